@@ -1,0 +1,39 @@
+# Two commands: `make demo` shows the whole pipeline, `make test` runs every check.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test soak lint clean
+
+demo: $(VENV)/.installed
+	$(BIN)/proximo pipeline demo --overwrite
+
+test: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/ty check --error-on-warning
+	$(BIN)/python -m pytest -n 2 -m "not soak"
+
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m soak -s
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); say make PYTHON=python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@# torch goes in first: a range with no torch installed pulls gigabytes of CUDA.
+	$(PIP) torch
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.python pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.python pyproject.toml constraints.txt
+	$(PIP) -e ".[test]"
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) runs

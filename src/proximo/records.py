@@ -1,0 +1,117 @@
+"""What flows from stage to stage: Prompt -> Response -> Scored -> Experience. Not the packed tensors of a model call.
+
+Records are frozen, and each holds the one before it, so that what belongs together cannot part. None holds
+padding: lengths and finish reasons make the masks, never a token id.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from torch import Tensor
+
+Message = Mapping[str, Any]
+"""One turn of a conversation: `role` and `content`, as chat templates expect them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompt:
+    """What the policy is asked. `token_ids` is what the policy reads; `text` or `messages` is what they came from."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    text: str | None = None
+    messages: tuple[Message, ...] | None = None
+    answer: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Finish(StrEnum):
+    """Why a response ended."""
+
+    EOS = "eos"
+    """The policy wrote an end-of-sequence token; it is the last token."""
+    STOP = "stop"
+    """A stop token or stop string was completed; it is kept in the tokens."""
+    LENGTH = "length"
+    """The response was cut at the limit."""
+    ABORTED = "aborted"
+    """The engine gave up; the response is left out of everything."""
+
+    @property
+    def terminated(self) -> bool:
+        """True where the policy itself ended the answer: the state after the last token is worth 0."""
+        return self in (Finish.EOS, Finish.STOP)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """One sampled answer to one prompt."""
+
+    prompt: Prompt
+    sample_index: int
+    token_ids: tuple[int, ...]
+    logprobs: Tensor
+    """[T] float32: log softmax(logits / temperature) of each token, from the engine that sampled it."""
+    response_mask: Tensor
+    """[T] bool: True where the policy wrote the token."""
+    finish: Finish
+    policy_version: int
+    text: str
+    """The decoded answer: without end-of-sequence tokens, cut before a stop string."""
+
+
+class ScoreState(StrEnum):
+    """What a score is worth."""
+
+    SCORED = "scored"
+    MODEL_FAULT = "model_fault"
+    """A real low score, with the reason: the answer is at fault."""
+    INFRASTRUCTURE_FAULT = "infrastructure_fault"
+    """No score: left out of the loss, the group's baseline and every statistic, and counted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """A response with its score (one number) and the named parts that it was made of."""
+
+    response: Response
+    score: float
+    components: Mapping[str, float] = field(default_factory=dict)
+    state: ScoreState = ScoreState.SCORED
+    reason: str | None = None
+
+    @property
+    def valid(self) -> bool:
+        """False where the response must be left out of loss, baseline and statistics."""
+        return (
+            self.state is not ScoreState.INFRASTRUCTURE_FAULT and self.response.finish is not Finish.ABORTED
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experience:
+    """A scored batch with everything that the losses need, flat over the tokens of all responses.
+
+    T counts the response tokens of the whole batch, R the responses.
+    """
+
+    scored: tuple[Scored, ...]
+    """[R]"""
+    lengths: tuple[int, ...]
+    """[R] response tokens of each response; their sum is T."""
+    mask: Tensor
+    """[T] bool: tokens that count in losses and statistics."""
+    old_logprobs: Tensor
+    """[T] float32: the policy's log-probs at the start of the step."""
+    reference_logprobs: Tensor | None
+    """[T] float32; None in a run without KL."""
+    values: Tensor | None
+    """[T + R] float32: each response has one entry more than tokens; None in a run without a critic."""
+    rewards: Tensor
+    """[T] float32: the score on the last token, minus the KL penalty."""
+    advantages: Tensor
+    """[T] float32, zero outside the mask."""
+    returns: Tensor | None
+    """[T] float32: targets of the value model; None without a critic."""

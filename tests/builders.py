@@ -1,0 +1,71 @@
+"""Small models and tokenizers made on the spot. Not fixtures: plain functions, so that a test says what it builds."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 .,!?'\"-:;()\nABCDEFGH"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def tiny_language_model(
+    model_type: str = "llama",
+    *,
+    vocab_size: int = 64,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **overrides,
+) -> PreTrainedModel:
+    """A random causal LM of a few thousand parameters, on the CPU, in eval mode."""
+    options = {
+        "vocab_size": vocab_size,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+    config = AutoConfig.for_model(model_type, **(options | overrides))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return model.eval()
+
+
+def tiny_tokenizer(*, chat: bool = True) -> PreTrainedTokenizerFast:
+    """One token per character, with <unk> 0, <bos> 1, <eos> 2 and role marks; 64 tokens; no pad token."""
+    special = ["<unk>", "<bos>", "<eos>", "<|user|>", "<|assistant|>", "<|system|>"]
+    vocabulary = {token: index for index, token in enumerate([*special, *CHARACTERS])}
+    core = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        unk_token="<unk>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        additional_special_tokens=special[3:],
+        clean_up_tokenization_spaces=False,
+    )
+    if chat:
+        tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def real_data(*parts: str) -> Path:
+    """A file of the real data, or a skip with the reason where it is not at hand."""
+    root = os.environ.get("PROXIMO_TEST_DATA")
+    if not root:
+        pytest.skip("PROXIMO_TEST_DATA is unset: the real data is not at hand")
+    return Path(root, *parts)
