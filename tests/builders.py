@@ -48,7 +48,7 @@ def tiny_tokenizer(*, chat: bool = True) -> PreTrainedTokenizerFast:
     special = ["<unk>", "<bos>", "<eos>", "<|user|>", "<|assistant|>", "<|system|>"]
     vocabulary = {token: index for index, token in enumerate([*special, *CHARACTERS])}
     core = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex("(?s)."), behavior="isolated")
+    core.pre_tokenizer = pre_tokenizers.Split(Regex("(?m:.)"), behavior="isolated")
     core.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,
