@@ -1,0 +1,202 @@
+"""The attention function that transformers calls in every layer, and attention over packed sequences.
+
+Linear layers see `[1, T]` packed tokens; only this function knows where sequences begin. It is registered with
+transformers' own extension points, so no model code is rewritten. The caller passes a layout through the model's
+keyword arguments, and the layout decides who attends to whom. Cached decoding has its layout in `cache.py`.
+
+Legend: T packed tokens, S sequences, L tokens of one sequence, H query heads, K head width.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from proximo.errors import ModelError
+from proximo.models.packing import cumulative_lengths
+
+ATTENTION = "proximo"
+"""The name under which the function is registered: a model uses it after `set_attn_implementation(ATTENTION)`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionOptions:
+    """What a layer asks of attention beyond queries, keys and values."""
+
+    scaling: float | None = None
+    """Factor on the scores; None = 1 / sqrt(K)."""
+    sliding_window: int | None = None
+    """A token sees itself and the `sliding_window - 1` tokens before it; None = all before it."""
+    softcap: float | None = None
+    """c: scores become c * tanh(score / c), before the mask."""
+    sinks: Tensor | None = None
+    """[H] one more logit per head in the softmax, which carries no value."""
+    dropout: float = 0.0
+    """Probability of dropping an attention weight; layers pass 0 in eval mode."""
+
+
+class AttentionLayout(Protocol):
+    """Who attends to whom in this pass."""
+
+    num_calls: int
+    """How often a layer has asked; the probe compares it with the number of layers."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [B, H, T, K], key and value [B, H_kv, T, K] as the layer (and its cache) made them -> [B, T, H, K]."""
+        ...
+
+
+def register_attention() -> None:
+    """Make `ATTENTION` known to transformers. Calling it again changes nothing."""
+    AttentionInterface.register(ATTENTION, layout_attention)
+    AttentionMaskInterface.register(ATTENTION, no_mask)
+
+
+def layout_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+) -> tuple[Tensor, None]:
+    """Called by a transformers layer; hands over to the `layout` among the keyword arguments.
+
+    Raises ModelError for what a layout cannot honour: a ready-made mask, a position bias, attention in both directions.
+    """
+    layout: AttentionLayout | None = given.get("layout")
+    where = type(module).__name__
+    if layout is None:
+        raise ModelError(
+            f"{where} was called without a layout; a model with '{ATTENTION}' attention runs through "
+            "LanguageModel or ScalarModel, or with layout=PackedLayout(lengths) among its keyword arguments"
+        )
+    if attention_mask is not None or given.get("position_bias") is not None:
+        raise ModelError(f"{where} makes an attention mask or position bias of its own, which packing cannot honour")
+    if given.get("is_causal") is False:
+        raise ModelError(f"{where} attends in both directions; only causal language models can be packed")
+    options = AttentionOptions(
+        scaling=given.get("scaling"),
+        sliding_window=given.get("sliding_window"),
+        softcap=given.get("softcap"),
+        sinks=given.get("s_aux"),
+        dropout=given.get("dropout", 0.0),
+    )
+    layout.num_calls += 1
+    return layout.attend(query, key, value, options), None
+
+
+def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
+    """The mask that transformers asks for: none, because the layout knows. Refuses masks of a model's own making."""
+    if use_vmap:
+        raise ModelError("this model adds a mask function of its own to causal attention, which packing cannot honour")
+
+
+class PackedLayout:
+    """Each sequence of a packed row attends causally to itself alone.
+
+    One fused call per sequence; on CUDA one varlen kernel where dtype and options allow it.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = tuple(lengths)
+        self.num_calls = 0
+        # One band mask per length and window serves all layers of the pass.
+        self._masks: dict[tuple[int, int | None], Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
+        if query.shape[2] != sum(self.lengths) or key.shape[2] != query.shape[2]:
+            raise ModelError(
+                f"attention got {query.shape[2]} queries and {key.shape[2]} keys for {sum(self.lengths)} packed tokens"
+            )
+        if varlen_fits(query, value, options):
+            return self._varlen(query, key, value, options)
+        starts = [0]
+        for length in self.lengths:
+            starts.append(starts[-1] + length)
+        parts = [
+            self._one_sequence(query[:, :, a:b], key[:, :, a:b], value[:, :, a:b], options) for a, b in pairwise(starts)
+        ]
+        return torch.cat([part.transpose(1, 2) for part in parts], dim=1)
+
+    def _one_sequence(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """[1, H, L, K] each (fewer heads in key and value) -> [1, H, L, K]."""
+        if options.softcap is not None or options.sinks is not None:
+            mask = self._mask(query.shape[2], options.sliding_window, query.device)
+            return explicit_attention(query, key, value, mask, options)
+        banded = options.sliding_window is not None and query.shape[2] > options.sliding_window
+        mask = self._mask(query.shape[2], options.sliding_window, query.device) if banded else None
+        return functional.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=options.dropout,
+            is_causal=not banded,
+            scale=options.scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+
+    def _mask(self, length: int, window: int | None, device: torch.device) -> Tensor:
+        if (length, window) not in self._masks:
+            self._masks[length, window] = band_mask(length, window, device)
+        return self._masks[length, window]
+
+    def _varlen(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        bounds = cumulative_lengths(self.lengths, query.device)
+        left = -1 if options.sliding_window is None else options.sliding_window - 1
+        output = varlen_attn(
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            bounds,
+            bounds,
+            max(self.lengths),
+            max(self.lengths),
+            scale=options.scaling,
+            window_size=(left, 0),
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+        return output[None]
+
+
+def varlen_fits(query: Tensor, value: Tensor, options: AttentionOptions) -> bool:
+    """True where torch's varlen kernel computes what is asked: CUDA, half precision, no dropout, cap or sinks."""
+    plain = options.softcap is None and options.sinks is None and options.dropout == 0
+    head_width = query.shape[-1]
+    shapes = head_width == value.shape[-1] and head_width <= 256 and head_width % 8 == 0
+    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and plain and shapes
+
+
+def band_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """[L, L] bool: True where query i may see key j: j <= i, and j > i - window."""
+    positions = torch.arange(length, device=device)
+    distance = positions[:, None] - positions[None, :]
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
+
+
+def explicit_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
+    """Attention with a soft-cap or sinks, which no fused kernel on a CPU offers; softmax in at least float32.
+
+    query [B, H, L, K], key and value [B, H_kv, M, K], mask bool broadcastable to [B, H, L, M] -> [B, H, L, K].
+    """
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scaling = 1 / math.sqrt(query.shape[-1]) if options.scaling is None else options.scaling
+    scores = (query @ key.transpose(2, 3)) * scaling
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)).masked_fill(~mask, -math.inf)
+    if options.sinks is not None:
+        sinks = options.sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(dim=-1)[..., :-1]
+    else:
+        weights = scores.softmax(dim=-1)
+    weights = functional.dropout(weights, p=options.dropout)
+    return weights.to(value.dtype) @ value
