@@ -1,0 +1,104 @@
+"""Where rows come from and how they become prompts, texts or pairs. Not the reading itself."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from proximo.config.base import Section
+
+
+class SourceConfig(Section):
+    """One data set: a file, a folder, a Hub name, or a Python function that yields rows."""
+
+    path: str | None = None
+    """A file (.json, .jsonl, .csv, .parquet, .txt), a `save_to_disk` folder, or a Hub data set's name."""
+    function: str | None = None
+    """`package.module:function`, called with `arguments`, yielding one dict per row."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of `function`."""
+    format: Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text"] = "auto"
+    """`auto` goes by the file's ending; an existing folder is `disk`; anything else is `hub`."""
+    split: str = "train"
+    """Split of a Hub data set or of a `save_to_disk` folder with several."""
+    subset: str | None = None
+    """Configuration name of a Hub data set."""
+    separator: str | None = None
+    """For `text`: the line between documents; null separates at blank lines."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Maps a field that Proximo wants (`prompt`, `response`, `chosen`, ...) to the column that holds it."""
+    weight: float | None = Field(None, gt=0)
+    """Share of this source in a mixture; all sources of a list have one, or none has."""
+    max_rows: int | None = Field(None, ge=1)
+    """Take only the first rows."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.path is None) == (self.function is None):
+            raise ValueError("exactly one of path and function is needed")
+        if self.arguments and self.function is None:
+            raise ValueError("arguments are for function")
+        return self
+
+
+class DataConfig(Section):
+    """A mixture of sources, cut to a phase, with some rows held out for evaluation."""
+
+    sources: tuple[SourceConfig, ...] = Field(min_length=1)
+    """What is read; several are mixed."""
+    proportions: tuple[float, ...] | None = None
+    """Split one data set between phases, for example [2, 4, 4] for SFT, reward model and PPO."""
+    phase: int | None = Field(None, ge=0)
+    """Which part of `proportions` this stage takes, counted from 0."""
+    held_out_rows: int = Field(0, ge=0)
+    """Rows set aside, by a seeded draw, for evaluation."""
+    evaluation_sources: tuple[SourceConfig, ...] | None = None
+    """Evaluate on these instead of on held-out rows."""
+    too_long: Literal["drop", "truncate"] = "drop"
+    """What happens to an example over the limit of tokens; either way it is counted and reported."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.proportions is None) != (self.phase is None):
+            raise ValueError("proportions and phase belong together")
+        if self.proportions is not None and self.phase is not None and self.phase >= len(self.proportions):
+            raise ValueError(f"phase is {self.phase}, but proportions has parts 0 to {len(self.proportions) - 1}")
+        if self.held_out_rows and self.evaluation_sources:
+            raise ValueError("held_out_rows and evaluation_sources exclude each other")
+        weights = [source.weight for source in self.sources]
+        if any(weight is None for weight in weights) and any(weight is not None for weight in weights):
+            raise ValueError("either every source has a weight or none has")
+        return self
+
+    @field_validator("proportions")
+    @classmethod
+    def _positive(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if value is not None and (len(value) < 2 or any(part < 0 for part in value) or sum(value) <= 0):
+            raise ValueError(f"proportions must be at least two numbers, none negative, not all 0, got {value}")
+        return value
+
+
+class TextDataConfig(DataConfig):
+    """Data of supervised fine-tuning."""
+
+    form: Literal["auto", "text", "prompt_response", "messages"] = "auto"
+    """What a row holds; `auto` goes by its columns."""
+    train_on: Literal["responses", "everything"] = "responses"
+    """Tokens that count in the loss: what the assistant wrote, or all. Plain text always counts in full."""
+    max_tokens: int = Field(1024, ge=2)
+    """Limit of tokens of an example."""
+
+
+class PreferenceDataConfig(DataConfig):
+    """Data of the reward model: pairs of a chosen and a rejected answer."""
+
+    form: Literal["auto", "text", "conversational", "transcript", "sharegpt", "outputs"] = "auto"
+    """What a row holds; `auto` goes by its columns. docs/data.md shows each."""
+    max_tokens: int = Field(1024, ge=2)
+    """Limit of tokens of prompt and answer together."""
+
+
+class PromptDataConfig(DataConfig):
+    """Data of PPO: prompts, with reference answers and metadata where the reward wants them."""
+
+    max_prompt_tokens: int = Field(512, ge=1)
+    """Limit of tokens of a prompt; truncation keeps the end."""

@@ -1,0 +1,197 @@
+"""The options of PPO and of its relatives without a critic. Usable by itself: `PPOTrainer(..., config=PPOConfig())`."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from proximo.config.base import Section
+from proximo.config.run import OptimizerConfig
+
+
+class RolloutConfig(Section):
+    """How responses are sampled."""
+
+    max_new_tokens: int = Field(128, ge=1)
+    """A response is cut here and ends with finish `length`."""
+    min_new_tokens: int = Field(0, ge=0)
+    """No end of sequence before this many tokens; a value above 0 changes the distribution, see docs/ppo.md."""
+    temperature: float = Field(1.0, gt=0)
+    """Divides the logits, in the rollout, in the reference and in the update alike."""
+    top_k: int | None = Field(None, ge=1)
+    """Sample among the k most likely tokens only."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Sample among the most likely tokens that hold this much probability."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further tokens that end a response; the token stays."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end a response; tokens up to the one that completes the string stay."""
+    max_rows: int = Field(64, ge=1)
+    """Responses decoded at once; the rest wait for a free row. Samples do not depend on it."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({self.max_new_tokens})"
+            )
+        if any(not text for text in self.stop_strings):
+            raise ValueError("a stop string must not be empty")
+        return self
+
+    @property
+    def reshapes_distribution(self) -> bool:
+        """True where more than the temperature shaped what was sampled (docs/ppo.md, sampled log-probs)."""
+        return self.top_k is not None or self.top_p is not None or self.min_new_tokens > 0
+
+
+class KLConfig(Section):
+    """The pull towards the reference."""
+
+    place: Literal["reward", "loss", "none"] = "reward"
+    """Subtracted from the reward, added to the loss, or left out (no reference is loaded then)."""
+    measure: Literal["k1", "k2", "k3", "abs", "full", "weighted_k3"] = "k1"
+    """In the reward: k1 and full have the gradient of the sequence KL, k2, k3 and abs are biased.
+    In the loss: k2, weighted_k3 and full have the gradient of the KL per state, and only they are accepted."""
+    coefficient: float = Field(0.05, ge=0)
+    """Weight of the KL; the starting point where it adapts."""
+    target: float | None = Field(None, gt=0)
+    """Adapt the coefficient so that the mean KL of a response (nats, sum of k1) approaches this; null keeps it."""
+    horizon: int = Field(10_000, ge=1)
+    """Responses over which the coefficient adapts."""
+
+    @model_validator(mode="after")
+    def _right_gradient(self) -> Self:
+        if self.place == "loss" and self.measure not in ("k2", "weighted_k3", "full"):
+            raise ValueError(
+                f"measure {self.measure} in the loss does not have the gradient of the KL "
+                "(k1: zero on average; plain k3: that of the forward KL); use k2, weighted_k3 or full, "
+                "or place: reward"
+            )
+        if self.place == "reward" and self.measure == "weighted_k3":
+            raise ValueError("measure weighted_k3 is a form for the loss; in the reward use k1 or full")
+        return self
+
+
+class PPOConfig(Section):
+    """One step: sample, score, compare with the reference, estimate advantages, update."""
+
+    num_steps: int = Field(100, ge=1)
+    """Steps of the run; one step is one rollout batch with all its epochs."""
+    prompts_per_step: int = Field(64, ge=1)
+    """Prompts of a rollout batch."""
+    responses_per_prompt: int = Field(1, ge=1)
+    """Responses sampled for each prompt; a group, where advantages are group-wise."""
+    epochs_per_step: int = Field(2, ge=1)
+    """Passes over a rollout batch."""
+    minibatch_responses: int | None = Field(None, ge=1)
+    """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    advantage: Literal["gae", "group_centred", "group_standardised"] = "gae"
+    """`gae` trains a value model; the others compare the responses of one prompt and need no critic."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per token."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """Decay of the advantage estimator (GAE)."""
+    standardise_advantages: bool | None = None
+    """Advantages to mean 0 and variance 1 over the valid tokens of the step; null means yes for `gae` only."""
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """The ratio is clipped above at 1 + clip_high."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """New values may move this far from the old ones before their loss is clipped; null does not clip."""
+    truncated: Literal["zero", "bootstrap", "mask"] = "zero"
+    """A response cut at the limit: worth 0 after its end, the value model's guess, or left out altogether."""
+    score_truncated: bool = True
+    """Whether a response cut at the limit gets its score."""
+    score_clip: float | None = Field(None, gt=0)
+    """Scores are clipped to plus and minus this."""
+    max_ratio: float | None = Field(None, gt=1)
+    """A minibatch whose mean ratio exceeds this is skipped before the optimizer sees it."""
+    max_kl: float | None = Field(None, gt=0)
+    """A minibatch whose KL from the step's start (k3 per token) exceeds this is skipped likewise."""
+    max_skipped_fraction: float = Field(0.5, gt=0, le=1)
+    """The run stops when more than this fraction of the updates of a step is skipped."""
+    max_faulty_fraction: float = Field(0.2, ge=0, le=1)
+    """The run stops when more than this fraction of a batch could not be scored."""
+    kl: KLConfig = KLConfig()
+    """The pull towards the reference."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How responses are sampled."""
+    policy_optimizer: OptimizerConfig | None = None
+    """Optimizer of the policy; null means learning rate 1e-6, or 1e-5 with LoRA."""
+    value_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
+    """Optimizer of the value model."""
+
+    @property
+    def responses_per_step(self) -> int:
+        """Responses of a rollout batch."""
+        return self.prompts_per_step * self.responses_per_prompt
+
+    @property
+    def responses_per_update(self) -> int:
+        """Responses of one minibatch."""
+        return self.minibatch_responses or max(1, self.responses_per_step // 4)
+
+    @property
+    def uses_critic(self) -> bool:
+        """True where a value model is trained."""
+        return self.advantage == "gae"
+
+    @property
+    def standardises(self) -> bool:
+        """`standardise_advantages` with its default resolved."""
+        return self.uses_critic if self.standardise_advantages is None else self.standardise_advantages
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.responses_per_update > self.responses_per_step:
+            raise ValueError(
+                f"minibatch_responses ({self.minibatch_responses}) exceeds the batch of "
+                f"prompts_per_step * responses_per_prompt = {self.responses_per_step} responses"
+            )
+        if not self.uses_critic and self.responses_per_prompt < 2:
+            raise ValueError(f"advantage {self.advantage} compares responses: responses_per_prompt must be 2 or more")
+        if self.truncated == "bootstrap" and (self.score_truncated or not self.uses_critic):
+            raise ValueError(
+                "truncated: bootstrap needs advantage: gae and score_truncated: false; with a score the value after "
+                "the last token has no target of its own and drifts"
+            )
+        return self
+
+
+class ModelRewardConfig(Section):
+    """Scores from a reward model."""
+
+    kind: Literal["model"]
+    """A one-label sequence classifier."""
+    name: str = "reward_model"
+    """Name of this component in the metrics."""
+    path: str
+    """A folder or Hub name; in a pipeline `@reward`."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    tokenizer: str | None = None
+    """Its own tokenizer, if not the one beside it: prompts and responses are rendered again for it."""
+    weight: float = 1.0
+    """Factor of this source in the sum."""
+
+
+class FunctionRewardConfig(Section):
+    """Scores from a Python function."""
+
+    kind: Literal["function"]
+    """A function named by its import path."""
+    name: str = "function"
+    """Name of this component in the metrics."""
+    function: str
+    """`package.module:function`, called with lists of prompts, responses and metadata. docs/rewards.md."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments."""
+    weight: float = 1.0
+    """Factor of this source in the sum."""
+
+
+RewardSourceConfig = ModelRewardConfig | FunctionRewardConfig
+"""The kinds of reward sources, told apart by `kind`."""

@@ -1,0 +1,143 @@
+"""What one YAML file holds, for each command. Not how it is read (loader.py) nor what is built from it (trainers)."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from proximo.config.base import Section
+from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
+from proximo.config.ppo import FunctionRewardConfig, PPOConfig, RewardSourceConfig
+from proximo.config.run import ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig, TokenizerConfig
+
+
+class SFTConfig(Section):
+    """Supervised fine-tuning."""
+
+    num_epochs: float = Field(1.0, gt=0)
+    """Passes over the data; a fraction stops inside one."""
+    examples_per_step: int = Field(32, ge=1)
+    """Examples of one update."""
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    dropout: bool = False
+    """Keep the model's own dropout in training."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, schedule="cosine")
+    """Optimizer of the model."""
+
+
+class RewardTrainingConfig(Section):
+    """Training of a reward model on preference pairs."""
+
+    num_epochs: float = Field(1.0, gt=0)
+    """Passes over the pairs; more than one overfits soon."""
+    pairs_per_step: int = Field(32, ge=1)
+    """Pairs of one update."""
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    loss: str = Field("bradley_terry", pattern="^(bradley_terry|divergence_window)$")
+    """`bradley_terry` compares the scores of the last tokens; `divergence_window` those of all tokens from where
+    the two answers part (as DeepSpeed-Chat)."""
+    centring: float = Field(0.0, ge=0)
+    """Weight of the squared sum of both scores, which keeps scores near 0."""
+    normalise: bool = True
+    """After training, shift and scale the head so that scores on held-out pairs have mean 0 and deviation 1."""
+    dropout: bool = False
+    """Keep the model's own dropout in training."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear")
+    """Optimizer of the model."""
+
+
+class SFTRecipe(Section):
+    """`proximo sft`."""
+
+    run: RunConfig
+    """Where and on what."""
+    model: ModelConfig
+    """The model that is trained."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """Its tokenizer."""
+    data: TextDataConfig
+    """What it learns from."""
+    sft: SFTConfig = SFTConfig()
+    """How it learns."""
+
+
+class RewardRecipe(Section):
+    """`proximo reward`."""
+
+    run: RunConfig
+    """Where and on what."""
+    model: ScalarModelConfig
+    """The backbone that the reward model starts from."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """Its tokenizer."""
+    data: PreferenceDataConfig
+    """Preference pairs."""
+    reward: RewardTrainingConfig = RewardTrainingConfig()
+    """How it learns."""
+
+
+class PPORecipe(Section):
+    """`proximo ppo`."""
+
+    run: RunConfig
+    """Where and on what."""
+    policy: ModelConfig
+    """The model that is trained; a frozen copy (or its base, with LoRA) is the reference."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The policy's tokenizer."""
+    reference: ModelConfig | None = None
+    """Another reference than a copy of the policy; it must share the policy's vocabulary."""
+    value: ScalarModelConfig = ScalarModelConfig(start="policy")
+    """The critic; unused where `ppo.advantage` needs none."""
+    data: PromptDataConfig
+    """Prompts."""
+    reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
+    """What is rewarded: the weighted sum of these sources."""
+    gold: FunctionRewardConfig | None = None
+    """A score that is only watched, never trained on: shown beside the reward to uncover over-optimisation."""
+    ppo: PPOConfig = PPOConfig()
+    """How it learns."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [source.name for source in self.reward]
+        if len(set(names)) < len(names):
+            raise ValueError(f"reward sources need different names, got {', '.join(names)}")
+        if self.ppo.uses_critic and self.value.start == "reward" and all(s.kind != "model" for s in self.reward):
+            raise ValueError("value.start is reward, but no reward source is of kind model")
+        if self.policy.lora is not None and self.reference is not None:
+            raise ValueError("with policy.lora the base is the reference: remove reference, or train without LoRA")
+        if self.reference is not None and self.reference.lora is not None:
+            raise ValueError("a reference is not trained: remove reference.lora")
+        return self
+
+
+class PipelineRecipe(Section):
+    """`proximo pipeline`: the three steps; `run` of a stage gives what differs from the pipeline's `run`."""
+
+    run: RunConfig
+    """Shared by all stages; each writes in its own folder below `run.folder`: sft, reward, ppo."""
+    sft: SFTRecipe | None = None
+    """First step; null skips it."""
+    reward: RewardRecipe | None = None
+    """Second step; null skips it."""
+    ppo: PPORecipe
+    """Third step."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_run(cls, data: Any) -> Any:
+        """Every stage runs with the pipeline's `run`, in a folder of its own, with its own changes on top."""
+        if not isinstance(data, dict) or not isinstance(data.get("run"), dict):
+            return data
+        shared = data["run"]
+        stages = {
+            name: {
+                **data[name],
+                "run": {**shared, **(data[name].get("run") or {}), "folder": f"{shared.get('folder')}/{name}"},
+            }
+            for name in ("sft", "reward", "ppo")
+            if isinstance(data.get(name), dict)
+        }
+        return {**data, **stages}

@@ -1,0 +1,153 @@
+"""What any run needs: where it writes, what it runs on, its models, its optimizers. Not the algorithms."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from proximo.config.base import Section
+
+
+class RunConfig(Section):
+    """Where a run writes, what it runs on, when it saves and evaluates."""
+
+    folder: str
+    """The run folder; everything that the run writes is in it."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """All randomness is a function of this number and of a position (step, prompt, sample, token)."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """`auto` takes CUDA, then MPS, then the CPU."""
+    precision: Literal["float32", "bf16"] = "float32"
+    """`bf16`: products in bfloat16 with float32 master weights, optimizer state, heads and log-softmax."""
+    num_threads: int | None = Field(None, ge=1)
+    """CPU threads; null leaves it to torch. It changes the last bits of results, so a resume wants the same."""
+    save_every_steps: int | None = Field(None, ge=1)
+    """Steps between checkpoints; the last step is always saved."""
+    save_every_minutes: float | None = Field(None, gt=0)
+    """Minutes between checkpoints, measured at the end of a step."""
+    keep_last: int = Field(2, ge=2)
+    """Checkpoints kept beside the best one; at least 2, since the newest may be damaged by a full disk."""
+    grace_seconds: float = Field(25.0, ge=0)
+    """After the first SIGTERM or SIGINT the step may take this long to end before the run exits without it."""
+    evaluate_every_steps: int | None = Field(None, ge=1)
+    """Steps between evaluations; null evaluates before the first and after the last step only."""
+    samples_per_step: int = Field(2, ge=0)
+    """Responses written to samples.jsonl at each PPO step; an evaluation writes all of its own."""
+    tensorboard: bool = True
+    """Write TensorBoard curves beside metrics.jsonl."""
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _no_fp16(cls, value: Any) -> Any:
+        if value in ("fp16", "float16", "half"):
+            raise ValueError(
+                "fp16 is refused: its narrow range needs loss scaling, and PPO's small updates are lost in it; "
+                "use bf16, or float32"
+            )
+        return "bf16" if value == "bfloat16" else value
+
+
+class TokenizerConfig(Section):
+    """Which tokenizer the policy reads and writes with."""
+
+    path: str | None = None
+    """A folder or Hub name; null takes the one that lies beside the model."""
+    train_vocab_size: int | None = Field(None, ge=64)
+    """Train a byte-level BPE tokenizer of this many tokens on the SFT data, instead of loading one."""
+    chat_template: str | None = None
+    """A Jinja chat template that replaces the tokenizer's own."""
+    added_tokens: tuple[str, ...] = ()
+    """Special tokens to add; the embeddings of every role grow alike."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.path is not None and self.train_vocab_size is not None:
+            raise ValueError("path and train_vocab_size exclude each other: load a tokenizer or train one")
+        return self
+
+
+class LoRAConfig(Section):
+    """Train a low-rank adapter instead of the whole model."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of the update of each adapted matrix."""
+    alpha: float = Field(32.0, gt=0)
+    """The update is scaled by alpha / rank."""
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Names of the modules that get an adapter; `all-linear` is every linear layer but the head."""
+
+
+class ModelConfig(Section):
+    """A causal language model: from a folder, from the Hub, or random from a config."""
+
+    path: str | None = None
+    """A folder or Hub name. In a pipeline `@sft` and `@reward` name what that stage made."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    config: dict[str, Any] | None = None
+    """A Hugging Face config with `model_type`, for a random start. `vocab_size` may be left to the tokenizer."""
+    lora: LoRAConfig | None = None
+    """Train an adapter only; the base stays as it is and serves as the reference."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("exactly one of path (trained weights) and config (a random start) is needed")
+        if self.config is not None and "model_type" not in self.config:
+            raise ValueError("config needs model_type, the architecture's name in transformers (for example llama)")
+        return self
+
+
+class ScalarModelConfig(Section):
+    """A model with one score per token: the value model, or a reward model in training."""
+
+    start: Literal["policy", "reward", "path"] = "path"
+    """Backbone and head from: the policy (fresh head), the reward model (its head too), or `path`."""
+    path: str | None = None
+    """A folder or Hub name with a causal LM (fresh head) or a one-label sequence classifier."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    config: dict[str, Any] | None = None
+    """With `start: path`: a Hugging Face config for a random start, instead of a path."""
+    lora: LoRAConfig | None = None
+    """Train an adapter and the head only."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        given = (self.path is not None) + (self.config is not None)
+        if self.start == "path" and given != 1:
+            raise ValueError("exactly one of path and config is needed where start is path")
+        if self.start != "path" and given:
+            raise ValueError(f"path and config are for start: path; start is {self.start}")
+        return self
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule. One update is one optimizer step."""
+
+    learning_rate: float = Field(gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of the first and second moment."""
+    eps: float = Field(1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled decay of weight matrices; biases, norms and scalars are never decayed."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after the warm-up."""
+    warmup_updates: int = Field(0, ge=0)
+    """Updates in which the learning rate rises linearly from 0."""
+    final_fraction: float = Field(0.0, ge=0, le=1)
+    """Learning rate at the end of a linear or cosine schedule, as a fraction of the peak."""
+    max_gradient_norm: float | None = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm; null does not clip."""
+
+    @field_validator("betas")
+    @classmethod
+    def _in_range(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in value):
+            raise ValueError(f"both betas must be at least 0 and below 1, got {value}")
+        return value
