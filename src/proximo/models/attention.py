@@ -162,7 +162,8 @@ class PackedLayout:
             window_size=(left, 0),
             enable_gqa=key.shape[1] != query.shape[1],
         )
-        return output[None]
+        assert isinstance(output, Tensor), "no auxiliary output was asked for"
+        return output.unsqueeze(0)
 
 
 def varlen_fits(query: Tensor, value: Tensor, options: AttentionOptions) -> bool:
