@@ -96,7 +96,8 @@ def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
 class PackedLayout:
     """Each sequence of a packed row attends causally to itself alone.
 
-    One fused call per sequence (batching those of equal length was measured: no faster); on CUDA one varlen kernel where dtype and options allow it.
+    One fused call per sequence (batching those of equal length was measured: no faster); on CUDA one varlen kernel
+    where dtype and options allow it.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
