@@ -1,0 +1,157 @@
+"""The metrics of a PPO step before its updates: rollout, scores, experience. Not those of other trainers.
+
+Means over tokens count the tokens of the response mask and nothing else: no prompt, no padding, no response that an
+infrastructure fault took out.
+"""
+
+from proximo.metrics.definitions import Better, Metric, Phase
+from proximo.metrics.values import Deviation, Last, Max, Mean, Sum
+
+ROLLOUT = (
+    Metric(
+        name="response/tokens_mean",
+        reduction=Mean,
+        unit="tokens",
+        definition="Mean number of tokens of a response, its end-of-sequence token included.",
+        phase=Phase.ROLLOUT,
+    ),
+    Metric(
+        name="response/tokens_max",
+        reduction=Max,
+        unit="tokens",
+        definition="Number of tokens of the longest response.",
+        phase=Phase.ROLLOUT,
+    ),
+    Metric(
+        name="response/finished_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of responses that the policy ended itself (`eos` or `stop`); the rest were cut at the limit.",
+        phase=Phase.ROLLOUT,
+        better=Better.UP,
+    ),
+    Metric(
+        name="response/distinct_2",
+        reduction=Last,
+        unit="fraction",
+        definition="Different pairs of neighbouring tokens over all such pairs, in all responses of the step together. "
+        "It falls when the policy repeats itself. Compare it only between steps with as many tokens.",
+        phase=Phase.ROLLOUT,
+    ),
+    Metric(
+        name="response/faulty",
+        reduction=Sum,
+        unit="responses",
+        definition="Responses left out of loss, baseline and statistics, because the engine gave up on them or a "
+        "reward source failed for a reason that is not theirs.",
+        phase=Phase.ROLLOUT,
+        better=Better.DOWN,
+    ),
+)
+
+SCORE = (
+    Metric(
+        name="score/mean",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over responses of the score that the policy is trained on, before any KL penalty or clipping.",
+        phase=Phase.SCORE,
+        better=Better.UP,
+    ),
+    Metric(
+        name="score/std",
+        reduction=Deviation,
+        unit="score",
+        definition="Standard deviation over responses of that score (divided by their number).",
+        phase=Phase.SCORE,
+    ),
+    Metric(
+        name="score/<component>/mean",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over responses of one named part of the score.",
+        phase=Phase.SCORE,
+        better=Better.UP,
+    ),
+    Metric(
+        name="gold/mean",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over responses of the held-out gold source, which the policy is never trained on. "
+        "Only in runs that have one.",
+        phase=Phase.SCORE,
+        better=Better.UP,
+    ),
+)
+
+EXPERIENCE = (
+    Metric(
+        name="reward/mean",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over responses of the sum of the rewards of their tokens: the score minus the KL penalty.",
+        phase=Phase.EXPERIENCE,
+        better=Better.UP,
+    ),
+    Metric(
+        name="kl/sequence",
+        reduction=Mean,
+        unit="nats",
+        definition="Mean over responses of the sum over tokens of k1 = log policy - log reference: an unbiased "
+        "estimate of KL(policy || reference) of whole answers.",
+        phase=Phase.EXPERIENCE,
+    ),
+    Metric(
+        name="kl/per_token",
+        reduction=Mean,
+        unit="nats per token",
+        definition="The same k1 summed over all tokens, over the number of tokens.",
+        phase=Phase.EXPERIENCE,
+    ),
+    Metric(
+        name="kl/k3_per_token",
+        reduction=Mean,
+        unit="nats per token",
+        definition="Mean over tokens of k3 = exp(-k1) - 1 + k1: never negative, with less noise than k1.",
+        phase=Phase.EXPERIENCE,
+    ),
+    Metric(
+        name="kl/coefficient",
+        reduction=Last,
+        unit="score per nat",
+        definition="What one nat of KL cost in this step. An adaptive coefficient moves after the step.",
+        phase=Phase.EXPERIENCE,
+    ),
+    Metric(
+        name="advantage/mean",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over tokens of the advantages, before they are standardised.",
+        phase=Phase.EXPERIENCE,
+    ),
+    Metric(
+        name="advantage/std",
+        reduction=Deviation,
+        unit="score",
+        definition="Standard deviation over tokens of the advantages, before they are standardised.",
+        phase=Phase.EXPERIENCE,
+    ),
+    Metric(
+        name="group/zero_advantage_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of prompts all of whose responses have the same score: with a group baseline they teach "
+        "nothing. Only in runs with several responses per prompt.",
+        phase=Phase.EXPERIENCE,
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="value/explained_variance",
+        reduction=Last,
+        unit="fraction",
+        definition="1 - Var(returns - values) / Var(returns) over the tokens of the step, with the values of the "
+        "rollout: 1 is a perfect critic, 0 one no better than a constant. Absent where all returns are equal.",
+        phase=Phase.EXPERIENCE,
+        better=Better.UP,
+    ),
+)

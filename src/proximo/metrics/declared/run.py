@@ -1,0 +1,105 @@
+"""The metrics that every run has: where it is, what the time went into, memory. Not what is learned."""
+
+from proximo.metrics.definitions import Better, Metric, Phase
+from proximo.metrics.values import Last, Max, Mean, Sum
+
+PROGRESS = (
+    Metric(
+        name="progress/step",
+        reduction=Last,
+        unit="steps",
+        definition="Steps done: rollout batches with all their epochs in PPO, updates elsewhere. 0 is the state "
+        "before training.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="progress/epoch",
+        reduction=Last,
+        unit="epochs",
+        definition="Passes over the training data, with the part of the pass that is under way.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="progress/prompts",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts (PPO), examples (SFT) or pairs (reward model) used since the start.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="progress/policy_version",
+        reduction=Last,
+        unit="updates",
+        definition="Optimizer steps that changed the policy since the start.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="progress/non_finite_metrics",
+        reduction=Sum,
+        unit="metrics",
+        definition="Metrics of this step that were NaN or infinite and are left out of its line. Written only when "
+        "there are any.",
+        phase=Phase.RUN,
+        better=Better.DOWN,
+    ),
+)
+
+TIMED = {
+    "rollout": "generating the responses",
+    "score": "scoring them",
+    "reference": "the reference model's log-probs",
+    "values": "the value model's forward pass",
+    "policy_logprobs": "recomputing the policy's log-probs, in runs where the sampler's cannot serve",
+    "experience": "rewards, advantages and returns",
+    "train_value": "the updates of the value model",
+    "train_policy": "the updates of the policy",
+    "train": "the updates, in SFT and reward model training",
+    "evaluate": "evaluation on held-out data",
+    "save": "writing the checkpoint of the step before",
+    "step": "the whole step",
+}
+
+TIME = tuple(
+    Metric(
+        name=f"time/{phase}_seconds",
+        reduction=Sum,
+        unit="seconds",
+        definition=f"Wall time of {what}.",
+        phase=Phase.RUN,
+        better=Better.DOWN,
+        repeatable=False,
+    )
+    for phase, what in TIMED.items()
+)
+
+SPEED = (
+    Metric(
+        name="throughput/rollout_tokens_per_second",
+        reduction=Mean,
+        unit="tokens per second",
+        definition="Response tokens generated over the seconds of the rollout.",
+        phase=Phase.RUN,
+        better=Better.UP,
+        repeatable=False,
+    ),
+    Metric(
+        name="throughput/train_tokens_per_second",
+        reduction=Mean,
+        unit="tokens per second",
+        definition="Tokens (prompt and response, once per epoch and model) over the seconds of the updates.",
+        phase=Phase.RUN,
+        better=Better.UP,
+        repeatable=False,
+    ),
+    Metric(
+        name="memory/peak_mib",
+        reduction=Max,
+        unit="MiB",
+        definition="Peak memory of the step: of the accelerator where there is one, else of the process.",
+        phase=Phase.RUN,
+        better=Better.DOWN,
+        repeatable=False,
+    ),
+)
+
+RUN = (*PROGRESS, *TIME, *SPEED)

@@ -1,0 +1,149 @@
+"""The metrics of the updates of a PPO step, policy and value. Not those of the experience that they learn from.
+
+Means over tokens are over the tokens that the loss counted, in all minibatches and epochs of the step.
+"""
+
+from proximo.metrics.definitions import Better, Metric, Phase
+from proximo.metrics.values import Last, Max, Mean, Sum
+
+FIRST_MINIBATCH = (
+    Metric(
+        name="first_minibatch/max_abs_log_ratio",
+        reduction=Max,
+        unit="nats",
+        definition="Largest |log policy - log old policy| over the tokens of the step's first minibatch, before any "
+        "update: the two are the same weights, so this is rounding and nothing else.",
+        phase=Phase.POLICY,
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="first_minibatch/mean_abs_log_ratio",
+        reduction=Mean,
+        unit="nats",
+        definition="Mean of the same over those tokens.",
+        phase=Phase.POLICY,
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="first_minibatch/clip_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of those tokens whose ratio lies outside the clip range already.",
+        phase=Phase.POLICY,
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="first_minibatch/refused",
+        reduction=Sum,
+        unit="steps",
+        definition="1 in a step whose first minibatch was beyond a limit of that check (a warning was given), else 0.",
+        phase=Phase.POLICY,
+        better=Better.DOWN,
+    ),
+)
+
+POLICY = (
+    Metric(
+        name="policy/loss",
+        reduction=Mean,
+        unit="score",
+        definition="Clipped policy loss, mean over the tokens of all updates. Its level says little: it starts near 0 "
+        "with standardised advantages, whatever the score does.",
+        phase=Phase.POLICY,
+    ),
+    Metric(
+        name="policy/clip_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of tokens, over all updates, whose ratio left the clip range on the side where clipping "
+        "stops the gradient.",
+        phase=Phase.POLICY,
+    ),
+    Metric(
+        name="policy/ratio_mean",
+        reduction=Mean,
+        unit="ratio",
+        definition="Mean over the tokens of all updates of policy / old policy. 1 up to noise.",
+        phase=Phase.POLICY,
+    ),
+    Metric(
+        name="policy/approx_kl",
+        reduction=Mean,
+        unit="nats per token",
+        definition="Mean over the tokens of all updates of (ratio - 1) - log ratio: how far the updates of this step "
+        "moved the policy from the one that sampled.",
+        phase=Phase.POLICY,
+    ),
+    Metric(
+        name="policy/entropy",
+        reduction=Mean,
+        unit="nats per token",
+        definition="Mean over tokens of the entropy of the next-token distribution at the sampling temperature: the "
+        "whole distribution's, not minus the log-prob of the token that was drawn.",
+        phase=Phase.POLICY,
+    ),
+    Metric(
+        name="policy/gradient_norm",
+        reduction=Mean,
+        unit="norm",
+        definition="L2 norm of the policy's gradient before clipping, mean over updates.",
+        phase=Phase.POLICY,
+    ),
+    Metric(
+        name="policy/learning_rate",
+        reduction=Last,
+        unit="per update",
+        definition="Learning rate of the policy's last update.",
+        phase=Phase.POLICY,
+    ),
+    Metric(
+        name="policy/skipped_updates",
+        reduction=Sum,
+        unit="updates",
+        definition="Policy updates left out by a guard: ratio or KL beyond its limit, or a gradient that is not "
+        "finite.",
+        phase=Phase.POLICY,
+        better=Better.DOWN,
+    ),
+)
+
+VALUE = (
+    Metric(
+        name="value/loss",
+        reduction=Mean,
+        unit="score squared",
+        definition="Value loss (half the squared error, clipped where that is on), mean over the tokens of all "
+        "updates, before its coefficient.",
+        phase=Phase.VALUE,
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="value/clip_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of tokens, over all updates, where the clipped error was the larger one.",
+        phase=Phase.VALUE,
+    ),
+    Metric(
+        name="value/gradient_norm",
+        reduction=Mean,
+        unit="norm",
+        definition="L2 norm of the value model's gradient before clipping, mean over updates.",
+        phase=Phase.VALUE,
+    ),
+    Metric(
+        name="value/learning_rate",
+        reduction=Last,
+        unit="per update",
+        definition="Learning rate of the value model's last update.",
+        phase=Phase.VALUE,
+    ),
+    Metric(
+        name="value/skipped_updates",
+        reduction=Sum,
+        unit="updates",
+        definition="Value updates left out by a guard.",
+        phase=Phase.VALUE,
+        better=Better.DOWN,
+    ),
+)

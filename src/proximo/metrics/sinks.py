@@ -1,0 +1,60 @@
+"""Where a step's line goes besides metrics.jsonl: curves for TensorBoard. Not metrics.jsonl, from which they derive."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+
+class Sink(Protocol):
+    """Something that wants the numbers of every step, once each and in order."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the numbers of one step."""
+        ...
+
+    def close(self) -> None:
+        """Write out what is held back; nothing is written afterwards."""
+        ...
+
+
+class TensorBoardSink:
+    """Event files that always say what metrics.jsonl says.
+
+    On opening, `folder` is removed and written anew from `metrics_file`, which a resume has cut back to its checkpoint
+    by then: so no step is there twice, and a crash can lose nothing that metrics.jsonl has.
+    """
+
+    def __init__(self, folder: Path, metrics_file: Path) -> None:
+        if folder.exists():
+            shutil.rmtree(folder)
+        self._writer = EventFileWriter(str(folder))
+        for step, metrics in _history(metrics_file):
+            self._add(step, metrics)
+        self._writer.flush()
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._add(step, metrics)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, step: int, metrics: Mapping[str, float]) -> None:
+        values = [Summary.Value(tag=name, simple_value=number) for name, number in metrics.items()]
+        self._writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
+
+
+def _history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    if not metrics_file.exists():
+        return
+    with metrics_file.open(encoding="utf-8") as lines:
+        for line in lines:
+            metrics = json.loads(line)
+            yield metrics.pop("step"), metrics
