@@ -1,0 +1,153 @@
+"""Losses per token, and what is counted about them. Not scalars: `masking.sum_per_token` makes those.
+
+Shapes: all tensors of one call are [T]. Losses work token by token and take no mask: where some entries are unusable,
+pass the tensors through `masking.select` first. Statistics are sums and counts over a mask, so that those of
+micro-batches add up with `+` to those of the whole.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms.kl import bounded_exp, k2, k3
+from proximo.algorithms.masking import masked_variance, select
+
+
+def clipped_policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> Tensor:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = policy / old policy (arXiv:1707.06347, eq. 7).
+
+    Two clips as in DAPO (arXiv:2503.14476); PPO has them equal. The log-ratio is cut to +-20 before exp.
+    """
+    return torch.maximum(*_policy_branches(logprobs, old_logprobs, advantages, clip_low, clip_high))
+
+
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None) -> Tensor:
+    """max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) / 2; plain (V - R)^2 / 2 where `clip` is None.
+
+    Source: the value loss of openai/baselines, as in openai/lm-human-preferences.
+    """
+    plain = 0.5 * (values - returns).square()
+    if clip is None:
+        return plain
+    return torch.maximum(plain, _clipped_squares(values, old_values, returns, clip))
+
+
+def sft_loss(logprobs: Tensor) -> Tensor:
+    """Negative log-likelihood of each token, in nats."""
+    return -logprobs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyStatistics:
+    """Sums over the valid tokens of one or more micro-batches; divide by `num_tokens` for means. Scalars."""
+
+    num_tokens: Tensor
+    clipped: Tensor
+    """Tokens whose clipped branch is the larger loss: their gradient is zero."""
+    ratio: Tensor
+    ratio_squared: Tensor
+    k1: Tensor
+    """Estimates of the KL of the policy from the old one, over tokens of the old one: old - new log-probs."""
+    k2: Tensor
+    k3: Tensor
+    max_abs_log_ratio: Tensor
+    """Not a sum: the largest seen; 0 over no tokens."""
+
+    def __add__(self, other: "PolicyStatistics") -> "PolicyStatistics":
+        return PolicyStatistics(
+            num_tokens=self.num_tokens + other.num_tokens,
+            clipped=self.clipped + other.clipped,
+            ratio=self.ratio + other.ratio,
+            ratio_squared=self.ratio_squared + other.ratio_squared,
+            k1=self.k1 + other.k1,
+            k2=self.k2 + other.k2,
+            k3=self.k3 + other.k3,
+            max_abs_log_ratio=torch.maximum(self.max_abs_log_ratio, other.max_abs_log_ratio),
+        )
+
+
+@torch.no_grad()
+def policy_statistics(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
+) -> PolicyStatistics:
+    """What `clipped_policy_loss` did on the tokens of the mask ([T] bool)."""
+    logprobs, old_logprobs, advantages = logprobs[mask], old_logprobs[mask], advantages[mask]
+    unclipped, clipped = _policy_branches(logprobs, old_logprobs, advantages, clip_low, clip_high)
+    ratio = bounded_exp(logprobs - old_logprobs)
+    # The old policy wrote the tokens, so it comes first: the KL is of old from new.
+    return PolicyStatistics(
+        num_tokens=mask.sum(),
+        clipped=(clipped > unclipped).sum(),
+        ratio=ratio.sum(),
+        ratio_squared=ratio.square().sum(),
+        k1=(old_logprobs - logprobs).sum(),
+        k2=k2(old_logprobs, logprobs).sum(),
+        k3=k3(old_logprobs, logprobs).sum(),
+        max_abs_log_ratio=torch.cat([logprobs.new_zeros(1), (logprobs - old_logprobs).abs()]).amax(),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValueStatistics:
+    """Sums over the valid tokens of one or more micro-batches; divide by `num_tokens` for means. Scalars."""
+
+    num_tokens: Tensor
+    clipped: Tensor
+    """Tokens whose clipped branch is the larger loss."""
+    squared_error: Tensor
+    """(V - R)^2, without the factor 1/2 of the loss and without clipping."""
+    values: Tensor
+    returns: Tensor
+
+    def __add__(self, other: "ValueStatistics") -> "ValueStatistics":
+        return ValueStatistics(
+            num_tokens=self.num_tokens + other.num_tokens,
+            clipped=self.clipped + other.clipped,
+            squared_error=self.squared_error + other.squared_error,
+            values=self.values + other.values,
+            returns=self.returns + other.returns,
+        )
+
+
+@torch.no_grad()
+def value_statistics(
+    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None
+) -> ValueStatistics:
+    """What `clipped_value_loss` did on the tokens of the mask ([T] bool)."""
+    values, old_values, returns = values[mask], old_values[mask], returns[mask]
+    plain = clipped_value_loss(values, old_values, returns, clip=None)
+    return ValueStatistics(
+        num_tokens=mask.sum(),
+        clipped=(clipped_value_loss(values, old_values, returns, clip=clip) > plain).sum(),
+        squared_error=(values - returns).square().sum(),
+        values=values.sum(),
+        returns=returns.sum(),
+    )
+
+
+@torch.no_grad()
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """1 - variance(returns - values) / variance(returns) over the mask, a scalar.
+
+    1 is perfect, 0 no better than a constant, below 0 worse. Where the returns do not vary it is defined as 0. A
+    constant offset of the values does not show here: it does in `ValueStatistics.squared_error`.
+    """
+    values, returns = select(mask, values, returns)
+    spread = masked_variance(returns, mask)
+    unexplained = masked_variance(returns - values, mask)
+    return torch.where(spread > 0, 1 - unexplained / spread, 0)
+
+
+def _policy_branches(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
+) -> tuple[Tensor, Tensor]:
+    """(-r A, -clip(r) A)."""
+    ratio = bounded_exp(logprobs - old_logprobs)
+    return -ratio * advantages, -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+
+
+def _clipped_squares(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
+    return 0.5 * (values.clamp(old_values - clip, old_values + clip) - returns).square()

@@ -1,0 +1,57 @@
+"""Reductions over the tokens that a boolean mask selects. Not a choice of denominator: the caller states it.
+
+Nothing outside the mask is ever read, not even by the backward pass: every function selects with `where` before it
+computes, because 0 * nan is nan and so is its gradient. Functions of other modules that work token by token take no
+mask; a loss that calls them on tensors with unusable entries passes those tensors through `select` first.
+
+Zero or one valid token is a defined case everywhere: means and sums over nothing are 0, so is their variance.
+"""
+
+import torch
+from torch import Tensor
+
+
+def select(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Each tensor with 0 where `mask` is False. The entrance of a loss: no gradient comes from outside the mask."""
+    return tuple(torch.where(mask, x, 0) for x in tensors)
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `x` over the mask, a scalar; 0 where the mask is empty. Both tensors have one shape."""
+    return torch.where(mask, x, 0).sum() / mask.sum().clamp(min=1)
+
+
+def masked_variance(x: Tensor, mask: Tensor, *, correction: int = 0) -> Tensor:
+    """Mean squared deviation over the mask, a scalar, dividing by count - `correction`; 0 below two valid tokens.
+
+    `correction` 0 is the biased variance of the batch itself, 1 the unbiased estimate.
+    """
+    return _deviations(x, mask).square().sum() / (mask.sum() - correction).clamp(min=1)
+
+
+def standardise(x: Tensor, mask: Tensor, *, correction: int = 0, epsilon: float = 1e-8) -> Tensor:
+    """Mean 0 and variance 1 on the mask, 0 outside: (x - mean) / sqrt(variance + epsilon)."""
+    return _deviations(x, mask) * torch.rsqrt(masked_variance(x, mask, correction=correction) + epsilon)
+
+
+def rescale(x: Tensor, mask: Tensor, *, correction: int = 0, epsilon: float = 1e-8) -> Tensor:
+    """Variance 1 on the mask with the mean kept, 0 outside: for rewards, whose sign carries meaning."""
+    scaled = standardise(x, mask, correction=correction, epsilon=epsilon)
+    return torch.where(mask, scaled + masked_mean(x, mask), 0)
+
+
+def sum_per_token(per_token: Tensor, mask: Tensor, *, denominator: Tensor | float) -> Tensor:
+    """The scalar that a loss is: sum over the mask / `denominator`.
+
+    `denominator` counts the valid tokens of the whole update, over all micro-batches and ranks, so that the gradient
+    does not depend on how the update is cut. It must be positive.
+    """
+    return torch.where(mask, per_token, 0).sum() / denominator
+
+
+def _deviations(x: Tensor, mask: Tensor) -> Tensor:
+    """x - mean on the mask, 0 outside."""
+    x = torch.where(mask, x, 0)
+    deviations = torch.where(mask, x - masked_mean(x, mask), 0)
+    # Once more: the rounding of a large mean would otherwise be blown up where all entries are equal.
+    return torch.where(mask, deviations - masked_mean(deviations, mask), 0)
