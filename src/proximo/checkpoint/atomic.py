@@ -1,0 +1,107 @@
+"""Durable changes to files and folders: all of a change is on disk, or none. Not what the files hold.
+
+Every effect on the file system goes through one of five one-line functions (`_make_folder`, `_write_file`, `_sync`,
+`_rename`, `_delete`), so that a test can stop a save before, within and after each of them. What is unfinished bears a
+name that begins with `TEMPORARY_PREFIX`; `clear_temporaries` removes what a crash left behind.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+TEMPORARY_PREFIX = ".partial-"
+
+
+def temporary_beside(path: Path, purpose: str = "new") -> Path:
+    """The unfinished twin of `path`, in the same folder: a rename within one file system is atomic."""
+    return path.with_name(f"{TEMPORARY_PREFIX}{purpose}-{path.name}")
+
+
+def write_bytes_atomically(path: Path, data: bytes) -> None:
+    """Make `path` hold `data`, durably; a reader, or a crash, meets the old contents or the new, never a part."""
+    temporary = temporary_beside(path)
+    _write_file(temporary, data)
+    _sync(temporary)
+    _rename(temporary, path)
+    _sync(path.parent)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, durably, that nobody reads yet: one inside a folder that is still temporary."""
+    _write_file(path, data)
+    _sync(path)
+    _sync(path.parent)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and the parents that it lacks, each durable in its own parent; one that exists is fine."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    _make_folder(folder)
+    _sync(folder.parent)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Sync every file below `folder`, then every folder, from the leaves up to `folder` itself."""
+    for root, _, files in os.walk(folder, topdown=False):
+        for name in sorted(files):
+            _sync(Path(root, name))
+        _sync(Path(root))
+
+
+def publish_folder(temporary: Path, final: Path) -> None:
+    """Give a finished, synced folder its name, durably. What bears the name already makes room.
+
+    Between the two renames of a replacement there is nothing at `final`: replace only what nothing points to.
+    """
+    if final.exists():
+        _rename(final, _free(temporary_beside(final, "replaced")))
+    _rename(temporary, final)
+    _sync(final.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder; it is gone under its name before the first of its files is."""
+    doomed = _free(temporary_beside(path, "removed"))
+    _rename(path, doomed)
+    _delete(doomed)
+
+
+def clear_temporaries(folder: Path) -> None:
+    """Delete everything unfinished directly below `folder`."""
+    for path in sorted(folder.glob(f"{TEMPORARY_PREFIX}*")):
+        _delete(path)
+
+
+def _free(path: Path) -> Path:
+    if path.exists():
+        _delete(path)
+    return path
+
+
+def _make_folder(folder: Path) -> None:
+    folder.mkdir()
+
+
+def _write_file(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _rename(path: Path, new_path: Path) -> None:
+    path.replace(new_path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

@@ -1,0 +1,103 @@
+"""SIGTERM and SIGINT during training: end the step, save, leave. Not the saving, and not the loop.
+
+with Interruption() as interruption:
+    for step in ...:
+        ...
+        if interruption.requested:
+            interruption.step_ended()
+            ...save...
+            raise SystemExit(interruption.exit_status)
+"""
+
+import contextlib
+import os
+import signal
+import threading
+from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Interruption:
+    """While it is entered, the first signal only asks; the step then has `grace_seconds` to end.
+
+    A step that does not end in time, or a second signal, ends the process at once with status 143 (SIGTERM) or 130
+    (SIGINT): the last checkpoint redoes the step. Since saves are atomic nothing can break. Outside the main thread,
+    where Python takes no handlers, and for a signal that the parent process chose to ignore, nothing is changed.
+    """
+
+    def __init__(self, *, grace_seconds: float = 25.0) -> None:
+        self._grace_seconds = grace_seconds
+        self._signal: int | None = None
+        self._process = os.getpid()
+        self._previous: dict[int, Any] = {}
+        # A queue, because its `put` may run inside a signal handler that interrupted the queue itself.
+        self._signalled: SimpleQueue[bool] = SimpleQueue()
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal came: end here."""
+        return self._signal is not None
+
+    @property
+    def exit_status(self) -> int:
+        """The status to leave with: 128 plus the number of the signal. Only once a signal came."""
+        if self._signal is None:
+            raise RuntimeError("no signal came: there is no exit status of an interruption")
+        return 128 + self._signal
+
+    def step_ended(self) -> None:
+        """The step ended within its grace: what follows, a save, may take as long as it needs."""
+        if self.requested:
+            self._signalled.put(False)
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        threading.Thread(target=self._watch, name="interruption", daemon=True).start()
+        for number in SIGNALS:
+            previous = signal.getsignal(number)
+            if previous is not signal.SIG_IGN:
+                signal.signal(number, self._on_signal)
+                self._previous[number] = signal.SIG_DFL if previous is None else previous
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)
+        self._previous.clear()
+        self._signalled.put(False)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a forked child, which must die of it as it would without us
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if self._signal is not None:
+            self._leave("a second signal: leaving at once; the last checkpoint is complete")
+        self._signal = number
+        self._signalled.put(True)
+        _say(
+            f"{signal.Signals(number).name}: ending this step (at most {self._grace_seconds:g} s), then saving and "
+            "leaving. A second signal leaves at once"
+        )
+
+    def _watch(self) -> None:
+        if not self._signalled.get():
+            return
+        try:
+            self._signalled.get(timeout=self._grace_seconds)
+        except Empty:  # neither the step nor the training ended
+            self._leave(f"the step did not end within {self._grace_seconds:g} s: leaving; resuming will redo it")
+
+    def _leave(self, reason: str) -> None:
+        _say(reason)
+        os._exit(self.exit_status)
+
+
+def _say(text: str) -> None:
+    """Straight to standard error: a handler may have interrupted whoever holds the locks of the usual streams."""
+    with contextlib.suppress(OSError):  # a closed stream must not keep the process from leaving
+        os.write(2, f"\n{text}\n".encode())

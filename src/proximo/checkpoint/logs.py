@@ -1,0 +1,91 @@
+"""Append-only JSON-lines files, and how they are cut back on resume. Not what the lines mean: each has a "step"."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from proximo.checkpoint import atomic
+from proximo.errors import CheckpointError
+
+
+class JsonLines:
+    """A file that grows by one line per record, handed to the operating system at once.
+
+    What a killed process appended is thus kept. Call `sync` before a checkpoint is saved, so that a power failure
+    cannot keep the checkpoint and lose the lines that led to it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        atomic.make_folder(path.parent)
+        self._file = path.open("ab")
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add a record with an integer "step". Numbers that are not finite become null, which JSON can say."""
+        if not isinstance(record.get("step"), int):
+            raise ValueError(f"a log record needs an integer 'step', got {record.get('step')!r}")
+        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
+        self._file.write(text.encode("utf-8", errors="replace") + b"\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Return once every line is on disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file; nothing can be appended any more."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self.close()
+
+
+def cut_back(path: Path, step: int) -> int:
+    """Drop every record after `step`, and a last line that a crash cut off; gives the number of lines dropped.
+
+    The file is replaced as a whole; one that does not exist is fine. Raises CheckpointError for a line before the last
+    that is no record: that is damage which no crash of ours explains.
+    """
+    if not path.is_file():
+        return 0
+    content = path.read_bytes()
+    lines = content.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    steps = [_step_of(line) for line in lines]
+    for number, found in enumerate(steps[:-1], start=1):
+        if found is None:
+            raise CheckpointError(
+                f"{path}, line {number}: not a log record ({lines[number - 1][:60]!r}); mend or delete the line, "
+                "then resume"
+            )
+    kept = [line + b"\n" for line, found in zip(lines, steps, strict=True) if found is not None and found <= step]
+    wanted = b"".join(kept)
+    if wanted != content:
+        atomic.write_bytes_atomically(path, wanted)
+    return len(lines) - len(kept)
+
+
+def _step_of(line: bytes) -> int | None:
+    try:
+        record = json.loads(line)
+    except ValueError:  # cut off, perhaps within a character
+        return None
+    step = record.get("step") if isinstance(record, dict) else None
+    return step if isinstance(step, int) else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value

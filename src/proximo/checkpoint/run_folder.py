@@ -1,0 +1,188 @@
+"""The folder of one run: who may start or go on in it, its lock, and where its files are. Not what a trainer writes.
+
+The marker file makes a folder a run folder, and carries the lock. Nothing outside such a folder is ever replaced.
+"""
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, Self
+
+from proximo.checkpoint import atomic
+from proximo.checkpoint.store import saved_steps
+from proximo.errors import RunFolderError
+
+Resume = Literal["never", "must", "auto"]
+
+MARKER = ".proximo-run"
+CHECKPOINTS = "checkpoints"
+CONFIG = "config.yaml"
+RESOLVED_CONFIG = "config.resolved.json"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.jsonl"
+SAMPLES = "samples.jsonl"
+TENSORBOARD = "tensorboard"
+REPORT = "report.html"
+LOG = "log.txt"
+REPLACED = (CHECKPOINTS, CONFIG, RESOLVED_CONFIG, ENVIRONMENT, METRICS, SAMPLES, TENSORBOARD, REPORT, LOG)
+"""What a start removes of an earlier run: what a run writes, the checkpoints first. Anything else is the user's."""
+
+
+class RunFolder:
+    """An open run folder. Holds the lock until it is closed or the process dies."""
+
+    def __init__(self, path: Path, *, resuming: bool, marker: IO[str]) -> None:
+        self.path = path
+        self.resuming = resuming
+        """Whether there is a checkpoint to go on from, and the caller asked to."""
+        self._marker = marker
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder for a CheckpointStore."""
+        return self.path / CHECKPOINTS
+
+    @property
+    def metrics(self) -> Path:
+        """JSON lines, one for each step."""
+        return self.path / METRICS
+
+    @property
+    def samples(self) -> Path:
+        """JSON lines, one for each response that is kept to be read."""
+        return self.path / SAMPLES
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of TensorBoard's event files."""
+        return self.path / TENSORBOARD
+
+    @property
+    def report(self) -> Path:
+        """The report of the run, one self-contained page."""
+        return self.path / REPORT
+
+    @property
+    def log(self) -> Path:
+        """The plain lines that the run printed."""
+        return self.path / LOG
+
+    def write_config(self, text: str, resolved: Mapping[str, Any]) -> None:
+        """Keep the recipe as it was given, and every setting as it came out."""
+        atomic.write_bytes_atomically(self.path / CONFIG, text.encode())
+        atomic.write_bytes_atomically(self.path / RESOLVED_CONFIG, _json(resolved))
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Keep what `describe_environment` found."""
+        atomic.write_bytes_atomically(self.path / ENVIRONMENT, _json(environment))
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._marker.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self.close()
+
+
+def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False) -> RunFolder:
+    """Open the folder of a run to start or to go on in it, and lock it.
+
+    resume: "never" refuses a folder in which a run recorded something; "must" goes on from its latest checkpoint and
+    refuses where there is none; "auto" goes on where there is one and starts where not.
+    overwrite: start, whatever a run recorded there before. A start removes first what is left of an earlier run
+    (`REPLACED`), in a folder that is a run folder.
+
+    Raises RunFolderError, with nothing changed, where these rules refuse, for a folder with other contents than a run,
+    and where another process has the lock.
+    """
+    if overwrite and resume != "never":
+        raise RunFolderError(f"--overwrite removes the run in {folder} and --resume goes on with it: choose one")
+    _check(folder, resume=resume, overwrite=overwrite)
+    marker = _lock(folder)
+    try:
+        _check(folder, resume=resume, overwrite=overwrite)  # another process may have had it until a moment ago
+        resuming = not overwrite and bool(saved_steps(folder / CHECKPOINTS))
+        if not resuming:
+            _remove_earlier_run(folder)
+    except BaseException:
+        marker.close()
+        raise
+    return RunFolder(folder, resuming=resuming, marker=marker)
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether a run was ever opened in it."""
+    return (folder / MARKER).is_file()
+
+
+def _check(folder: Path, *, resume: Resume, overwrite: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise RunFolderError(f"the run folder {folder} is a file: give a folder, or a name that is not taken")
+    exists = is_run_folder(folder)
+    if not exists and folder.is_dir() and any(folder.iterdir()):
+        raise RunFolderError(
+            f"the folder {folder} has contents but holds no run (no {MARKER} in it), and is left alone: give a new or "
+            "an empty folder"
+        )
+    if resume == "must" and not exists:
+        raise RunFolderError(f"there is no run to resume in {folder}: leave --resume out to start one")
+    if resume == "must" and not saved_steps(folder / CHECKPOINTS):
+        raise RunFolderError(
+            f"the run in {folder} has no checkpoint yet, there is nothing to resume: use --resume=auto to start it "
+            "from the beginning"
+        )
+    if exists and resume == "never" and not overwrite and _has_records(folder):
+        raise RunFolderError(
+            f"{folder} already holds a run: use --resume to go on with it, --overwrite to replace it, or give another "
+            "folder"
+        )
+
+
+def _has_records(folder: Path) -> bool:
+    """A run that failed before its first step left nothing to lose, and may start again."""
+    logs = (folder / METRICS, folder / SAMPLES)
+    return bool(saved_steps(folder / CHECKPOINTS)) or any(log.is_file() and log.stat().st_size for log in logs)
+
+
+def _lock(folder: Path) -> IO[str]:
+    """Open the marker, made where it is missing, and lock it.
+
+    A POSIX record lock: it dies with this process, even where children of the process live on. The other side: it
+    keeps out other processes only, and goes when this process closes the marker through any handle.
+    """
+    try:
+        atomic.make_folder(folder)
+        marker = (folder / MARKER).open("a+")
+    except OSError as error:
+        raise RunFolderError(f"the run folder {folder} cannot be written: {error}") from error
+    try:
+        fcntl.lockf(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        marker.seek(0)
+        holder = marker.read().strip()
+        marker.close()
+        raise RunFolderError(
+            f"another process ({holder}) is training in {folder}: wait for it, or give another folder"
+        ) from error
+    marker.truncate(0)
+    marker.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+    marker.flush()
+    return marker
+
+
+def _remove_earlier_run(folder: Path) -> None:
+    for name in REPLACED:
+        if (folder / name).exists():
+            atomic.remove(folder / name)
+    atomic.clear_temporaries(folder)
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1) + "\n").encode()

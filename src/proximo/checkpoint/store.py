@@ -1,0 +1,243 @@
+"""A folder of checkpoints of one run: saved whole or not at all, verified, pruned. Not what a trainer puts in them.
+
+A save writes everything under a temporary name, syncs it, writes the manifest last, renames the folder, and only then
+lets the pointer file `latest` name it. Whatever a crash leaves behind is complete, or bears a temporary name that the
+next save clears away.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from proximo.checkpoint import atomic
+from proximo.checkpoint.manifest import MANIFEST, DamagedError, describe_folder, read_manifest, verify_folder
+from proximo.errors import CheckpointError
+
+LATEST = "latest"
+BEST = "best"
+STATE = "state.json"
+_STEP_NAME = re.compile(r"step-(\d{6,})")
+
+Writer = Callable[[Path], None]
+"""Makes a file or a folder at the path that it is given; nothing is there yet, its parent folder is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """One complete checkpoint on disk."""
+
+    step: int
+    folder: Path
+    state: Mapping[str, Any]
+    """What was given as `state` when it was saved."""
+    metric: float | None
+
+    def path(self, name: str) -> Path:
+        """The file or folder that the writer called `name` made; CheckpointError where there was no such writer."""
+        path = self.folder / name
+        if not path.exists():
+            held = ", ".join(sorted(entry.name for entry in self.folder.iterdir()))
+            raise CheckpointError(f"the checkpoint {self.folder} has no {name!r}; it holds {held}")
+        return path
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in `folder`, which the first save makes. One process writes at a time.
+
+    keep_last: how many of the newest stay (None: all). The one with the best metric stays as well.
+    best: whether the highest or the lowest metric is the best one; the earlier of equals.
+    """
+
+    def __init__(
+        self, folder: Path, *, keep_last: int | None = None, best: Literal["highest", "lowest"] = "highest"
+    ) -> None:
+        if keep_last is not None and keep_last < 1:
+            raise ValueError(f"keep_last must be at least 1, or None to keep all; got {keep_last}")
+        self.folder = folder
+        self._keep_last = keep_last
+        self._sign = 1.0 if best == "highest" else -1.0
+
+    def save(
+        self, step: int, writers: Mapping[str, Writer], state: Mapping[str, Any], *, metric: float | None = None
+    ) -> Checkpoint:
+        """Write a checkpoint and make it the latest.
+
+        Each writer is called with the path of its name (relative, "/" between folders). `state` is JSON. A metric that
+        is not finite counts as not measured. The step that is the latest already is not written twice: equal state
+        gives back the checkpoint that is there, another state is an error. Checkpoints of later steps belong to a
+        course of the run that was given up, and go. Raises CheckpointError where the disk refuses; what was there
+        before is then still complete.
+        """
+        metric = metric if metric is not None and math.isfinite(metric) else None
+        encoded = _encode_state(state)
+        _check_names(writers)
+        saved = self._saved_before(step, state, metric)
+        if saved is not None:
+            return saved
+        try:
+            self._write(step, writers, encoded, metric)
+            self._prune(step)
+        except OSError as error:
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self.folder}: {error}. The latest "
+                "complete checkpoint is untouched: make room, or mend the disk, and go on from it with --resume"
+            ) from error
+        return _open(self._folder_of(step), with_hashes=False)
+
+    def latest(self) -> Checkpoint | None:
+        """The checkpoint that a resumed run goes on from: the one that `latest` names; None before the first save.
+
+        Raises CheckpointError where it lacks files or some have another size; `load` compares hashes as well.
+        """
+        step = self._latest_step()
+        return None if step is None else self._read(step, with_hashes=False)
+
+    def load(self, step: int | None = None) -> Checkpoint:
+        """The checkpoint of a step, or the latest, with every file's hash compared.
+
+        Raises CheckpointError that names the damaged file and the newest older checkpoint that is complete.
+        """
+        wanted = self._latest_step() if step is None else step
+        if wanted is None:
+            raise CheckpointError(f"{self.folder} holds no checkpoint yet: there is nothing to load")
+        return self._read(wanted, with_hashes=True)
+
+    def best(self) -> Checkpoint | None:
+        """The complete checkpoint with the best metric; None where none was measured."""
+        step = self._best_step()
+        return None if step is None else self._read(step, with_hashes=False)
+
+    def steps(self) -> tuple[int, ...]:
+        """The steps with a checkpoint, ascending, damaged ones too."""
+        return saved_steps(self.folder)
+
+    def _folder_of(self, step: int) -> Path:
+        return self.folder / f"step-{step:06d}"
+
+    def _saved_before(self, step: int, state: Mapping[str, Any], metric: float | None) -> Checkpoint | None:
+        if self._latest_step() != step:
+            return None
+        latest = self._read(step, with_hashes=False)
+        if latest.state != state or (metric is not None and latest.metric != metric):
+            raise CheckpointError(
+                f"{latest.folder} is the latest checkpoint and holds another state or metric than the one to save now "
+                f"for the same step {step}: a step has one outcome"
+            )
+        return latest
+
+    def _write(self, step: int, writers: Mapping[str, Writer], state: bytes, metric: float | None) -> None:
+        atomic.make_folder(self.folder)
+        atomic.clear_temporaries(self.folder)
+        final = self._folder_of(step)
+        temporary = atomic.temporary_beside(final)
+        atomic.make_folder(temporary)
+        for name, writer in writers.items():
+            path = temporary / name
+            atomic.make_folder(path.parent)
+            writer(path)
+            if not path.exists():
+                raise ValueError(f"the writer {name!r} of the checkpoint of step {step} wrote nothing at its path")
+        atomic.write_bytes(temporary / STATE, state)
+        atomic.fsync_tree(temporary)
+        manifest = describe_folder(temporary, step=step, metric=metric)
+        atomic.write_bytes(temporary / MANIFEST, manifest.encode())
+        atomic.publish_folder(temporary, final)
+        best = self._best_step()
+        if best is not None:
+            self._point(BEST, best)
+        self._point(LATEST, step)
+
+    def _point(self, pointer: str, step: int) -> None:
+        content = f"{self._folder_of(step).name}\n".encode()
+        path = self.folder / pointer
+        if not path.is_file() or path.read_bytes() != content:
+            atomic.write_bytes_atomically(path, content)
+
+    def _latest_step(self) -> int | None:
+        path = self.folder / LATEST
+        if not path.is_file():  # the first save was stopped between its last two effects
+            return max(self.steps(), default=None)
+        content = path.read_bytes()
+        name = _STEP_NAME.fullmatch(content.decode("utf-8", "replace").strip())
+        if name is None:
+            raise CheckpointError(
+                f"{path} must name a checkpoint such as step-000100, it says {content[:40]!r}. {self._advice(None)}"
+            )
+        return int(name[1])
+
+    def _best_step(self) -> int | None:
+        """From the manifests, not from the pointer: a crash between two files can then not lose the best."""
+        measured = []
+        for step in self.steps():
+            try:
+                metric = read_manifest(self._folder_of(step)).metric
+            except DamagedError:  # it cannot be the best, and whoever loads it is told
+                continue
+            if metric is not None:
+                measured.append((self._sign * metric, -step))
+        return -max(measured)[1] if measured else None
+
+    def _prune(self, latest: int) -> None:
+        steps = [step for step in self.steps() if step <= latest]
+        kept = set(steps if self._keep_last is None else steps[-self._keep_last :])
+        kept.add(latest)
+        best = self._best_step()
+        for step in self.steps():
+            if step not in kept and step != best:
+                atomic.remove(self._folder_of(step))
+
+    def _read(self, step: int, *, with_hashes: bool) -> Checkpoint:
+        try:
+            return _open(self._folder_of(step), with_hashes=with_hashes)
+        except DamagedError as damage:
+            raise CheckpointError(
+                f"the checkpoint of step {step} is not complete: {damage}. {self._advice(step)}"
+            ) from damage
+
+    def _advice(self, damaged: int | None) -> str:
+        for step in reversed(self.steps()):
+            if damaged is not None and step >= damaged:
+                continue
+            try:
+                verify_folder(self._folder_of(step), with_hashes=True)
+            except DamagedError:  # look further back
+                continue
+            name = self._folder_of(step).name
+            return f"{name} is complete: write {name} into {self.folder / LATEST} to resume from there"
+        return "No older checkpoint is complete: the run can only start again, with --overwrite"
+
+
+def saved_steps(folder: Path) -> tuple[int, ...]:
+    """The steps with a checkpoint in a folder of checkpoints, ascending, damaged ones too."""
+    names = (_STEP_NAME.fullmatch(path.name) for path in folder.glob("step-*"))
+    return tuple(sorted(int(name[1]) for name in names if name is not None))
+
+
+def _open(folder: Path, *, with_hashes: bool) -> Checkpoint:
+    manifest = verify_folder(folder, with_hashes=with_hashes)
+    try:
+        state = json.loads((folder / STATE).read_bytes())
+    except ValueError as error:
+        raise DamagedError(f"{folder / STATE} is not JSON ({error})") from error
+    return Checkpoint(step=manifest.step, folder=folder, state=state, metric=manifest.metric)
+
+
+def _encode_state(state: Mapping[str, Any]) -> bytes:
+    text = json.dumps(state, indent=1, allow_nan=False)
+    if json.loads(text) != state:
+        raise TypeError(
+            "the state of a checkpoint must come back from JSON as it went in: keys must be strings, and "
+            "sequences lists (a tuple would come back as a list)"
+        )
+    return (text + "\n").encode()
+
+
+def _check_names(writers: Mapping[str, Writer]) -> None:
+    for name in writers:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or str(path) != name or name in (STATE, MANIFEST, "."):
+            raise ValueError(f"{name!r} cannot name a part of a checkpoint: it must be a plain relative path")

@@ -1,0 +1,143 @@
+"""Named tensors and optimizer state as safetensors files: exact bits, no pickle. Not where or when they are saved.
+
+Optimizer state is keyed by parameter name, so that it does not depend on the order of parameters or on groups. The
+settings of an optimizer (learning rate, betas) are not state: they come from the configuration and the schedule.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from proximo.errors import CheckpointError
+
+TENSOR = "tensor"
+"""Stands in a layout where the value is a tensor, kept beside it."""
+Layout = dict[str, dict[str, int | float | bool | str | None]]
+"""For each parameter: its fields of state, with their numbers, or TENSOR. JSON."""
+_LAYOUT = "layout"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors of any device, type and shape to one safetensors file; strides are not kept."""
+    save_file({name: _for_file(tensor) for name, tensor in tensors.items()}, path, metadata=dict(metadata or {}))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, on the CPU. CheckpointError where it is none."""
+    try:
+        return load_file(path)
+    except (SafetensorError, FileNotFoundError) as error:
+        raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def optimizer_state(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Layout]:
+    """The state of an optimizer: its tensors by "field:parameter", and the layout, which holds the plain numbers.
+
+    The tensors are the optimizer's own, not copies. The layout has an entry for every parameter of the optimizer, an
+    empty one where there was no gradient yet. Raises ValueError for a parameter that has no name.
+    """
+    tensors: dict[str, Tensor] = {}
+    layout: Layout = {}
+    for name, parameter in _parameters_by_name(optimizer, named_parameters).items():
+        state = optimizer.state.get(parameter, {})
+        tensors |= {_key(field, name): value.detach() for field, value in state.items() if isinstance(value, Tensor)}
+        layout[name] = {field: TENSOR if isinstance(value, Tensor) else value for field, value in state.items()}
+    return tensors, layout
+
+
+def load_optimizer_state(
+    optimizer: Optimizer, named_parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, layout: Layout
+) -> None:
+    """Put back what `optimizer_state` took, as copies on the devices where the optimizer wants them, in the same bits.
+
+    `Optimizer.load_state_dict` is not used: it goes by position, and rounds the state to the type of the parameter.
+    Raises CheckpointError, before anything is changed, where the names are not those of the optimizer's parameters, a
+    tensor is missing or too many, or one has another shape than its parameter.
+    """
+    parameters = _parameters_by_name(optimizer, named_parameters)
+    _check_names(set(parameters), set(layout), what="parameters")
+    fields = [(name, field) for name, state in layout.items() for field in state if state[field] == TENSOR]
+    _check_names({_key(field, name) for name, field in fields}, set(tensors), what="tensors")
+    for name, field in fields:
+        _check_shape(tensors[_key(field, name)], parameters[name], name=name, field=field)
+    steps_on_device = _parameters_with_step_on_device(optimizer)
+    optimizer.state.clear()
+    for name, state in layout.items():
+        if state:
+            optimizer.state[parameters[name]].update(state)
+    for name, field in fields:
+        on_cpu = field == "step" and parameters[name] not in steps_on_device
+        restored = _copy_like(tensors[_key(field, name)], parameters[name], on_cpu=on_cpu)
+        optimizer.state[parameters[name]][field] = restored
+
+
+def write_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> None:
+    """Write the whole state of an optimizer to one file."""
+    tensors, layout = optimizer_state(optimizer, named_parameters)
+    write_tensors(path, tensors, metadata={_LAYOUT: json.dumps(layout)})
+
+
+def read_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> None:
+    """Put the state from a file of `write_optimizer` into an optimizer. Raises as `load_optimizer_state`."""
+    tensors = read_tensors(path)
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    if _LAYOUT not in metadata:
+        raise CheckpointError(f"{path} holds tensors but no optimizer state")
+    load_optimizer_state(optimizer, named_parameters, tensors, layout=json.loads(metadata[_LAYOUT]))
+
+
+def _key(field: str, name: str) -> str:
+    return f"{field}:{name}"
+
+
+def _for_file(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    is_view = tensor.untyped_storage().nbytes() != tensor.nbytes  # the file format refuses shared storage
+    return tensor.clone() if is_view else tensor
+
+
+def _parameters_by_name(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    names = {parameter: name for name, parameter in named_parameters.items()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    nameless = [tuple(parameter.shape) for parameter in parameters if parameter not in names]
+    if nameless:
+        raise ValueError(f"{len(nameless)} parameters of the optimizer have no name, the first of shape {nameless[0]}")
+    return {names[parameter]: parameter for parameter in parameters}
+
+
+def _check_names(wanted: set[str], found: set[str], *, what: str) -> None:
+    missing, unexpected = sorted(wanted - found), sorted(found - wanted)
+    if missing or unexpected:
+        raise CheckpointError(
+            f"the optimizer state of the checkpoint does not fit the model: {len(missing)} {what} are missing "
+            f"{missing[:3]}, {len(unexpected)} are unexpected {unexpected[:3]}. Resume with the model settings "
+            "(LoRA and frozen parts included) that the run was started with"
+        )
+
+
+def _check_shape(tensor: Tensor, parameter: Tensor, *, name: str, field: str) -> None:
+    if tensor.dim() and tensor.shape != parameter.shape:
+        raise CheckpointError(
+            f"the optimizer state of the checkpoint does not fit the model: {field} of {name} has shape "
+            f"{tuple(tensor.shape)}, the parameter {tuple(parameter.shape)}. Resume with the model settings that the "
+            "run was started with"
+        )
+
+
+def _parameters_with_step_on_device(optimizer: Optimizer) -> set[Tensor]:
+    """Fused and capturable implementations count steps on the parameter's device, the others on the CPU."""
+    groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
+    return {parameter for group in groups for parameter in group["params"]}
+
+
+def _copy_like(tensor: Tensor, parameter: Tensor, *, on_cpu: bool) -> Tensor:
+    if tensor.shape == parameter.shape and not on_cpu:  # the parameter's strides too
+        return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+    return tensor.to("cpu" if on_cpu else parameter.device, copy=True)
