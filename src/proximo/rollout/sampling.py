@@ -1,0 +1,161 @@
+"""From logits to tokens: a pure function of logits, options and the position of each draw. Not the loop around it.
+
+The token is the winner of an exponential race: argmax of p_i / e_i with e_i independent standard exponentials draws i
+with probability p_i (the Gumbel-max rule without its two logarithms). Rounding in the logits moves only near-ties,
+where an inverse CDF is moved by the rounding of everything before the token.
+`benchmarks/sampling.py` prints the cost of both and how often rounding changes a draw.
+
+Legend: B rows, V vocabulary, F tokens that end a response.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.errors import UserError
+from proximo.rollout.noise import exponential_noise
+
+_BLOCK_ELEMENTS_CPU = 2**18
+"""Rows are sampled in blocks of about this many logits, which stay in the cache: three times as fast at 152k tokens."""
+_BLOCK_ELEMENTS_OTHER = 2**25
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingOptions:
+    """What shapes a response. Raises UserError for a value out of range."""
+
+    max_new_tokens: int
+    """A response is cut here, with `Finish.LENGTH`."""
+    min_new_tokens: int = 0
+    """End-of-sequence and stop tokens are not drawn, and stop strings not heeded, before a response is this long."""
+    temperature: float = 1.0
+    """Logits are divided by it, for the draw and for the log-prob."""
+    top_k: int | None = None
+    """Draw among the k most probable tokens; all that tie with the k-th stay."""
+    top_p: float | None = None
+    """Draw among the most probable tokens that together reach this mass (after top_k); ties with the last stay."""
+    greedy: bool = False
+    """Take the most probable token (the first of equals); refused for training."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end a response like the end of sequence, with `Finish.STOP`."""
+    stop_strings: tuple[str, ...] = ()
+    """Texts that end a response: their tokens stay, the text is cut before them."""
+
+    def __post_init__(self) -> None:
+        checks = {
+            f"max_new_tokens ({self.max_new_tokens}) must be at least 1": self.max_new_tokens >= 1,
+            f"min_new_tokens ({self.min_new_tokens}) must be between 0 and max_new_tokens ({self.max_new_tokens})": (
+                0 <= self.min_new_tokens <= self.max_new_tokens
+            ),
+            f"temperature ({self.temperature}) must be above 0; for the most probable token say greedy": (
+                0 < self.temperature < float("inf")
+            ),
+            f"top_k ({self.top_k}) must be at least 1; leave it out for no limit": (
+                self.top_k is None or self.top_k >= 1
+            ),
+            f"top_p ({self.top_p}) must be above 0 and at most 1; leave it out for no limit": (
+                self.top_p is None or 0 < self.top_p <= 1
+            ),
+            "stop_strings holds an empty string, which would end every response at once": "" not in self.stop_strings,
+        }
+        for message, holds in checks.items():
+            if not holds:
+                raise UserError(f"sampling options: {message}")
+
+    @property
+    def draws_from_full_softmax(self) -> bool:
+        """True where only the temperature shapes the distribution: the sampled log-probs are the policy's own."""
+        return not self.greedy and self.min_new_tokens == 0 and self.top_k is None and self.top_p in (None, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomKey:
+    """Where in a run a batch of responses stands: with it every draw is a function of position."""
+
+    seed: int
+    """The run's."""
+    purpose: str
+    """`rollout`, `evaluation` and so on: purposes share no draw."""
+    step: int | None = None
+    """None where draws must compare across steps, as in evaluation."""
+
+    def stream(self, prompt_index: int, sample_index: int) -> int:
+        """The 64-bit number (signed) that all draws of one response derive from, with the token position."""
+        place = repr((self.seed, self.purpose, self.step, prompt_index, sample_index))
+        digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)
+
+
+def sample(
+    logits: Tensor, *, streams: Tensor, positions: Tensor, options: SamplingOptions, ending_ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row.
+
+    logits [B, V]; streams [B] int64, one `RandomKey.stream` per row; positions [B] int64, response tokens before this
+    one; ending_ids [F] int64, the tokens that `min_new_tokens` forbids -> tokens [B] int64 and their log-probs [B]
+    float32 under the full softmax at the temperature, whatever else shaped the draw. A token of probability 0 is never
+    drawn. Arithmetic is that of the logits, at least float32. Non-finite logits give non-finite log-probs.
+    """
+    block = _BLOCK_ELEMENTS_CPU if logits.device.type == "cpu" else _BLOCK_ELEMENTS_OTHER
+    rows_per_block = max(1, block // logits.shape[1])
+    parts = [
+        _sample_block(*rows, options=options, ending_ids=ending_ids)
+        for rows in zip(*(t.split(rows_per_block) for t in (logits, streams, positions)), strict=True)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    tokens, logprobs = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(logprobs)
+
+
+def restrict(scaled: Tensor, *, positions: Tensor, options: SamplingOptions, ending_ids: Tensor) -> Tensor:
+    """scaled [B, V] logits at the temperature -> the same with -inf at tokens that may not be drawn: first those that
+    would end a response too early, then what top_k leaves out, then what top_p leaves out of the rest."""
+    if options.min_new_tokens > 0 and ending_ids.numel() > 0:
+        too_early = positions < options.min_new_tokens
+        forbidden = torch.zeros_like(scaled, dtype=torch.bool).index_fill_(1, ending_ids, True) & too_early[:, None]
+        scaled = scaled.masked_fill(forbidden, -torch.inf)
+    if options.top_k is not None and options.top_k < scaled.shape[1]:
+        kth = scaled.topk(options.top_k, dim=1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
+    if options.top_p is not None and options.top_p < 1:
+        scaled = scaled.masked_fill(scaled < _nucleus_threshold(scaled, options.top_p), -torch.inf)
+    return scaled
+
+
+def _sample_block(
+    logits: Tensor, streams: Tensor, positions: Tensor, *, options: SamplingOptions, ending_ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if options.temperature != 1:
+        scaled = scaled / options.temperature
+    peaks, weights = _weights(scaled)
+    log_totals = weights.sum(dim=1).log_().add_(peaks)
+    if options.draws_from_full_softmax:
+        allowed = scaled
+    else:
+        allowed = restrict(scaled, positions=positions, options=options, ending_ids=ending_ids)
+        _, weights = _weights(allowed)
+    if options.greedy:
+        tokens = allowed.argmax(dim=1)
+    else:
+        noise = exponential_noise(streams, positions, scaled.shape[1], dtype=scaled.dtype)
+        tokens = weights.div_(noise).argmax(dim=1)
+    logprobs = scaled.gather(1, tokens[:, None])[:, 0] - log_totals
+    return tokens, logprobs.float()
+
+
+def _weights(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, V] -> the largest of each row [B], and exp(scaled - largest) [B, V], which holds a 1 in every row."""
+    peaks = scaled.amax(dim=1)
+    return peaks, (scaled - peaks[:, None]).exp_()
+
+
+def _nucleus_threshold(scaled: Tensor, top_p: float) -> Tensor:
+    """[B, V] -> [B, 1]: the logit of the token with which the most probable ones first reach the mass `top_p`."""
+    ordered = scaled.sort(dim=1, descending=True).values
+    mass = ordered.double().softmax(dim=1).cumsum(dim=1)
+    last = (mass < top_p).sum(dim=1, keepdim=True).clamp_(max=scaled.shape[1] - 1)
+    return ordered.gather(1, last)
