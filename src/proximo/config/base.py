@@ -1,9 +1,40 @@
 """The base of every section of a recipe. Not the reading of files: that is loader.py."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+NUMBERS = (int, float, int | None, float | None)
 
 
 class Section(BaseModel):
     """Frozen, and an unknown key is an error. A field's docstring is its documentation."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_defaults(cls, data: Any) -> Any:
+        """A section that is given in part keeps the rest of the default that its field has."""
+        if not isinstance(data, dict):
+            return data
+        kept = {
+            name: {**field.default.model_dump(exclude_unset=True), **data[name]}
+            for name, field in cls.model_fields.items()
+            if isinstance(field.default, Section) and isinstance(data.get(name), dict)
+        }
+        return {**data, **kept}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, data: Any) -> Any:
+        """Python takes True for 1; as text it is refused where a number is wanted."""
+        if not isinstance(data, dict):
+            return data
+        numbers = {name for name, field in cls.model_fields.items() if field.annotation in NUMBERS}
+        return {
+            name: str(value).lower() if isinstance(value, bool) and name in numbers else value
+            for name, value in data.items()
+        }

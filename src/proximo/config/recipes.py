@@ -1,6 +1,6 @@
 """What one YAML file holds, for each command. Not how it is read (loader.py) nor what is built from it (trainers)."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,13 +34,11 @@ class RewardTrainingConfig(Section):
     """Pairs of one update."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
-    loss: str = Field("bradley_terry", pattern="^(bradley_terry|divergence_window)$")
+    loss: Literal["bradley_terry", "divergence_window"] = "bradley_terry"
     """`bradley_terry` compares the scores of the last tokens; `divergence_window` those of all tokens from where
     the two answers part (as DeepSpeed-Chat)."""
     centring: float = Field(0.0, ge=0)
     """Weight of the squared sum of both scores, which keeps scores near 0."""
-    normalise: bool = True
-    """After training, shift and scale the head so that scores on held-out pairs have mean 0 and deviation 1."""
     dropout: bool = False
     """Keep the model's own dropout in training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear")
@@ -76,6 +74,12 @@ class RewardRecipe(Section):
     reward: RewardTrainingConfig = RewardTrainingConfig()
     """How it learns."""
 
+    @model_validator(mode="after")
+    def _starts_somewhere(self) -> Self:
+        if self.model.start != "path":
+            raise ValueError("model needs path (trained weights) or config (a random start)")
+        return self
+
 
 class PPORecipe(Section):
     """`proximo ppo`."""
@@ -88,7 +92,7 @@ class PPORecipe(Section):
     """The policy's tokenizer."""
     reference: ModelConfig | None = None
     """Another reference than a copy of the policy; it must share the policy's vocabulary."""
-    value: ScalarModelConfig = ScalarModelConfig(start="policy")
+    value: ScalarModelConfig = ScalarModelConfig()
     """The critic; unused where `ppo.advantage` needs none."""
     data: PromptDataConfig
     """Prompts."""
@@ -132,6 +136,12 @@ class PipelineRecipe(Section):
         if not isinstance(data, dict) or not isinstance(data.get("run"), dict):
             return data
         shared = data["run"]
+        for name in ("sft", "reward", "ppo"):
+            given = (data[name].get("run") or {}) if isinstance(data.get(name), dict) else {}
+            if given.get("folder", f"{shared.get('folder')}/{name}") != f"{shared.get('folder')}/{name}":
+                raise ValueError(
+                    f"{name}.run.folder follows from run.folder ({shared.get('folder')}/{name}): remove it"
+                )
         stages = {
             name: {
                 **data[name],

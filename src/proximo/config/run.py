@@ -102,18 +102,26 @@ class ModelConfig(Section):
 class ScalarModelConfig(Section):
     """A model with one score per token: the value model, or a reward model in training."""
 
-    start: Literal["policy", "reward", "path"] = "path"
-    """Backbone and head from: the policy (fresh head), the reward model (its head too), or `path`."""
+    start: Literal["policy", "reward", "path"] = "policy"
+    """Backbone and head from: the policy (fresh head), the reward model (its head too), or `path` or `config`,
+    which is what holds where one of these is given."""
     path: str | None = None
     """A folder or Hub name with a causal LM (fresh head) or a one-label sequence classifier."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     config: dict[str, Any] | None = None
-    """With `start: path`: a Hugging Face config for a random start, instead of a path."""
+    """A Hugging Face config for a random start, instead of a path."""
     lora: LoRAConfig | None = None
     """Train an adapter and the head only."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _start_from_what_is_given(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "start" not in data and (data.get("path") or data.get("config")):
+            return {**data, "start": "path"}
+        return data
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

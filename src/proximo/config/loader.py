@@ -1,0 +1,139 @@
+"""A recipe file and its overrides become one validated, frozen recipe. Imports no torch; knows no trainer.
+
+Relative paths in a recipe are relative to the working directory, not to the file. Environment variables are not
+expanded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ValidationError
+
+from proximo.config.base import Section
+from proximo.config.document import Document, parse_document
+from proximo.config.mistakes import Mistake, Source, explain
+from proximo.config.overrides import apply_overrides, parse_override
+from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.scalars import plain_scalar
+from proximo.config.shipped import is_shipped_name, shipped_recipe
+from proximo.config.stages import stage_mistakes
+from proximo.errors import ConfigError
+
+Kind = Literal["sft", "reward", "ppo", "pipeline"]
+Recipe = SFTRecipe | RewardRecipe | PPORecipe | PipelineRecipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedRecipe:
+    """A recipe, and what it was read from."""
+
+    recipe: Recipe
+    text: str
+    """The file as it was written, below one comment line per override."""
+    origin: str
+    """The file's path, or the shipped recipe's name."""
+
+
+def recipe_schema(kind: Kind) -> type[Recipe]:
+    """What a recipe of that command may hold."""
+    match kind:
+        case "sft":
+            return SFTRecipe
+        case "reward":
+            return RewardRecipe
+        case "ppo":
+            return PPORecipe
+        case "pipeline":
+            return PipelineRecipe
+
+
+def load_recipe(kind: Kind, path_or_name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """Read the recipe at a path, or the shipped one of that name, and put the overrides in.
+
+    Raises ConfigError: one message that lists every mistake with its file, line, key, what came and what is wanted.
+    """
+    document = read_document(path_or_name)
+    schema, parsed = recipe_schema(kind), tuple(parse_override(text) for text in overrides)
+    tree = apply_overrides(document.data, parsed, schema)
+    source = Source(document=document, overrides=parsed, schema=schema, tree=tree)
+    try:
+        recipe = schema.model_validate(tree)
+    except ValidationError as error:
+        guess = guess_kind(tree)
+        if guess not in (None, kind):
+            raise ConfigError(
+                f"{document.origin} is a recipe for `proximo {guess}`, not for `proximo {kind}`"
+            ) from error
+        raise ConfigError(_message(explain(error.errors(include_url=False), source), source)) from error
+    if mistakes := stage_mistakes(recipe):
+        raise ConfigError(_message(mistakes, source))
+    comments = "".join(f"# override: {override.text}\n" for override in parsed)
+    return LoadedRecipe(recipe=recipe, text=comments + document.text, origin=document.origin)
+
+
+def read_document(path_or_name: str) -> Document:
+    """The YAML of a recipe, which must be a mapping. Raises ConfigError."""
+    if is_shipped_name(path_or_name):
+        document = parse_document(shipped_recipe(path_or_name).text, path_or_name)
+    else:
+        document = parse_document(_file_text(Path(path_or_name)), path_or_name)
+    if not isinstance(document.data, dict):
+        what = "is empty" if document.data is None else "is not a mapping of keys to values"
+        raise ConfigError(f"{path_or_name} {what}; `proximo recipes copy ppo` writes one to start from")
+    return document
+
+
+def _file_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise ConfigError(f"no recipe file {path}; `proximo recipes` lists those that are shipped") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: byte {error.start + 1} cannot be read") from error
+    except OSError as error:
+        raise ConfigError(f"the recipe {path} cannot be read: {error.strerror}") from error
+
+
+def guess_kind(tree: dict[str, Any]) -> Kind | None:
+    """Which command a recipe is for, by its first level of keys; None where they do not tell."""
+    if isinstance(tree.get("ppo"), dict) and not tree["ppo"].keys().isdisjoint(("policy", "data", "reward")):
+        return "pipeline"
+    if "policy" in tree:
+        return "ppo"
+    if "model" in tree and ("sft" in tree) != ("reward" in tree):
+        return "sft" if "sft" in tree else "reward"
+    return None
+
+
+def _message(mistakes: Sequence[Mistake], source: Source) -> str:
+    places = [(source.place(mistake.path), mistake.sentence) for mistake in mistakes]
+    if len(places) == 1:
+        place, sentence = places[0]
+        return f"{source.document.origin}{f', {place}' if place else ''}: {sentence}"
+    lines = [f"  {f'{place}: ' if place else ''}{sentence}" for place, sentence in places]
+    return f"{source.document.origin} has {len(lines)} mistakes:\n" + "\n".join(lines)
+
+
+def resolved_json(recipe: Recipe) -> str:
+    """Every key with the value that holds, defaults included."""
+    return recipe.model_dump_json(indent=2) + "\n"
+
+
+def resolved_yaml(recipe: Section) -> str:
+    """The same as YAML, which loads again as a recipe."""
+    return yaml.dump(
+        recipe.model_dump(mode="json"), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120
+    )
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Quotes what the rules of YAML 1.2 would otherwise read as a number, beside what those of 1.1 would."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        tag = super().resolve(kind, value, implicit)
+        if kind is yaml.ScalarNode and implicit[0] and tag == self.DEFAULT_SCALAR_TAG:
+            return tag if isinstance(plain_scalar(value), str) else "a scalar that is no text"
+        return tag

@@ -1,0 +1,51 @@
+"""The recipes that come with the package, by name. Not their contents: those are the YAML files in proximo/recipes."""
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+
+from proximo.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedRecipe:
+    """One recipe of the package."""
+
+    name: str
+    text: str
+
+    @property
+    def summary(self) -> str:
+        """Its first line, which is a comment that says what it is."""
+        return self.text.partition("\n")[0].lstrip("# ")
+
+
+def shipped_recipes() -> tuple[ShippedRecipe, ...]:
+    """All of them, by name."""
+    folder = files("proximo") / "recipes"
+    entries = sorted(
+        (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name
+    )
+    return tuple(
+        ShippedRecipe(name=entry.name.removesuffix(".yaml"), text=entry.read_text(encoding="utf-8"))
+        for entry in entries
+    )
+
+
+def shipped_recipe(name: str) -> ShippedRecipe:
+    """The one of that name. Raises ConfigError that lists the names."""
+    recipes = {recipe.name: recipe for recipe in shipped_recipes()}
+    if name not in recipes:
+        close = get_close_matches(name, recipes, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise ConfigError(
+            f"no recipe {name}{meant} Shipped recipes: {', '.join(recipes)}. "
+            "A recipe of your own goes by its path, which ends in .yaml"
+        )
+    return recipes[name]
+
+
+def is_shipped_name(path_or_name: str) -> bool:
+    """Names have no folder and no ending; everything else is a path."""
+    return Path(path_or_name).suffix not in (".yaml", ".yml") and Path(path_or_name).name == path_or_name

@@ -1,0 +1,54 @@
+"""`@sft` and `@reward`: a path that means what an earlier stage of the same pipeline made. Not where that lies."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from proximo.config.base import Section
+from proximo.config.fields import Path
+from proximo.config.mistakes import Mistake
+from proximo.config.recipes import PipelineRecipe
+
+MARK = "@"
+
+
+def stage_mistakes(recipe: Section) -> list[Mistake]:
+    """Every `@` path that names no stage which runs before."""
+    if not isinstance(recipe, PipelineRecipe):
+        return [_outside_pipeline(path, value) for path, value in _marked(recipe, ())]
+    mistakes: list[Mistake] = []
+    before: list[str] = []
+    for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
+        if stage is None:
+            continue
+        mistakes += [
+            _not_before(path, value, before) for path, value in _marked(stage, (name,)) if value[1:] not in before
+        ]
+        before.append(name)
+    return mistakes
+
+
+def _outside_pipeline(path: Path, value: str) -> Mistake:
+    sentence = f"{'.'.join(path)} is {value!r}, which has a meaning in a pipeline only: give a folder or a Hub name"
+    return Mistake(path=path, sentence=sentence)
+
+
+def _not_before(path: Path, value: str, before: list[str]) -> Mistake:
+    there = ", ".join(MARK + name for name in before) or "none"
+    sentence = f"{'.'.join(path)} is {value!r}, but no such stage runs before it; stages before it: {there}"
+    return Mistake(path=path, sentence=sentence)
+
+
+def _marked(section: Section, prefix: Path) -> Iterator[tuple[Path, str]]:
+    """The keys named path or tokenizer, at any depth, whose value begins with @."""
+    for name in type(section).model_fields:
+        yield from _marked_value(getattr(section, name), (*prefix, name))
+
+
+def _marked_value(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    if isinstance(value, Section):
+        yield from _marked(value, path)
+    elif isinstance(value, tuple):
+        for index, item in enumerate(value):
+            yield from _marked_value(item, (*path, str(index)))
+    elif isinstance(value, str) and value.startswith(MARK) and path[-1] in ("path", "tokenizer"):
+        yield path, value
