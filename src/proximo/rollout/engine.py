@@ -1,0 +1,28 @@
+"""What a rollout engine is: prompts go in, responses come out. Not how it is done."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from proximo.records import Prompt, Response
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+
+
+class Engine(Protocol):
+    """Samples responses from the policy."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_samples: int,
+        options: SamplingOptions,
+        key: RandomKey,
+        policy_version: int = 0,
+    ) -> list[Response]:
+        """`num_samples` responses to each prompt, all of the first prompt first.
+
+        Every draw is a function of `key`, the place of the prompt in `prompts`, the sample's index and the token's
+        position: not of the batch it shared, nor of how many samples its neighbours got. Raises UserError for a prompt
+        that the model cannot hold together with its response.
+        """
+        ...
