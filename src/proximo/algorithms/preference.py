@@ -56,7 +56,8 @@ def divergence_window(chosen: TokenScores, rejected: TokenScores) -> Tensor:
     alive = chosen_alive | rejected_alive
     final = alive & (alive.cumsum(1) == alive.sum(1, keepdim=True))
     window = alive & (final | (differs.cumsum(1) > 0))
-    (losses,) = select(window, -logsigmoid(chosen_scores - rejected_scores))
+    chosen_scores, rejected_scores = select(window, chosen_scores, rejected_scores)
+    losses = torch.where(window, -logsigmoid(chosen_scores - rejected_scores), 0)
     return losses.sum(1) / window.sum(1)
 
 

@@ -1,0 +1,186 @@
+"""GAE against its definition as a double sum, its reductions, and what masks and lengths must not change."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from proximo.algorithms.advantages import gae
+from proximo.algorithms.segments import value_positions
+
+LENGTHS = (4, 1, 6, 3)
+
+
+def batch(lengths: Sequence[int] = LENGTHS, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards, values, a mask with holes; float64."""
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens = sum(lengths)
+    rewards = torch.randn(num_tokens, generator=generator, dtype=torch.float64)
+    values = torch.randn(num_tokens + len(lengths), generator=generator, dtype=torch.float64)
+    return rewards, values, torch.rand(num_tokens, generator=generator) > 0.3
+
+
+def all_true(size: int) -> Tensor:
+    return torch.ones(size, dtype=torch.bool)
+
+
+def by_definition(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    """A_t = sum over l of (gamma lam)^l delta_{t+l}, for one response without holes; values have one more."""
+    n = len(rewards)
+    deltas = [rewards[t] + gamma * values[t + 1] - values[t] for t in range(n)]
+    return [sum((gamma * lam) ** (u - t) * deltas[u] for u in range(t, n)) for t in range(n)]
+
+
+def expected(rewards, values, mask, *, lengths, bootstrap, gamma, lam) -> tuple[list[float], list[float]]:
+    """The definition on the tokens of the mask alone, response by response."""
+    advantages, returns = [], []
+    for row, length in enumerate(lengths):
+        start = sum(lengths[:row])
+        kept = [t for t in range(length) if mask[start + t]]
+        own = [values[start + row + t].item() for t in kept] + [values[start + row + length].item() * bootstrap[row]]
+        found = iter(by_definition([rewards[start + t].item() for t in kept], own, gamma, lam))
+        for t in range(length):
+            advantages.append(next(found) if t in kept else 0.0)
+            returns.append(advantages[-1] + values[start + row + t].item() if t in kept else 0.0)
+    return advantages, returns
+
+
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 1.0), (0.97, 0.0), (0.0, 0.3)])
+@pytest.mark.parametrize("with_holes", [False, True])
+def test_matches_the_definition_as_a_double_sum(gamma, lam, with_holes):
+    rewards, values, mask = batch()
+    mask = mask if with_holes else all_true(len(mask))
+    bootstrap = torch.tensor([True, False, True, False])
+    found = gae(rewards, values, mask, LENGTHS, bootstrap=bootstrap, gamma=gamma, lam=lam)
+    wanted = expected(rewards, values, mask, lengths=LENGTHS, bootstrap=bootstrap.tolist(), gamma=gamma, lam=lam)
+    torch.testing.assert_close(found[0], torch.tensor(wanted[0], dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[1], torch.tensor(wanted[1], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+def test_by_hand():
+    rewards, values = torch.tensor([0.0, 1.0]), torch.tensor([0.5, 0.25, 8.0])
+    arguments = {"bootstrap": torch.tensor([False]), "gamma": 1.0, "lam": 0.5}
+    advantages, returns = gae(rewards, values, all_true(2), (2,), **arguments)
+    # delta = [0.25 - 0.5, 1 - 0.25] = [-0.25, 0.75]; A_0 = -0.25 + 0.5 * 0.75
+    assert advantages.tolist() == [0.125, 0.75]
+    assert returns.tolist() == [0.625, 1.0]
+
+
+def test_with_gamma_and_lambda_one_the_return_is_the_reward_to_go_whatever_the_values():
+    rewards, values, _ = batch()
+    nothing = torch.zeros(4, dtype=torch.bool)
+    _, returns = gae(rewards, values, all_true(14), LENGTHS, bootstrap=nothing, gamma=1.0, lam=1.0)
+    to_go = torch.cat([part.flip(0).cumsum(0).flip(0) for part in rewards.split(LENGTHS)])
+    torch.testing.assert_close(returns, to_go, rtol=0, atol=1e-12)
+
+
+def test_with_lambda_zero_the_advantage_is_the_error_of_one_step():
+    rewards, values, _ = batch((3,))
+    advantages, _ = gae(rewards, values, all_true(3), (3,), bootstrap=all_true(1), gamma=0.9, lam=0.0)
+    torch.testing.assert_close(advantages, rewards + 0.9 * values[1:] - values[:-1], rtol=0, atol=1e-12)
+
+
+def test_an_answer_that_ended_has_no_value_after_its_end():
+    rewards, values, mask = batch()
+    changed = values.clone()
+    changed[[4, 6, 13, 17]] += 100.0
+    ended = torch.tensor([False, False, False, False])
+    options = {"bootstrap": ended, "gamma": 1.0, "lam": 0.95}
+    assert gae(rewards, values, mask, LENGTHS, **options)[0].equal(gae(rewards, changed, mask, LENGTHS, **options)[0])
+    options["bootstrap"] = ~ended
+    before, after = (gae(rewards, v, mask, LENGTHS, **options)[0] for v in (values, changed))
+    assert ((after - before)[mask] > 1).all()
+
+
+def test_tokens_that_a_tool_wrote_are_skipped_and_not_discounted():
+    rewards, values, _ = batch((4,))
+    options = {"bootstrap": all_true(1), "gamma": 0.9, "lam": 0.8}
+    short = gae(rewards, values, all_true(4), (4,), **options)
+    noise = torch.full((3,), 77.0, dtype=torch.float64)
+    longer_rewards = torch.cat([rewards[:2], noise, rewards[2:]])
+    longer_values = torch.cat([values[:2], noise, values[2:]])
+    mask = torch.tensor([True, True, False, False, False, True, True])
+    longer = gae(longer_rewards, longer_values, mask, (7,), **options)
+    for found, wanted in zip(longer, short, strict=True):
+        assert found[mask].equal(wanted)
+        assert not found[~mask].any()
+
+
+def test_a_response_gets_the_same_bits_alone_and_in_any_company():
+    lengths = (5, 64, 1, 17, 0, 33, 9)
+    rewards, values, mask = (x.float() if x.is_floating_point() else x for x in batch(lengths, seed=3))
+    bootstrap = torch.tensor([True, False] * 3 + [True])
+    together = gae(rewards, values, mask, lengths, bootstrap=bootstrap, gamma=0.99, lam=0.95)
+    value_lengths = [length + 1 for length in lengths]
+    parts = zip(rewards.split(lengths), values.split(value_lengths), mask.split(lengths), lengths, strict=True)
+    alone = [
+        gae(r, v, m, (n,), bootstrap=bootstrap[i : i + 1], gamma=0.99, lam=0.95) for i, (r, v, m, n) in enumerate(parts)
+    ]
+    for which in (0, 1):
+        assert together[which].equal(torch.cat([found[which] for found in alone]))
+
+
+def test_empty_and_fully_masked_responses_change_no_other():
+    rewards, values, _ = batch((2, 3))
+    options = {"gamma": 1.0, "lam": 0.95}
+    wanted, _ = gae(rewards[:2], values[:3], all_true(2), (2,), bootstrap=all_true(1), **options)
+    mask = torch.tensor([True, True, False, False, False])
+    padded_values = torch.cat([values[:3], values[:1], values[3:]])
+    found, returns = gae(rewards, padded_values, mask, (2, 0, 3), bootstrap=all_true(3), **options)
+    assert found.equal(torch.cat([wanted, torch.zeros(3, dtype=torch.float64)]))
+    assert not returns[2:].any()
+
+
+@pytest.mark.parametrize("lengths", [(), (0, 0)])
+def test_no_token_at_all_is_no_error(lengths):
+    nothing = torch.zeros(0, dtype=torch.bool)
+    values = torch.zeros(len(lengths))
+    found = gae(torch.zeros(0), values, nothing, lengths, bootstrap=all_true(len(lengths)), gamma=1.0, lam=1.0)
+    assert [x.shape for x in found] == [(0,), (0,)]
+
+
+def test_the_arguments_are_left_alone_and_the_results_carry_no_gradient():
+    rewards, values, mask = batch()
+    values.requires_grad_()
+    copies = rewards.clone(), values.detach().clone(), mask.clone()
+    found = gae(rewards, values, mask, LENGTHS, bootstrap=all_true(4), gamma=1.0, lam=0.95)
+    assert all(x.equal(copy) for x, copy in zip((rewards, values, mask), copies, strict=True))
+    assert not any(x.requires_grad for x in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dtype_is_kept(dtype):
+    rewards, values, mask = batch()
+    found = gae(rewards.to(dtype), values.to(dtype), mask, LENGTHS, bootstrap=all_true(4), gamma=1.0, lam=0.95)
+    assert [x.dtype for x in found] == [dtype, dtype]
+
+
+def test_values_without_the_last_one_are_refused():
+    rewards, values, mask = batch()
+    token_values = values[value_positions(LENGTHS)]
+    with pytest.raises(ValueError, match=r"14 \+ 4; got 14"):
+        gae(rewards, token_values, mask, LENGTHS, bootstrap=all_true(4), gamma=1.0, lam=0.95)
+
+
+class CountOperations(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_work_grows_with_the_longest_response_and_not_with_their_number():
+    counts = []
+    for num_responses in (2, 200):
+        lengths = (10,) * num_responses
+        rewards, values, _ = batch(lengths)
+        everything, cut = all_true(len(rewards)), all_true(num_responses)
+        with CountOperations() as counter:
+            gae(rewards, values, everything, lengths, bootstrap=cut, gamma=1.0, lam=0.95)
+        counts.append(counter.count)
+    assert counts[0] == counts[1] > 10

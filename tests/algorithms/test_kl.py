@@ -1,0 +1,76 @@
+"""KL per token: properties of the estimators, and their behaviour far out."""
+
+import pytest
+import torch
+
+from proximo.algorithms.kl import absolute, bounded_exp, full_kl, k1, k2, k3, weighted_k3
+
+GENERATOR = torch.Generator().manual_seed(0)
+LOGITS, REFERENCE_LOGITS = torch.randn(2, 3, 5, generator=GENERATOR, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("estimator", [k1, k2, k3, absolute])
+def test_equal_models_have_no_kl(estimator):
+    logprobs = torch.tensor([-0.1, -3.0, -30.0])
+    assert estimator(logprobs, logprobs).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("estimator", [k2, k3, absolute])
+def test_these_are_never_negative(estimator):
+    differences = torch.linspace(-25, 25, 1001, dtype=torch.float64)
+    assert (estimator(differences, torch.zeros_like(differences)) >= 0).all()
+
+
+def test_k1_is_positive_where_the_policy_likes_the_token_more():
+    assert k1(torch.tensor(-1.0), torch.tensor(-2.0)) == 1
+
+
+def test_k3_is_exact_for_small_differences_in_float32():
+    difference = torch.tensor([1e-4])
+    assert k3(difference, torch.zeros(1)).item() == pytest.approx(0.5e-8, rel=1e-3)
+
+
+def test_full_kl_is_the_mean_of_k1_over_the_vocabulary():
+    logprobs, reference_logprobs = LOGITS.log_softmax(-1), REFERENCE_LOGITS.log_softmax(-1)
+    by_hand = [
+        sum(logprobs[i, v].exp() * (logprobs[i, v] - reference_logprobs[i, v]) for v in range(5)).item()
+        for i in range(3)
+    ]
+    assert full_kl(LOGITS, REFERENCE_LOGITS).tolist() == pytest.approx(by_hand, abs=1e-14)
+
+
+def test_full_kl_agrees_with_torch_distributions():
+    from torch.distributions import Categorical, kl_divergence
+
+    wanted = kl_divergence(Categorical(logits=LOGITS), Categorical(logits=REFERENCE_LOGITS))
+    torch.testing.assert_close(full_kl(LOGITS, REFERENCE_LOGITS), wanted, rtol=0, atol=1e-12)
+
+
+def test_full_kl_does_not_see_a_constant_added_to_the_logits():
+    torch.testing.assert_close(
+        full_kl(LOGITS + 3, REFERENCE_LOGITS - 5), full_kl(LOGITS, REFERENCE_LOGITS), rtol=0, atol=1e-12
+    )
+
+
+def test_full_kl_of_half_precision_logits_is_computed_in_float32():
+    half = full_kl(LOGITS.bfloat16(), REFERENCE_LOGITS.bfloat16())
+    assert half.dtype is torch.float32
+    torch.testing.assert_close(half, full_kl(LOGITS.bfloat16().float(), REFERENCE_LOGITS.bfloat16().float()))
+    assert full_kl(LOGITS, REFERENCE_LOGITS).dtype is torch.float64
+
+
+def test_weighted_k3_is_k3_times_the_ratio():
+    logprobs, old_logprobs, reference_logprobs = torch.tensor([[-1.0], [-1.5], [-0.5]], dtype=torch.float64)
+    ratio, difference = 2.718281828459045**0.5, -0.5
+    wanted = ratio * (2.718281828459045**-difference - 1 + difference)
+    assert weighted_k3(logprobs, old_logprobs, reference_logprobs).item() == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("log_ratio", [-1e4, 1e4])
+def test_far_out_everything_stays_finite_with_its_gradient(log_ratio):
+    logprobs = torch.tensor([log_ratio], requires_grad=True)
+    zeros = torch.zeros(1)
+    for value in (bounded_exp(logprobs), k3(logprobs, zeros), weighted_k3(logprobs, zeros, zeros)):
+        (gradient,) = torch.autograd.grad(value.sum(), logprobs)
+        assert value.isfinite().all()
+        assert gradient.isfinite().all()

@@ -1,0 +1,127 @@
+"""What is counted about the losses: definitions, sums over micro-batches, no or one valid token."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+from torch import Tensor
+
+from proximo.algorithms.losses import (
+    PolicyStatistics,
+    ValueStatistics,
+    explained_variance,
+    policy_statistics,
+    value_statistics,
+)
+
+N = 12
+GENERATOR = torch.Generator().manual_seed(0)
+A, B, C = torch.randn(3, N, generator=GENERATOR, dtype=torch.float64)
+MASK = torch.rand(N, generator=GENERATOR) > 0.3
+
+
+def of_policy(part: slice | Tensor = slice(None), mask: Tensor = MASK) -> PolicyStatistics:
+    return policy_statistics(A[part], B[part], C[part], mask[part], clip_low=0.2, clip_high=0.28)
+
+
+def of_values(part: slice | Tensor = slice(None), mask: Tensor = MASK) -> ValueStatistics:
+    return value_statistics(A[part], B[part], C[part], mask[part], clip=0.2)
+
+
+def numbers(statistics: PolicyStatistics | ValueStatistics) -> dict[str, float]:
+    return {f.name: getattr(statistics, f.name).item() for f in fields(statistics)}
+
+
+def test_policy_statistics_are_sums_over_the_mask():
+    kept = [(A[i] - B[i], C[i]) for i in range(N) if MASK[i]]
+    ratios = [d.exp() for d, _ in kept]
+    wanted = {
+        "num_tokens": len(kept),
+        "clipped": sum((r > 1.28 and a > 0) or (r < 0.8 and a < 0) for r, (_, a) in zip(ratios, kept, strict=True)),
+        "ratio": sum(ratios),
+        "ratio_squared": sum(r * r for r in ratios),
+        "k1": sum(-d for d, _ in kept),
+        "k2": sum(d * d / 2 for d, _ in kept),
+        "k3": sum(r - 1 - d for r, (d, _) in zip(ratios, kept, strict=True)),
+        "max_abs_log_ratio": max(abs(d) for d, _ in kept),
+    }
+    assert 0 < wanted["clipped"] < len(kept)
+    assert numbers(of_policy()) == pytest.approx({name: float(value) for name, value in wanted.items()})
+
+
+def test_value_statistics_are_sums_over_the_mask():
+    kept = [i for i in range(N) if MASK[i]]
+    near = [min(max(A[i], B[i] - 0.2), B[i] + 0.2) for i in range(N)]
+    wanted = {
+        "num_tokens": len(kept),
+        "clipped": sum((near[i] - C[i]) ** 2 > (A[i] - C[i]) ** 2 for i in kept),
+        "squared_error": sum((A[i] - C[i]) ** 2 for i in kept),
+        "values": sum(A[i] for i in kept),
+        "returns": sum(C[i] for i in kept),
+    }
+    assert 0 < wanted["clipped"] < len(kept)
+    assert numbers(of_values()) == pytest.approx({name: float(value) for name, value in wanted.items()})
+
+
+@pytest.mark.parametrize("compute", [of_policy, of_values])
+@pytest.mark.parametrize("size", [1, 2, 4, 5])
+def test_statistics_of_micro_batches_add_up_to_those_of_the_whole(compute, size):
+    parts = [compute(slice(start, start + size)) for start in range(0, N, size)]
+    total = sum(parts[1:], parts[0])
+    assert numbers(total) == pytest.approx(numbers(compute()), rel=1e-12)
+
+
+@pytest.mark.parametrize("compute", [of_policy, of_values])
+def test_no_valid_token_gives_zeros(compute):
+    assert set(numbers(compute(mask=torch.zeros(N, dtype=torch.bool))).values()) == {0}
+    assert set(numbers(compute(slice(0, 0))).values()) == {0}
+
+
+def test_an_unchanged_policy_has_ratio_one_and_nothing_clipped():
+    found = policy_statistics(A, A, C, MASK, clip_low=0.0, clip_high=0.0)
+    count = found.num_tokens.item()
+    assert numbers(found) == {"num_tokens": count, "ratio": count, "ratio_squared": count} | dict.fromkeys(
+        ("clipped", "k1", "k2", "k3", "max_abs_log_ratio"), 0
+    )
+
+
+def test_an_unchanged_value_model_has_nothing_clipped():
+    assert value_statistics(A, A, C, MASK, clip=0.0).clipped == 0
+    assert value_statistics(A, B, C, MASK, clip=None).clipped == 0
+
+
+def test_the_kl_estimate_is_of_the_old_policy_from_the_new():
+    """Over tokens of the old policy the mean of k3 is that KL: summed over a vocabulary with the old chances."""
+    new, old = (x.log_softmax(-1) for x in torch.randn(2, 50, generator=GENERATOR, dtype=torch.float64))
+    wanted = (old.exp() * (old - new)).sum().item()
+    everything = torch.ones(1, dtype=torch.bool)
+    singles = [
+        policy_statistics(new[i : i + 1], old[i : i + 1], torch.zeros(1), everything, clip_low=0.2, clip_high=0.2)
+        for i in range(50)
+    ]
+    for name in ("k1", "k3"):
+        estimate = sum(old[i].exp() * getattr(singles[i], name) for i in range(50))
+        assert estimate.item() == pytest.approx(wanted, abs=1e-12)
+
+
+def test_statistics_carry_no_gradient():
+    x = A.clone().requires_grad_()
+    found = policy_statistics(x, B, C, MASK, clip_low=0.2, clip_high=0.2)
+    assert not any(getattr(found, f.name).requires_grad for f in fields(found))
+    assert not explained_variance(x, C, MASK).requires_grad
+
+
+def test_explained_variance_of_perfect_constant_and_opposite_values():
+    assert explained_variance(C, C, MASK) == 1
+    assert explained_variance(C + 5, C, MASK).item() == pytest.approx(1)
+    assert explained_variance(torch.full_like(C, 3.0), C, MASK).item() == pytest.approx(0, abs=1e-12)
+    assert explained_variance(-C, C, MASK).item() == pytest.approx(-3)
+
+
+@pytest.mark.parametrize("num_valid", [0, 1])
+def test_explained_variance_below_two_tokens_is_zero(num_valid):
+    assert explained_variance(A, C, torch.arange(N) < num_valid) == 0
+
+
+def test_explained_variance_of_constant_returns_is_zero():
+    assert explained_variance(A, torch.full_like(A, 0.1), torch.ones(N, dtype=torch.bool)) == 0

@@ -1,0 +1,144 @@
+"""Two promises of the whole path from log-probs to a loss: what is outside the mask changes nothing, nor does a cut.
+
+NaN outside the mask must not reach a value or a gradient; micro-batches of any size must add up to the whole.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from proximo.algorithms.advantages import gae
+from proximo.algorithms.kl import k1, k2, weighted_k3
+from proximo.algorithms.losses import (
+    clipped_policy_loss,
+    clipped_value_loss,
+    explained_variance,
+    policy_statistics,
+    sft_loss,
+    value_statistics,
+)
+from proximo.algorithms.masking import masked_mean, masked_variance, rescale, select, standardise, sum_per_token
+from proximo.algorithms.preference import bradley_terry
+from proximo.algorithms.segments import value_positions
+from proximo.algorithms.shaping import shape_rewards
+
+N = 24
+X, OLD, OTHER = 0.5 * torch.randn(3, N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+MASK = torch.rand(N, generator=torch.Generator().manual_seed(1)) > 0.3
+POISONS = [float("nan"), float("inf"), float("-inf")]
+
+
+def policy(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
+    return clipped_policy_loss(x, old, other, clip_low=0.2, clip_high=0.28)
+
+
+def value(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
+    return clipped_value_loss(x, old, other, clip=0.2)
+
+
+def sft(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
+    return sft_loss(x)
+
+
+def kl_k2(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
+    return k2(x, other)
+
+
+LOSSES = [policy, value, sft, kl_k2, weighted_k3]
+
+
+def loss_and_gradient(
+    per_token: Callable, x: Tensor, old: Tensor, other: Tensor, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    x = x.detach().requires_grad_()
+    loss = sum_per_token(per_token(*select(mask, x, old, other)), mask, denominator=MASK.sum())
+    return loss.detach(), torch.autograd.grad(loss, x)[0]
+
+
+def poisoned(x: Tensor, poison: float) -> Tensor:
+    return torch.where(MASK, x, poison)
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("per_token", LOSSES)
+def test_poison_outside_the_mask_changes_no_loss_and_no_gradient(per_token, poison):
+    clean = loss_and_gradient(per_token, X, OLD, OTHER, MASK)
+    found = loss_and_gradient(per_token, *(poisoned(x, poison) for x in (X, OLD, OTHER)), MASK)
+    assert found[0].equal(clean[0])
+    assert found[1].equal(clean[1])
+    assert not found[1][~MASK].any()
+
+
+@pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.parametrize("reduce", [masked_mean, masked_variance, standardise, rescale])
+def test_poison_outside_the_mask_changes_no_reduction_and_no_gradient(reduce, poison):
+    results = []
+    for x in (X, poisoned(X, poison)):
+        leaf = x.detach().requires_grad_()
+        found = reduce(leaf, MASK)
+        results.append((found.detach(), torch.autograd.grad(found.square().sum(), leaf)[0]))
+    assert results[0][0].equal(results[1][0])
+    assert results[0][1].equal(results[1][1])
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_poison_outside_the_mask_changes_no_reward_advantage_or_return(poison):
+    lengths = (10, 6, 8)
+    mask = MASK.clone()
+    mask[10:16] = False  # the second response is left out, with its score
+    scores, bootstrap = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), torch.tensor([False, True, False])
+    values = torch.randn(N + 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    read = torch.zeros(N + 3, dtype=torch.bool)
+    read[value_positions(lengths)] = mask
+
+    def run(logprobs: Tensor, scores: Tensor, values: Tensor) -> tuple[Tensor, ...]:
+        rewards = shape_rewards(k1(logprobs, OTHER), scores, mask, lengths, kl_coefficient=0.1)
+        outside = torch.where(mask, rewards, logprobs)
+        return rewards, *gae(outside, values, mask, lengths, bootstrap=bootstrap, gamma=0.99, lam=0.95)
+
+    bad_scores = torch.tensor([1.0, poison, 3.0], dtype=torch.float64)
+    found = run(torch.where(mask, X, poison), bad_scores, torch.where(read, values, poison))
+    for bad, clean in zip(found, run(X, scores, values), strict=True):
+        assert bad.equal(clean)
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_poison_outside_the_mask_changes_no_statistic(poison):
+    bad = [poisoned(x, poison) for x in (X, OLD, OTHER)]
+    clips = {"clip_low": 0.2, "clip_high": 0.2}
+    assert policy_statistics(*bad, MASK, **clips) == policy_statistics(X, OLD, OTHER, MASK, **clips)
+    assert value_statistics(*bad, MASK, clip=0.2) == value_statistics(X, OLD, OTHER, MASK, clip=0.2)
+    assert explained_variance(*bad[:2], MASK) == explained_variance(X, OLD, MASK)
+
+
+def test_nan_inside_the_mask_is_not_hidden():
+    bad = X.clone()
+    bad[MASK.nonzero()[0]] = float("nan")
+    assert loss_and_gradient(policy, bad, OLD, OTHER, MASK)[0].isnan()
+    assert masked_mean(bad, MASK).isnan()
+    assert policy_statistics(bad, OLD, OTHER, MASK, clip_low=0.2, clip_high=0.2).max_abs_log_ratio.isnan()
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 7])
+@pytest.mark.parametrize("per_token", LOSSES)
+def test_micro_batches_add_up_to_the_whole_in_loss_and_gradient(per_token, size):
+    whole = loss_and_gradient(per_token, X, OLD, OTHER, MASK)
+    starts = range(0, N, size)
+    parts = [loss_and_gradient(per_token, *(x[i : i + size] for x in (X, OLD, OTHER, MASK))) for i in starts]
+    torch.testing.assert_close(sum(loss for loss, _ in parts), whole[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch.cat([gradient for _, gradient in parts]), whole[1], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 7])
+def test_pairs_add_up_to_the_whole_batch_of_pairs(size):
+    def run(part: slice) -> tuple[Tensor, Tensor]:
+        x = X[part].detach().requires_grad_()
+        losses = bradley_terry(x, OLD[part], margin=OTHER[part], centring=0.01)
+        loss = sum_per_token(losses, torch.ones(len(x), dtype=torch.bool), denominator=N)
+        return loss.detach(), torch.autograd.grad(loss, x)[0]
+
+    whole, parts = run(slice(None)), [run(slice(i, i + size)) for i in range(0, N, size)]
+    torch.testing.assert_close(sum(loss for loss, _ in parts), whole[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(torch.cat([gradient for _, gradient in parts]), whole[1], rtol=1e-12, atol=0)

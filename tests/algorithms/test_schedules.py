@@ -1,0 +1,55 @@
+"""The learning rate by position."""
+
+from itertools import pairwise
+
+import pytest
+
+from proximo.algorithms.schedules import learning_rate_factor
+
+
+def factors(kind, *, num_updates=10, warmup_updates=0, floor=0.0) -> list[float]:
+    options = {"num_updates": num_updates, "warmup_updates": warmup_updates, "kind": kind, "floor": floor}
+    return [learning_rate_factor(update, **options) for update in range(num_updates + 3)]
+
+
+def test_constant_stays_at_one():
+    assert factors("constant", floor=0.5) == [1.0] * 13
+
+
+def test_linear_falls_in_equal_steps_and_reaches_zero_after_the_last_update():
+    assert factors("linear") == pytest.approx([1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0, 0, 0])
+
+
+def test_cosine_is_half_way_in_the_middle_and_flat_at_both_ends():
+    found = factors("cosine")
+    assert found[0] == 1
+    assert found[5] == pytest.approx(0.5)
+    assert found[10:] == [0, 0, 0]
+    drops = [a - b for a, b in pairwise(found)]
+    assert drops[0] == pytest.approx(drops[9])
+    assert max(drops) == pytest.approx(drops[4])
+    assert drops[0] < 0.03 < drops[4]
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_the_floor_is_where_it_ends(kind):
+    found = factors(kind, floor=0.1)
+    assert found[0] == 1
+    assert found[5] == pytest.approx(0.55)
+    assert found[10:] == [0.1] * 3
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine"])
+def test_warm_up_climbs_in_equal_steps_and_wastes_no_update_at_zero(kind):
+    found = factors(kind, warmup_updates=3)
+    assert found[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+    assert found[4] <= 1
+    assert (found[4] == 1) == (kind == "constant")
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup_updates", [10, 20])
+def test_a_warm_up_as_long_as_the_run_only_climbs(kind, warmup_updates):
+    found = factors(kind, warmup_updates=warmup_updates)[:10]
+    assert found == sorted(found)
+    assert found[0] == pytest.approx(1 / (warmup_updates + 1))
