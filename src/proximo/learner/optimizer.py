@@ -1,0 +1,61 @@
+"""AdamW over the trainable parameters of a model, and the learning rate as a function of position. No other state."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from proximo.algorithms.schedules import learning_rate_factor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerOptions:
+    """Plain values of an AdamW and its schedule."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    warmup_updates: int = 0
+    final_fraction: float = 0.0
+    max_gradient_norm: float | None = 1.0
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Name -> parameter, in the model's order; the names key the optimizer's state in a checkpoint."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def make_optimizer(parameters: dict[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.AdamW:
+    """AdamW (arXiv:1711.05101) in which matrices decay, and biases, norms and scalars do not."""
+    groups = [
+        {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": options.weight_decay},
+        {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = all(parameter.device.type in ("cpu", "cuda", "mps") for parameter in parameters.values())
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=options.learning_rate,
+        betas=options.betas,
+        eps=options.eps,
+        fused=fused,
+    )
+
+
+def scheduled_learning_rate(options: OptimizerOptions, *, update: int, num_updates: int) -> float:
+    """Learning rate of update number `update` (from 0) in a run of `num_updates`."""
+    factor = learning_rate_factor(
+        update,
+        num_updates=num_updates,
+        warmup_updates=options.warmup_updates,
+        kind=options.schedule,
+        floor=options.final_fraction,
+    )
+    return options.learning_rate * factor
+
+
+def gradient_norm(parameters: dict[str, nn.Parameter]) -> Tensor:
+    """Euclidean norm over all gradients, as a scalar on their device; 0 where there is none."""
+    gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+    return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())

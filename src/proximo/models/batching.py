@@ -1,0 +1,30 @@
+"""Which sequences go through a model together: balanced batches under a token budget. Integers only, no tensors."""
+
+from collections.abc import Sequence
+
+
+def plan_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int]]:
+    """Indices of `lengths` in as few balanced batches as the budget suggests, each in ascending order.
+
+    Longest first into the emptiest batch. A batch exceeds the budget only where one sequence alone does, or
+    where another batch would be needed for a remainder: then one more batch is opened.
+    """
+    if not lengths:
+        return []
+    num_batches = -(-sum(lengths) // token_budget)
+    while True:
+        batches = _fill(lengths, num_batches)
+        fits = all(len(batch) == 1 or sum(lengths[i] for i in batch) <= token_budget for batch in batches)
+        if fits or num_batches >= len(lengths):
+            return [sorted(batch) for batch in batches if batch]
+        num_batches += 1
+
+
+def _fill(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
+    batches: list[list[int]] = [[] for _ in range(num_batches)]
+    loads = [0] * num_batches
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        emptiest = loads.index(min(loads))
+        batches[emptiest].append(index)
+        loads[emptiest] += lengths[index]
+    return batches

@@ -1,0 +1,107 @@
+"""Scores from a Python function that the user names. Not for code that a model wrote: the function is trusted."""
+
+import importlib
+import math
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from proximo.errors import ConfigError, TrainingError
+from proximo.records import Finish, Response, Scored, ScoreState
+
+Verdict = float | int | Mapping[str, float] | None
+"""A score; or a mapping with `score` and further components; or None where the function could not tell."""
+RewardFunction = Callable[..., Sequence[Verdict]]
+"""Called as `function(prompts, responses, metadata, **arguments)` with three lists of equal length."""
+
+
+def import_function(path: str) -> Callable[..., Any]:
+    """The function behind `package.module:function`. Raises ConfigError where there is none."""
+    module_name, separator, name = path.partition(":")
+    if not separator or not module_name or not name:
+        raise ConfigError(f"a function is named as package.module:function, got {path!r}")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"function {path!r}: module {module_name!r} cannot be imported ({error}); "
+            "is it installed, or in the folder that you started from?"
+        ) from error
+    found = vars(module).get(name)
+    if not callable(found):
+        known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        raise ConfigError(f"function {path!r}: {module_name} has no function {name!r}; it has {', '.join(known[:8])}")
+    return found
+
+
+class FunctionReward:
+    """Calls the function once per batch, with texts: prompts (text, or messages), responses and metadata.
+
+    A prompt's metadata holds its reference answer as `answer` where it has one, and why the response ended as `finish`.
+    """
+
+    def __init__(
+        self,
+        function: RewardFunction,
+        *,
+        name: str = "function",
+        arguments: Mapping[str, Any] | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.arguments = dict(arguments or {})
+        self.timeout_seconds = timeout_seconds
+
+    def score(self, responses: Sequence[Response]) -> list[Scored]:
+        """Raises TrainingError where the function raises, takes too long, or returns something else than scores."""
+        if not responses:
+            return []
+        prompts = [r.prompt.text if r.prompt.text is not None else list(r.prompt.messages or ()) for r in responses]
+        verdicts = self._call(prompts, [r.text for r in responses], [_metadata(r) for r in responses])
+        if not isinstance(verdicts, Sequence) or len(verdicts) != len(responses):
+            count = len(verdicts) if isinstance(verdicts, Sequence) else type(verdicts).__name__
+            raise TrainingError(
+                f"reward function {self.name!r} must return one score per response: "
+                f"{len(responses)} were wanted, it returned {count}"
+            )
+        return [self._scored(response, verdict) for response, verdict in zip(responses, verdicts, strict=True)]
+
+    def _call(self, *lists: list[Any]) -> Any:
+        """Runs the function in a thread of its own, so that one that hangs ends the run instead of holding it."""
+        answers: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
+
+        def work() -> None:
+            try:
+                answers.put((self.function(*lists, **self.arguments), None))
+            except BaseException as error:
+                answers.put((None, error))
+
+        threading.Thread(target=work, daemon=True, name=f"reward-{self.name}").start()
+        try:
+            verdicts, error = answers.get(timeout=self.timeout_seconds)
+        except queue.Empty:
+            raise TrainingError(
+                f"reward function {self.name!r} did not answer for {len(lists[0])} responses "
+                f"within timeout_seconds = {self.timeout_seconds:g}"
+            ) from None
+        if error is not None:
+            raise TrainingError(f"reward function {self.name!r} raised {type(error).__name__}: {error}") from error
+        return verdicts
+
+    def _scored(self, response: Response, verdict: Verdict) -> Scored:
+        parts = verdict if isinstance(verdict, Mapping) else {"score": verdict}
+        if "score" not in parts:
+            raise TrainingError(f"reward function {self.name!r} returned a mapping without 'score': {sorted(parts)}")
+        if any(value is None or not math.isfinite(float(value)) for value in parts.values()):
+            reason = f"{self.name} returned {verdict!r}"
+            return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
+        components = {key: float(value) for key, value in parts.items() if key != "score" and value is not None}
+        return Scored(response=response, score=float(parts["score"] or 0.0), components=components)
+
+
+def _metadata(response: Response) -> dict[str, Any]:
+    answer = {} if response.prompt.answer is None else {"answer": response.prompt.answer}
+    finish: Finish = response.finish
+    return {**response.prompt.metadata, **answer, "finish": finish.value}

@@ -1,0 +1,54 @@
+"""Scores from a reward model: the value of its head at the last token of the response."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from proximo.data.tokenise import render_for
+from proximo.models.batching import plan_batches
+from proximo.models.packing import pack
+from proximo.models.scalar import ScalarModel
+from proximo.records import Response, Scored
+
+
+class ModelReward:
+    """Reads the policy's token ids, or renders text and messages again where the model has its own tokenizer.
+
+    `tokenizer` is that of the reward model where it differs from the policy's, else None. Ids never cross from one
+    tokenizer to another.
+    """
+
+    def __init__(
+        self,
+        model: ScalarModel,
+        *,
+        name: str = "reward_model",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokens_per_microbatch: int = 8192,
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.tokenizer = tokenizer
+        self.tokens_per_microbatch = tokens_per_microbatch
+
+    @torch.no_grad()
+    def score(self, responses: Sequence[Response]) -> list[Scored]:
+        """One score per response, the same in whatever company it is scored."""
+        sequences = [self._token_ids(response) for response in responses]
+        scores = [0.0] * len(sequences)
+        lengths = [len(sequence) for sequence in sequences]
+        for batch in plan_batches(lengths, token_budget=self.tokens_per_microbatch):
+            packed = pack([sequences[i] for i in batch], device=self.model.device)
+            last = self.model.token_scores(packed)[packed.last_indices]
+            for index, score in zip(batch, last.tolist(), strict=True):
+                scores[index] = score
+        return [Scored(response=r, score=s) for r, s in zip(responses, scores, strict=True)]
+
+    def _token_ids(self, response: Response) -> tuple[int, ...]:
+        if self.tokenizer is None:
+            return (*response.prompt.token_ids, *response.token_ids)
+        prompt_ids, response_ids = render_for(self.tokenizer, response.prompt, response.text)
+        ended = response.finish.terminated and self.tokenizer.eos_token_id is not None
+        end = (self.tokenizer.eos_token_id,) if ended and response_ids[-1:] != (self.tokenizer.eos_token_id,) else ()
+        return (*prompt_ids, *response_ids, *end)

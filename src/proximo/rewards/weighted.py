@@ -1,0 +1,47 @@
+"""The weighted sum of several sources. A response that one source could not score has no score."""
+
+import math
+from collections.abc import Sequence
+
+from proximo.records import Response, Scored, ScoreState
+from proximo.rewards.source import RewardSource
+
+
+class WeightedReward:
+    """score = sum of weight * score over the sources; each source's own score is a component under its name."""
+
+    name = "weighted"
+
+    def __init__(self, sources: Sequence[tuple[float, RewardSource]]) -> None:
+        if not sources:
+            raise ValueError("a weighted reward needs at least one source")
+        self.sources = tuple(sources)
+
+    def score(self, responses: Sequence[Response]) -> list[Scored]:
+        """Asks every source for all responses and adds up."""
+        answers = [source.score(responses) for _, source in self.sources]
+        return [
+            self._sum(response, parts) for response, parts in zip(responses, zip(*answers, strict=True), strict=True)
+        ]
+
+    def _sum(self, response: Response, parts: Sequence[Scored]) -> Scored:
+        named = list(zip(self.sources, parts, strict=True))
+        components: dict[str, float] = {}
+        for (_, source), part in named:
+            components[source.name] = part.score
+            components |= {f"{source.name}.{key}": value for key, value in part.components.items()}
+        worst = max((part.state for part in parts), key=_severity)
+        failed = worst is ScoreState.INFRASTRUCTURE_FAULT
+        score = math.nan if failed else sum(weight * part.score for (weight, _), part in named)
+        reasons = [part.reason for part in parts if part.reason]
+        return Scored(
+            response=response,
+            score=score,
+            components=components,
+            state=worst,
+            reason="; ".join(reasons) or None,
+        )
+
+
+def _severity(state: ScoreState) -> int:
+    return list(ScoreState).index(state)

@@ -1,0 +1,187 @@
+"""The model function calls of a PPO step that do not train: sampling, scoring, log-probs, values. Not their order."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.config.ppo import PPOConfig
+from proximo.dataflow.graph import Call, Graph, build_graph
+from proximo.models.batching import plan_batches
+from proximo.models.heads import full_kl
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.scalar import ScalarModel
+from proximo.records import Prompt, Response, Scored
+from proximo.rewards.source import RewardSource
+from proximo.rollout.engine import Engine
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roles:
+    """Who does what in a step."""
+
+    policy: LanguageModel
+    reference: LanguageModel | None
+    """None: the policy's base with its adapter off, or nobody where the KL has no place."""
+    value: ScalarModel | None
+    engine: Engine
+
+
+def step_graph(config: PPOConfig, *, sampled_serve: bool, given: str = "prompts") -> Graph:
+    """The calls of one step. With `given="scored"` the caller brings responses with their scores.
+
+    `sampled_serve`: the sampler's log-probs are the old ones (design: float32, nothing but temperature); else the
+    policy computes them again.
+    """
+    old = "sampled_logprobs" if sampled_serve else "policy_logprobs"
+    calls = [
+        Call(name=old, role=None if sampled_serve else "policy", reads=("responses",), writes=("old_logprobs",)),
+        Call(
+            name="experience",
+            role=None,
+            reads=("scored", "old_logprobs", "reference_logprobs", "full_kl", "values"),
+            writes=("experience", "raw_advantages"),
+        ),
+        Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)),
+    ]
+    if given == "prompts":
+        calls.append(Call(name="generate", role="policy", reads=("prompts",), writes=("responses",)))
+        calls.append(Call(name="score", role="reward", reads=("responses",), writes=("scored",)))
+    absent = []
+    if config.kl.place == "none":
+        absent += ["reference_logprobs", "full_kl"]
+    else:
+        writes = ("reference_logprobs", "full_kl")
+        calls.append(Call(name="reference_logprobs", role="reference", reads=("responses",), writes=writes))
+    if config.uses_critic:
+        calls.append(Call(name="values", role="value", reads=("responses",), writes=("values",)))
+        calls.append(Call(name="train_value", role="value", reads=("experience",), writes=("value_report",)))
+    else:
+        absent.append("values")
+    inputs = ["prompts"] if given == "prompts" else ["responses", "scored"]
+    return build_graph(calls, inputs=[*inputs, *absent])
+
+
+def absent_inputs(graph: Graph) -> dict[str, None]:
+    """Values that this run has no call for; they enter as None."""
+    return {name: None for name in graph.inputs if name not in ("prompts", "responses", "scored")}
+
+
+class InferenceCalls:
+    """Handlers of the calls that only read the models."""
+
+    def __init__(self, roles: Roles, reward: RewardSource | None, config: PPOConfig) -> None:
+        self.roles = roles
+        self.reward = reward
+        self.config = config
+
+    def generate(self, prompts: Sequence[Prompt], *, key: RandomKey, policy_version: int) -> list[Response]:
+        """Sample the configured number of responses to each prompt."""
+        return self.roles.engine.generate(
+            prompts,
+            num_samples=self.config.responses_per_prompt,
+            options=sampling_options(self.config),
+            key=key,
+            policy_version=policy_version,
+        )
+
+    def score(self, responses: Sequence[Response]) -> tuple[list[Scored]]:
+        """Ask the reward source."""
+        if self.reward is None:
+            raise ValueError("this trainer has no reward source: bring scores, or pass reward to train")
+        return (self.reward.score(responses),)
+
+    def sampled_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor]:
+        """[T] what the engine recorded while it sampled."""
+        return (torch.cat([response.logprobs for response in responses]),)
+
+    @torch.no_grad()
+    def policy_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor]:
+        """[T] of the policy as it stands."""
+        return (self._over_batches(responses, self._logprobs_of(self.roles.policy)),)
+
+    @torch.no_grad()
+    def reference_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor, Tensor | None]:
+        """[T] of the reference; and [T] the KL over the whole vocabulary where it is measured."""
+        model = self.roles.reference or self.roles.policy
+        with self.reference_view():
+            logprobs = self._over_batches(responses, self._logprobs_of(model))
+        if self.config.kl.measure != "full" or self.config.kl.place != "reward":
+            return logprobs, None
+        return logprobs, self._over_batches(responses, self.full_kl)
+
+    @torch.no_grad()
+    def values(self, responses: Sequence[Response]) -> tuple[Tensor]:
+        """[T + R]: V before each response token, and after the last one."""
+        model = self.roles.value
+        if model is None:
+            raise ValueError("there is no value model in this run")
+
+        def run(batch: PackedResponses) -> Tensor:
+            return model.token_scores(batch.packed)[batch.value_positions]
+
+        return (self._over_batches(responses, run, extra=1),)
+
+    def full_kl(self, batch: PackedResponses) -> Tensor:
+        """[N] KL of the policy from the reference at each state, from hidden states of both, in chunks."""
+        policy, reference = self.roles.policy, self.roles.reference or self.roles.policy
+        with torch.no_grad(), self.reference_view():
+            reference_hidden = reference.hidden_states(batch.packed)[batch.predictors]
+        hidden = policy.hidden_states(batch.packed)[batch.predictors]
+        temperature = self.config.rollout.temperature
+        return full_kl(hidden, policy.head, reference_hidden, reference.head, temperature=temperature)
+
+    def reference_view(self):
+        """A context in which the reference speaks: the adapter is off where the policy serves as its own."""
+        return self.roles.policy.reference_view() if self.roles.reference is None else nullcontext()
+
+    def _logprobs_of(self, model: LanguageModel) -> Callable[[PackedResponses], Tensor]:
+        temperature = self.config.rollout.temperature
+        return lambda batch: model.response_logprobs(batch, temperature=temperature).logprobs
+
+    def _over_batches(
+        self, responses: Sequence[Response], run: Callable[[PackedResponses], Tensor], *, extra: int = 0
+    ) -> Tensor:
+        """`run` on balanced batches, its pieces back in the order of the responses, on the CPU."""
+        pieces: list[Tensor] = [torch.empty(0)] * len(responses)
+        for indices, batch in packed_batches(
+            responses, token_budget=self.config.tokens_per_microbatch, device=self.roles.policy.device
+        ):
+            sizes = [length + extra for length in batch.response_lengths]
+            for index, piece in zip(indices, run(batch).cpu().split(sizes), strict=True):
+                pieces[index] = piece
+        return torch.cat(pieces)
+
+
+def packed_batches(
+    responses: Sequence[Response], *, token_budget: int, device: torch.device
+) -> list[tuple[list[int], PackedResponses]]:
+    """Indices and packed tensors of balanced batches that together hold every response once."""
+    lengths = [len(r.prompt.token_ids) + len(r.token_ids) for r in responses]
+    plan = plan_batches(lengths, token_budget=token_budget)
+    return [(indices, pack_members(responses, indices, device=device)) for indices in plan]
+
+
+def pack_members(responses: Sequence[Response], indices: Sequence[int], *, device: torch.device) -> PackedResponses:
+    """The chosen responses behind their prompts, packed."""
+    chosen = [responses[i] for i in indices]
+    return pack_responses([r.prompt.token_ids for r in chosen], [r.token_ids for r in chosen], device=device)
+
+
+def sampling_options(config: PPOConfig, *, greedy: bool = False) -> SamplingOptions:
+    """How the engine samples under this configuration."""
+    rollout = config.rollout
+    return SamplingOptions(
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_new_tokens=rollout.min_new_tokens,
+        max_new_tokens=rollout.max_new_tokens,
+        stop_token_ids=rollout.stop_token_ids,
+        stop_strings=rollout.stop_strings,
+        greedy=greedy,
+    )

@@ -1,0 +1,154 @@
+"""From scored responses and log-probs to rewards, advantages and returns. Pure: no model, no optimizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms import advantages as estimators
+from proximo.algorithms import kl
+from proximo.algorithms.masking import masked_mean, masked_variance, standardise
+from proximo.algorithms.segments import segment_ids, segment_sum, value_positions
+from proximo.algorithms.shaping import clip_scores, shape_rewards
+from proximo.config.ppo import PPOConfig
+from proximo.records import Experience, Finish, Scored
+
+KL_ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "k1": kl.k1,
+    "k2": kl.k2,
+    "k3": kl.k3,
+    "abs": kl.absolute,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """What the model passes over a batch gave: the inputs of `make_experience` beside the scores."""
+
+    old_logprobs: Tensor
+    """[T] float32."""
+    reference_logprobs: Tensor | None = None
+    """[T] float32."""
+    full_kl: Tensor | None = None
+    """[T] KL over the whole vocabulary at each state; only where the configuration measures `full`."""
+    values: Tensor | None = None
+    """[T + R] float32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RawAdvantages:
+    """What advantages were before they were standardised, for the metrics."""
+
+    mean: float
+    variance: float
+    num_tokens: int
+
+
+def make_experience(
+    scored: Sequence[Scored], passes: Passes, *, config: PPOConfig, kl_coefficient: float
+) -> tuple[Experience, RawAdvantages]:
+    """Place the scores, subtract the KL, estimate advantages and returns (docs/ppo.md).
+
+    A response that could not be scored, is empty, or is cut off under `truncated: mask` counts nowhere: not in
+    the loss, not in its group's baseline, not in the standardising.
+    """
+    lengths = tuple(len(s.response.token_ids) for s in scored)
+    counts = torch.tensor([_counts(s, config) for s in scored], dtype=torch.bool)
+    owner = segment_ids(lengths)
+    mask = torch.cat([s.response.response_mask for s in scored]) & counts[owner]
+    rewards = _rewards(scored, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
+    if config.uses_critic:
+        if passes.values is None:
+            raise ValueError("advantage gae needs values")
+        advantages, returns = _gae(scored, rewards, passes.values, mask, lengths, config=config)
+    else:
+        advantages, returns = _group_advantages(scored, rewards, counts, lengths, config=config), None
+    advantages = torch.where(mask, advantages, 0.0)
+    raw = RawAdvantages(
+        mean=float(masked_mean(advantages, mask)),
+        variance=float(masked_variance(advantages, mask)),
+        num_tokens=int(mask.sum()),
+    )
+    experience = Experience(
+        scored=tuple(scored),
+        lengths=lengths,
+        mask=mask,
+        old_logprobs=passes.old_logprobs,
+        reference_logprobs=passes.reference_logprobs,
+        values=passes.values,
+        rewards=rewards,
+        advantages=standardise(advantages, mask) if config.standardises else advantages,
+        returns=returns,
+    )
+    return experience, raw
+
+
+def token_values(experience: Experience) -> Tensor:
+    """[T] the value before each response token, without the one after the last."""
+    if experience.values is None:
+        raise ValueError("this experience was made without a critic")
+    return experience.values[value_positions(experience.lengths)]
+
+
+def _counts(scored: Scored, config: PPOConfig) -> bool:
+    cut = scored.response.finish is Finish.LENGTH and config.truncated == "mask"
+    return scored.valid and bool(scored.response.token_ids) and not cut
+
+
+def _rewards(
+    scored: Sequence[Scored],
+    passes: Passes,
+    mask: Tensor,
+    lengths: Sequence[int],
+    *,
+    config: PPOConfig,
+    kl_coefficient: float,
+) -> Tensor:
+    scores = torch.tensor([_score(s, config) for s in scored], dtype=torch.float32)
+    if config.score_clip is not None:
+        scores = clip_scores(scores, config.score_clip)
+    penalty = torch.zeros_like(passes.old_logprobs)
+    if config.kl.place == "reward":
+        penalty = _kl_per_token(passes, config.kl.measure)
+    return shape_rewards(penalty, scores, mask, lengths, kl_coefficient=kl_coefficient)
+
+
+def _score(scored: Scored, config: PPOConfig) -> float:
+    unscored = scored.response.finish is Finish.LENGTH and not config.score_truncated
+    return scored.score if scored.valid and not unscored else 0.0
+
+
+def _kl_per_token(passes: Passes, measure: str) -> Tensor:
+    if measure == "full":
+        if passes.full_kl is None:
+            raise ValueError("measure full needs the KL over the vocabulary from the reference call")
+        return passes.full_kl
+    if passes.reference_logprobs is None:
+        raise ValueError(f"measure {measure} needs reference log-probs")
+    return KL_ESTIMATES[measure](passes.old_logprobs, passes.reference_logprobs)
+
+
+def _gae(
+    scored: Sequence[Scored],
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    lengths: Sequence[int],
+    *,
+    config: PPOConfig,
+) -> tuple[Tensor, Tensor]:
+    keeps_value = config.truncated == "bootstrap"
+    bootstrap = torch.tensor([keeps_value and s.response.finish is Finish.LENGTH for s in scored])
+    return estimators.gae(rewards, values, mask, lengths, bootstrap=bootstrap, gamma=config.gamma, lam=config.lam)
+
+
+def _group_advantages(
+    scored: Sequence[Scored], rewards: Tensor, counts: Tensor, lengths: Sequence[int], *, config: PPOConfig
+) -> Tensor:
+    """Each response's return (score and KL penalty) beside those of the same prompt, the same for all its tokens."""
+    totals = segment_sum(rewards, lengths)
+    numbers: dict[str, int] = {}
+    groups = torch.tensor([numbers.setdefault(s.response.prompt.id, len(numbers)) for s in scored])
+    estimate = estimators.group_centred if config.advantage == "group_centred" else estimators.group_standardised
+    return estimators.broadcast_to_tokens(estimate(totals, groups, counts), lengths)

@@ -1,0 +1,246 @@
+"""The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from proximo.checkpoint.environment import describe_environment
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints
+from proximo.checkpoint.interruption import Interruption
+from proximo.checkpoint.logs import JsonLines, cut_back
+from proximo.checkpoint.run_folder import RunFolder, check_run, open_run
+from proximo.checkpoint.schedule import SaveSchedule
+from proximo.checkpoint.store import Checkpoint, CheckpointStore, Writer
+from proximo.config.base import Section
+from proximo.config.run import RunConfig
+from proximo.errors import RunFolderError
+from proximo.metrics.console import Course, ProgressView, open_progress
+from proximo.metrics.recorder import Recorder
+from proximo.metrics.report import write_report
+from proximo.metrics.sinks import Sink, TensorBoardSink
+from proximo.metrics.trainers import Trainer
+from proximo.metrics.values import Last, MetricValue
+from proximo.trainers.options import RunOptions
+
+MAY_CHANGE = (
+    "run.folder",
+    "run.save_every_steps",
+    "run.save_every_minutes",
+    "run.keep_last",
+    "run.grace_seconds",
+    "run.tensorboard",
+    "ppo.num_steps",
+    "ppo.rollout.max_rows",
+)
+"""Settings that a resumed run may give otherwise: none of them touches what was computed so far.
+
+A longer `ppo.num_steps` stretches a falling learning rate, which is what extending a run means.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What a step or an evaluation has to say."""
+
+    metrics: Mapping[str, MetricValue]
+    samples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    """Rows of samples.jsonl, without their step."""
+
+
+class Task(Protocol):
+    """What the loop drives. Steps count from 1; everything a step uses is a function of its number and the state."""
+
+    trainer: Trainer
+    num_steps: int
+    device: str
+    data_fingerprint: Mapping[str, Any]
+    best_metric: str | None
+    """The evaluation metric whose best checkpoint is kept, if any; higher is better unless `best_is_lowest`."""
+    best_is_lowest: bool
+
+    def step(self, step: int) -> Record:
+        """Take one step."""
+        ...
+
+    def evaluate(self) -> Record | None:
+        """Look at held-out data; None where there is none."""
+        ...
+
+    def writers(self) -> Mapping[str, Writer]:
+        """What a checkpoint holds beside the state, by name."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Plain numbers that must survive, as JSON."""
+        ...
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Put back what `writers` and `state` kept."""
+        ...
+
+
+def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options: RunOptions) -> int:
+    """Build the task and run it to its end in its folder; returns the exit status.
+
+    Nothing in the folder is touched before the task is built, so that a mistake in data or models loses nothing.
+    """
+    folder = Path(run.folder)
+    check_run(folder, resume=options.resume, overwrite=options.overwrite)
+    task = build()
+    with open_run(folder, resume=options.resume, overwrite=options.overwrite) as opened:
+        return _Loop(opened, task, recipe, run, options).run()
+
+
+class _Loop:
+    """One process's part of a run."""
+
+    def __init__(self, folder: RunFolder, task: Task, recipe: Section, run: RunConfig, options: RunOptions) -> None:
+        self.folder = folder
+        self.task = task
+        self.run_config = run
+        self.options = options
+        self.store = CheckpointStore(
+            folder.checkpoints, keep_last=run.keep_last, best="lowest" if task.best_is_lowest else "highest"
+        )
+        self.resolved = recipe.model_dump(mode="json")
+        self.environment = describe_environment(device=task.device)
+        self.fingerprints = Fingerprints(config=self.resolved, data=task.data_fingerprint, environment=self.environment)
+
+    def run(self) -> int:
+        first = self._restore()
+        last = self.task.num_steps
+        if first >= last and first > 0:
+            return self._nothing_to_do(first)
+        self.folder.write_config(self.options.recipe_text, self.resolved)
+        self.folder.write_environment(self.environment)
+        for log in (self.folder.metrics, self.folder.samples):
+            cut_back(log, first if self.folder.resuming else -1)
+        course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
+        progress = open_progress(course, quiet=self.options.quiet)
+        try:
+            with (
+                _Logs(self.folder, progress, tensorboard=self.run_config.tensorboard) as logs,
+                progress_warnings(progress),
+            ):
+                return self._steps(first, last, logs, progress)
+        finally:
+            progress.close()
+
+    def _steps(self, first: int, last: int, logs: "_Logs", progress: ProgressView) -> int:
+        schedule = SaveSchedule(
+            every_steps=self.run_config.save_every_steps, every_minutes=self.run_config.save_every_minutes
+        )
+        if not self.folder.resuming:
+            progress.phase("evaluation")
+            self._log(logs, 0, self.task.evaluate())
+        with Interruption(grace_seconds=self.run_config.grace_seconds) as interruption:
+            for step in range(first + 1, last + 1):
+                progress.phase("training")
+                record = self.task.step(step)
+                metric = self._finish_step(logs, progress, step, record)
+                stopping = interruption.requested
+                if stopping:
+                    interruption.step_ended()
+                if stopping or step == last or schedule.due(step):
+                    self._save(logs, step, metric)
+                    schedule.saved()
+                if stopping:
+                    progress.note(f"stopped by a signal after step {step}; go on with --resume")
+                    return interruption.exit_status
+        progress.note(f"finished: {last} steps, report in {write_report(self.folder.path)}")
+        return 0
+
+    def _finish_step(self, logs: "_Logs", progress: ProgressView, step: int, record: Record) -> float | None:
+        """Evaluate where it is due and write the step's one line; returns the metric that ranks checkpoints."""
+        every = self.run_config.evaluate_every_steps
+        evaluation = None
+        if step == self.task.num_steps or (every is not None and step % every == 0):
+            progress.phase("evaluation")
+            evaluation = self.task.evaluate()
+        return self._log(logs, step, record, evaluation)
+
+    def _log(self, logs: "_Logs", step: int, *records: Record | None) -> float | None:
+        given = [record for record in records if record is not None]
+        line = logs.write(step, given)
+        return None if self.task.best_metric is None else line.get(self.task.best_metric)
+
+    def _save(self, logs: "_Logs", step: int, metric: float | None) -> None:
+        logs.sync()
+        state = {"task": dict(self.task.state()), "fingerprints": self.fingerprints.to_json()}
+        self.store.save(step, self.task.writers(), state, metric=metric)
+
+    def _restore(self) -> int:
+        """Steps already done: 0 for a new run."""
+        if not self.folder.resuming:
+            return 0
+        checkpoint = self.store.load()
+        check_fingerprints(
+            Fingerprints.from_json(checkpoint.state["fingerprints"]),
+            self.fingerprints,
+            may_change=MAY_CHANGE,
+            allow_different_environment=self.options.allow_different_environment,
+        )
+        self.task.restore(checkpoint)
+        return checkpoint.step
+
+    def _nothing_to_do(self, step: int) -> int:
+        message = f"the run in {self.folder.path} is finished: step {step} of {self.task.num_steps}"
+        if self.options.resume == "must":
+            raise RunFolderError(
+                f"{message}, so --resume would train nothing; raise the number of steps, or use --resume=auto "
+                "where a finished run is fine"
+            )
+        open_progress(Course(trainer=self.task.trainer, total_steps=step), quiet=self.options.quiet).note(message)
+        return 0
+
+
+class _Logs:
+    """Writes each step's line to metrics.jsonl, its samples, and every sink."""
+
+    def __init__(self, folder: RunFolder, progress: ProgressView, *, tensorboard: bool) -> None:
+        self.metrics = JsonLines(folder.metrics)
+        self.samples = JsonLines(folder.samples)
+        self.sinks: list[Sink] = [progress]
+        self.progress = progress
+        if tensorboard:
+            self.sinks.append(TensorBoardSink(folder.tensorboard, folder.metrics))
+
+    def write(self, step: int, records: Sequence[Record]) -> dict[str, float]:
+        recorder = Recorder()
+        recorder.record("progress/step", Last(step))
+        for record in records:
+            recorder.record_all(record.metrics)
+            for sample in record.samples:
+                self.samples.append({"step": step, **sample})
+        line = recorder.line()
+        if recorder.non_finite:
+            self.progress.warn(f"step {step}: not finite: {', '.join(recorder.non_finite)}")
+        self.metrics.append({"step": step, **line})
+        for sink in self.sinks:
+            sink.write(step, line)
+        return line
+
+    def sync(self) -> None:
+        """Force the lines to the disk, so that no checkpoint is newer than the lines that belong to it."""
+        self.metrics.sync()
+        self.samples.sync()
+
+    def __enter__(self) -> "_Logs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.metrics.close()
+        self.samples.close()
+        for sink in self.sinks[1:]:
+            sink.close()
+
+
+@contextmanager
+def progress_warnings(progress: ProgressView) -> Iterator[None]:
+    """Python warnings of the run are shown where its numbers are, not across them."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_args, **_named: progress.warn(str(message))
+        yield

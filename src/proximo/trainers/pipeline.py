@@ -1,0 +1,80 @@
+"""The three steps in a row: SFT, reward model, PPO. Finished stages are skipped. Not the stages themselves."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from proximo.checkpoint.run_folder import check_run
+from proximo.checkpoint.store import CheckpointStore
+from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.errors import ConfigError
+from proximo.metrics.report import write_pipeline_report
+from proximo.trainers.options import RunOptions
+from proximo.trainers.ppo_run import run_ppo
+from proximo.trainers.reward import run_reward
+from proximo.trainers.sft import run_sft
+
+Stage = TypeVar("Stage", SFTRecipe, RewardRecipe, PPORecipe)
+
+ROLES = {"@sft": ("sft", "policy"), "@reward": ("reward", "reward")}
+"""A reference in a recipe -> the stage whose result it names, and the role of that result in its checkpoint."""
+
+
+def run_pipeline(recipe: PipelineRecipe, options: RunOptions) -> int:
+    """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
+
+    With `resume` the finished stages are skipped and the one under way goes on. All folders are checked before
+    anything runs.
+    """
+    folder = Path(recipe.run.folder)
+    stages = [stage for stage in (recipe.sft, recipe.reward, recipe.ppo) if stage is not None]
+    # A stage that was not reached yet has no run to resume: for the stages, resume always means "start or go on".
+    options = replace(options, resume="never" if options.resume == "never" else "auto")
+    for stage in stages:
+        check_run(Path(stage.run.folder), resume=options.resume, overwrite=options.overwrite)
+    for stage in stages:
+        status = _run_stage(resolve_references(stage, folder), options)
+        if status != 0:
+            return status
+    write_pipeline_report(folder)
+    return 0
+
+
+def _run_stage(stage: SFTRecipe | RewardRecipe | PPORecipe, options: RunOptions) -> int:
+    match stage:
+        case SFTRecipe():
+            return run_sft(stage, options)
+        case RewardRecipe():
+            return run_reward(stage, options)
+        case PPORecipe():
+            return run_ppo(stage, options)
+
+
+def resolve_references(section: Stage, folder: Path) -> Stage:
+    """The section with `@sft` and `@reward` replaced by the folders that those stages made."""
+
+    def resolve(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: resolve(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [resolve(item) for item in value]
+        return str(stage_result(folder, value)) if isinstance(value, str) and value in ROLES else value
+
+    return type(section).model_validate(resolve(section.model_dump(mode="json")))
+
+
+def stage_result(folder: Path, reference: str) -> Path:
+    """The folder of the model that a stage made: its best checkpoint where one was measured, else its latest.
+
+    Raises ConfigError where that stage has no checkpoint.
+    """
+    stage, role = ROLES[reference]
+    store = CheckpointStore(folder / stage / "checkpoints")
+    checkpoint = store.best() or store.latest()
+    if checkpoint is None:
+        raise ConfigError(
+            f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: "
+            f"give the recipe a section {stage}, or name a model by its path"
+        )
+    return checkpoint.path(role)

@@ -1,0 +1,307 @@
+"""PPO as a library: bring prompts and a reward, or your own loop and scores. Not the run around it: see ppo_run.py.
+
+trainer = PPOTrainer(policy, tokenizer, config=PPOConfig(...))
+responses = trainer.generate(prompts)
+stats = trainer.step(responses, scores)
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.algorithms.controllers import adaptive_kl
+from proximo.config.ppo import PPOConfig
+from proximo.config.run import OptimizerConfig
+from proximo.data.order import rows_at
+from proximo.dataflow.executor import LocalExecutor
+from proximo.errors import TrainingError
+from proximo.learner.minibatches import num_minibatches
+from proximo.learner.update import Learner
+from proximo.metrics.recorder import Recorder
+from proximo.metrics.values import Last, MetricValue
+from proximo.models.language import LanguageModel
+from proximo.models.loading import end_of_sequence_ids
+from proximo.models.scalar import ScalarModel
+from proximo.records import Experience, Finish, Prompt, Response, Scored
+from proximo.rewards.function import FunctionReward, RewardFunction
+from proximo.rewards.source import RewardSource
+from proximo.rollout.local import LocalEngine
+from proximo.rollout.sampling import RandomKey
+from proximo.trainers.calls import InferenceCalls, Roles, absent_inputs, step_graph
+from proximo.trainers.experience import Passes, make_experience
+from proximo.trainers.invariants import check_first_minibatch
+from proximo.trainers.sections import optimizer_options
+from proximo.trainers.step_metrics import (
+    StepOutcome,
+    experience_metrics,
+    sequence_kl,
+    time_metrics,
+    update_metrics,
+)
+from proximo.trainers.updates import UpdateCalls
+
+
+class PPOTrainer:
+    """Owns the policy, its reference, the critic and their optimizers, and takes them from step to step.
+
+    Args:
+        policy: trained in place.
+        tokenizer: the policy's.
+        reference: what the KL pulls towards; None takes a frozen copy of the policy, or its base under LoRA. Unused
+            where the configuration gives the KL no place.
+        value: the critic; None starts one from the policy's backbone with a fresh head.
+        reward: scores responses in `train`; `step` is given scores instead.
+        config: what is done.
+        seed: of all sampling and shuffling.
+
+    Raises:
+        ModelError: a model cannot be packed, or the vocabularies differ.
+    """
+
+    def __init__(
+        self,
+        policy: LanguageModel | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        reference: LanguageModel | None = None,
+        value: ScalarModel | None = None,
+        reward: RewardSource | None = None,
+        config: PPOConfig | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.config = config or PPOConfig()
+        self.seed = seed
+        self.tokenizer = tokenizer
+        self.policy = policy if isinstance(policy, LanguageModel) else LanguageModel(policy)
+        self.roles = self._make_roles(reference, value)
+        self.kl_coefficient = self.config.kl.coefficient
+        self.steps_done = 0
+        self._inference = InferenceCalls(self.roles, reward, self.config)
+        self._updates = self._make_updates()
+
+    def _make_roles(self, reference: LanguageModel | None, value: ScalarModel | None) -> Roles:
+        config = self.config
+        if config.kl.place == "none" or self.policy.has_adapter:
+            reference = None
+        elif reference is None:
+            reference = self.policy.frozen_copy()
+        if config.uses_critic and value is None:
+            value = ScalarModel.from_language_model(self.policy, head="zero", seed=self.seed)
+        engine = LocalEngine(
+            self.policy,
+            self.tokenizer,
+            eos_token_ids=end_of_sequence_ids(self.policy.model, self.tokenizer),
+            max_rows=config.rollout.max_rows,
+        )
+        return Roles(
+            policy=self.policy, reference=reference, value=value if config.uses_critic else None, engine=engine
+        )
+
+    def _make_updates(self) -> UpdateCalls:
+        config = self.config
+        per_epoch = num_minibatches(config.responses_per_step, config.responses_per_update)
+        num_updates = config.num_steps * config.epochs_per_step * per_epoch
+        rate = 1e-5 if self.policy.has_adapter else 1e-6
+        policy_options = config.policy_optimizer or OptimizerConfig(learning_rate=rate)
+        policy = Learner(self.policy.model, optimizer_options(policy_options), num_updates=num_updates)
+        value = None
+        if self.roles.value is not None:
+            options = optimizer_options(config.value_optimizer)
+            value = Learner(self.roles.value.model, options, num_updates=num_updates)
+        return UpdateCalls(self._inference, policy=policy, value=value, seed=self.seed)
+
+    @property
+    def learners(self) -> dict[str, Learner]:
+        """Role -> learner of every trained model."""
+        value = self._updates.value_learner
+        return {"policy": self._updates.policy_learner} | ({} if value is None else {"value": value})
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps that the policy has taken."""
+        return self._updates.policy_learner.updates_done
+
+    @property
+    def sampled_logprobs_serve(self) -> bool:
+        """True where the sampler's log-probs are those of the policy, so that no pass is needed for the old ones."""
+        return self.policy.precision == "float32" and not self.config.rollout.reshapes_distribution
+
+    def generate(self, prompts: Sequence[Prompt | str]) -> list[Response]:
+        """Sample `responses_per_prompt` responses to each prompt, as this step would."""
+        key = RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
+        prompts = as_prompts(self.tokenizer, prompts)
+        return self._inference.generate(prompts, key=key, policy_version=self.policy_version)
+
+    def step(
+        self,
+        prompts: Sequence[Prompt | str],
+        responses: Sequence[Response | Sequence[int]],
+        scores: Sequence[float],
+    ) -> dict[str, float]:
+        """Learn from responses that you scored yourself, and return the step's metrics.
+
+        `responses` come from `generate`, or are plain lists of token ids; then the policy's log-probs are computed
+        for them. One score per response; prompts as given to `generate` (one for each response, or each group).
+        """
+        scored = [
+            Scored(response=response, score=float(score))
+            for response, score in zip(self._adopt(prompts, responses), scores, strict=True)
+        ]
+        return self._line(self.run_step(scored=scored))
+
+    def train(
+        self,
+        prompts: Sequence[Prompt | str],
+        *,
+        reward: RewardSource | RewardFunction | None = None,
+        on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
+    ) -> list[dict[str, float]]:
+        """Run the steps that are left, over the prompts in the order of each epoch, scored by `reward`.
+
+        `reward` is a source, or a function of lists of prompts, responses and metadata; None keeps the trainer's.
+        Returns the metrics of every step; `on_step` gets each as it comes.
+        """
+        if reward is not None:
+            self._inference.reward = as_source(reward)
+        known, size, history = as_prompts(self.tokenizer, prompts), self.config.prompts_per_step, []
+        while self.steps_done < self.config.num_steps:
+            rows = rows_at(self.steps_done * size, size, num_rows=len(known), seed=self.seed)
+            history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
+            if on_step is not None:
+                on_step(self.steps_done, history[-1])
+        return history
+
+    def run_step(
+        self, *, prompts: Sequence[Prompt] | None = None, scored: Sequence[Scored] | None = None
+    ) -> StepOutcome:
+        """One step, from prompts or from scored responses, through the graph of calls.
+
+        Raises TrainingError where too much of the batch could not be scored, too many updates were skipped, or the
+        learner's log-probs are not the sampler's.
+        """
+        given = "prompts" if scored is None else "scored"
+        graph = step_graph(self.config, sampled_serve=self.sampled_logprobs_serve, given=given)
+        inputs: dict[str, Any] = {"prompts": prompts}
+        if scored is not None:
+            inputs = {"responses": [s.response for s in scored], "scored": scored}
+        outcome = LocalExecutor(graph, self._handlers()).run(inputs | absent_inputs(graph))
+        step = StepOutcome(
+            experience=outcome.values["experience"],
+            raw_advantages=outcome.values["raw_advantages"],
+            policy=outcome.values["policy_report"],
+            value=outcome.values.get("value_report"),
+            seconds=outcome.seconds,
+        )
+        if self.sampled_logprobs_serve or given == "prompts":
+            check_first_minibatch(
+                step.policy.first_minibatch, precision=self.policy.precision, step=self.steps_done + 1
+            )
+        self._adapt_kl(step.experience)
+        self.steps_done += 1
+        return step
+
+    def metrics(self, outcome: StepOutcome) -> dict[str, MetricValue]:
+        """The declared metrics of a step that was just taken."""
+        own: dict[str, MetricValue] = {
+            "progress/policy_version": Last(self.policy_version),
+            "progress/prompts": Last(self.steps_done * self.config.prompts_per_step),
+        }
+        if self.config.kl.place != "none":
+            own["kl/coefficient"] = Last(self.kl_coefficient)
+        return experience_metrics(outcome) | update_metrics(outcome) | time_metrics(outcome) | own
+
+    def _handlers(self) -> dict[str, Callable[..., tuple[Any, ...]]]:
+        calls, updates = self._inference, self._updates
+        return {
+            "generate": lambda prompts: (self.generate(prompts),),
+            "score": lambda responses: (self._refuse_faulty(calls.score(responses)[0]),),
+            "sampled_logprobs": calls.sampled_logprobs,
+            "policy_logprobs": calls.policy_logprobs,
+            "reference_logprobs": calls.reference_logprobs,
+            "values": calls.values,
+            "experience": self._experience,
+            "train_value": lambda experience: (updates.train_value(experience, step=self.steps_done),),
+            "train_policy": lambda experience: (
+                updates.train_policy(experience, kl_coefficient=self.kl_coefficient, step=self.steps_done),
+            ),
+        }
+
+    def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
+        old, reference, full, values = passes
+        gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
+        return make_experience(scored, gathered, config=self.config, kl_coefficient=self.kl_coefficient)
+
+    def _refuse_faulty(self, scored: list[Scored]) -> list[Scored]:
+        faulty = [s for s in scored if not s.valid]
+        if len(faulty) > self.config.max_faulty_fraction * len(scored):
+            raise TrainingError(
+                f"step {self.steps_done + 1}: {len(faulty)} of {len(scored)} responses could not be scored, more than "
+                f"max_faulty_fraction = {self.config.max_faulty_fraction:g} allows; last reason: {faulty[-1].reason}"
+            )
+        return scored
+
+    def _adapt_kl(self, experience: Experience) -> None:
+        kl = self.config.kl
+        divergences = [value for value, s in zip(sequence_kl(experience), experience.scored, strict=True) if s.valid]
+        observed = [value for value in divergences if value is not None]
+        if kl.target is not None and observed:
+            self.kl_coefficient = adaptive_kl(
+                self.kl_coefficient,
+                observed=sum(observed) / len(observed),
+                target=kl.target,
+                horizon=kl.horizon,
+                num_sequences=len(observed),
+            )
+
+    def _line(self, outcome: StepOutcome) -> dict[str, float]:
+        recorder = Recorder()
+        recorder.record_all(self.metrics(outcome))
+        return recorder.line()
+
+    def _adopt(self, prompts: Sequence[Prompt | str], responses: Sequence[Response | Sequence[int]]) -> list[Response]:
+        """Responses as records; those written by somebody else get the log-probs that the policy gives them."""
+        known = as_prompts(self.tokenizer, prompts)
+        if not known or len(responses) % len(known):
+            raise ValueError(f"{len(responses)} responses do not share out among {len(known)} prompts")
+        each = len(responses) // len(known)
+        eos = set(end_of_sequence_ids(self.policy.model, self.tokenizer))
+        records = [
+            given if isinstance(given, Response) else self._bare(known[i // each], i % each, tuple(given), eos)
+            for i, given in enumerate(responses)
+        ]
+        bare = [record for record in records if len(record.logprobs) != len(record.token_ids)]
+        if not bare:
+            return records
+        (logprobs,) = self._inference.policy_logprobs(records)
+        pieces = logprobs.split([len(record.token_ids) for record in records])
+        return [replace(record, logprobs=piece) for record, piece in zip(records, pieces, strict=True)]
+
+    def _bare(self, prompt: Prompt, sample_index: int, token_ids: tuple[int, ...], eos: set[int]) -> Response:
+        return Response(
+            prompt=prompt,
+            sample_index=sample_index,
+            token_ids=token_ids,
+            logprobs=torch.empty(0),
+            response_mask=torch.ones(len(token_ids), dtype=torch.bool),
+            finish=Finish.EOS if token_ids[-1:] and token_ids[-1] in eos else Finish.LENGTH,
+            policy_version=self.policy_version,
+            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
+        )
+
+
+def as_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt | str]) -> list[Prompt]:
+    """Prompt records as they are; texts tokenised, with their place as id."""
+    return [
+        given
+        if isinstance(given, Prompt)
+        else Prompt(id=str(index), token_ids=tuple(tokenizer(given)["input_ids"]), text=given)
+        for index, given in enumerate(prompts)
+    ]
+
+
+def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
+    """A reward source as it is; a plain function wrapped as one."""
+    return FunctionReward(reward) if callable(reward) else reward

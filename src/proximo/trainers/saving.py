@@ -1,0 +1,49 @@
+"""What of a trained model and its optimizer goes into a checkpoint, and back. Not the atomic writing: checkpoint/."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.checkpoint.tensors import read_optimizer, write_optimizer
+from proximo.learner.update import Learner
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
+
+
+def writers_for(
+    models: Mapping[str, LanguageModel | ScalarModel],
+    learners: Mapping[str, Learner],
+    tokenizer: PreTrainedTokenizerBase,
+) -> dict[str, Writer]:
+    """One folder per role in Hugging Face layout with tokenizer and template, one file per optimizer."""
+
+    def model_writer(model: LanguageModel | ScalarModel) -> Writer:
+        def write(path: Path) -> None:
+            model.save_pretrained(path)
+            tokenizer.save_pretrained(path)
+
+        return write
+
+    def optimizer_writer(learner: Learner) -> Writer:
+        return lambda path: write_optimizer(path, learner.optimizer, learner.parameters)
+
+    writers = {role: model_writer(model) for role, model in models.items()}
+    return writers | {f"optimizer/{role}.safetensors": optimizer_writer(learner) for role, learner in learners.items()}
+
+
+def restore_models(
+    checkpoint: Checkpoint, models: Mapping[str, LanguageModel | ScalarModel], learners: Mapping[str, Learner]
+) -> None:
+    """Put the saved weights and optimizer states back in place, bit for bit, with the learners' positions."""
+    for role, model in models.items():
+        model.load_weights(checkpoint.path(role))
+    for role, learner in learners.items():
+        read_optimizer(checkpoint.path(f"optimizer/{role}.safetensors"), learner.optimizer, learner.parameters)
+        learner.updates_done = checkpoint.state["task"]["updates"][role]
+
+
+def update_counts(learners: Mapping[str, Learner]) -> dict[str, int]:
+    """Role -> optimizer steps taken: the position in each schedule."""
+    return {role: learner.updates_done for role, learner in learners.items()}

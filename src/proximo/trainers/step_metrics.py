@@ -1,0 +1,130 @@
+"""What one PPO step is judged by: its records turned into declared metrics. Not their reduction, nor where they go."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms.kl import k1, k3
+from proximo.algorithms.losses import explained_variance
+from proximo.algorithms.segments import segment_sum
+from proximo.metrics.diversity import distinct_fraction
+from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
+from proximo.records import Experience, Scored
+from proximo.trainers.experience import RawAdvantages, token_values
+from proximo.trainers.updates import Report, first_minibatch_metrics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """One step: what was sampled and scored, what was learned from it, and how long each call took."""
+
+    experience: Experience
+    raw_advantages: RawAdvantages
+    policy: Report
+    value: Report | None
+    seconds: Mapping[str, float]
+
+
+def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
+    """Everything that the experience of a step tells. Responses without a score count in `response/faulty` alone."""
+    experience, raw = outcome.experience, outcome.raw_advantages
+    mask, lengths = experience.mask, experience.lengths
+    totals = segment_sum(torch.where(mask, experience.rewards, 0.0), lengths).tolist()
+    valid = [i for i, scored in enumerate(experience.scored) if scored.valid]
+    metrics: dict[str, MetricValue] = response_metrics(experience.scored) | score_metrics(experience.scored)
+    metrics |= {
+        "reward/mean": Mean.of(totals[i] for i in valid),
+        "advantage/mean": Mean(raw.mean * raw.num_tokens, raw.num_tokens),
+        "advantage/std": Deviation(raw.num_tokens, raw.mean, raw.variance * raw.num_tokens),
+        "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
+    }
+    if experience.reference_logprobs is not None:
+        metrics |= _kl_metrics(experience, valid)
+    if experience.returns is not None:
+        explained = explained_variance(token_values(experience), experience.returns, mask)
+        metrics["value/explained_variance"] = Last(float(explained))
+    else:
+        zero = [not bool(part.any()) for part in experience.advantages.split(list(lengths))]
+        metrics["group/zero_advantage_fraction"] = Mean.of(float(zero[i]) for i in valid)
+    return metrics
+
+
+def sequence_kl(experience: Experience) -> list[float | None]:
+    """Per response the sum over its counted tokens of k1, in nats; None in a run without a reference."""
+    if experience.reference_logprobs is None:
+        return [None] * len(experience.lengths)
+    per_token = k1(experience.old_logprobs, experience.reference_logprobs)
+    return list(segment_sum(torch.where(experience.mask, per_token, 0.0), experience.lengths).tolist())
+
+
+def update_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
+    """What the two training calls report, and the check of the first minibatch."""
+    metrics = dict(outcome.policy.metrics)
+    if outcome.value is not None:
+        metrics |= outcome.value.metrics
+    if outcome.policy.first_minibatch is not None:
+        metrics |= first_minibatch_metrics(outcome.policy.first_minibatch)
+    return metrics
+
+
+def time_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
+    """Seconds by call, and tokens per second of sampling and of training."""
+    names = {"reference_logprobs": "reference"}
+    metrics: dict[str, MetricValue] = {
+        f"time/{names.get(call, call)}_seconds": Sum(seconds)
+        for call, seconds in outcome.seconds.items()
+        if call != "sampled_logprobs"
+    }
+    responses = [scored.response for scored in outcome.experience.scored]
+    sampled = sum(len(response.token_ids) for response in responses)
+    read = sum(len(response.prompt.token_ids) + len(response.token_ids) for response in responses)
+    if "generate" in outcome.seconds:
+        metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
+        del metrics["time/generate_seconds"]
+        metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
+    training = outcome.seconds["train_policy"] + outcome.seconds.get("train_value", 0.0)
+    metrics["throughput/train_tokens_per_second"] = Mean(read, training)
+    metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
+    return metrics
+
+
+def response_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
+    """Lengths, endings and variety of the responses."""
+    kept = [s.response for s in scored if s.valid]
+    lengths = [len(response.token_ids) for response in kept]
+    return {
+        "response/tokens_mean": Mean.of(lengths),
+        "response/tokens_max": Max.of(lengths),
+        "response/finished_fraction": Mean.of(float(response.finish.terminated) for response in kept),
+        "response/distinct_2": Last(distinct_fraction(response.token_ids for response in kept)),
+        "response/faulty": Sum(len(scored) - len(kept)),
+    }
+
+
+def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
+    """The score and its components."""
+    kept = [s for s in scored if s.valid]
+    names = sorted({name for s in kept for name in s.components})
+    metrics: dict[str, MetricValue] = {
+        f"score/{name}/mean": Mean.of(s.components[name] for s in kept if name in s.components) for name in names
+    }
+    scores = [s.score for s in kept]
+    return {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)} | metrics
+
+
+def _kl_metrics(experience: Experience, valid: Sequence[int]) -> dict[str, MetricValue]:
+    assert experience.reference_logprobs is not None
+    mask, count = experience.mask, int(experience.mask.sum())
+    policy, reference = experience.old_logprobs, experience.reference_logprobs
+    per_response = sequence_kl(experience)
+    return {
+        "kl/sequence": Mean.of(value for i in valid if (value := per_response[i]) is not None),
+        "kl/per_token": Mean(_sum(k1(policy, reference), mask), count),
+        "kl/k3_per_token": Mean(_sum(k3(policy, reference), mask), count),
+    }
+
+
+def _sum(x: Tensor, mask: Tensor) -> float:
+    return float(torch.where(mask, x, 0.0).double().sum())

@@ -1,0 +1,62 @@
+"""The graph finds its order and refuses what cannot run; the executor hands values on."""
+
+import pytest
+
+from proximo.dataflow.executor import LocalExecutor
+from proximo.dataflow.graph import Call, build_graph
+
+SAMPLE = Call(name="sample", role="policy", reads=("prompts",), writes=("responses",))
+SCORE = Call(name="score", role="reward", reads=("responses",), writes=("scores",))
+LEARN = Call(name="learn", role="policy", reads=("responses", "scores"), writes=("loss", "norm"))
+
+
+def test_calls_run_after_what_they_read_was_written() -> None:
+    graph = build_graph([LEARN, SCORE, SAMPLE], inputs=["prompts"])
+    assert [call.name for call in graph.calls] == ["sample", "score", "learn"]
+
+
+def test_calls_that_are_ready_keep_their_order() -> None:
+    other = Call(name="other", role=None, reads=("prompts",), writes=("x",))
+    assert [call.name for call in build_graph([other, SAMPLE], inputs=["prompts"]).calls] == ["other", "sample"]
+    assert [call.name for call in build_graph([SAMPLE, other], inputs=["prompts"]).calls] == ["sample", "other"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        ([SCORE], "score.*responses"),
+        ([SAMPLE, SAMPLE], "more than once: sample"),
+        ([SAMPLE, Call(name="again", role=None, reads=(), writes=("responses",))], "more than once: responses"),
+        (
+            [
+                Call(name="a", role=None, reads=("y",), writes=("x",)),
+                Call(name="b", role=None, reads=("x",), writes=("y",)),
+            ],
+            "no call can run next",
+        ),
+    ],
+)
+def test_a_graph_that_cannot_run_is_refused(calls: list[Call], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_graph(calls, inputs=["prompts"])
+
+
+def test_the_executor_hands_values_from_call_to_call() -> None:
+    handlers = {
+        "sample": lambda prompts: ([p * 2 for p in prompts],),
+        "score": lambda responses: (sum(responses),),
+        "learn": lambda responses, scores: (scores / len(responses), 1.0),
+    }
+    outcome = LocalExecutor(build_graph([SAMPLE, SCORE, LEARN], inputs=["prompts"]), handlers).run({"prompts": [1, 2]})
+    assert outcome.values["loss"] == 3.0
+    assert list(outcome.seconds) == ["sample", "score", "learn"]
+
+
+def test_the_executor_refuses_wrong_inputs_handlers_and_counts() -> None:
+    graph = build_graph([SAMPLE], inputs=["prompts"])
+    with pytest.raises(ValueError, match="without a handler: sample"):
+        LocalExecutor(graph, {})
+    with pytest.raises(ValueError, match="takes"):
+        LocalExecutor(graph, {"sample": lambda p: (p,)}).run({"questions": 1})
+    with pytest.raises(ValueError, match="returned 2 values"):
+        LocalExecutor(graph, {"sample": lambda p: (p, p)}).run({"prompts": 1})

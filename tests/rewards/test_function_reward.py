@@ -1,0 +1,113 @@
+"""A user's function scores; what it cannot tell is a fault and never a number; one that hangs ends the run."""
+
+import math
+import time
+
+import pytest
+
+from proximo.errors import ConfigError, TrainingError
+from proximo.records import Finish, Response, Scored, ScoreState
+from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.weighted import WeightedReward
+from records_made import prompt, response
+
+
+def test_the_function_sees_texts_metadata_answer_and_finish() -> None:
+    seen = {}
+
+    def reward(prompts, responses, metadata, *, bonus):
+        seen.update(prompts=prompts, responses=responses, metadata=metadata)
+        return [len(text) + bonus for text in responses]
+
+    asked = prompt(text=None, messages=({"role": "user", "content": "2+2?"},), answer="4", metadata={"level": 1})
+    source = FunctionReward(reward, arguments={"bonus": 0.5})
+    (result,) = source.score([response(to=asked, text="four", finish=Finish.LENGTH)])
+    assert result.score == 4.5
+    assert seen == {
+        "prompts": [[{"role": "user", "content": "2+2?"}]],
+        "responses": ["four"],
+        "metadata": [{"level": 1, "answer": "4", "finish": "length"}],
+    }
+
+
+def test_a_mapping_gives_the_score_and_named_components() -> None:
+    source = FunctionReward(lambda p, r, m: [{"score": 3, "fluent": 1, "short": 2.0}])
+    (result,) = source.score([response()])
+    assert (result.score, dict(result.components)) == (3.0, {"fluent": 1.0, "short": 2.0})
+
+
+@pytest.mark.parametrize("verdict", [None, math.nan, math.inf, {"score": 1.0, "part": math.nan}])
+def test_what_is_no_number_is_a_fault_and_not_a_score(verdict) -> None:
+    (result,) = FunctionReward(lambda p, r, m: [verdict]).score([response()])
+    assert result.state is ScoreState.INFRASTRUCTURE_FAULT
+    assert math.isnan(result.score)
+    assert not result.valid
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda p, r, m: [1.0, 2.0], "1 were wanted, it returned 2"),
+        (lambda p, r, m: 1.0, "returned float"),
+        (lambda p, r, m: [{"reward": 1.0}], "without 'score'"),
+        (lambda p, r, m: 1 / 0, "raised ZeroDivisionError"),
+    ],
+)
+def test_a_function_that_breaks_its_contract_stops_the_run(function, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        FunctionReward(function).score([response()])
+
+
+def test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for() -> None:
+    source = FunctionReward(lambda p, r, m: time.sleep(5), name="slow", timeout_seconds=0.05)
+    with pytest.raises(TrainingError, match="'slow' did not answer for 1 responses within timeout_seconds = 0.05"):
+        source.score([response()])
+
+
+def test_no_responses_call_nothing() -> None:
+    assert FunctionReward(lambda p, r, m: 1 / 0).score([]) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("math.sqrt", "package.module:function"),
+        ("no_such_module_here:f", "cannot be imported"),
+        ("math:no_such", "has no function 'no_such'"),
+        ("math:pi", "has no function 'pi'"),
+    ],
+)
+def test_a_wrong_import_path_is_a_config_error(path: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        import_function(path)
+
+
+def test_an_import_path_names_a_function() -> None:
+    assert import_function("math:sqrt") is math.sqrt
+
+
+class Constant:
+    """A source that gives every response the same verdict."""
+
+    def __init__(self, name: str, score: float, state: ScoreState = ScoreState.SCORED) -> None:
+        self.name, self._score, self._state = name, score, state
+
+    def score(self, responses: list[Response]) -> list[Scored]:
+        return [
+            Scored(response=r, score=self._score, components={"x": 1.0}, state=self._state, reason=self.name)
+            for r in responses
+        ]
+
+
+def test_sources_add_up_by_weight_and_keep_their_own_scores_as_components() -> None:
+    (result,) = WeightedReward([(2.0, Constant("a", 3.0)), (-1.0, Constant("b", 1.0))]).score([response()])
+    assert result.score == 5.0
+    assert dict(result.components) == {"a": 3.0, "a.x": 1.0, "b": 1.0, "b.x": 1.0}
+
+
+@pytest.mark.parametrize(("state", "valid"), [(ScoreState.MODEL_FAULT, True), (ScoreState.INFRASTRUCTURE_FAULT, False)])
+def test_the_worst_state_of_the_sources_is_that_of_the_sum(state: ScoreState, valid: bool) -> None:
+    (result,) = WeightedReward([(1.0, Constant("a", 3.0)), (1.0, Constant("b", 1.0, state))]).score([response()])
+    assert result.state is state
+    assert result.valid is valid
+    assert math.isnan(result.score) is not valid
