@@ -1,0 +1,67 @@
+"""The stack of layers below any head, run on packed or cached tokens. Not the heads.
+
+Legend: T packed tokens, B rows of a decode step, D width.
+"""
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from proximo.errors import ModelError
+from proximo.models.attention import ATTENTION, AttentionLayout, PackedLayout, register_attention
+from proximo.models.packing import Packed
+from proximo.models.placement import Precision
+from proximo.models.positions import position_limit
+
+
+def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The transformers model itself, below an adapter if there is one."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    assert isinstance(base, PreTrainedModel)
+    return base
+
+
+class Backbone:
+    """A transformers model without its head. Holds no weights of its own: layers and adapters stay with the model."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision) -> None:
+        register_attention()
+        base = base_of(model)
+        base.set_attn_implementation(ATTENTION)
+        layers = base.base_model
+        assert isinstance(layers, PreTrainedModel)
+        self.layers = layers
+        self.precision = precision
+        self.position_limit = position_limit(base.config)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.layers.device
+
+    def packed(self, packed: Packed, *, cache: Cache | None = None, layout: AttentionLayout | None = None) -> Tensor:
+        """Hidden states after the final norm, [T, D]. Raises ModelError for a sequence beyond the positions."""
+        longest = max(packed.lengths)
+        if self.position_limit is not None and longest > self.position_limit:
+            raise ModelError(
+                f"a sequence of {longest} tokens was given to a {self.layers.config.model_type} model that reads at "
+                f"most {self.position_limit} positions"
+            )
+        layout = PackedLayout(packed.lengths) if layout is None else layout
+        return self.run(packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache)[0]
+
+    def run(
+        self, token_ids: Tensor, position_ids: Tensor, *, layout: AttentionLayout, cache: Cache | None = None
+    ) -> Tensor:
+        """token_ids and position_ids [B, T] -> hidden states [B, T, D]."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision is Precision.BF16):
+            output = self.layers(
+                input_ids=token_ids,
+                position_ids=position_ids,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                layout=layout,
+            )
+        return output.last_hidden_state

@@ -1,0 +1,124 @@
+"""A causal language model as the rest of Proximo sees it: packed tokens in, log-probs out. Not its loading or training.
+
+Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V vocabulary.
+"""
+
+import copy
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.pytorch_utils import Conv1D
+
+from proximo.errors import ModelError
+from proximo.models.attention import AttentionLayout
+from proximo.models.backbone import Backbone, base_of
+from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
+from proximo.models.lora import adapter_off
+from proximo.models.packing import Packed, PackedResponses
+from proximo.models.placement import Precision
+
+
+class LanguageModel:
+    """Owns a transformers model (`model`), perhaps with an adapter, and runs it without padding."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision = Precision.FLOAT32) -> None:
+        self.model = model
+        self.backbone = Backbone(model, precision=precision)
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The transformers model, below an adapter if there is one."""
+        return base_of(self.model)
+
+    @property
+    def head(self) -> OutputHead:
+        """Read anew each time, so that it follows weights that are moved or replaced."""
+        return OutputHead.of(self.base)
+
+    @property
+    def has_adapter(self) -> bool:
+        """True under LoRA: the reference is then the base with the adapter off."""
+        return isinstance(self.model, PeftModel)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer: V. May exceed the tokenizer's size."""
+        return self.head.weight.shape[0]
+
+    @property
+    def precision(self) -> Precision:
+        """The arithmetic of the backbone."""
+        return self.backbone.precision
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.backbone.device
+
+    @property
+    def position_limit(self) -> int | None:
+        """Tokens that one sequence may have; None without a stated limit."""
+        return self.backbone.position_limit
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and tensors that an optimizer should move; tied ones once."""
+        return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
+
+    def hidden_states(self, packed: Packed) -> Tensor:
+        """[T, D] after the final norm. No logits are made."""
+        return self.backbone.packed(packed)
+
+    def response_logprobs(
+        self, batch: PackedResponses, *, temperature: float = 1.0, entropy: bool = False
+    ) -> TokenLogprobs:
+        """log softmax(logits / temperature) of each response token, [N] in at least float32; differentiable."""
+        hidden = self.hidden_states(batch.packed)[batch.predictors]
+        return token_logprobs(hidden, self.head, batch.targets, temperature=temperature, entropy=entropy)
+
+    def next_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [B, D] -> logits [B, V] in at least float32."""
+        return self.head.logits(hidden)
+
+    def prefill(self, packed: Packed, cache: Cache, layout: AttentionLayout) -> Tensor:
+        """Hidden states of packed prompts, [T, D]; the cache keeps their keys and values."""
+        return self.backbone.packed(packed, cache=cache, layout=layout)
+
+    def decode(self, token_ids: Tensor, position_ids: Tensor, cache: Cache, layout: AttentionLayout) -> Tensor:
+        """One more token for each row: token_ids [B], position_ids [B] -> hidden states [B, D]."""
+        hidden = self.backbone.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)
+        return hidden[:, 0]
+
+    @contextmanager
+    def reference_view(self) -> Generator["LanguageModel"]:
+        """This model with its adapter off, as the reference. Raises ModelError for a model without an adapter."""
+        if not isinstance(self.model, PeftModel):
+            raise ModelError("a model without an adapter is not its own reference; take a frozen_copy before training")
+        with adapter_off(self.model):
+            yield self
+
+    def frozen_copy(self) -> "LanguageModel":
+        """A copy in eval mode that takes no gradient: the reference of a fully trained policy."""
+        model = copy.deepcopy(self.model).eval().requires_grad_(False)
+        return LanguageModel(model, precision=self.precision)
+
+    def rollout_copy(self) -> "LanguageModel":
+        """For sampling in bf16: the matrices that autocast would cast, cast once; everything else is shared.
+
+        The results are bit for bit those of this model under autocast. Take a new one after each update. In float32
+        there is nothing to cast and the model itself is returned.
+        """
+        if self.precision is Precision.FLOAT32:
+            return self
+        linear = (module for module in self.model.modules() if isinstance(module, nn.Linear | Conv1D))
+        cast = {id(layer.weight) for layer in linear} - {id(self.head.weight)}
+        memo: dict[int, nn.Parameter] = {}
+        for parameter in self.model.parameters():
+            weight = parameter.detach()
+            weight = weight.to(torch.bfloat16) if id(parameter) in cast else weight
+            memo[id(parameter)] = nn.Parameter(weight, requires_grad=False)
+        return LanguageModel(copy.deepcopy(self.model, memo).eval(), precision=self.precision)

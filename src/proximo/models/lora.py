@@ -1,0 +1,134 @@
+"""Low-rank adapters through peft: adding, switching off, merging. The base is frozen, and the output layer plain."""
+
+import copy
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from proximo.errors import ModelError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoRAOptions:
+    """W + alpha / rank * B A on chosen linear layers (arXiv:2106.09685). B begins at 0, so the start is the base."""
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] | None = None
+    """Last parts of module names, such as `q_proj`; None = every linear layer but the output layer, and in a mixture
+    of experts those of attention alone."""
+    seed: int = 0
+    """Of A's random start."""
+
+
+def add_adapter(model: PreTrainedModel, options: LoRAOptions) -> PeftModel:
+    """Put adapters into `model` (in place) and freeze the rest, except for a scalar head, which trains in full.
+
+    Raises ModelError where a target does not exist, or is the output layer or an embedding.
+    """
+    scalar = model.get_output_embeddings() is None
+    targets = _linear_layers(model) if options.target_modules is None else list(options.target_modules)
+    _refuse_targets(model, targets)
+    config = LoraConfig(
+        task_type=TaskType.SEQ_CLS if scalar else TaskType.CAUSAL_LM,
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=targets,
+        modules_to_save=["score"] if scalar else None,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(options.seed)
+        with _quiet_peft():
+            adapted = get_peft_model(model, config)
+    assert isinstance(adapted, PeftModel)
+    return adapted
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
+    """Put the adapters that `PeftModel.save_pretrained` wrote to `folder` into `model`, ready to train further."""
+    if not (folder / "adapter_config.json").is_file():
+        raise ModelError(f"{folder} holds no adapter: there is no adapter_config.json in it")
+    with _quiet_peft():
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+
+
+@contextmanager
+def adapter_off(model: PeftModel) -> Generator[None]:
+    """The base alone, bit for bit, until the block ends, however it ends.
+
+    Sets the layers' flags and nothing else: peft's own `disable_adapter` also turns off `requires_grad`, and with it
+    the gradient of a graph that is still to be built.
+    """
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    before = [layer._disable_adapters for layer in layers]
+    try:
+        for layer in layers:
+            layer._disable_adapters = True
+        yield
+    finally:
+        for layer, was_off in zip(layers, before, strict=True):
+            layer._disable_adapters = was_off
+
+
+def merged_copy(model: PeftModel) -> PreTrainedModel:
+    """A plain transformers model with the adapters added into its weights. The training model keeps its bits."""
+    merged = copy.deepcopy(model).merge_and_unload()
+    assert isinstance(merged, PreTrainedModel)
+    return merged
+
+
+@contextmanager
+def _quiet_peft() -> Generator[None]:
+    """peft asks for an attribute that transformers has renamed, which says nothing to the user."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+        yield
+
+
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    """Last parts of the names of all linear layers below the head.
+
+    Stacked experts are no linear layers; peft would rename what looks like one of theirs, so those models get
+    adapters on attention only.
+    """
+    has_experts = any(parameter.dim() == 3 for parameter in model.parameters())
+    found = {
+        name.rpartition(".")[2]
+        for name, module in model.base_model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and (not has_experts or "attn" in name or "attention" in name)
+    }
+    return sorted(found)
+
+
+def _refuse_targets(model: PreTrainedModel, targets: list[str]) -> None:
+    """Errors that peft would raise late or not at all."""
+    plain = {id(layer) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None}
+    names = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D | nn.Embedding)
+    }
+    for target in targets:
+        hits = [module for name, module in names.items() if name == target or name.endswith(f".{target}")]
+        if not hits:
+            known = sorted({name.rpartition(".")[2] for name in names})
+            raise ModelError(
+                f"lora target {target!r} is no linear layer of this {model.config.model_type} model; "
+                f"its layers are {', '.join(known)}"
+            )
+        if any(id(module) in plain for module in hits):
+            raise ModelError(
+                f"lora target {target!r} is the output layer or the embedding, which the fused head reads directly; "
+                "leave it out"
+            )

@@ -1,0 +1,52 @@
+"""How long a sequence a model can read. Not the truncation of data."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from proximo.errors import ConfigError
+
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+"""Rotary frequencies that change with the longest sequence of the pass: packing would mix sequences up."""
+
+
+def position_limit(config: PreTrainedConfig) -> int | None:
+    """Tokens that one sequence may have; None for a model without a stated limit.
+
+    Where rotary frequencies depend on the longest sequence, the limit is the length up to which they do not.
+    """
+    text = config.get_text_config().to_dict()
+    stated = text.get("max_position_embeddings") or text.get("n_positions") or text.get("max_seq_len")
+    limits = [stated] if stated else []
+    for rope in _rope_settings(text.get("rope_parameters")):
+        if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+            limits.append(rope.get("original_max_position_embeddings") or stated)
+    return min((limit for limit in limits if limit), default=None)
+
+
+def check_lengths(config: PreTrainedConfig, *, role: str, max_prompt_tokens: int, max_response_tokens: int) -> None:
+    """Raises ConfigError where prompt and response together exceed what the model of this role can read."""
+    limit = position_limit(config)
+    total = max_prompt_tokens + max_response_tokens
+    if limit is None or total <= limit:
+        return
+    kinds = {
+        rope.get("rope_type") for rope in _rope_settings(config.get_text_config().to_dict().get("rope_parameters"))
+    }
+    scheme = kinds & set(LENGTH_DEPENDENT_ROPE)
+    reason = f" (beyond it, its {scheme.pop()} rotary positions depend on the longest sequence)" if scheme else ""
+    raise ConfigError(
+        f"a prompt of up to {max_prompt_tokens} tokens and a response of up to {max_response_tokens} make {total}, but "
+        f"the {role} model ({config.model_type}) reads at most {limit} positions{reason}; lower one of the two"
+    )
+
+
+def _rope_settings(parameters: Any) -> Iterator[dict[str, Any]]:
+    """The rotary settings, which some models give once and others per kind of layer."""
+    if not isinstance(parameters, dict):
+        return
+    if "rope_type" in parameters:
+        yield parameters
+    for nested in parameters.values():
+        yield from _rope_settings(nested)
