@@ -1,0 +1,181 @@
+"""The loop around a trainer: one line per step, saves, resumes with the same bits, whatever interrupts it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proximo.checkpoint import atomic
+from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.config.recipes import SFTRecipe
+from proximo.errors import DataError, RunFolderError
+from proximo.metrics.trainers import Trainer
+from proximo.metrics.values import Mean
+from proximo.trainers import loop
+from proximo.trainers.loop import Record, run_task
+from proximo.trainers.options import RunOptions
+
+
+class Counting:
+    """A trainer whose only weight is a number that each step changes."""
+
+    trainer = Trainer.SFT
+    device = "cpu"
+    best_metric = "evaluation/loss"
+    best_is_lowest = True
+
+    def __init__(self, num_steps: int = 5, *, data: str = "rows", fail_at: int | None = None) -> None:
+        self.num_steps = num_steps
+        self.data_fingerprint: Mapping[str, Any] = {"rows": data}
+        self.weight = 0.0
+        self.fail_at = fail_at
+
+    def step(self, step: int) -> Record:
+        if step == self.fail_at:
+            raise KeyboardInterrupt
+        self.weight = self.weight * 0.5 + step
+        return Record(metrics={"sft/loss": Mean(self.weight, 1)}, samples=[{"kind": "train", "text": f"{self.weight}"}])
+
+    def evaluate(self) -> Record | None:
+        return Record(metrics={"evaluation/loss": Mean(abs(self.weight - 4), 1)})
+
+    def writers(self) -> Mapping[str, Writer]:
+        return {"weight.txt": lambda path: path.write_text(repr(self.weight)) and None}
+
+    def state(self) -> Mapping[str, Any]:
+        return {"updates": {}}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.weight = float(checkpoint.path("weight.txt").read_text())
+
+
+@pytest.fixture(autouse=True)
+def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take most of the time of a run of five steps."""
+    if "one_line_per_step" not in request.node.name:
+        monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+
+
+def recipe(folder: Path, **run: Any) -> SFTRecipe:
+    return SFTRecipe(
+        run={"folder": str(folder), "save_every_steps": 2, "evaluate_every_steps": 2, **run},
+        model={"path": "m"},
+        data={"sources": [{"path": "d.jsonl"}]},
+    )
+
+
+def start(folder: Path, task: Counting | None = None, *, run: dict[str, Any] | None = None, **options: Any) -> int:
+    made = recipe(folder, **(run or {}))
+    return run_task(lambda: task or Counting(), made, made.run, RunOptions(quiet=True, **options))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_writes_one_line_per_step_and_one_before_the_first(tmp_path: Path) -> None:
+    assert start(tmp_path / "run") == 0
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4, 5]
+    assert [line["step"] for line in metrics if "evaluation/loss" in line] == [0, 2, 4, 5]
+    assert [line["step"] for line in lines(tmp_path / "run" / "samples.jsonl")] == [1, 2, 3, 4, 5]
+    assert (tmp_path / "run" / "report.html").exists()
+    assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["run"]["save_every_steps"] == 2
+
+
+def test_an_interrupted_run_ends_with_the_same_lines_and_weight(tmp_path: Path) -> None:
+    start(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "cut", Counting(fail_at=4))
+    assert [line["step"] for line in lines(tmp_path / "cut" / "metrics.jsonl")] == [0, 1, 2, 3]
+    resumed = Counting()
+    assert start(tmp_path / "cut", resumed, resume="must") == 0
+    assert resumed.weight == 8.0625
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert lines(tmp_path / "cut" / name) == lines(tmp_path / "whole" / name)
+
+
+def count_effects(monkeypatch: pytest.MonkeyPatch, limit: int | None) -> list[str]:
+    """Let the first `limit` file-system effects of all saves pass and make the next one fail."""
+    seen: list[str] = []
+    for name in ("write_bytes", "publish_folder", "write_bytes_atomically", "fsync_tree", "remove"):
+        original = vars(atomic)[name]
+
+        def effect(*given: Any, _name: str = name, _original: Any = original) -> Any:
+            if limit is not None and len(seen) >= limit:
+                raise OSError("the disk is gone")
+            seen.append(_name)
+            return _original(*given)
+
+        monkeypatch.setattr(atomic, name, effect)
+    return seen
+
+
+def test_a_fault_at_any_effect_of_any_save_loses_nothing(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        seen = count_effects(patch, None)
+        start(tmp_path / "whole")
+        effects = len(seen)
+    wanted = lines(tmp_path / "whole" / "metrics.jsonl")
+    assert effects > 15
+    for limit in range(effects):
+        folder = tmp_path / f"cut-{limit}"
+        with pytest.MonkeyPatch.context() as patch:
+            count_effects(patch, limit)
+            with pytest.raises((OSError, RuntimeError)):
+                start(folder)
+        assert start(folder, resume="auto") == 0
+        assert lines(folder / "metrics.jsonl") == wanted, limit
+
+
+def test_a_mistake_in_the_data_loses_nothing_of_the_run_that_was_to_be_replaced(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+
+    def broken() -> Counting:
+        raise DataError("no rows")
+
+    made = recipe(tmp_path / "run")
+    with pytest.raises(DataError):
+        run_task(broken, made, made.run, RunOptions(quiet=True, overwrite=True))
+    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"run": {"seed": 7}}, "run.seed"),
+        ({"task": Counting(data="other")}, "rows"),
+    ],
+)
+def test_a_resume_with_other_settings_or_data_names_what_differs(tmp_path: Path, change: dict, message: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    with pytest.raises(RunFolderError, match=message):
+        start(tmp_path / "run", resume="must", **change)
+
+
+def test_a_resume_with_other_threads_needs_permission(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    torch.set_num_threads(2)
+    with pytest.raises(RunFolderError, match="num_threads"):
+        start(tmp_path / "run", resume="must")
+    assert start(tmp_path / "run", resume="must", allow_different_environment=True) == 0
+
+
+def test_resuming_a_finished_run_is_an_error_unless_auto(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match="would train nothing"):
+        start(tmp_path / "run", resume="must")
+    assert start(tmp_path / "run", resume="auto") == 0
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
+    start(tmp_path / "run", Counting(num_steps=8), run={"keep_last": 2, "save_every_steps": 1})
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == ["step-000002", "step-000007", "step-000008"]
