@@ -1,12 +1,35 @@
-"""All declared metrics in one catalogue, in the order in which a line of metrics.jsonl has them."""
+"""Everything that is declared, in one place and in the order in which it is written and shown."""
 
+from collections.abc import Mapping
+
+from proximo.metrics.alarms import Rule
+from proximo.metrics.curves import Curve
+from proximo.metrics.declared.alarms_other import COMMON_RULES, HELD_OUT_RULE, REWARD_RULES
+from proximo.metrics.declared.alarms_ppo import PPO_RULES
+from proximo.metrics.declared.curves_other import REWARD as REWARD_CURVES
+from proximo.metrics.declared.curves_other import SFT as SFT_CURVES
+from proximo.metrics.declared.curves_other import SPEED
+from proximo.metrics.declared.curves_ppo import PPO_MAIN, PPO_MORE
 from proximo.metrics.declared.evaluation import EVALUATION
 from proximo.metrics.declared.experience import EXPERIENCE, ROLLOUT, SCORE
 from proximo.metrics.declared.run import RUN
 from proximo.metrics.declared.supervised import REWARD_MODEL, SFT
 from proximo.metrics.declared.updates import FIRST_MINIBATCH, POLICY, VALUE
 from proximo.metrics.definitions import Catalogue
+from proximo.metrics.trainers import Trainer
 
 CATALOGUE = Catalogue(
     (*SCORE, *EXPERIENCE, *ROLLOUT, *FIRST_MINIBATCH, *POLICY, *VALUE, *SFT, *REWARD_MODEL, *EVALUATION, *RUN)
 )
+
+CURVES: Mapping[Trainer, tuple[Curve, ...]] = {
+    Trainer.SFT: (*SFT_CURVES, *SPEED),
+    Trainer.REWARD: (*REWARD_CURVES, *SPEED),
+    Trainer.PPO: (*PPO_MAIN, *SPEED, *PPO_MORE),
+}
+
+RULES: Mapping[Trainer, tuple[Rule, ...]] = {
+    Trainer.SFT: (HELD_OUT_RULE, *COMMON_RULES),
+    Trainer.REWARD: (*REWARD_RULES, *COMMON_RULES),
+    Trainer.PPO: (*PPO_RULES, *COMMON_RULES),
+}

@@ -2,14 +2,11 @@
 
 import json
 import shutil
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary import Writer
 
 
 class Sink(Protocol):
@@ -34,7 +31,7 @@ class TensorBoardSink:
     def __init__(self, folder: Path, metrics_file: Path) -> None:
         if folder.exists():
             shutil.rmtree(folder)
-        self._writer = EventFileWriter(str(folder))
+        self._writer = Writer(str(folder))
         for step, metrics in _history(metrics_file):
             self._add(step, metrics)
         self._writer.flush()
@@ -47,8 +44,8 @@ class TensorBoardSink:
         self._writer.close()
 
     def _add(self, step: int, metrics: Mapping[str, float]) -> None:
-        values = [Summary.Value(tag=name, simple_value=number) for name, number in metrics.items()]
-        self._writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
+        for name, number in metrics.items():
+            self._writer.add_scalar(name, number, step)
 
 
 def _history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

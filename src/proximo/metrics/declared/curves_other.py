@@ -1,0 +1,133 @@
+"""The curves of speed, which every run has, and those of supervised and reward model training. Not those of PPO."""
+
+from proximo.metrics.curves import Curve, Section, Trace, held_out
+
+SPEED = (
+    Curve(
+        key="throughput",
+        title="Throughput",
+        unit="tokens per second",
+        traces=(
+            Trace("throughput/rollout_tokens_per_second", "rollout"),
+            Trace("throughput/train_tokens_per_second", "training"),
+        ),
+        healthy="Level. Rollout falls as answers become longer or end at very different lengths.",
+        section=Section.SPEED,
+        from_zero=True,
+    ),
+    Curve(
+        key="time",
+        title="Time of a step by phase",
+        unit="seconds",
+        traces=(
+            Trace("time/rollout_seconds", "rollout"),
+            Trace("time/score_seconds", "score"),
+            Trace("time/reference_seconds", "reference"),
+            Trace("time/values_seconds", "values"),
+            Trace("time/policy_logprobs_seconds", "policy log-probs"),
+            Trace("time/experience_seconds", "experience"),
+            Trace("time/train_value_seconds", "train value"),
+            Trace("time/train_policy_seconds", "train policy"),
+            Trace("time/train_seconds", "updates"),
+        ),
+        healthy="The highest band is where a faster run has to come from. Evaluation and saving are not in it.",
+        section=Section.SPEED,
+        stacked=True,
+    ),
+    Curve(
+        key="memory",
+        title="Peak memory",
+        unit="MiB",
+        traces=(Trace("memory/peak_mib", "peak"),),
+        healthy="Level after the first steps. A steady climb is a leak.",
+        section=Section.SPEED,
+        from_zero=True,
+    ),
+)
+
+SFT = (
+    Curve(
+        key="loss",
+        title="Loss",
+        unit="nats per token",
+        traces=(Trace("sft/loss", "training"), held_out("evaluation/loss")),
+        healthy="Both fall and stay together. Held out rising while training falls: it learns by heart, so stop at "
+        "the lowest point.",
+    ),
+    Curve(
+        key="bits",
+        title="Bits per character",
+        unit="bits",
+        traces=(held_out("evaluation/bits_per_character"),),
+        healthy="Falls. The figure to compare with other models: it does not depend on the tokenizer.",
+    ),
+    Curve(
+        key="gradients",
+        title="Gradient norm",
+        unit="norm before clipping",
+        traces=(Trace("sft/gradient_norm", "training"),),
+        healthy="Falls from a high start, then steady.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="learning-rate",
+        title="Learning rate",
+        unit="per update",
+        traces=(Trace("sft/learning_rate", "training"),),
+        healthy="As the recipe says.",
+        section=Section.MORE,
+    ),
+)
+
+REWARD = (
+    Curve(
+        key="accuracy",
+        title="Pair accuracy",
+        unit="fraction of pairs",
+        traces=(Trace("reward_model/pair_accuracy", "training"), held_out("evaluation/pair_accuracy")),
+        healthy="Held out well above 0.5, the level of a coin. It cannot pass the share of pairs that are labelled "
+        "right; training far above held out is learning by heart.",
+        guide=0.5,
+    ),
+    Curve(
+        key="loss",
+        title="Loss",
+        unit="nats per pair",
+        traces=(Trace("reward_model/loss", "training"), held_out("evaluation/loss")),
+        healthy="Starts at ln 2 = 0.69, the loss of a coin, and falls. Held out rising: stop at the lowest point.",
+        guide=0.6931471805599453,
+    ),
+    Curve(
+        key="scores",
+        title="Scores of the two answers",
+        unit="score",
+        traces=(
+            Trace("reward_model/score_chosen_mean", "chosen"),
+            Trace("reward_model/score_rejected_mean", "rejected"),
+        ),
+        healthy="They part. Only the distance means anything; both drifting one way does no harm unless it is far.",
+    ),
+    Curve(
+        key="calibration-error",
+        title="Calibration error",
+        unit="fraction",
+        traces=(held_out("evaluation/calibration_error"),),
+        healthy="Below about 0.05. High with a good accuracy: the model is surer than it has reason to be.",
+    ),
+    Curve(
+        key="gradients",
+        title="Gradient norm",
+        unit="norm before clipping",
+        traces=(Trace("reward_model/gradient_norm", "training"),),
+        healthy="Steady.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="learning-rate",
+        title="Learning rate",
+        unit="per update",
+        traces=(Trace("reward_model/learning_rate", "training"),),
+        healthy="As the recipe says.",
+        section=Section.MORE,
+    ),
+)

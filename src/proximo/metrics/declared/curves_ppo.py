@@ -1,0 +1,149 @@
+"""The curves of a PPO run, the ones that matter most first. Not those of speed, which every run has."""
+
+from proximo.metrics.curves import Curve, Section, Trace, held_out
+
+PPO_MAIN = (
+    Curve(
+        key="score",
+        title="Score",
+        unit="mean over answers",
+        traces=(Trace("score/mean", "training"), held_out("evaluation/score")),
+        healthy="Rises, quickly at first, then levels off. Flat from the start: too small a learning rate, a KL "
+        "coefficient that is too large, or a score that does not tell answers apart.",
+    ),
+    Curve(
+        key="gold",
+        title="Gold score",
+        unit="mean over answers",
+        traces=(Trace("gold/mean", "training"), held_out("evaluation/gold")),
+        healthy="Rises with the score. The policy is never trained on it, so where it falls while the score still "
+        "rises, the policy has found what the reward model gets wrong: stop there, or raise the KL coefficient.",
+    ),
+    Curve(
+        key="kl",
+        title="KL from the reference",
+        unit="nats per answer",
+        traces=(Trace("kl/sequence", "training"), held_out("evaluation/kl")),
+        healthy="Starts at 0, grows, and settles where its price balances the score. Growing ever faster: the policy "
+        "is leaving the language it started from. Below 0 for long: answers were not drawn from the policy as it is "
+        "scored.",
+        guide=0.0,
+    ),
+    Curve(
+        key="length",
+        title="Answer length",
+        unit="tokens",
+        traces=(Trace("response/tokens_mean", "training"), held_out("evaluation/tokens")),
+        healthy="Steady, or drifting slowly to what the task asks for. Rising hand in hand with the score: the "
+        "reward may be paying for length.",
+    ),
+    Curve(
+        key="entropy",
+        title="Entropy",
+        unit="nats per token",
+        traces=(Trace("policy/entropy", "training"),),
+        healthy="Falls slowly and stays well above 0. A collapse towards 0 means that the policy always says the same "
+        "and has nothing left to learn from.",
+    ),
+    Curve(
+        key="clip",
+        title="Clip fraction",
+        unit="fraction of tokens",
+        traces=(Trace("policy/clip_fraction", "policy"), Trace("value/clip_fraction", "value")),
+        healthy="Policy: 0.01 to 0.2. Exactly 0: the updates barely move it. Above 0.3: they are too large, so lower "
+        "the learning rate or the epochs per step.",
+    ),
+    Curve(
+        key="explained",
+        title="Explained variance of the critic",
+        unit="fraction",
+        traces=(Trace("value/explained_variance", "critic"),),
+        healthy="Starts at or below 0 and climbs towards 1. At 0 the critic is no better than a constant; below 0 it "
+        "does harm.",
+        view=(-1.05, 1.05),
+        guide=0.0,
+    ),
+    Curve(
+        key="finished",
+        title="Finished answers",
+        unit="fraction of answers",
+        traces=(Trace("response/finished_fraction", "training"), held_out("evaluation/finished_fraction")),
+        healthy="Near 1 where answers should end by themselves. Falling: the policy runs on to the limit.",
+    ),
+)
+
+PPO_MORE = (
+    Curve(
+        key="components",
+        title="Parts of the score",
+        unit="score",
+        traces=(Trace("score/<component>/mean", ""),),
+        healthy="All parts rise, or hold. One that rises while the others fall is the one being exploited.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="distinct",
+        title="Distinct-2",
+        unit="fraction of token pairs",
+        traces=(Trace("response/distinct_2", "training"), held_out("evaluation/distinct_2")),
+        healthy="May fall as answers become alike; less than half of where it began is a policy that repeats itself.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="approx-kl",
+        title="Movement within a step",
+        unit="nats per token",
+        traces=(Trace("policy/approx_kl", "policy against the one that sampled"),),
+        healthy="Small and steady, about 0.001 to 0.02. A spike is an update that was too large.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="advantage",
+        title="Advantages",
+        unit="score",
+        traces=(Trace("advantage/std", "deviation"), Trace("advantage/mean", "mean")),
+        healthy="The mean near 0. The deviation falls as the critic learns; at 0 there is nothing left to learn from.",
+        section=Section.MORE,
+        guide=0.0,
+    ),
+    Curve(
+        key="groups",
+        title="Groups without a signal",
+        unit="fraction of prompts",
+        traces=(Trace("group/zero_advantage_fraction", "all answers score alike"),),
+        healthy="Low. Near 1 the step teaches nothing, whatever the other curves look like.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="coefficient",
+        title="KL coefficient",
+        unit="score per nat",
+        traces=(Trace("kl/coefficient", "coefficient"),),
+        healthy="Constant, unless it adapts: then it settles.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="value-loss",
+        title="Value loss",
+        unit="score squared",
+        traces=(Trace("value/loss", "value"),),
+        healthy="Falls, then follows the spread of the scores.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="gradients",
+        title="Gradient norms",
+        unit="norm before clipping",
+        traces=(Trace("policy/gradient_norm", "policy"), Trace("value/gradient_norm", "value")),
+        healthy="Steady. Spikes now and then are what clipping is for; a steady rise is trouble on its way.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="first-minibatch",
+        title="First minibatch: sampler against learner",
+        unit="nats",
+        traces=(Trace("first_minibatch/max_abs_log_ratio", "largest log-ratio"),),
+        healthy="Rounding only: below 0.001 in float32. More means that answers are not scored as they were sampled.",
+        section=Section.MORE,
+    ),
+)

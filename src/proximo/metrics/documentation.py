@@ -1,0 +1,134 @@
+"""Writes the page docs/metrics.md from what is declared. Run as a module it prints the page; a test compares both."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
+from proximo.metrics.curves import Curve, Section
+from proximo.metrics.definitions import Metric, Phase
+from proximo.metrics.trainers import Trainer
+from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Min, Sum
+
+PHASES: Mapping[Phase, str] = {
+    Phase.SCORE: "PPO: scores",
+    Phase.EXPERIENCE: "PPO: experience",
+    Phase.ROLLOUT: "PPO: responses",
+    Phase.POLICY: "PPO: policy updates",
+    Phase.VALUE: "PPO: value updates",
+    Phase.SFT: "Supervised fine-tuning",
+    Phase.REWARD_MODEL: "Reward model",
+    Phase.EVALUATION: "Evaluation on held-out data",
+    Phase.RUN: "Every run",
+}
+
+REDUCTIONS: Mapping[type[MetricValue], str] = {
+    Mean: "mean",
+    ExponentialMean: "exp of the mean",
+    Deviation: "standard deviation",
+    Sum: "sum",
+    Max: "largest",
+    Min: "smallest",
+    Last: "newest",
+}
+
+TRAINERS = {Trainer.SFT: "Supervised fine-tuning", Trainer.REWARD: "Reward model", Trainer.PPO: "PPO"}
+
+OPENING = """\
+# Metrics
+
+<!-- Written by `python -m proximo.metrics.documentation > docs/metrics.md`; a test compares the two. -->
+
+Every run writes one line per step to `metrics.jsonl`: `step`, then the metrics of this page. TensorBoard and
+`report.html` show the same numbers and have no others. A metric that is not on this page cannot be recorded.
+
+**How parts combine.** A step is made of micro-batches, minibatches and epochs. A mean is kept as a total and a count
+until the step is over, so it is the mean over all tokens (or responses, pairs, updates) of the step and not a mean of
+means; the column *over the step* says how each metric combines.
+
+**What is left out.** A metric that saw nothing in a step is absent from its line, which is not the same as 0. One that
+is NaN or infinite is absent too, is counted in `progress/non_finite_metrics`, and is named in a warning. Responses that
+an infrastructure fault took out count in `response/faulty` and in nothing else.
+
+**What repeats.** Two runs of the same recipe on the same kind of machine write the same numbers bit for bit, and so
+does a run that was killed and resumed, but for times, throughput and memory (marked †).
+
+Units: a *nat* is the natural-logarithm unit of information (1 nat = 1.44 bits). *score* is whatever unit the reward
+source uses.
+"""
+
+READING = """\
+## What a good run looks like
+
+Read the samples first, then the score, the KL and the answer length together: each alone can look well in a run that is
+not. The loss curves of PPO say little. The report has these words under each curve and raises the alarms below by
+itself; a rule that speaks of fifths compares fifths of the run's steps, and is silent before the fifth step.
+"""
+
+SAMPLES = """\
+## Samples
+
+`samples.jsonl` has one line per kept answer. `kind` is `train` or `evaluation`; what a run does not have is `null`.
+
+| field | what it is |
+|---|---|
+| `step` | the step that it was drawn in; 0 is before training |
+| `prompt_id`, `prompt` | what was asked |
+| `response` | the decoded answer |
+| `score`, `components` | the score, and its named parts |
+| `gold` | the held-out gold score |
+| `kl` | sum over tokens of k1, in nats |
+| `num_tokens` | tokens of the answer |
+| `finish` | `eos`, `stop`, `length` or `aborted` |
+
+A reward model's run has held-out pairs instead (`kind` is `pair`): `step`, `prompt`, `chosen`, `rejected`,
+`score_chosen`, `score_rejected`; and `calibration.json`, the bins of its last evaluation.
+"""
+
+
+def metrics_page() -> str:
+    """The page as Markdown."""
+    tables = [_metric_table(phase, heading) for phase, heading in PHASES.items()]
+    health = [_health(trainer, heading) for trainer, heading in TRAINERS.items()]
+    return "\n".join([OPENING, *tables, READING, *health, SAMPLES])
+
+
+def _metric_table(phase: Phase, heading: str) -> str:
+    metrics = [metric for metric in CATALOGUE.metrics if metric.phase is phase]
+    head = ["| metric | unit | over the step | better | definition |", "|---|---|---|---|---|"]
+    return "\n".join([f"## {heading}\n", *head, *map(_metric_line, metrics), ""])
+
+
+def _metric_line(metric: Metric) -> str:
+    mark = "" if metric.repeatable else " †"
+    better = metric.better or ""
+    cells = [f"`{metric.name}`{mark}", metric.unit, REDUCTIONS[metric.reduction], better, metric.definition]
+    return _row(cells)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _health(trainer: Trainer, heading: str) -> str:
+    curves = [curve for curve in CURVES[trainer] if curve.section is not Section.SPEED or trainer is Trainer.PPO]
+    return "\n".join([f"### {heading}\n", *_curve_lines(curves), "", *_rule_table(RULES[trainer])])
+
+
+def _curve_lines(curves: Sequence[Curve]) -> list[str]:
+    return [
+        f"- **{curve.title}** ({', '.join(f'`{trace.name}`' for trace in curve.traces)}): {curve.healthy}"
+        for curve in curves
+    ]
+
+
+def _rule_table(rules: Sequence[Rule]) -> list[str]:
+    head = ["| alarm | raised when | what to do |", "|---|---|---|"]
+    lines = [
+        _row([f"{rule.title}{' (problem)' if rule.severity is Severity.PROBLEM else ''}", rule.when, rule.advice])
+        for rule in rules
+    ]
+    return [*head, *lines, ""]
+
+
+if __name__ == "__main__":
+    print(metrics_page(), end="")

@@ -1,0 +1,219 @@
+"""Draws the curves of a report as SVG text. Knows no files and no page.
+
+Long runs are drawn in a bounded number of points: the mean of each stretch of steps over the faint values themselves.
+"""
+
+import logging
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from proximo.metrics.calibration import Calibration
+from proximo.metrics.curves import Curve, Style, Trace
+from proximo.metrics.formatting import format_number
+from proximo.metrics.run_files import Run, Series
+from proximo.metrics.svg import GRID, INK, MUTED, SERIES, figure_to_svg
+
+WIDTH_INCHES, HEIGHT_INCHES = 4.6, 2.1
+MAX_POINTS = 160
+MAX_STACKED_POINTS = 60
+SMOOTHED_FROM = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plot:
+    """A drawn curve, and which colour stands for what."""
+
+    svg: str
+    legend: tuple[tuple[int, str], ...]
+    """(number of the colour, label), for a legend in the page's own type."""
+    smoothed: bool = False
+
+
+def draw_curve(curve: Curve, run: Run, *, key: str) -> Plot | None:
+    """The curve of a run, or None where the run has none of its metrics. `key` must be unique in the page."""
+    traces = [(trace, run.series(trace.name)) for trace in _expanded(curve.traces, run)]
+    traces = [(trace, series) for trace, series in traces if len(series)]
+    if not traces:
+        return None
+    with _canvas(key) as (figure, axes):
+        if curve.stacked:
+            smoothed = _draw_stacked(axes, [series for _, series in traces])
+        else:
+            drawn = [_draw(axes, trace, series, colour) for colour, (trace, series) in enumerate(traces)]
+            smoothed = any(drawn)
+            _limit(axes, curve)
+        if curve.guide is not None:
+            axes.axhline(curve.guide, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        legend = tuple((colour, trace.label) for colour, (trace, _) in enumerate(traces, 1))
+        svg = figure_to_svg(figure, key=key, description=_description(curve, traces))
+    return Plot(svg=svg, legend=legend, smoothed=smoothed)
+
+
+def draw_calibration(calibration: Calibration, *, key: str) -> Plot:
+    """Accuracy against confidence, a dot for each bin, larger with more pairs; the diagonal is perfect."""
+    with _canvas(key) as (figure, axes):
+        axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        bins = calibration.bins
+        confidence, accuracy = [part.confidence for part in bins], [part.accuracy for part in bins]
+        most = max(part.num_pairs for part in bins)
+        areas = [8 + 72 * part.num_pairs / most for part in bins]
+        axes.plot(confidence, accuracy, color=SERIES[0], linewidth=1.2, zorder=2)
+        axes.scatter(confidence, accuracy, s=areas, color=SERIES[0], alpha=0.75, linewidths=0, zorder=3)
+        axes.set(xlim=(0.48, 1.02), ylim=(min([0.45, *accuracy]) - 0.03, 1.03), xlabel="confidence")
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        words = ", ".join(f"{part.accuracy:.2f} right at {part.confidence:.2f} sure" for part in bins)
+        svg = figure_to_svg(figure, key=key, description=f"Calibration: {words}")
+    return Plot(svg=svg, legend=((1, "accuracy of the pairs in a bin"),))
+
+
+def _expanded(traces: Sequence[Trace], run: Run) -> list[Trace]:
+    found: list[Trace] = []
+    for trace in traces:
+        before, pattern, after = trace.name.partition("<component>")
+        if not pattern:
+            found.append(trace)
+            continue
+        members = sorted(name for name in run.names if name.startswith(before) and name.endswith(after))
+        members = [name for name in members if name.count("/") == trace.name.count("/")]
+        found += [Trace(name, name[len(before) : len(name) - len(after)]) for name in members[: len(SERIES)]]
+    return found
+
+
+def _description(curve: Curve, traces: Sequence[tuple[Trace, Series]]) -> str:
+    parts = (
+        f"{trace.label} from {format_number(series.values[0])} at step {series.steps[0]} "
+        f"to {format_number(series.values[-1])} at step {series.steps[-1]}"
+        for trace, series in traces
+    )
+    return f"{curve.title}: {', '.join(parts)}"
+
+
+def _draw(axes: Axes, trace: Trace, series: Series, colour: int) -> bool:
+    """Draws one series; True where a smoothed line stands for its values."""
+    tone = SERIES[colour]
+    if trace.style is Style.POINTS:
+        axes.plot(series.steps, series.values, marker="o", markersize=3.6, linewidth=0.9, linestyle="--", color=tone)
+        return False
+    if len(series) < SMOOTHED_FROM:
+        mark = "o" if len(series) == 1 else None
+        axes.plot(series.steps, series.values, linewidth=1.6, marker=mark, markersize=3.6, color=tone)
+        return False
+    thinned = bucketed(series, MAX_POINTS)
+    axes.plot(thinned.steps, thinned.values, linewidth=0.8, alpha=0.35, color=tone)
+    smooth = smoothed(thinned)
+    axes.plot(smooth.steps, smooth.values, linewidth=1.7, color=tone)
+    return True
+
+
+def _draw_stacked(axes: Axes, bands: Sequence[Series]) -> bool:
+    steps = sorted({step for band in bands for step in band.steps})
+    at_step = [dict(zip(band.steps, band.values, strict=True)) for band in bands]
+    full = [Series(tuple(steps), tuple(band.get(step, 0.0) for step in steps)) for band in at_step]
+    thinned = [bucketed(band, MAX_STACKED_POINTS) for band in full]
+    if len(thinned[0]) == 1:
+        _draw_bars(axes, thinned)
+        return False
+    axes.stackplot(
+        thinned[0].steps,
+        *(band.values for band in thinned),
+        colors=SERIES[: len(bands)],
+        alpha=0.85,
+        linewidth=0,
+    )
+    axes.set_ylim(bottom=0)
+    return len(steps) > MAX_STACKED_POINTS
+
+
+def _draw_bars(axes: Axes, bands: Sequence[Series]) -> None:
+    bottom = 0.0
+    for colour, band in enumerate(bands):
+        axes.bar(band.steps, band.values, bottom=bottom, color=SERIES[colour], width=0.4)
+        bottom += band.values[0]
+    axes.set_xlim(bands[0].steps[0] - 1, bands[0].steps[0] + 1)
+
+
+def bucketed(series: Series, max_points: int) -> Series:
+    """At most `max_points` points: the mean of each of as many stretches of about equal length."""
+    count = len(series)
+    if count <= max_points:
+        return series
+    edges = [round(bucket * count / max_points) for bucket in range(max_points + 1)]
+    spans = list(pairwise(edges))
+    steps = tuple(round(fmean(series.steps[start:end])) for start, end in spans)
+    return Series(steps, tuple(fmean(series.values[start:end]) for start, end in spans))
+
+
+def smoothed(series: Series) -> Series:
+    """At each point the height of the straight line through the tenth of the run around it.
+
+    A line and not a mean, so that the ends, where the stretch has only one side, are not pulled towards the middle.
+    """
+    reach = max(2, len(series) // 20)
+    values = []
+    for index in range(len(series)):
+        start, end = max(0, index - reach), min(len(series), index + reach + 1)
+        values.append(_height_at(index - start, series.values[start:end]))
+    return Series(series.steps, tuple(values))
+
+
+def _height_at(place: int, values: Sequence[float]) -> float:
+    """The least-squares line through equally spaced values, at one of them."""
+    middle, mean = (len(values) - 1) / 2, fmean(values)
+    spread = sum((position - middle) ** 2 for position in range(len(values)))
+    slope = sum((position - middle) * value for position, value in enumerate(values)) / spread
+    return mean + slope * (place - middle)
+
+
+def _limit(axes: Axes, curve: Curve) -> None:
+    low, high = axes.get_ylim()
+    if curve.view is not None:
+        low, high = max(low, curve.view[0]), min(high, curve.view[1])
+    if curve.from_zero:
+        low, high = 0.0, high + 0.1 * max(0.0, high)
+    axes.set_ylim(low, high)
+
+
+@contextmanager
+def _canvas(key: str) -> Generator[tuple[Figure, Axes]]:
+    """Empty axes in the report's style, whatever the user's own matplotlib settings are; these come back afterwards."""
+    fonts = logging.getLogger("matplotlib.font_manager")
+    level = fonts.level
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": key, "font.size": 9.5, "text.parse_math": False})
+        fonts.setLevel(logging.ERROR)  # "building the font cache" is no news to the reader of a run's output
+        try:
+            figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
+            figure.patch.set_visible(False)
+            axes = figure.add_subplot()
+            _style(axes)
+            yield figure, axes
+        finally:
+            fonts.setLevel(level)
+
+
+def _style(axes: Axes) -> None:
+    axes.patch.set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(GRID)
+    axes.grid(axis="y", color=GRID, linewidth=0.7, zorder=0)
+    axes.tick_params(colors=MUTED, labelcolor=MUTED, length=0)
+    axes.margins(x=0.02, y=0.1)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.set_axisbelow(True)
+    axes.set_xlabel("step", color=MUTED)
+    axes.title.set_color(INK)
+
+
+def _tick(number: float, _position: int) -> str:
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"

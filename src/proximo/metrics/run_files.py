@@ -1,0 +1,203 @@
+"""Reads what a run folder holds, for looking at it. Never writes, and asks for nothing: any file may be missing.
+
+A run that is under way or was cut off is read as far as it goes; lines that cannot be read are counted, not hidden.
+"""
+
+import json
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proximo.metrics.calibration import Calibration
+from proximo.metrics.trainers import Trainer
+
+TRAINING_SAMPLES_KEPT = 400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One answer of samples.jsonl. What a trainer does not have (a score in SFT, a gold score) is None."""
+
+    step: int
+    kind: str
+    """`train` or `evaluation`."""
+    prompt_id: str
+    prompt: str
+    response: str
+    score: float | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
+    gold: float | None = None
+    kl: float | None = None
+    num_tokens: int | None = None
+    finish: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredPair:
+    """One held-out preference pair of samples.jsonl (kind `pair`), as a reward model scored it."""
+
+    step: int
+    prompt: str
+    chosen: str
+    rejected: str
+    score_chosen: float
+    score_rejected: float
+
+    @property
+    def margin(self) -> float:
+        return self.score_chosen - self.score_rejected
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Samples:
+    """The part of samples.jsonl that a report can use."""
+
+    first_evaluation: tuple[Sample, ...] = ()
+    last_evaluation: tuple[Sample, ...] = ()
+    """Empty where there was only one evaluation."""
+    training: tuple[Sample, ...] = ()
+    """The newest ones."""
+    pairs: tuple[ScoredPair, ...] = ()
+    """Those of the last evaluation."""
+    num_unreadable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric over the steps that have it."""
+
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """Everything that a run folder says about its run."""
+
+    name: str
+    lines: tuple[Mapping[str, float], ...] = ()
+    """One per step, in order; `step` and finite numbers only."""
+    samples: Samples = field(default_factory=Samples)
+    config: Mapping[str, Any] | None = None
+    environment: Mapping[str, Any] | None = None
+    calibration: Calibration | None = None
+    num_unreadable: int = 0
+    """Lines of metrics.jsonl that could not be read."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All metrics that occur."""
+        return tuple(dict.fromkeys(name for line in self.lines for name in line if name != "step"))
+
+    @property
+    def trainer(self) -> Trainer | None:
+        return Trainer.of_metrics(self.names)
+
+    @property
+    def last_step(self) -> int | None:
+        return int(self.lines[-1]["step"]) if self.lines else None
+
+    def series(self, name: str) -> Series:
+        """The metric's values; empty where it never occurs."""
+        points = [(int(line["step"]), line[name]) for line in self.lines if name in line]
+        return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
+
+
+def read_run(folder: Path, *, name: str | None = None) -> Run:
+    """The run of a folder; FileNotFoundError where there is no such folder."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"a run folder was to be read, but there is no folder {folder}")
+    lines, num_unreadable = _read_lines(folder / "metrics.jsonl")
+    calibration = _read_json(folder / "calibration.json")
+    return Run(
+        name=name or folder.resolve().name,
+        lines=lines,
+        samples=_read_samples(folder / "samples.jsonl"),
+        config=_read_json(folder / "config.resolved.json"),
+        environment=_read_json(folder / "environment.json"),
+        calibration=Calibration.from_record(calibration) if calibration else None,
+        num_unreadable=num_unreadable,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    return _parse(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _parse(text: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def _records(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The records of a JSON lines file; None for a line that is not one (the last may be half written)."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            yield _parse(line)
+
+
+def _read_lines(path: Path) -> tuple[tuple[Mapping[str, float], ...], int]:
+    lines: list[Mapping[str, float]] = []
+    num_unreadable = 0
+    for record in _records(path):
+        if record is None or not isinstance(record.get("step"), int):
+            num_unreadable += 1
+            continue
+        lines.append({name: value for name, value in record.items() if _is_finite_number(value)})
+    return tuple(lines), num_unreadable
+
+
+def _is_finite_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _read_samples(path: Path) -> Samples:
+    first: list[Sample] = []
+    last: list[Sample] = []
+    training: deque[Sample] = deque(maxlen=TRAINING_SAMPLES_KEPT)
+    pairs: list[ScoredPair] = []
+    num_unreadable = 0
+    for record in _records(path):
+        entry = _sample(record) if record else None
+        match entry:
+            case None:
+                num_unreadable += 1
+            case ScoredPair():
+                pairs = pairs if pairs and pairs[0].step == entry.step else []
+                pairs.append(entry)
+            case Sample(kind="evaluation") if not first or first[0].step == entry.step:
+                first.append(entry)
+            case Sample(kind="evaluation"):
+                last = last if last and last[0].step == entry.step else []
+                last.append(entry)
+            case _:
+                training.append(entry)
+    return Samples(
+        first_evaluation=tuple(first),
+        last_evaluation=tuple(last),
+        training=tuple(training),
+        pairs=tuple(pairs),
+        num_unreadable=num_unreadable,
+    )
+
+
+def _sample(record: Mapping[str, Any]) -> Sample | ScoredPair | None:
+    kind = ScoredPair if record.get("kind") == "pair" else Sample
+    known = {name: value for name, value in record.items() if name in kind.__dataclass_fields__ and value is not None}
+    try:
+        return kind(**known)
+    except TypeError:
+        return None

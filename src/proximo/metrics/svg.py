@@ -1,0 +1,64 @@
+"""Turns a drawn figure into an SVG that can stand inside a page beside others. Not the drawing itself.
+
+Figures are drawn in stand-in colours, one for each role in `COLOURS`. Here each becomes a CSS variable, so that one
+picture serves a light and a dark page, and everything that names other places (ids, metadata, namespaces) goes.
+"""
+
+import re
+from io import StringIO
+
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+INK = "#010101"
+MUTED = "#020202"
+GRID = "#030303"
+SERIES = tuple(f"#0{number}0a0a" for number in range(1, 10))
+
+COLOURS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
+    stand_in: f"var(--c{number})" for number, stand_in in enumerate(SERIES, 1)
+}
+
+
+def figure_to_svg(figure: Figure, *, key: str, description: str) -> str:
+    """The figure as an `<svg>` element as wide as its place. `key` must be unique in the page: ids begin with it."""
+    stream = StringIO()
+    FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    drawing = stream.getvalue()
+    body = drawing[drawing.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
+    body = _own_ids(body, key)
+    body = _short_numbers(body)
+    for stand_in, variable in COLOURS.items():
+        body = body.replace(stand_in, variable)
+    return _opening(body, description) + body[body.index(">") + 1 :].strip()
+
+
+def _opening(body: str, description: str) -> str:
+    view = re.search(r'viewBox="([^"]+)"', body)
+    assert view is not None, "matplotlib gives every SVG a viewBox"
+    return f'<svg viewBox="{view.group(1)}" role="img" aria-label="{_attribute(description)}">'
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;")
+
+
+def _own_ids(body: str, key: str) -> str:
+    """Ids that something refers to, with the key in front; all others go, for they would occur in every figure."""
+    referred = set(re.findall(r'(?:url\(|href=")#([^")]+)', body))
+
+    def renamed(match: re.Match[str]) -> str:
+        return f' id="{key}-{match.group(1)}"' if match.group(1) in referred else ""
+
+    body = re.sub(r' id="([^"]*)"', renamed, body)
+    return re.sub(r'(?:xlink:)?(url\(|href=")#', rf"\1#{key}-", body)
+
+
+def _short_numbers(body: str) -> str:
+    """Coordinates to a tenth of a point, which is finer than any screen; the words between the tags stay."""
+
+    def shortened(tag: re.Match[str]) -> str:
+        return re.sub(r"\d+\.\d+", lambda number: f"{float(number.group()):.1f}".removesuffix(".0"), tag.group())
+
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"<[^>]*>", shortened, body))
