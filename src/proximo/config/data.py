@@ -55,6 +55,10 @@ class DataConfig(Section):
     """Evaluate on these instead of on held-out rows."""
     too_long: Literal["drop", "truncate"] = "drop"
     """What happens to an example over the limit of tokens; either way it is counted and reported."""
+    as_messages: bool = False
+    """Make text prompts and responses messages, rendered with the tokenizer's chat template."""
+    system: str | None = None
+    """A system message for conversations that have none."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -84,6 +88,8 @@ class TextDataConfig(DataConfig):
     """What a row holds; `auto` goes by its columns."""
     train_on: Literal["responses", "everything"] = "responses"
     """Tokens that count in the loss: what the assistant wrote, or all. Plain text always counts in full."""
+    layout: Literal["examples", "blocks"] = "examples"
+    """One example per row, or plain texts joined and cut into blocks of `max_tokens`."""
     max_tokens: int = Field(1024, ge=2)
     """Limit of tokens of an example."""
 
@@ -102,3 +108,5 @@ class PromptDataConfig(DataConfig):
 
     max_prompt_tokens: int = Field(512, ge=1)
     """Limit of tokens of a prompt; truncation keeps the end."""
+    first_words: int | None = Field(None, ge=1)
+    """Keep only the opening words of text prompts: for a policy that continues texts."""

@@ -189,6 +189,8 @@ class FunctionRewardConfig(Section):
     """`package.module:function`, called with lists of prompts, responses and metadata. docs/rewards.md."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments."""
+    timeout_seconds: float = Field(600.0, gt=0)
+    """The run stops, and says so, when the function has not answered for a batch after this long."""
     weight: float = 1.0
     """Factor of this source in the sum."""
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from proximo.data.tokenise import render_for
+from proximo.data.rendering import render_for
+from proximo.data.tokenise import Encoder
 from proximo.models.batching import plan_batches
 from proximo.models.packing import pack
 from proximo.models.scalar import ScalarModel
@@ -29,7 +30,7 @@ class ModelReward:
     ) -> None:
         self.name = name
         self.model = model
-        self.tokenizer = tokenizer
+        self.encoder = None if tokenizer is None else Encoder(tokenizer)
         self.tokens_per_microbatch = tokens_per_microbatch
 
     @torch.no_grad()
@@ -46,9 +47,8 @@ class ModelReward:
         return [Scored(response=r, score=s) for r, s in zip(responses, scores, strict=True)]
 
     def _token_ids(self, response: Response) -> tuple[int, ...]:
-        if self.tokenizer is None:
+        if self.encoder is None:
             return (*response.prompt.token_ids, *response.token_ids)
-        prompt_ids, response_ids = render_for(self.tokenizer, response.prompt, response.text)
-        ended = response.finish.terminated and self.tokenizer.eos_token_id is not None
-        end = (self.tokenizer.eos_token_id,) if ended and response_ids[-1:] != (self.tokenizer.eos_token_id,) else ()
-        return (*prompt_ids, *response_ids, *end)
+        finished = response.finish.terminated
+        prompt_ids, response_ids = render_for(self.encoder, response.prompt, response.text, finished=finished)
+        return (*prompt_ids, *response_ids)

@@ -43,6 +43,7 @@ class SFTTask:
         config: SFTConfig,
         seed: int,
         data_fingerprint: Mapping[str, Any],
+        held_out_characters: int = 0,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -51,6 +52,7 @@ class SFTTask:
         self.config = config
         self.seed = seed
         self.data_fingerprint = data_fingerprint
+        self.held_out_characters = held_out_characters
         self.device = str(model.device)
         self.num_steps = max(1, math.ceil(config.num_epochs * len(examples) / config.examples_per_step))
         self.learners = {
@@ -63,7 +65,7 @@ class SFTTask:
         size = self.config.examples_per_step
         indices = rows_at((step - 1) * size, size, num_rows=len(self.examples), seed=self.seed)
         chosen = [self.examples[i] for i in indices]
-        count = sum(num_targets(example) for example in chosen)
+        count = sum(example.num_targets for example in chosen)
         result = self.learners["policy"].update(
             self._batches(chosen), lambda batch: self._loss(batch, count), seed=self._dropout_seed(step)
         )
@@ -92,12 +94,11 @@ class SFTTask:
         if not self.held_out:
             return None
         nats = sum(self._loss(batch, 1)[0].item() for batch in self._batches(self.held_out))
-        count = sum(num_targets(example) for example in self.held_out)
-        characters = sum(self._num_characters(example) for example in self.held_out)
+        count = sum(example.num_targets for example in self.held_out)
         metrics: dict[str, MetricValue] = {
             "evaluation/loss": Mean(nats, count),
             "evaluation/perplexity": ExponentialMean(nats, count),
-            "evaluation/bits_per_character": Mean(nats / math.log(2), characters),
+            "evaluation/bits_per_character": Mean(nats / math.log(2), self.held_out_characters),
         }
         return Record(metrics=metrics)
 
@@ -125,30 +126,16 @@ class SFTTask:
     def _dropout_seed(self, step: int) -> int | None:
         return (self.seed << 32) + step * 65_536 if self.config.dropout else None
 
-    def _num_characters(self, example: TextExample) -> int:
-        ids = [token for token, counts in zip(example.token_ids, counted(example), strict=True) if counts]
-        return len(self.tokenizer.decode(ids, skip_special_tokens=True))
-
-
-def counted(example: TextExample) -> list[bool]:
-    """Which tokens the loss counts: those of the mask, but never the first, which nothing predicts."""
-    return [False, *example.loss_mask[1:]]
-
-
-def num_targets(example: TextExample) -> int:
-    """Tokens that the loss counts."""
-    return sum(counted(example))
-
 
 def pack_examples(examples: Sequence[TextExample], *, device: torch.device) -> PackedResponses:
     """Pack whole examples; the counted tokens are the targets."""
     packed = pack([example.token_ids for example in examples], device=device)
-    flags = torch.tensor([flag for example in examples for flag in counted(example)], dtype=torch.bool, device=device)
+    flags = torch.tensor([flag for example in examples for flag in example.loss_mask], dtype=torch.bool, device=device)
     positions = flags.nonzero().squeeze(1)
     return PackedResponses(
         packed=packed,
         predictors=positions - 1,
         targets=packed.token_ids[positions],
         value_positions=positions.new_empty(0),
-        response_lengths=tuple(num_targets(example) for example in examples),
+        response_lengths=tuple(example.num_targets for example in examples),
     )

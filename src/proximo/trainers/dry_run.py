@@ -1,0 +1,143 @@
+"""What a recipe would do, in numbers: the text of `--dry-run`. Loads nothing, writes nothing, imports no torch."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
+from proximo.checkpoint.store import saved_steps
+from proximo.config.base import Section
+from proximo.config.ppo import FunctionRewardConfig, PPOConfig
+from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig
+from proximo.trainers.inputs import data_inputs, model_input, reward_inputs
+
+NAME_WIDTH = 12
+
+
+def describe(recipe: Section) -> str:
+    """One line for each thing that would be loaded, made or counted."""
+    return "\n".join(_lines(recipe))
+
+
+def _lines(recipe: Section) -> Iterator[str]:
+    match recipe:
+        case PipelineRecipe():
+            yield f"pipeline in {recipe.run.folder}"
+            for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
+                yield f"\nstage {name}" + ("" if stage is not None else ": left out")
+                if stage is not None:
+                    yield from _lines(stage)
+        case SFTRecipe():
+            yield _run(recipe.run)
+            yield _line("model", f"{_model(recipe.model)}, {_trained(recipe.model.lora)}")
+            yield from _data(recipe)
+            batch = f"{recipe.sft.examples_per_step} examples"
+            yield from _epochs(batch, recipe.sft.num_epochs, "examples", recipe.data.max_tokens)
+        case RewardRecipe():
+            yield _run(recipe.run)
+            yield _line("model", f"{_model(recipe.model)} with a score head, {_trained(recipe.model.lora)}")
+            yield from _data(recipe)
+            batch = f"{recipe.reward.pairs_per_step} pairs (two sequences each)"
+            yield from _epochs(batch, recipe.reward.num_epochs, "pairs", recipe.data.max_tokens)
+        case PPORecipe():
+            yield _run(recipe.run)
+            yield from _roles(recipe)
+            yield from _data(recipe)
+            yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
+
+
+def _line(name: str, text: str) -> str:
+    return f"  {name:<{NAME_WIDTH}} {text}"
+
+
+def _run(run: RunConfig) -> str:
+    return _line("run", f"{run.folder} ({_state(Path(run.folder))}), seed {run.seed}, {run.device}, {run.precision}")
+
+
+def _state(folder: Path) -> str:
+    if not is_run_folder(folder):
+        return "new" if not folder.exists() else "exists"
+    steps = saved_steps(folder / CHECKPOINTS)
+    where = f"at step {steps[-1]}" if steps else "without a checkpoint"
+    return f"holds a run {where}: --resume goes on, --overwrite replaces it"
+
+
+def _model(model: ModelConfig | ScalarModelConfig) -> str:
+    return str(model_input(model, "model"))
+
+
+def _trained(lora: LoRAConfig | None) -> str:
+    if lora is None:
+        return "trained whole"
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
+    return f"LoRA of rank {lora.rank} on {targets}"
+
+
+def _roles(recipe: PPORecipe) -> Iterator[str]:
+    yield _line("policy", f"{_model(recipe.policy)}, {_trained(recipe.policy.lora)}")
+    yield _line("reference", _reference(recipe))
+    yield _line("value", _value(recipe))
+    for index, source in enumerate(recipe.reward):
+        first, *_ = reward_inputs(source, f"reward.{index}")
+        what = "function" if isinstance(source, FunctionRewardConfig) else "reward model"
+        yield _line("reward", f"{source.name}: {what} {first}, weight {source.weight:g}")
+    if recipe.gold is not None:
+        yield _line("gold", f"{recipe.gold.name}: function {recipe.gold.function}, watched only")
+
+
+def _reference(recipe: PPORecipe) -> str:
+    if recipe.ppo.kl.place == "none":
+        return "none: ppo.kl.place is none"
+    if recipe.policy.lora is not None:
+        return "the policy with its adapter off, no second copy"
+    return "a frozen copy of the policy" if recipe.reference is None else f"{_model(recipe.reference)}, frozen"
+
+
+def _value(recipe: PPORecipe) -> str:
+    if not recipe.ppo.uses_critic:
+        return f"none: advantage {recipe.ppo.advantage} compares responses instead"
+    origins = {
+        "policy": "backbone of the policy, fresh head",
+        "reward": "backbone and head of the reward model",
+    }
+    return f"{origins.get(recipe.value.start) or _model(recipe.value)}, {_trained(recipe.value.lora)}"
+
+
+def _data(recipe: SFTRecipe | RewardRecipe | PPORecipe) -> Iterator[str]:
+    for each in data_inputs(recipe.data, "data"):
+        purpose = "evaluation" if ".evaluation_sources." in f".{each.key}" else "data"
+        yield _line(purpose, str(each))
+    if recipe.data.proportions is not None and recipe.data.phase is not None:
+        part = recipe.data.proportions[recipe.data.phase] / sum(recipe.data.proportions)
+        yield _line("", f"part {recipe.data.phase} of {len(recipe.data.proportions)}: {part:.0%} of the rows")
+    if recipe.data.held_out_rows:
+        yield _line("", f"{recipe.data.held_out_rows:,} rows held out for evaluation")
+
+
+def _epochs(batch: str, num_epochs: float, what: str, max_tokens: int) -> Iterator[str]:
+    yield _line("one step", f"{batch}, one update")
+    yield _line("whole run", f"{num_epochs:g} passes over the data, {what} of at most {max_tokens:,} tokens")
+
+
+def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[str]:
+    responses, of_update = ppo.responses_per_step, ppo.responses_per_update
+    minibatches = -(-responses // of_update)
+    updates = ppo.epochs_per_step * minibatches
+    tokens = responses * (max_prompt_tokens + ppo.rollout.max_new_tokens)
+    rest = responses % of_update
+    uneven = f", the last of {rest}" if rest else ""
+    yield _line(
+        "one step", f"{ppo.prompts_per_step:,} prompts x {ppo.responses_per_prompt:,} = {responses:,} responses"
+    )
+    yield _line(
+        "", f"{ppo.epochs_per_step} epochs x {minibatches} minibatches of {of_update:,}{uneven} = {updates:,} updates"
+    )
+    yield _line(
+        "",
+        f"at most {responses:,} x ({max_prompt_tokens:,} + {ppo.rollout.max_new_tokens:,}) = {tokens:,} tokens",
+    )
+    yield _line(
+        "whole run",
+        f"{ppo.num_steps:,} steps: {ppo.num_steps * responses:,} responses, {ppo.num_steps * updates:,} updates, "
+        f"at most {ppo.num_steps * tokens:,} tokens",
+    )

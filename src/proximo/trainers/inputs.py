@@ -1,0 +1,153 @@
+"""What a recipe reads beside itself (models, data, functions), and whether it is there. Opens no model and no data.
+
+Imports no torch, so that a path which is wrong is reported at once.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from proximo.checkpoint.run_folder import is_run_folder
+from proximo.config.base import Section
+from proximo.config.data import DataConfig, SourceConfig
+from proximo.config.functions import function_problem
+from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig
+from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.run import ModelConfig, ScalarModelConfig
+from proximo.errors import ConfigError
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
+FILE_FORMATS = ("json", "jsonl", "csv", "parquet", "text")
+MODEL_FILES = ("config.json", "adapter_config.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One thing that a run reads, by the key that names it."""
+
+    key: str
+    name: str
+    kind: str
+    """`folder`, `file`, `Hub`, `function`, `stage` or `random start`."""
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        """`models/sft (folder)`."""
+        return f"{self.name} ({self.kind})"
+
+
+def check_inputs(recipe: Section) -> None:
+    """Raise ConfigError that lists every input which is not there."""
+    problems = [f"{each.key}: {each.problem}" for each in inputs_of(recipe) if each.problem]
+    if len(problems) == 1:
+        raise ConfigError(problems[0])
+    if problems:
+        raise ConfigError("\n  ".join([f"{len(problems)} inputs of the recipe are not there:", *problems]))
+
+
+def inputs_of(recipe: Section, prefix: str = "") -> Iterator[Input]:
+    """Everything that a recipe names outside itself."""
+    match recipe:
+        case PipelineRecipe():
+            for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
+                if stage is not None:
+                    yield from (_with_stage(each, recipe) for each in inputs_of(stage, f"{prefix}{name}."))
+        case SFTRecipe() | RewardRecipe():
+            yield model_input(recipe.model, f"{prefix}model")
+        case PPORecipe():
+            yield from _ppo_inputs(recipe, prefix)
+    if isinstance(recipe, SFTRecipe | RewardRecipe | PPORecipe):
+        if recipe.tokenizer.path is not None:
+            yield _folder_or_hub(recipe.tokenizer.path, f"{prefix}tokenizer.path", ())
+        yield from data_inputs(recipe.data, f"{prefix}data")
+
+
+def _with_stage(given: Input, recipe: PipelineRecipe) -> Input:
+    """A stage that is left out must have run before."""
+    left_out = {"@sft": recipe.sft is None, "@reward": recipe.reward is None}
+    folder = Path(recipe.run.folder, given.name.removeprefix("@"))
+    if given.kind != "stage" or not left_out[given.name] or is_run_folder(folder):
+        return given
+    return replace(given, problem=f"{given.name} is left out, and there is no earlier run of it in {folder}")
+
+
+def _ppo_inputs(recipe: PPORecipe, prefix: str) -> Iterator[Input]:
+    yield model_input(recipe.policy, f"{prefix}policy")
+    if recipe.reference is not None:
+        yield model_input(recipe.reference, f"{prefix}reference")
+    if recipe.ppo.uses_critic and recipe.value.start == "path":
+        yield model_input(recipe.value, f"{prefix}value")
+    for index, source in enumerate(recipe.reward):
+        yield from reward_inputs(source, f"{prefix}reward.{index}")
+    if recipe.gold is not None:
+        yield from reward_inputs(recipe.gold, f"{prefix}gold")
+
+
+def reward_inputs(source: ModelRewardConfig | FunctionRewardConfig, key: str) -> Iterator[Input]:
+    """What a reward source reads."""
+    if isinstance(source, FunctionRewardConfig):
+        yield _function(source.function, f"{key}.function")
+        return
+    yield _folder_or_hub(source.path, f"{key}.path", MODEL_FILES)
+    if source.tokenizer is not None:
+        yield _folder_or_hub(source.tokenizer, f"{key}.tokenizer", ())
+
+
+def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:
+    """Where a model comes from."""
+    if model.path is None:
+        name = str((model.config or {}).get("model_type", "a model without model_type"))
+        return Input(key=f"{key}.config", name=name, kind="random start")
+    return _folder_or_hub(model.path, f"{key}.path", MODEL_FILES)
+
+
+def data_inputs(data: DataConfig, key: str) -> Iterator[Input]:
+    """Every source of a stage."""
+    for index, source in enumerate(data.sources):
+        yield _source(source, f"{key}.sources.{index}")
+    for index, source in enumerate(data.evaluation_sources or ()):
+        yield _source(source, f"{key}.evaluation_sources.{index}")
+
+
+def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...]) -> Input:
+    """A folder where there is one, else a Hub name where it can be one; a `@` path is what a stage makes."""
+    if name.startswith("@"):
+        return Input(key=key, name=name, kind="stage")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return Input(key=key, name=name, kind="folder", problem=_folder_problem(path, wanted_files))
+    if path.exists():
+        return Input(key=key, name=name, kind="file", problem=f"{name} is a file; a folder or a Hub name is wanted")
+    if HUB_NAME.fullmatch(name):
+        return Input(key=key, name=name, kind="Hub")
+    return Input(key=key, name=name, kind="folder", problem=f"there is no folder {name} (seen from {Path.cwd()})")
+
+
+def _folder_problem(folder: Path, wanted_files: tuple[str, ...]) -> str | None:
+    if not wanted_files or any((folder / file).is_file() for file in wanted_files):
+        return None
+    if is_run_folder(folder):
+        return f"{folder} is a run, not a model: name the model in it, or write it with `proximo export {folder} OUT`"
+    return f"the folder {folder} holds no model: it has no {' and no '.join(wanted_files)}"
+
+
+def _function(import_path: str, key: str) -> Input:
+    return Input(key=key, name=import_path, kind="function", problem=function_problem(import_path))
+
+
+def _source(source: SourceConfig, key: str) -> Input:
+    if source.path is None:
+        return _function(str(source.function), f"{key}.function")
+    key, name, path = f"{key}.path", source.path, Path(source.path).expanduser()
+    is_file = source.format in FILE_FORMATS or (source.format == "auto" and path.suffix.lower() in FILE_ENDINGS)
+    if path.is_dir():
+        problem = f"{name} is a folder; format {source.format} wants a file" if source.format in FILE_FORMATS else None
+        return Input(key=key, name=name, kind="folder", problem=problem)
+    if path.exists():
+        return Input(key=key, name=name, kind="file")
+    if source.format == "hub" or (source.format == "auto" and not is_file and HUB_NAME.fullmatch(name)):
+        return Input(key=key, name=name, kind="Hub")
+    kind = "folder" if source.format == "disk" else "file"
+    return Input(key=key, name=name, kind=kind, problem=f"there is no {kind} {name} (seen from {Path.cwd()})")

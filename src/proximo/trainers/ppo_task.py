@@ -1,0 +1,129 @@
+"""PPO over a data set of prompts, step by step, with its samples and evaluations. Not the run around it (loop.py)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.data.order import rows_at
+from proximo.metrics.trainers import Trainer
+from proximo.metrics.values import Last, Max, Mean, MetricValue
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
+from proximo.records import Prompt, Scored
+from proximo.rewards.source import RewardSource
+from proximo.trainers.evaluation import evaluate_policy
+from proximo.trainers.loop import Record
+from proximo.trainers.measuring import peak_memory_mib
+from proximo.trainers.ppo import PPOTrainer
+from proximo.trainers.saving import restore_models, update_counts, writers_for
+from proximo.trainers.step_metrics import sequence_kl
+
+Gold = Sequence[float | None]
+
+
+class PPOTask:
+    """Drives a PPOTrainer over prompts in the order of each epoch."""
+
+    trainer = Trainer.PPO
+    best_metric = "evaluation/score"
+    best_is_lowest = False
+
+    def __init__(
+        self,
+        ppo: PPOTrainer,
+        prompts: Sequence[Prompt],
+        held_out: Sequence[Prompt],
+        *,
+        reward: RewardSource,
+        gold: RewardSource | None,
+        samples_per_step: int,
+        data_fingerprint: Mapping[str, Any],
+    ) -> None:
+        self.ppo = ppo
+        self.prompts = prompts
+        self.held_out = held_out
+        self.reward = reward
+        self.gold = gold
+        self.samples_per_step = samples_per_step
+        self.data_fingerprint = data_fingerprint
+        self.device = str(ppo.policy.device)
+        self.num_steps = ppo.config.num_steps
+
+    def step(self, step: int) -> Record:
+        """Take one PPO step; `step` counts from 1."""
+        size = self.ppo.config.prompts_per_step
+        rows = rows_at((step - 1) * size, size, num_rows=len(self.prompts), seed=self.ppo.seed)
+        outcome = self.ppo.run_step(prompts=[self.prompts[row] for row in rows])
+        scored = outcome.experience.scored
+        gold = self._gold(scored)
+        metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold)
+        metrics["progress/epoch"] = Last(step * size / len(self.prompts))
+        metrics["memory/peak_mib"] = Max(peak_memory_mib(self.ppo.policy.device))
+        divergences = sequence_kl(outcome.experience)
+        rows = range(min(self.samples_per_step, len(scored)))
+        samples = [_sample("train", scored[i], divergences[i], gold[i]) for i in rows]
+        return Record(metrics=metrics, samples=samples)
+
+    def evaluate(self) -> Record | None:
+        """One response to each held-out prompt, scored by the reward and by the gold source."""
+        if not self.held_out:
+            return None
+        ppo = self.ppo
+        found = evaluate_policy(ppo.roles, self.held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
+        gold = self._gold(found.scored)
+        samples = [
+            _sample("evaluation", scored, kl, score)
+            for scored, kl, score in zip(found.scored, found.kl, gold, strict=True)
+        ]
+        return Record(metrics=found.metrics | _gold_metric("evaluation/gold", gold), samples=samples)
+
+    def writers(self) -> Mapping[str, Writer]:
+        """Policy, value model and their optimizers."""
+        return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer)
+
+    def state(self) -> Mapping[str, Any]:
+        """The KL coefficient and the positions in the schedules; the rest is a function of the step."""
+        return {
+            "steps_done": self.ppo.steps_done,
+            "kl_coefficient": self.ppo.kl_coefficient,
+            "updates": update_counts(self.ppo.learners),
+        }
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Weights, optimizers, coefficient and counters."""
+        restore_models(checkpoint, self._models(), self.ppo.learners)
+        state = checkpoint.state["task"]
+        self.ppo.steps_done = state["steps_done"]
+        self.ppo.kl_coefficient = state["kl_coefficient"]
+
+    def _models(self) -> dict[str, LanguageModel | ScalarModel]:
+        value = self.ppo.roles.value
+        return {"policy": self.ppo.policy} | ({} if value is None else {"value": value})
+
+    def _gold(self, scored: Sequence[Scored]) -> Gold:
+        if self.gold is None:
+            return [None] * len(scored)
+        found = self.gold.score([each.response for each in scored])
+        return [each.score if each.valid else None for each in found]
+
+
+def _gold_metric(name: str, gold: Gold) -> dict[str, MetricValue]:
+    known = [score for score in gold if score is not None]
+    return {name: Mean.of(known)} if known else {}
+
+
+def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> dict[str, Any]:
+    response = scored.response
+    messages = response.prompt.messages or ()
+    return {
+        "kind": kind,
+        "prompt_id": response.prompt.id,
+        "prompt": response.prompt.text or "\n".join(f"{m['role']}: {m['content']}" for m in messages),
+        "response": response.text,
+        "score": scored.score if scored.valid else None,
+        "components": dict(scored.components),
+        "gold": gold,
+        "kl": kl,
+        "num_tokens": len(response.token_ids),
+        "finish": response.finish.value,
+    }
