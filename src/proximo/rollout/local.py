@@ -1,0 +1,254 @@
+"""The built-in engine: continuous batching over rows of one key-value cache, in this process. Not a server.
+
+A prompt is computed once for all its samples, packed with other prompts and without padding. Each decoding pass then
+draws one token for every row; a response that ends leaves at once and the next sample takes its row. Only the logits
+of the last position are ever computed.
+"""
+
+import math
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
+
+from proximo.errors import TrainingError, UserError
+from proximo.models.attention import PackedLayout
+from proximo.models.cache import PromptCache, RowCache
+from proximo.models.language import LanguageModel
+from proximo.models.packing import pack
+from proximo.records import Finish, Prompt, Response
+from proximo.rollout.sampling import RandomKey, SamplingOptions, sample
+from proximo.rollout.scheduler import Admission, Scheduler
+from proximo.rollout.stopping import StopRules
+
+_INITIAL_NEW_TOKENS = 64
+"""Rows begin with room for so many new tokens and grow when a response outgrows them."""
+
+
+class LocalEngine:
+    """Samples from a language model that lives in this process; float32 weights are the learner's own."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        eos_token_ids: Collection[int],
+        max_rows: int = 64,
+        prefill_tokens: int = 4096,
+    ) -> None:
+        """`max_rows` responses grow at a time; `prefill_tokens` bounds the prompt tokens of one packed pass."""
+        if max_rows < 1 or prefill_tokens < 1:
+            raise UserError(f"max_rows ({max_rows}) and prefill_tokens ({prefill_tokens}) must be at least 1")
+        self._model = model
+        self._tokenizer = tokenizer
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_rows = max_rows
+        self._prefill_tokens = prefill_tokens
+
+    @torch.no_grad()
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_samples: int,
+        options: SamplingOptions,
+        key: RandomKey,
+        policy_version: int = 0,
+    ) -> list[Response]:
+        """See `Engine.generate`. The model is in eval mode meanwhile and left as it was.
+
+        Raises UserError for no prompt, an empty one or one too long, and TrainingError for logits that are not finite.
+        """
+        _check_request(prompts, num_samples, options, max_positions=self._model.position_limit)
+        stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
+        samples = [
+            [_Growing(prompt=prompt, sample_index=s, stream=key.stream(index, s)) for s in range(num_samples)]
+            for index, prompt in enumerate(prompts)
+        ]
+        scheduler, cache = self._plan(prompts, num_samples, options.max_new_tokens)
+        with evaluating(self._model.model):
+            _Call(self._model.rollout_copy(), samples, scheduler=scheduler, cache=cache, stop=stop).run()
+        return [each.record(stop, policy_version) for group in samples for each in group]
+
+    def _plan(self, prompts: Sequence[Prompt], num_samples: int, max_new_tokens: int) -> tuple[Scheduler, RowCache]:
+        lengths = [len(prompt.token_ids) for prompt in prompts]
+        num_rows = min(self._max_rows, num_samples * len(prompts))
+        scheduler = Scheduler(lengths, num_samples=num_samples, num_rows=num_rows, prefill_tokens=self._prefill_tokens)
+        longest = max(lengths)
+        cache = RowCache(
+            num_rows=num_rows,
+            initial_tokens=longest + min(max_new_tokens, _INITIAL_NEW_TOKENS),
+            max_tokens=longest + max_new_tokens,
+        )
+        return scheduler, cache
+
+
+@dataclass(kw_only=True)
+class _Growing:
+    """A response in the making."""
+
+    prompt: Prompt
+    sample_index: int
+    stream: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: Finish | None = None
+
+    def record(self, stop: StopRules, policy_version: int) -> Response:
+        assert self.finish is not None
+        return Response(
+            prompt=self.prompt,
+            sample_index=self.sample_index,
+            token_ids=tuple(self.token_ids),
+            logprobs=torch.tensor(self.logprobs, dtype=torch.float32),
+            response_mask=torch.ones(len(self.token_ids), dtype=torch.bool),
+            finish=self.finish,
+            policy_version=policy_version,
+            text=stop.text(self.token_ids, self.finish),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ComputedPrompt:
+    """A prompt after its pass: its keys and values among those of its batch, and the logits of its first new token."""
+
+    cache: PromptCache
+    index: int
+    logits: Tensor  # [V]
+
+
+class _Call:
+    """One call of `generate`: the rows, the samples in them, and the loop."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        samples: Sequence[Sequence[_Growing]],
+        *,
+        scheduler: Scheduler,
+        cache: RowCache,
+        stop: StopRules,
+    ) -> None:
+        """`samples` by prompt and sample index."""
+        self._model = model
+        self._head = model.head
+        self._samples = samples
+        self._scheduler = scheduler
+        self._cache = cache
+        self._stop = stop
+        self._computed: dict[int, _ComputedPrompt] = {}
+        self._ending_ids = torch.tensor(
+            sorted({*stop.eos_token_ids, *stop.options.stop_token_ids}), device=model.device
+        )
+
+    def run(self) -> None:
+        """Until every sample has finished."""
+        while not self._scheduler.done:
+            while admissions := self._scheduler.admit():
+                self._start(admissions)
+            for move in self._scheduler.compact():
+                self._cache.move(move.source, move.target)
+            if self._scheduler.rows:
+                self._decode()
+
+    def _start(self, admissions: Sequence[Admission]) -> None:
+        """Compute new prompts, give every admitted sample its row, and draw its first token."""
+        self._prefill([each.prompt_index for each in admissions if each.needs_prefill])
+        for each in admissions:
+            computed = self._computed[each.prompt_index]
+            self._cache.place(computed.cache, computed.index, each.rows)
+        rows = [row for each in admissions for row in each.rows]
+        logits = [self._computed[each.prompt_index].logits.expand(len(each.rows), -1) for each in admissions]
+        self._draw(rows, torch.cat(logits))
+        for each in admissions:
+            if each.first_sample + len(each.rows) == len(self._samples[each.prompt_index]):
+                del self._computed[each.prompt_index]
+
+    def _prefill(self, prompt_indices: Sequence[int]) -> None:
+        if not prompt_indices:
+            return
+        packed = pack(
+            [self._samples[prompt][0].prompt.token_ids for prompt in prompt_indices], device=self._model.device
+        )
+        cache = PromptCache(packed.lengths)
+        hidden = self._model.prefill(packed, cache, PackedLayout(packed.lengths))
+        logits = self._head.logits(hidden[packed.last_indices])
+        for index, prompt in enumerate(prompt_indices):
+            self._computed[prompt] = _ComputedPrompt(cache=cache, index=index, logits=logits[index])
+
+    def _decode(self) -> None:
+        """One more token for every row."""
+        rows = range(len(self._scheduler.rows))
+        last = torch.tensor([self._in_row(row).token_ids[-1] for row in rows], device=self._model.device)
+        layout = self._cache.advance(len(rows))
+        hidden = self._model.decode(last, layout.positions, self._cache, layout)
+        self._draw(rows, self._head.logits(hidden))
+
+    def _draw(self, rows: Sequence[int], logits: Tensor) -> None:
+        """logits [B, V] of as many rows: draw, note, and release the rows whose response is over."""
+        growing = [self._in_row(row) for row in rows]
+        tokens, logprobs = sample(
+            logits,
+            streams=torch.tensor([each.stream for each in growing], device=logits.device),
+            positions=torch.tensor([len(each.token_ids) for each in growing], device=logits.device),
+            options=self._stop.options,
+            ending_ids=self._ending_ids,
+        )
+        for each, token, logprob in zip(growing, tokens.tolist(), logprobs.tolist(), strict=True):
+            if not math.isfinite(logprob):
+                raise _broken_logits(each)
+            each.token_ids.append(token)
+            each.logprobs.append(logprob)
+            each.finish = self._stop.finish(each.token_ids)
+        self._scheduler.release(row for row, each in zip(rows, growing, strict=True) if each.finish is not None)
+
+    def _in_row(self, row: int) -> _Growing:
+        slot = self._scheduler.rows[row]
+        assert slot is not None
+        return self._samples[slot.prompt_index][slot.sample_index]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Generator[None]:
+    """Eval mode inside; afterwards every submodule is in the mode it was in."""
+    before = [(each, each.training) for each in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for each, training in before:
+            each.training = training
+
+
+def _check_request(
+    prompts: Sequence[Prompt], num_samples: int, options: SamplingOptions, *, max_positions: int | None
+) -> None:
+    if not prompts:
+        raise UserError("generating wants at least one prompt, but the list of prompts is empty")
+    if num_samples < 1:
+        raise UserError(f"num_samples ({num_samples}) must be at least 1")
+    for prompt in prompts:
+        if not prompt.token_ids:
+            raise UserError(
+                f"prompt '{prompt.id}' has no tokens; it needs at least one, if only the one that begins a text"
+            )
+    longest = max(prompts, key=lambda prompt: len(prompt.token_ids))
+    wanted = len(longest.token_ids) + options.max_new_tokens
+    if max_positions is not None and wanted > max_positions:
+        raise UserError(
+            f"prompt '{longest.id}' has {len(longest.token_ids)} tokens, which with max_new_tokens "
+            f"({options.max_new_tokens}) makes {wanted}, but the model has {max_positions} positions; "
+            "shorten the prompt or lower max_new_tokens"
+        )
+
+
+def _broken_logits(growing: _Growing) -> TrainingError:
+    return TrainingError(
+        f"the policy gave logits that are not finite for token {len(growing.token_ids)} of a response to prompt "
+        f"'{growing.prompt.id}'; its weights have probably diverged: resume from an earlier checkpoint with a lower "
+        "learning rate"
+    )
