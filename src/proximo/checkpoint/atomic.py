@@ -65,6 +65,7 @@ def remove(path: Path) -> None:
     """Remove a file or a folder; it is gone under its name before the first of its files is."""
     doomed = _free(temporary_beside(path, "removed"))
     _rename(path, doomed)
+    _sync(path.parent)
     _delete(doomed)
 
 

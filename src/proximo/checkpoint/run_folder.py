@@ -102,12 +102,10 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
     Raises RunFolderError, with nothing changed, where these rules refuse, for a folder with other contents than a run,
     and where another process has the lock.
     """
-    if overwrite and resume != "never":
-        raise RunFolderError(f"--overwrite removes the run in {folder} and --resume goes on with it: choose one")
-    _check(folder, resume=resume, overwrite=overwrite)
+    check_run(folder, resume=resume, overwrite=overwrite)
     marker = _lock(folder)
     try:
-        _check(folder, resume=resume, overwrite=overwrite)  # another process may have had it until a moment ago
+        check_run(folder, resume=resume, overwrite=overwrite)  # another process may have had it until a moment ago
         resuming = not overwrite and bool(saved_steps(folder / CHECKPOINTS))
         if not resuming:
             _remove_earlier_run(folder)
@@ -122,7 +120,10 @@ def is_run_folder(folder: Path) -> bool:
     return (folder / MARKER).is_file()
 
 
-def _check(folder: Path, *, resume: Resume, overwrite: bool) -> None:
+def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
+    """Raise what `open_run` would, with nothing changed: for a caller who has costly things to build first."""
+    if overwrite and resume != "never":
+        raise RunFolderError(f"--overwrite removes the run in {folder} and --resume goes on with it: choose one")
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"the run folder {folder} is a file: give a folder, or a name that is not taken")
     exists = is_run_folder(folder)

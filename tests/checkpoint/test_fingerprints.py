@@ -1,0 +1,94 @@
+"""What differs since a run was saved is listed, and what may differ is let through."""
+
+import json
+
+import pytest
+import torch
+
+from proximo.checkpoint.environment import PACKAGES, describe_environment
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, fingerprint_rows
+from proximo.errors import RunFolderError
+
+SAVED = Fingerprints(
+    config={"ppo": {"learning_rate": 1e-6, "epochs": 2}, "run": {"folder": "a", "save_every_steps": 10}},
+    data={"prompts": {"num_rows": 100, "sha256": "aa"}},
+    environment={"torch": "2.13.0", "num_threads": 2},
+)
+
+
+def changed(**parts) -> Fingerprints:
+    return Fingerprints(**(SAVED.to_json() | parts))
+
+
+def test_nothing_changed_is_fine_also_through_json():
+    check_fingerprints(Fingerprints.from_json(json.loads(json.dumps(SAVED.to_json()))), SAVED)
+
+
+def test_every_differing_field_is_listed_with_both_values():
+    now = Fingerprints(
+        config={"ppo": {"learning_rate": 1e-5, "clip": None}, "run": SAVED.config["run"]},
+        data={"prompts": {"num_rows": 101, "sha256": "ab"}},
+        environment={"torch": "2.14.0", "num_threads": 2},
+    )
+    with pytest.raises(RunFolderError) as caught:
+        check_fingerprints(SAVED, now)
+    for part in (
+        "settings (saved -> now):",
+        "ppo.learning_rate: 1e-06 -> 1e-05",
+        "ppo.epochs: 2 -> (absent)",
+        "ppo.clip: (absent) -> null",
+        "data (saved -> now):",
+        "prompts.num_rows: 100 -> 101",
+        'prompts.sha256: "aa" -> "ab"',
+        'torch: "2.13.0" -> "2.14.0"',
+        "--allow-different-environment",
+    ):
+        assert part in str(caught.value)
+    assert "num_threads" not in str(caught.value)
+    assert "save_every_steps" not in str(caught.value)
+
+
+def test_some_settings_may_change():
+    now = changed(config={"ppo": SAVED.config["ppo"], "run": {"folder": "b", "save_every_steps": 5}})
+    check_fingerprints(SAVED, now, may_change={"run.folder", "run.save_every_steps"})
+    check_fingerprints(SAVED, now, may_change={"run"})
+    with pytest.raises(RunFolderError, match=r"run\.save_every_steps: 10 -> 5"):
+        check_fingerprints(SAVED, now, may_change={"run.folder", "run.save"})
+
+
+def test_another_environment_is_allowed_on_request_and_nothing_else_is():
+    check_fingerprints(SAVED, changed(environment={"torch": "3"}), allow_different_environment=True)
+    now = changed(environment={"torch": "3"}, data={})
+    with pytest.raises(RunFolderError) as caught:
+        check_fingerprints(SAVED, now, allow_different_environment=True)
+    assert "environment" not in str(caught.value)
+    assert 'prompts.sha256: "aa" -> (absent)' in str(caught.value)
+
+
+def test_an_empty_section_differs_from_an_absent_one():
+    with pytest.raises(RunFolderError, match=r"lora: \(absent\) -> \{\}"):
+        check_fingerprints(SAVED, changed(config=SAVED.config | {"lora": {}}))
+
+
+def test_rows_have_one_fingerprint_by_contents_and_order():
+    rows = [{"id": "a", "tokens": [1, 2]}, {"id": "b", "tokens": [3]}]
+    assert fingerprint_rows(rows) == fingerprint_rows({"tokens": row["tokens"], "id": row["id"]} for row in rows)
+    others = [rows[::-1], rows[:1], [*rows, {}], [{"id": "a", "tokens": [12]}, rows[1]], [1, 23], [12, 3], []]
+    assert len({fingerprint_rows(part) for part in [rows, *others]}) == len(others) + 1
+
+
+def test_the_environment_says_what_decides_the_bits():
+    torch.set_num_threads(1)
+    found = describe_environment(device="cpu")
+    assert found == describe_environment(device="cpu") == json.loads(json.dumps(found))
+    assert found["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert found["num_threads"] == 1
+    assert found["device"] == "cpu"
+    assert found["accelerator"] is None
+    assert set(PACKAGES) <= set(found)
+    assert all(found[name] for name in ("python", "transformers", "system", "machine", "instructions"))
+
+
+def test_a_package_that_is_not_installed_is_none(monkeypatch):
+    monkeypatch.setattr("proximo.checkpoint.environment.PACKAGES", ("no-such-package-here",))
+    assert describe_environment(device="cpu")["no-such-package-here"] is None

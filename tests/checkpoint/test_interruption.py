@@ -1,0 +1,153 @@
+"""Signals that real processes get."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from proximo.checkpoint.interruption import Interruption
+from proximo.checkpoint.store import CheckpointStore
+
+TRAIN = """
+import sys, time
+from pathlib import Path
+from proximo.checkpoint.interruption import Interruption
+from proximo.checkpoint.store import CheckpointStore
+
+folder, step_seconds, save_seconds, grace_seconds = sys.argv[1], *map(float, sys.argv[2:5])
+store = CheckpointStore(Path(folder), keep_last=2)
+
+def write_slowly(path):
+    path.write_text("a")
+    if interruption.requested:
+        time.sleep(save_seconds)
+    path.write_text("whole")
+
+with Interruption(grace_seconds=grace_seconds) as interruption:
+    for step in range(1, 1000):
+        if step == 2:
+            print("ready", flush=True)
+        if step > 1:
+            time.sleep(step_seconds)
+        if interruption.requested:
+            interruption.step_ended()
+        store.save(step, {"file": write_slowly}, {"step": step})
+        if interruption.requested:
+            raise SystemExit(interruption.exit_status)
+"""
+
+
+@contextmanager
+def training(folder: Path, *, step: float, save: float = 0.0, grace: float = 30.0) -> Iterator[subprocess.Popen]:
+    """A process that saved step 1 and is within a later step."""
+    command = [sys.executable, "-c", TRAIN, str(folder), str(step), str(save), str(grace)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_the_first_signal_lets_the_step_end_and_the_save_happen(number, status, tmp_path):
+    with training(tmp_path, step=0.3) as process:
+        process.send_signal(number)
+        assert process.wait(timeout=20) == status
+        said = process.stderr.read()
+    assert f"{number.name}: ending this step (at most 30 s)" in said
+    assert "Traceback" not in said
+    latest = CheckpointStore(tmp_path).load()
+    assert latest.step >= 2
+    assert latest.path("file").read_text() == "whole"
+
+
+def test_a_step_that_takes_longer_than_its_grace_is_given_up(tmp_path):
+    with training(tmp_path, step=60, grace=0.2) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 143
+        assert "did not end within 0.2 s" in process.stderr.read()
+    assert CheckpointStore(tmp_path).load().step == 1
+
+
+def test_a_save_after_the_step_may_take_longer_than_the_grace(tmp_path):
+    with training(tmp_path, step=0.2, save=1.5, grace=0.8) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 143
+    assert CheckpointStore(tmp_path).load().step == 2
+
+
+def test_a_second_signal_ends_the_process_at_once_even_within_a_save(tmp_path):
+    with training(tmp_path, step=0.2, save=60) as process:
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: list(tmp_path.glob(".partial-new-*/file")))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=20) == 143
+        assert "a second signal" in process.stderr.read()
+    assert CheckpointStore(tmp_path).load().step == 1
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_signal_that_the_parent_ignores_stays_ignored(tmp_path):
+    """As for a process in the background of a script, which must not mind Ctrl-C."""
+    code = "import signal, os; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    code += "from proximo.checkpoint.interruption import Interruption\n"
+    code += "with Interruption() as i:\n    os.kill(os.getpid(), signal.SIGINT)\n    print(i.requested)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+def test_a_forked_child_dies_of_the_signal_as_it_would_otherwise(tmp_path):
+    """A pool of reward workers ends its workers with SIGTERM."""
+    code = "import os, signal, time\nfrom proximo.checkpoint.interruption import Interruption\n"
+    code += "with Interruption() as i:\n    child = os.fork()\n    if not child: time.sleep(60)\n"
+    code += "    time.sleep(0.1); os.kill(child, signal.SIGTERM)\n"
+    code += "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), i.requested)\n"
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{-signal.SIGTERM} False\n"
+
+
+def test_the_handlers_from_before_come_back():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    num_threads = threading.active_count()
+    with Interruption() as interruption:
+        assert signal.getsignal(signal.SIGTERM) is not before[0]
+        assert not interruption.requested
+        with pytest.raises(RuntimeError, match="no signal came"):
+            _ = interruption.exit_status
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    wait_for(lambda: threading.active_count() == num_threads)
+
+
+def test_a_training_that_ends_by_itself_after_a_signal_is_left_alone():
+    with Interruption(grace_seconds=0.2) as interruption:
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.requested
+        assert interruption.exit_status == 143
+    time.sleep(0.5)
+
+
+def test_outside_the_main_thread_nothing_is_changed():
+    seen = []
+
+    def run() -> None:
+        with Interruption() as interruption:
+            seen.append((interruption.requested, signal.getsignal(signal.SIGTERM)))
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [(False, before)]

@@ -1,0 +1,106 @@
+"""JSON lines are whole after a kill, and cut back to a step."""
+
+import json
+
+import pytest
+
+from proximo.checkpoint.logs import JsonLines, cut_back
+from proximo.errors import CheckpointError
+
+
+def lines(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_is_there_as_soon_as_it_is_appended(tmp_path):
+    with JsonLines(tmp_path / "new" / "metrics.jsonl") as log:
+        log.append({"step": 1, "loss": 0.5})
+        log.append({"step": 2, "text": "Grüße\nzweite Zeile\u2028", "nested": {"list": [1, (2.5, None)]}})
+        assert lines_by_newline(tmp_path / "new" / "metrics.jsonl") == [
+            {"step": 1, "loss": 0.5},
+            {"step": 2, "text": "Grüße\nzweite Zeile\u2028", "nested": {"list": [1, [2.5, None]]}},
+        ]
+        log.sync()
+    with JsonLines(tmp_path / "new" / "metrics.jsonl") as log:
+        log.append({"step": 3})
+    assert len(lines_by_newline(tmp_path / "new" / "metrics.jsonl")) == 3
+
+
+def lines_by_newline(path) -> list[dict]:
+    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    with JsonLines(tmp_path / "log") as log:
+        log.append({"step": 1, "a": float("nan"), "b": [float("inf")], "c": {"d": -float("inf")}})
+    assert lines(tmp_path / "log") == [{"step": 1, "a": None, "b": [None], "c": {"d": None}}]
+
+
+def test_text_that_utf8_cannot_hold_does_not_stop_the_run(tmp_path):
+    with JsonLines(tmp_path / "log") as log:
+        log.append({"step": 1, "text": "a\ud800b"})
+    assert lines(tmp_path / "log") == [{"step": 1, "text": "a?b"}]
+
+
+@pytest.mark.parametrize("record", [{}, {"step": "1"}, {"step": 1.0}, {"step": None}])
+def test_a_record_without_a_step_is_refused(record, tmp_path):
+    with JsonLines(tmp_path / "log") as log, pytest.raises(ValueError, match="needs an integer 'step'"):
+        log.append(record)
+    assert (tmp_path / "log").read_bytes() == b""
+
+
+WHOLE = b'{"step": 1}\n{"step": 2, "a": "\xc3\xa9"}\n{"step": 2}\n{"step": 4}\n'
+
+
+@pytest.mark.parametrize(
+    ("content", "step", "kept", "num_dropped"),
+    [
+        (WHOLE, 4, WHOLE, 0),
+        (WHOLE, 9, WHOLE, 0),
+        (WHOLE, 3, WHOLE[:-12], 1),
+        (WHOLE, 1, WHOLE[:12], 3),
+        (WHOLE, -1, b"", 4),
+        (b"", 3, b"", 0),
+        (WHOLE + b'{"step": 4, "los', 4, WHOLE, 1),
+        (WHOLE + b'{"step": 5, "los', 3, WHOLE[:-12], 2),
+        (WHOLE + b"\xc3", 4, WHOLE, 1),
+        (WHOLE + b"4", 4, WHOLE, 1),
+        (WHOLE + b"\0\0\0\0", 4, WHOLE, 1),
+        (b'{"st', 4, b"", 1),
+        (WHOLE[:-1], 4, WHOLE, 0),
+    ],
+)
+def test_cutting_back_drops_later_steps_and_a_torn_last_line(content, step, kept, num_dropped, tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    assert cut_back(path, step) == num_dropped
+    assert path.read_bytes() == kept
+    assert cut_back(path, step) == 0
+
+
+def test_every_place_where_a_line_can_be_torn(tmp_path):
+    path = tmp_path / "log"
+    line = '{"step": 5, "text": "Grüße", "x": {"y": [1]}}\n'.encode()
+    for num_bytes in range(len(line) - 1):
+        path.write_bytes(WHOLE + line[:num_bytes])
+        cut_back(path, 5)
+        assert path.read_bytes() == WHOLE
+    for num_bytes in (len(line) - 1, len(line)):
+        path.write_bytes(WHOLE + line[:num_bytes])
+        cut_back(path, 5)
+        assert path.read_bytes() == WHOLE + line
+
+
+def test_a_log_that_is_not_there_is_already_cut_back(tmp_path):
+    assert cut_back(tmp_path / "log", 3) == 0
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("bad", [b"not json", b'{"loss": 1}', b"[1]", b"", b'{"step": "2"}'])
+def test_damage_before_the_last_line_is_an_error_and_changes_nothing(bad, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    content = b'{"step": 1}\n' + bad + b'\n{"step": 3}\n'
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl, line 2: not a log record"):
+        cut_back(path, 1)
+    assert path.read_bytes() == content

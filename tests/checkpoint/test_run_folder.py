@@ -1,0 +1,172 @@
+"""Who may start or go on in a folder, and what is kept."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proximo.checkpoint.run_folder import REPLACED, is_run_folder, open_run
+from proximo.checkpoint.store import CheckpointStore
+from proximo.errors import RunFolderError
+
+
+def snapshot(folder: Path) -> dict[str, bytes | None]:
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+
+
+def make_absent(folder: Path) -> None:
+    pass
+
+
+def make_empty(folder: Path) -> None:
+    folder.mkdir()
+
+
+def make_foreign(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    (folder / "checkpoints").mkdir()
+
+
+def make_file(folder: Path) -> None:
+    folder.write_text("a file")
+
+
+def make_opened(folder: Path) -> None:
+    """A run that failed before its first step."""
+    with open_run(folder) as run:
+        run.write_config("a: 1\n", {"a": 1})
+        run.log.write_text("an error\n")
+
+
+def make_logged(folder: Path) -> None:
+    """A run that died before its first checkpoint."""
+    make_opened(folder)
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+
+
+def make_saved(folder: Path) -> None:
+    make_logged(folder)
+    CheckpointStore(folder / "checkpoints").save(1, {}, {"step": 1})
+    (folder / "notes.txt").write_text("the user's own")
+
+
+STARTS, RESUMES = "starts", "resumes"
+RULES = {
+    make_absent: {"never": STARTS, "must": "no run to resume", "auto": STARTS, "overwrite": STARTS},
+    make_empty: {"never": STARTS, "must": "no run to resume", "auto": STARTS, "overwrite": STARTS},
+    make_foreign: dict.fromkeys(("never", "must", "auto", "overwrite"), "holds no run"),
+    make_file: dict.fromkeys(("never", "must", "auto", "overwrite"), "is a file"),
+    make_opened: {"never": STARTS, "must": "no checkpoint yet", "auto": STARTS, "overwrite": STARTS},
+    make_logged: {"never": "already holds a run", "must": "no checkpoint yet", "auto": STARTS, "overwrite": STARTS},
+    make_saved: {"never": "already holds a run", "must": RESUMES, "auto": RESUMES, "overwrite": STARTS},
+}
+
+
+@pytest.mark.parametrize("request_", ["never", "must", "auto", "overwrite"])
+@pytest.mark.parametrize("make", RULES)
+def test_the_rules_for_a_folder_that_may_exist(make, request_, tmp_path):
+    folder = tmp_path / "runs" / "name"
+    folder.parent.mkdir()
+    make(folder)
+    before = snapshot(tmp_path)
+    options = {"overwrite": True} if request_ == "overwrite" else {"resume": request_}
+    outcome = RULES[make][request_]
+    if outcome not in (STARTS, RESUMES):
+        with pytest.raises(RunFolderError, match=outcome):
+            open_run(folder, **options)
+        assert snapshot(tmp_path) == before
+        return
+    with open_run(folder, **options) as run:
+        assert run.resuming == (outcome == RESUMES)
+        assert is_run_folder(folder)
+    if outcome == RESUMES:
+        marker = str(folder / ".proximo-run")
+        assert snapshot(tmp_path) | {marker: b""} == before | {marker: b""}
+    else:
+        assert not any((folder / name).exists() for name in REPLACED)
+    if make is make_saved:
+        assert (folder / "notes.txt").read_text() == "the user's own"
+
+
+def test_resuming_and_overwriting_contradict_each_other(tmp_path):
+    make_saved(tmp_path / "run")
+    before = snapshot(tmp_path)
+    with pytest.raises(RunFolderError, match="choose one"):
+        open_run(tmp_path / "run", resume="auto", overwrite=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be written"):
+        open_run(tmp_path / "file" / "run")
+
+
+def test_a_run_folder_keeps_what_it_was_given(tmp_path):
+    with open_run(tmp_path / "run") as run:
+        run.write_config("ppo:\n  epochs: 2\n", {"ppo": {"epochs": 2, "clip": None}})
+        run.write_environment({"torch": "2.13"})
+        names = {run.checkpoints: "checkpoints", run.metrics: "metrics.jsonl", run.samples: "samples.jsonl"}
+        names |= {run.tensorboard: "tensorboard", run.report: "report.html", run.log: "log.txt"}
+    assert all(path == tmp_path / "run" / name for path, name in names.items())
+    assert (tmp_path / "run" / "config.yaml").read_text() == "ppo:\n  epochs: 2\n"
+    resolved = json.loads((tmp_path / "run" / "config.resolved.json").read_text())
+    assert resolved == {"ppo": {"epochs": 2, "clip": None}}
+    assert json.loads((tmp_path / "run" / "environment.json").read_text()) == {"torch": "2.13"}
+
+
+HOLD = """
+import os, sys, time
+from pathlib import Path
+from proximo.checkpoint.run_folder import open_run
+run = open_run(Path(sys.argv[1]), resume="auto")
+child = os.fork()
+if child:
+    print(child, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_is_kept_out_until_the_first_dies_even_if_children_of_it_live(tmp_path):
+    folder = tmp_path / "run"
+    make_saved(folder)
+    before = snapshot(folder / "checkpoints")
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True)
+    with holder:
+        grandchild = int(holder.stdout.readline())
+        try:
+            for options in ({"resume": "must"}, {"resume": "auto"}, {"overwrite": True}):
+                with pytest.raises(
+                    RunFolderError, match=rf"another process \(process {holder.pid} on .*is training in"
+                ):
+                    open_run(folder, **options)
+            assert snapshot(folder / "checkpoints") == before
+            holder.kill()
+            holder.wait()
+            with open_run(folder, resume="must") as run:
+                assert run.resuming
+        finally:
+            holder.kill()
+            os.kill(grandchild, signal.SIGKILL)
+
+
+def test_closing_lets_others_in(tmp_path):
+    code = "import sys; from pathlib import Path; from proximo.checkpoint.run_folder import open_run; "
+    code += "open_run(Path(sys.argv[1]))"
+    run = open_run(tmp_path / "run")
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    assert b"is training in" in subprocess.run(command, capture_output=True, check=False).stderr
+    run.close()
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def test_rules_and_stores_are_known_without_torch():
+    """Mistakes in a command are reported before torch is imported."""
+    code = "import sys, proximo.checkpoint.run_folder, proximo.checkpoint.logs, proximo.checkpoint.interruption; "
+    code += "import proximo.checkpoint.fingerprints; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
