@@ -18,7 +18,7 @@ from proximo.errors import ModelError
 from proximo.models.attention import AttentionLayout
 from proximo.models.backbone import Backbone, base_of
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
-from proximo.models.lora import adapter_off
+from proximo.models.lora import LoRAOptions, adapter_off, add_adapter
 from proximo.models.packing import Packed, PackedResponses
 from proximo.models.placement import Precision
 
@@ -92,6 +92,10 @@ class LanguageModel:
         """One more token for each row: token_ids [B], position_ids [B] -> hidden states [B, D]."""
         hidden = self.backbone.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)
         return hidden[:, 0]
+
+    def with_adapter(self, options: LoRAOptions) -> "LanguageModel":
+        """The same model with LoRA on it and everything else frozen."""
+        return LanguageModel(add_adapter(self.base, options), precision=self.precision)
 
     @contextmanager
     def reference_view(self) -> Generator["LanguageModel"]:

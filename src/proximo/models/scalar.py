@@ -1,0 +1,161 @@
+"""A backbone with one number per token: value models and reward models. Not the losses that train them.
+
+Legend: T packed tokens, S sequences, N response tokens, D width.
+"""
+
+import copy
+import math
+from enum import StrEnum
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from proximo.errors import ModelError
+from proximo.models.backbone import Backbone, base_of
+from proximo.models.heads import wide_dtype
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
+from proximo.models.packing import Packed, PackedResponses
+from proximo.models.placement import Precision
+
+
+class HeadStart(StrEnum):
+    """What a scalar head begins with."""
+
+    TRAINED = "trained"
+    """The checkpoint's own head."""
+    ZERO = "zero"
+    """All scores 0: a value model that claims nothing yet. Its backbone gets a gradient from the second update on."""
+    NORMAL = "normal"
+    """N(0, 1 / (D + 1)): a reward model's start (arXiv:2009.01325, section 3.4)."""
+
+
+class ScalarModel:
+    """Owns a classifier of transformers with one label (`model`), perhaps with an adapter; its head always trains."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision = Precision.FLOAT32) -> None:
+        """Raises ModelError for a model with another number of labels, or without a linear `score` layer."""
+        self.model = model
+        _scalar_head(base_of(model))
+        self.backbone = Backbone(model, precision=precision)
+
+    @property
+    def base(self) -> PreTrainedModel:
+        """The transformers model, below an adapter if there is one."""
+        return base_of(self.model)
+
+    @property
+    def precision(self) -> Precision:
+        """The arithmetic of the backbone; the head's is at least float32."""
+        return self.backbone.precision
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.backbone.device
+
+    @property
+    def position_limit(self) -> int | None:
+        """Tokens that one sequence may have; None without a stated limit."""
+        return self.backbone.position_limit
+
+    def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Names and tensors that an optimizer should move."""
+        return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
+
+    def token_scores(self, packed: Packed) -> Tensor:
+        """The score after each token, [T] in at least float32."""
+        return self._scores(self.backbone.packed(packed))
+
+    def sequence_scores(self, packed: Packed) -> Tensor:
+        """The score after the last token of each sequence, [S]. No token id is looked at, so pad may equal EOS."""
+        return self._scores(self.backbone.packed(packed)[packed.last_indices])
+
+    def response_values(self, batch: PackedResponses) -> Tensor:
+        """[N + S]: for each response V before every token, and one more after the last."""
+        return self._scores(self.backbone.packed(batch.packed)[batch.value_positions])
+
+    def with_adapter(self, options: LoRAOptions) -> "ScalarModel":
+        """The same model with LoRA on its backbone; the head trains in full and is saved with the adapter."""
+        return ScalarModel(add_adapter(self.base, options), precision=self.precision)
+
+    def start_head(self, start: HeadStart, *, seed: int = 0) -> None:
+        """Overwrite the head, before any adapter; TRAINED leaves it alone."""
+        assert not isinstance(self.model, PeftModel), "the adapter trains a copy of the head"
+        if start is not HeadStart.TRAINED:
+            start_head(_scalar_head(self.base), start, seed=seed)
+
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [...]."""
+        # Under an adapter `score` is peft's wrapper, which must be called, not looked into.
+        layer = self.base.get_submodule("score")
+        weight = next(layer.parameters())
+        with torch.autocast(hidden.device.type, enabled=False):
+            return layer(hidden.to(weight.dtype)).to(wide_dtype(weight))[..., 0]
+
+
+def start_head(layer: nn.Linear, start: HeadStart, *, seed: int) -> None:
+    """Fill a scalar head with zeros or with normal numbers that depend on the seed alone."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(layer.weight.shape, generator=generator) / math.sqrt(layer.in_features + 1)
+    with torch.no_grad():
+        layer.weight.copy_(torch.zeros_like(drawn) if start is HeadStart.ZERO else drawn)
+        if layer.bias is not None:
+            layer.bias.zero_()
+
+
+def scalar_from_language_model(source: LanguageModel, start: HeadStart, *, seed: int = 0) -> ScalarModel:
+    """A scalar model on a copy of the backbone, adapters merged in, with a fresh head.
+
+    Raises ModelError for an architecture that transformers has no sequence-classification model for.
+    """
+    origin = merged_copy(source.model) if isinstance(source.model, PeftModel) else source.base
+    config = copy.deepcopy(origin.config)
+    config.num_labels = 1
+    _unpad(config)
+    model = _empty_classifier(config)
+    setattr(model, model.base_model_prefix, copy.deepcopy(origin.base_model))
+    weight = next(origin.parameters())
+    width = _scalar_head(model).in_features
+    head = nn.Linear(width, 1, bias=False, device=weight.device, dtype=wide_dtype(weight))
+    start_head(head, start, seed=seed)
+    model.set_submodule("score", head)
+    model.requires_grad_(True).eval()
+    return ScalarModel(model, precision=source.precision)
+
+
+def _empty_classifier(config) -> PreTrainedModel:
+    """On the meta device: nothing is drawn at random and nothing is allocated."""
+    try:
+        with torch.device("meta"):
+            return AutoModelForSequenceClassification.from_config(config)
+    except ValueError as error:
+        raise ModelError(
+            f"a {config.model_type} model cannot carry a scalar head: transformers has no sequence-classification "
+            "model of this type; start the value or reward model from another architecture"
+        ) from error
+
+
+def _unpad(config) -> None:
+    """transformers reads a classifier at the last token that is not padding: an EOS that pads would not be read."""
+    text = config.get_text_config()
+    ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
+    if text.pad_token_id in ends:
+        text.pad_token_id = None
+
+
+def _scalar_head(base: PreTrainedModel) -> nn.Linear:
+    """The `score` layer, below peft's wrapper if there is one."""
+    name = type(base).__name__
+    if "score" not in dict(base.named_children()):
+        raise ModelError(f"{name} has no linear layer named score, so it is no scalar model that can be packed")
+    layer = base.get_submodule("score")
+    layer = next(module for module in layer.modules() if isinstance(module, nn.Linear))
+    if layer.out_features != 1:
+        raise ModelError(
+            f"a reward or value model gives one number, but this {base.config.model_type} classifier has "
+            f"{layer.out_features} labels; train one with num_labels = 1"
+        )
+    return layer
