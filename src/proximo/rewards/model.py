@@ -41,8 +41,7 @@ class ModelReward:
         lengths = [len(sequence) for sequence in sequences]
         for batch in plan_batches(lengths, token_budget=self.tokens_per_microbatch):
             packed = pack([sequences[i] for i in batch], device=self.model.device)
-            last = self.model.token_scores(packed)[packed.last_indices]
-            for index, score in zip(batch, last.tolist(), strict=True):
+            for index, score in zip(batch, self.model.sequence_scores(packed).tolist(), strict=True):
                 scores[index] = score
         return [Scored(response=r, score=s) for r, s in zip(responses, scores, strict=True)]
 

@@ -120,11 +120,7 @@ class InferenceCalls:
         model = self.roles.value
         if model is None:
             raise ValueError("there is no value model in this run")
-
-        def run(batch: PackedResponses) -> Tensor:
-            return model.token_scores(batch.packed)[batch.value_positions]
-
-        return (self._over_batches(responses, run, extra=1),)
+        return (self._over_batches(responses, model.response_values, extra=1),)
 
     def full_kl(self, batch: PackedResponses) -> Tensor:
         """[N] KL of the policy from the reference at each state, from hidden states of both, in chunks."""

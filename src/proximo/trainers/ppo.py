@@ -22,9 +22,10 @@ from proximo.learner.minibatches import num_minibatches
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
+from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.loading import end_of_sequence_ids
-from proximo.models.scalar import ScalarModel
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.records import Experience, Finish, Prompt, Response, Scored
 from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
@@ -89,7 +90,10 @@ class PPOTrainer:
         elif reference is None:
             reference = self.policy.frozen_copy()
         if config.uses_critic and value is None:
-            value = ScalarModel.from_language_model(self.policy, head="zero", seed=self.seed)
+            value = scalar_from_language_model(self.policy, HeadStart.ZERO, seed=self.seed)
+        for model in (self.policy, value):
+            if model is not None:
+                disable_dropout(model.model)
         engine = LocalEngine(
             self.policy,
             self.tokenizer,

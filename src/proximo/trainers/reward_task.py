@@ -170,11 +170,12 @@ class RewardTask:
         return batches
 
     def _loss(self, batch: PairBatch, *, num_pairs: int) -> tuple[Tensor, PairScores]:
-        scores = self.model.token_scores(batch.packed)
-        chosen, rejected = scores[batch.packed.last_indices].split(batch.num_pairs)
         if self.config.loss == "divergence_window":
+            scores = self.model.token_scores(batch.packed)
+            chosen, rejected = scores[batch.packed.last_indices].split(batch.num_pairs)
             per_pair = divergence_window(*_token_scores(batch, scores))
         else:
+            chosen, rejected = self.model.sequence_scores(batch.packed).split(batch.num_pairs)
             per_pair = bradley_terry(chosen, rejected, margin=batch.margins, centring=self.config.centring)
         return per_pair.sum() / num_pairs, _pair_scores(chosen.detach(), rejected.detach())
 

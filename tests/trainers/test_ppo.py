@@ -1,0 +1,163 @@
+"""PPO as a library: it learns, it checks itself, and it takes your own loop and scores."""
+
+import pytest
+import torch
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.ppo import PPOConfig
+from proximo.errors import TrainingError
+from proximo.records import Finish
+from proximo.trainers.ppo import PPOTrainer
+
+PROMPTS = ["ab", "cde", "f", "gh"]
+
+
+def count_a(prompts, responses, metadata):
+    return [float(text.count("a")) for text in responses]
+
+
+def trainer(*, seed: int = 0, model_seed: int = 0, **options) -> PPOTrainer:
+    base = {
+        "num_steps": 2,
+        "prompts_per_step": 4,
+        "responses_per_prompt": 2,
+        "rollout": {"max_new_tokens": 6, "max_rows": 3},
+        "policy_optimizer": {"learning_rate": 1e-2},
+        "value_optimizer": {"learning_rate": 1e-2},
+    }
+    return PPOTrainer(
+        tiny_language_model(seed=model_seed), tiny_tokenizer(), config=PPOConfig(**(base | options)), seed=seed
+    )
+
+
+def parameters(made: PPOTrainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in made.policy.model.named_parameters()}
+
+
+@pytest.mark.parametrize("advantage", ["gae", "group_centred", "group_standardised"])
+def test_training_returns_the_metrics_of_every_step(advantage: str) -> None:
+    seen = []
+    history = trainer(advantage=advantage).train(PROMPTS, reward=count_a, on_step=lambda step, line: seen.append(step))
+    assert seen == [1, 2]
+    for line in history:
+        assert line["policy/skipped_updates"] == 0
+        assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+        assert ("value/explained_variance" in line) == (advantage == "gae")
+        assert line["response/tokens_max"] <= 6
+    assert history[0]["kl/sequence"] == 0
+    assert history[1]["kl/sequence"] != 0
+
+
+def test_two_runs_of_one_seed_are_equal_to_the_bit_and_another_seed_differs() -> None:
+    def run(seed: int) -> dict[str, torch.Tensor]:
+        made = trainer(seed=seed)
+        made.train(PROMPTS, reward=count_a)
+        return parameters(made)
+
+    first, again, other = run(0), run(0), run(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_your_own_loop_does_what_train_does() -> None:
+    driven, own = trainer(num_steps=1), trainer(num_steps=1)
+    driven.train(PROMPTS, reward=count_a)
+    from proximo.data.order import rows_at
+
+    prompts = [PROMPTS[row] for row in rows_at(0, 4, num_rows=4, seed=0)]
+    responses = own.generate(prompts)
+    own.step(prompts, responses, count_a(None, [r.text for r in responses], None))
+    first, second = parameters(driven), parameters(own)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_responses_may_be_plain_lists_of_ids() -> None:
+    from_records, from_lists = trainer(num_steps=1), trainer(num_steps=1)
+    responses = from_records.generate(PROMPTS)
+    scores = [float(i) for i in range(len(responses))]
+    first = from_records.step(PROMPTS, responses, scores)
+    second = from_lists.step(PROMPTS, [list(r.token_ids) for r in responses], scores)
+    assert first["policy/loss"] == pytest.approx(second["policy/loss"], abs=1e-5)
+    assert any(r.finish is Finish.LENGTH for r in responses)
+
+
+def test_scores_that_do_not_fit_the_responses_are_refused() -> None:
+    made = trainer()
+    with pytest.raises(ValueError, match="do not share out among 4 prompts"):
+        made.step(PROMPTS, [[5]] * 6, [0.0] * 6)
+    with pytest.raises(ValueError, match="zip"):
+        made.step(PROMPTS, [[5]] * 4, [0.0] * 3)
+
+
+def test_every_weight_of_policy_and_critic_moves_and_the_reference_does_not() -> None:
+    made = trainer(num_steps=2)
+    policy, value = made.policy.model, made.roles.value.model
+    before = [{n: p.detach().clone() for n, p in model.named_parameters()} for model in (policy, value)]
+    reference = {n: p.detach().clone() for n, p in made.roles.reference.model.named_parameters()}
+    made.train(PROMPTS, reward=count_a)
+    for model, old in zip((policy, value), before, strict=True):
+        still = [name for name, p in model.named_parameters() if torch.equal(p, old[name])]
+        assert still == []
+    assert all(torch.equal(p, reference[n]) for n, p in made.roles.reference.model.named_parameters())
+
+
+def test_a_sampler_that_is_not_the_policy_stops_the_run() -> None:
+    made, other = trainer(), trainer(model_seed=5)
+    made.roles.engine._model = other.policy
+    with pytest.raises(TrainingError, match="sampler and learner disagree"):
+        made.train(PROMPTS, reward=count_a)
+
+
+def test_small_disagreement_is_a_warning() -> None:
+    made = trainer(num_steps=1)
+    with torch.no_grad():
+        responses = made.generate(PROMPTS)
+        made.policy.model.lm_head.weight.mul_(1.003)
+    with pytest.warns(UserWarning, match="likely causes"):
+        made.step(PROMPTS, responses, [0.0] * len(responses))
+
+
+def test_too_many_unscored_responses_stop_the_run() -> None:
+    with pytest.raises(TrainingError, match="8 of 8 responses could not be scored"):
+        trainer().train(PROMPTS, reward=lambda p, r, m: [None] * len(r))
+
+
+def test_a_few_unscored_responses_are_counted_and_left_out() -> None:
+    def mostly(prompts, responses, metadata):
+        return [None, *count_a(prompts, responses[1:], metadata)]
+
+    (line,) = trainer(num_steps=1).train(PROMPTS, reward=mostly)
+    assert line["response/faulty"] == 1
+
+
+def test_the_adaptive_coefficient_follows_the_kl() -> None:
+    made = trainer(num_steps=3, kl={"target": 1e-9, "horizon": 8, "coefficient": 0.1})
+    history = made.train(PROMPTS, reward=count_a)
+    assert made.kl_coefficient > 0.1
+    assert history[-1]["kl/coefficient"] == made.kl_coefficient
+
+
+def test_without_kl_there_is_no_reference() -> None:
+    made = trainer(num_steps=1, kl={"place": "none"})
+    assert made.roles.reference is None
+    (line,) = made.train(PROMPTS, reward=count_a)
+    assert "kl/sequence" not in line
+
+
+def test_the_policy_computes_the_old_logprobs_where_more_than_temperature_shaped_the_samples() -> None:
+    plain, shaped = trainer(), trainer(rollout={"max_new_tokens": 6, "top_k": 5})
+    assert plain.sampled_logprobs_serve
+    assert not shaped.sampled_logprobs_serve
+    (line, _) = shaped.train(PROMPTS, reward=count_a)
+    assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+
+
+@pytest.mark.parametrize("measure", ["k2", "weighted_k3", "full"])
+def test_the_kl_in_the_loss_runs_with_every_measure(measure: str) -> None:
+    history = trainer(kl={"place": "loss", "measure": measure}).train(PROMPTS, reward=count_a)
+    assert history[-1]["policy/skipped_updates"] == 0
+
+
+def test_full_kl_in_the_reward_is_close_to_k1_on_average() -> None:
+    (_, line) = trainer(kl={"measure": "full"}).train(PROMPTS, reward=count_a)
+    assert line["reward/mean"] <= line["score/mean"]
