@@ -1,0 +1,59 @@
+"""Calibration and distinct-n against numbers worked by hand."""
+
+import json
+import math
+import random
+
+import pytest
+
+from proximo.metrics.calibration import Calibration, calibration
+from proximo.metrics.diversity import distinct_fraction
+
+
+def logit(probability: float) -> float:
+    return math.log(probability / (1 - probability))
+
+
+def test_the_error_is_the_weighted_gap_of_the_bins():
+    sure_and_right, sure_and_wrong = logit(0.88), -logit(0.88)
+    unsure_and_right = logit(0.52)
+    measured = calibration([sure_and_right, sure_and_right, sure_and_right, sure_and_wrong, unsure_and_right])
+    assert [part.num_pairs for part in measured.bins] == [1, 4]
+    assert measured.error == pytest.approx((1 * abs(0.52 - 1.0) + 4 * abs(0.88 - 0.75)) / 5)
+
+
+def test_a_model_whose_odds_are_true_has_nearly_no_error():
+    rng = random.Random(0)
+    margins = []
+    for _ in range(20_000):
+        margin = abs(rng.gauss(0, 2))
+        margins.append(margin if rng.random() < 1 / (1 + math.exp(-margin)) else -margin)
+    assert calibration(margins).error < 0.01
+    assert calibration([3 * margin for margin in margins]).error > 0.1
+
+
+def test_a_tie_is_half_right_at_even_odds():
+    assert calibration([0.0, 0.0]).error == 0.0
+
+
+def test_certainty_and_huge_margins_fall_in_the_last_bin():
+    assert calibration([1e9, -1e9]).bins[-1].accuracy == 0.5
+
+
+def test_no_pairs_have_no_error():
+    assert calibration([]).error is None
+
+
+def test_a_record_survives_json():
+    measured = calibration([0.3, -1.0, 2.0])
+    assert Calibration.from_record(json.loads(json.dumps(measured.as_record()))) == measured
+
+
+def test_distinct_two_counts_pairs_across_responses():
+    assert distinct_fraction([[1, 2, 3], [1, 2], [5]]) == pytest.approx(2 / 3)
+    assert distinct_fraction([[7, 7, 7, 7]]) == pytest.approx(1 / 3)
+    assert distinct_fraction([[1, 2, 3], [1, 2]], n=3) == 1.0
+
+
+def test_no_pairs_at_all_have_no_distinct_fraction():
+    assert distinct_fraction([[1], []]) is None

@@ -1,0 +1,120 @@
+"""The catalogue is the only place that knows metric names, and everything else agrees with it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from proximo.metrics.before_after import SHOWN
+from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
+from proximo.metrics.definitions import UnknownMetricError
+from proximo.metrics.documentation import REDUCTIONS, TRAINERS, metrics_page
+from proximo.metrics.run_files import Run, Series
+from proximo.metrics.trainers import WATCHED, Trainer
+
+PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def test_no_metric_is_declared_twice():
+    names = [metric.name for metric in CATALOGUE.metrics]
+    assert len(names) == len(set(names))
+    for name in names:
+        assert sum(metric.matches(name) for metric in CATALOGUE.metrics if not metric.is_pattern) <= 1
+
+
+def test_every_metric_has_a_unit_and_a_definition_that_is_a_sentence():
+    for metric in CATALOGUE.metrics:
+        assert metric.unit, metric.name
+        assert metric.definition.endswith("."), metric.name
+
+
+def test_an_unknown_name_is_refused_with_the_nearest_one():
+    with pytest.raises(UnknownMetricError, match="nearest is 'kl/sequence'"):
+        CATALOGUE.find("kl/sequnce")
+
+
+def test_a_component_may_have_any_name_of_one_segment():
+    assert CATALOGUE.find("score/is-warm_2.0/mean").name == "score/<component>/mean"
+    assert CATALOGUE.find("evaluation/score/form").name == "evaluation/score/<component>"
+
+
+@pytest.mark.parametrize(
+    "name", ["score/a/b/mean", "score//mean", "score/a b/mean", "score/<component>/mean/x", "xscore/a/mean"]
+)
+def test_what_does_not_fit_a_pattern_is_unknown(name):
+    with pytest.raises(UnknownMetricError):
+        CATALOGUE.find(name)
+
+
+def test_times_and_memory_are_left_out_of_what_a_second_run_must_repeat():
+    line = {
+        "step": 3,
+        "score/mean": 1.0,
+        "time/step_seconds": 9.1,
+        "memory/peak_mib": 5,
+        "throughput/train_tokens_per_second": 2,
+    }
+    assert CATALOGUE.repeatable(line) == {"step": 3, "score/mean": 1.0}
+
+
+def test_every_watched_and_shown_name_is_declared():
+    for trainer in Trainer:
+        for name in WATCHED[trainer]:
+            CATALOGUE.find(name)
+        for names in SHOWN[trainer].values():
+            for name in names:
+                CATALOGUE.find(name)
+
+
+def test_every_trace_of_a_curve_is_declared():
+    declared = {metric.name for metric in CATALOGUE.metrics}
+    for curves in CURVES.values():
+        assert len({curve.key for curve in curves}) == len(curves)
+        for curve in curves:
+            assert {trace.name for trace in curve.traces} <= declared, curve.title
+
+
+def test_every_rule_asks_for_declared_metrics_only():
+    asked = []
+
+    class Listening(Run):
+        def series(self, name: str) -> Series:
+            CATALOGUE.find(name)
+            asked.append(name)
+            return Series(tuple(range(20)), (0.5,) * 20)
+
+    for rules in RULES.values():
+        for rule in rules:
+            rule.check(Listening(name="run"))
+            for mentioned in re.findall(r"[a-z_]+/[a-z_0-9]+", rule.when):
+                CATALOGUE.find(mentioned)
+    assert len(set(asked)) > 12
+
+
+def test_the_trainer_is_told_from_the_metrics():
+    assert Trainer.of_metrics(["sft/loss"]) is Trainer.SFT
+    assert Trainer.of_metrics(["evaluation/loss"]) is Trainer.SFT
+    assert Trainer.of_metrics(["evaluation/loss", "evaluation/pair_accuracy"]) is Trainer.REWARD
+    assert Trainer.of_metrics(["evaluation/score", "evaluation/kl"]) is Trainer.PPO
+    assert Trainer.of_metrics(iter(["evaluation/score"])) is Trainer.PPO
+    assert Trainer.of_metrics(["progress/step"]) is None
+
+
+def test_the_documentation_is_what_the_declarations_say():
+    assert PAGE.read_text(encoding="utf-8") == metrics_page(), (
+        "docs/metrics.md is out of date: python -m proximo.metrics.documentation > docs/metrics.md"
+    )
+
+
+def test_the_documentation_has_every_metric_every_alarm_and_every_reduction():
+    page = metrics_page()
+    assert all(f"| `{metric.name}`" in page for metric in CATALOGUE.metrics)
+    assert all(rule.title in page for rules in RULES.values() for rule in rules)
+    assert {metric.reduction for metric in CATALOGUE.metrics} <= set(REDUCTIONS)
+    assert set(TRAINERS) == set(Trainer)
+
+
+def test_no_table_row_of_the_documentation_is_torn_by_a_bar():
+    for row in metrics_page().splitlines():
+        if row.startswith("| `"):
+            assert len(re.findall(r"(?<!\\)\|", row)) in (3, 6), row

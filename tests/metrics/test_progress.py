@@ -1,0 +1,175 @@
+"""What a person sees while a run goes on."""
+
+import io
+import sys
+
+import pytest
+from rich.console import Console
+
+from proximo.metrics.console import Course, PlainProgress, QuietProgress, TerminalProgress, open_progress
+from proximo.metrics.formatting import format_change, format_duration, format_number
+from proximo.metrics.trainers import Trainer
+
+LINE = {
+    "score/mean": 1.234,
+    "kl/sequence": 3.1,
+    "response/tokens_mean": 45.21,
+    "policy/entropy": 2.05,
+    "policy/clip_fraction": 0.0512,
+    "throughput/rollout_tokens_per_second": 4321.0,
+    "value/loss": 99.0,
+}
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def course(clock: FakeClock | None = None, *, total_steps: int = 10, first_step: int = 0) -> Course:
+    return Course(trainer=Trainer.PPO, total_steps=total_steps, first_step=first_step, clock=clock or FakeClock())
+
+
+def file_console() -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, width=60), stream
+
+
+def test_without_a_terminal_each_step_is_one_plain_line():
+    console, stream = file_console()
+    clock = FakeClock()
+    view = open_progress(course(clock), console=console)
+    clock.now += 20
+    view.write(1, LINE)
+    view.phase("rollout")
+    clock.now += 20
+    view.write(2, LINE)
+    view.close()
+    assert stream.getvalue().splitlines() == [
+        "step 1/10  score 1.23  kl 3.10  length 45.2  entropy 2.05  clipped 0.051  tokens/s 4,321  3m00s left",
+        "step 2/10  score 1.23  kl 3.10  length 45.2  entropy 2.05  clipped 0.051  tokens/s 4,321  2m40s left",
+    ]
+
+
+def test_plain_lines_hold_no_control_characters():
+    console, stream = file_console()
+    view = open_progress(course(), console=console)
+    view.write(1, LINE)
+    view.note("saved [bold]step 1[/bold]")
+    view.warn("the ratio is odd")
+    view.close()
+    assert "\x1b" not in stream.getvalue()
+    assert "saved [bold]step 1[/bold]\nwarning: the ratio is odd\n" in stream.getvalue()
+
+
+def test_plain_lines_come_at_most_every_n_seconds_but_first_and_last_always():
+    console, stream = file_console()
+    clock = FakeClock()
+    view = open_progress(course(clock), console=console, every_seconds=25)
+    for step in range(1, 11):
+        clock.now += 10
+        view.write(step, LINE)
+    shown = [line.split("  ")[0] for line in stream.getvalue().splitlines()]
+    assert shown == ["step 1/10", "step 4/10", "step 7/10", "step 10/10"]
+
+
+def test_the_time_left_counts_the_steps_of_this_process_only():
+    clock = FakeClock()
+    resumed = course(clock, first_step=8)
+    started = clock()
+    clock.now += 30
+    assert resumed.seconds_left(9, started) == 30
+    assert resumed.seconds_left(8, started) is None
+
+
+def test_quiet_shows_warnings_only_and_each_once():
+    console, stream = file_console()
+    view = open_progress(course(), console=console, quiet=True)
+    assert isinstance(view, QuietProgress)
+    view.write(1, LINE)
+    view.note("saved")
+    for _ in range(3):
+        view.warn("2 updates were skipped")
+    view.close()
+    assert stream.getvalue() == "warning: 2 updates were skipped\n"
+
+
+def test_a_terminal_gets_a_live_view_with_the_numbers_that_matter():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100)
+    view = open_progress(course(), console=console)
+    assert isinstance(view, TerminalProgress)
+    try:
+        view.phase("rollout [1/2]")
+        view.write(1, LINE)
+        view.warn("odd")
+        view.warn("odd")
+    finally:
+        view.close()
+    shown = stream.getvalue()
+    assert "step 1/10" in shown
+    assert "entropy" in shown
+    assert "value/loss" not in shown
+    assert shown.count("warning: odd") == 1
+
+
+def test_a_number_measured_now_and_then_stays_in_the_live_view():
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=200)
+    view = open_progress(course(), console=console)
+    view.write(1, LINE | {"evaluation/score": 7.77})
+    view.write(2, LINE)
+    view.close()
+    assert "7.77" in stream.getvalue().split("step 2/10")[-1]
+
+
+def test_what_others_write_does_not_tear_the_live_view():
+    stream = io.StringIO()
+    view = open_progress(course(), console=Console(file=stream, force_terminal=True, width=80))
+    try:
+        print("a library says hello", file=sys.stderr)
+    finally:
+        view.close()
+    assert "a library says hello" in stream.getvalue()
+
+
+def test_a_pipe_gets_plain_lines():
+    console, _ = file_console()
+    assert isinstance(open_progress(course(), console=console), PlainProgress)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (0.0, "0"),
+        (-1.0, "-1.00"),
+        (5, "5"),
+        (64.0, "64"),
+        (12345.6, "12,346"),
+        (123.4, "123"),
+        (45.21, "45.2"),
+        (0.5, "0.50"),
+        (0.0512, "0.051"),
+        (3e-6, "3.0e-06"),
+    ],
+)
+def test_numbers_have_about_three_digits(number, text):
+    assert format_number(number) == text
+
+
+def test_changes_have_a_sign():
+    assert format_change(1.0, 1.5) == "+0.50"
+    assert format_change(1.5, 1.0) == "-0.50"
+    assert format_change(None, 1.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0s"), (59.4, "59s"), (185, "3m05s"), (7620, "2h07m"), (273600, "3d04h")]
+)
+def test_durations_are_short(seconds, text):
+    assert format_duration(seconds) == text

@@ -1,0 +1,49 @@
+"""TensorBoard says what metrics.jsonl says."""
+
+import json
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from proximo.metrics.sinks import TensorBoardSink
+
+
+def points(folder: Path, name: str) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors(name)]
+
+
+def write_metrics(path: Path, steps: range, factor: float = 1.0) -> None:
+    lines = [json.dumps({"step": step, "score/mean": step * factor}) for step in steps]
+    path.write_text("".join(line + "\n" for line in lines))
+
+
+def test_steps_are_written_as_they_come(tmp_path: Path):
+    sink = TensorBoardSink(tmp_path / "tensorboard", tmp_path / "metrics.jsonl")
+    sink.write(1, {"score/mean": 0.5, "progress/step": 1})
+    sink.write(2, {"score/mean": 0.25})
+    sink.close()
+    assert points(tmp_path / "tensorboard", "score/mean") == [(1, 0.5), (2, 0.25)]
+    assert points(tmp_path / "tensorboard", "progress/step") == [(1, 1.0)]
+
+
+def test_steps_are_there_before_the_sink_is_closed(tmp_path: Path):
+    sink = TensorBoardSink(tmp_path / "tensorboard", tmp_path / "metrics.jsonl")
+    sink.write(1, {"score/mean": 0.5})
+    sink.write(2, {"score/mean": 1.0})
+    assert points(tmp_path / "tensorboard", "score/mean")[0] == (1, 0.5)
+    sink.close()
+
+
+def test_a_resume_rewrites_the_folder_so_that_no_step_is_there_twice(tmp_path: Path):
+    folder, metrics = tmp_path / "tensorboard", tmp_path / "metrics.jsonl"
+    first = TensorBoardSink(folder, metrics)
+    for step in range(1, 6):
+        first.write(step, {"score/mean": 100.0 + step})
+    first.close()
+    write_metrics(metrics, range(1, 4))
+    second = TensorBoardSink(folder, metrics)
+    second.write(4, {"score/mean": 4.0})
+    second.close()
+    assert points(folder, "score/mean") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
