@@ -96,10 +96,12 @@ def _without_echoes(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     whose items are wrong is called too short, since pydantic counts the right ones.
     """
     shared = {(error["type"], error["loc"]) for error in errors if error["loc"][:1] == ("run",)}
+    no_run = ("missing", ("run",)) in shared
     return [
         error
         for error in errors
         if (error["type"], error["loc"][1:]) not in shared
+        and not (no_run and error["type"] == "missing" and error["loc"][1:2] == ("run",))
         and not (error["type"] == "too_short" and len(error["input"]) >= error["ctx"]["min_length"])
     ]
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
-from pathlib import Path
 
 from proximo.errors import ConfigError
 
@@ -17,8 +16,13 @@ class ShippedRecipe:
 
     @property
     def summary(self) -> str:
-        """Its first line, which is a comment that says what it is."""
+        """Its first line, a comment `# COMMAND: what it is for`."""
         return self.text.partition("\n")[0].lstrip("# ")
+
+    @property
+    def command(self) -> str:
+        """The command that it is for."""
+        return self.summary.partition(":")[0]
 
 
 def shipped_recipes() -> tuple[ShippedRecipe, ...]:
@@ -48,4 +52,4 @@ def shipped_recipe(name: str) -> ShippedRecipe:
 
 def is_shipped_name(path_or_name: str) -> bool:
     """Names have no folder and no ending; everything else is a path."""
-    return Path(path_or_name).suffix not in (".yaml", ".yml") and Path(path_or_name).name == path_or_name
+    return not path_or_name.endswith((".yaml", ".yml")) and "/" not in path_or_name

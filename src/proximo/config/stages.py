@@ -12,19 +12,17 @@ MARK = "@"
 
 
 def stage_mistakes(recipe: Section) -> list[Mistake]:
-    """Every `@` path that names no stage which runs before."""
+    """Every `@` path that names no stage which comes before its own."""
     if not isinstance(recipe, PipelineRecipe):
         return [_outside_pipeline(path, value) for path, value in _marked(recipe, ())]
-    mistakes: list[Mistake] = []
-    before: list[str] = []
-    for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
-        if stage is None:
-            continue
-        mistakes += [
-            _not_before(path, value, before) for path, value in _marked(stage, (name,)) if value[1:] not in before
-        ]
-        before.append(name)
-    return mistakes
+    stages = ("sft", "reward", "ppo")
+    return [
+        _not_before(path, value, stages[:place])
+        for place, (name, stage) in enumerate(zip(stages, (recipe.sft, recipe.reward, recipe.ppo), strict=True))
+        if stage is not None
+        for path, value in _marked(stage, (name,))
+        if value.removeprefix(MARK) not in stages[:place]
+    ]
 
 
 def _outside_pipeline(path: Path, value: str) -> Mistake:
@@ -32,16 +30,16 @@ def _outside_pipeline(path: Path, value: str) -> Mistake:
     return Mistake(path=path, sentence=sentence)
 
 
-def _not_before(path: Path, value: str, before: list[str]) -> Mistake:
+def _not_before(path: Path, value: str, before: tuple[str, ...]) -> Mistake:
     there = ", ".join(MARK + name for name in before) or "none"
-    sentence = f"{'.'.join(path)} is {value!r}, but no such stage runs before it; stages before it: {there}"
+    sentence = f"{'.'.join(path)} is {value!r}, but no such stage comes before it; those that do: {there}"
     return Mistake(path=path, sentence=sentence)
 
 
 def _marked(section: Section, prefix: Path) -> Iterator[tuple[Path, str]]:
     """The keys named path or tokenizer, at any depth, whose value begins with @."""
-    for name in type(section).model_fields:
-        yield from _marked_value(getattr(section, name), (*prefix, name))
+    for name, value in section:
+        yield from _marked_value(value, (*prefix, name))
 
 
 def _marked_value(value: Any, path: Path) -> Iterator[tuple[Path, str]]:

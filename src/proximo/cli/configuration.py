@@ -1,0 +1,78 @@
+"""`proximo config`: what a recipe says when everything is filled in, and what it may say. Trains nothing."""
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from proximo.cli.training import Overrides, RecipeName
+from proximo.config.loader import LoadedRecipe, guess_kind, load_recipe, read_document, resolved_yaml
+from proximo.config.reference import json_schema
+from proximo.config.unused import unused_keys
+from proximo.errors import ConfigError
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+class KindName(StrEnum):
+    """The kinds of recipes."""
+
+    SFT = "sft"
+    REWARD = "reward"
+    PPO = "ppo"
+    PIPELINE = "pipeline"
+
+
+Kind = Annotated[
+    KindName | None, typer.Option("--kind", help="The command that the recipe is for, where its keys do not tell.")
+]
+
+
+@app.callback()
+def config() -> None:
+    """Look at recipes without running them.
+
+    \b
+    proximo config show ppo ppo.lam=1         every key with the value that holds
+    proximo config check my.yaml              one line, or every mistake
+    proximo config schema ppo                 JSON schema, for an editor
+
+    docs/configuration.md is the reference of all keys.
+    """
+
+
+@app.command()
+def show(recipe: RecipeName, overrides: Overrides = None, *, kind: Kind = None) -> None:
+    """Print every key of a recipe with the value that holds, as YAML that is itself a recipe."""
+    print(resolved_yaml(_load(recipe, overrides, kind).recipe), end="")
+
+
+@app.command()
+def check(recipe: RecipeName, overrides: Overrides = None, *, kind: Kind = None) -> None:
+    """Say whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
+    loaded = _load(recipe, overrides, kind)
+    for sentence in unused_keys(loaded.recipe):
+        print(f"note: {sentence}")
+    print(f"{loaded.origin} is a valid {_kind_of(recipe, kind)} recipe")
+
+
+@app.command()
+def schema(
+    kind: Annotated[KindName | None, typer.Argument(metavar="[KIND]", help="sft, reward, ppo or pipeline.")] = None,
+) -> None:
+    """Print the JSON schema of a kind of recipe, or of all."""
+    print(json.dumps(json_schema(None if kind is None else kind.value), indent=2))
+
+
+def _load(recipe: str, overrides: list[str] | None, kind: KindName | None) -> LoadedRecipe:
+    return load_recipe(_kind_of(recipe, kind), recipe, overrides or ())
+
+
+def _kind_of(recipe: str, kind: KindName | None) -> str:
+    if kind is not None:
+        return kind.value
+    guess = guess_kind(read_document(recipe).data)
+    if guess is None:
+        raise ConfigError(f"the keys of {recipe} do not tell which command it is for: add --kind=sft, reward or ppo")
+    return guess

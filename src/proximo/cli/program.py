@@ -1,0 +1,79 @@
+"""Puts the commands together, and turns errors into one message and an exit status. Not what a command does."""
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from proximo.cli import configuration, recipes, training, using
+from proximo.errors import ProximoError
+
+# Plain help, and tracebacks left to Python: the rich variants cost start-up time and reflow the examples.
+app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+training.add_to(app)
+using.add_to(app)
+app.add_typer(recipes.app, name="recipes")
+app.add_typer(configuration.app, name="config")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status: 0, 1 (the run failed), 2 (the user's mistake) or 128 + signal.
+
+    A mistake or a failure that Proximo knows becomes one message on stderr; anything else keeps its traceback.
+    """
+    arguments = explicit_resume(sys.argv[1:] if argv is None else argv) or ["--help"]
+    command = typer.main.get_command(app)
+    try:
+        status = command.main(args=arguments, prog_name="proximo", standalone_mode=False)
+    except ProximoError as error:
+        return _refuse(str(error), error.exit_status)
+    except typer.TyperException as error:
+        return _refuse(f"{error.format_message()} (`proximo {_command_of(arguments)}--help` tells more)", 2)
+    return status if isinstance(status, int) else 0
+
+
+def explicit_resume(arguments: Sequence[str]) -> list[str]:
+    """`--resume` alone means `--resume=must`; the option parser knows no option whose value may be left out."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    before = ["--resume=must" if argument == "--resume" else argument for argument in arguments[:end]]
+    return [*before, *arguments[end:]]
+
+
+def _refuse(message: str, status: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return status
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    """The command's name with a space after it, where the arguments begin with a known one."""
+    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    groups = {group.name for group in app.registered_groups}
+    return f"{arguments[0]} " if arguments[0] in names | groups else ""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"proximo {version('proximo')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Train language models with PPO: supervised fine-tuning, a reward model, then PPO.
+
+    \b
+    proximo recipes                           what is shipped to start from
+    proximo recipes copy ppo my.yaml          start from one
+    proximo ppo my.yaml --dry-run             what it would do, in numbers
+    proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
+    proximo report runs/ppo                   curves and samples as one HTML file
+    proximo generate runs/ppo "Once upon"     try the result
+
+    Exit status: 0; 1 when a run fails; 2 for a mistake in what you gave; 143 or 130 when stopped by a signal.
+    """

@@ -1,0 +1,60 @@
+"""`proximo recipes`: the recipes that come with the package. Not the reading of one: that is config/."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proximo.config.shipped import shipped_recipe, shipped_recipes
+from proximo.errors import ConfigError
+
+app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name from `proximo recipes`.")]
+
+
+@app.callback()
+def recipes(context: typer.Context) -> None:
+    """List, show or copy the recipes that are shipped.
+
+    \b
+    proximo recipes
+    proximo recipes show ppo
+    proximo recipes copy ppo my.yaml
+    """
+    if context.invoked_subcommand is None:
+        list_recipes()
+
+
+@app.command("list")
+def list_recipes() -> None:
+    """List the shipped recipes, with what each is for."""
+    shipped = shipped_recipes()
+    width = max(len(recipe.name) for recipe in shipped)
+    for recipe in shipped:
+        print(f"{recipe.name:<{width}}  {recipe.summary}")
+
+
+@app.command()
+def show(name: Name) -> None:
+    """Print a shipped recipe."""
+    print(shipped_recipe(name).text, end="")
+
+
+@app.command()
+def copy(
+    name: Name,
+    to: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Where to; NAME.yaml if left out.")] = None,
+) -> None:
+    """Write a shipped recipe to a file of yours, to change it. Never replaces a file."""
+    recipe = shipped_recipe(name)
+    target = to or Path(f"{recipe.name}.yaml")
+    target = target / f"{recipe.name}.yaml" if target.is_dir() else target
+    try:
+        with target.open("x", encoding="utf-8") as file:
+            file.write(recipe.text)
+    except FileExistsError as error:
+        raise ConfigError(f"{target} exists and is left as it is: give another name") from error
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror}") from error
+    print(f"{target}: change it, then try `proximo {recipe.command} {target} --dry-run`")

@@ -1,0 +1,165 @@
+"""The commands that train: sft, reward, ppo, pipeline. Not the training: that is trainers/, imported when it starts."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Literal
+
+import typer
+
+from proximo.config.loader import Kind, LoadedRecipe, load_recipe
+from proximo.config.unused import unused_keys
+from proximo.errors import ConfigError
+from proximo.trainers.dry_run import describe
+from proximo.trainers.inputs import check_inputs
+from proximo.trainers.options import RunOptions
+
+RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace the recipe's: run.seed=1")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check the recipe and print what it would do; load and write nothing.")
+]
+Resume = Annotated[
+    str,
+    typer.Option(
+        "--resume",
+        metavar="[=auto]",
+        show_default=False,
+        help="Go on with the run in the folder; with =auto also start where there is none, and be done where it ended.",
+    ),
+]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in the folder.")]
+OtherEnvironment = Annotated[
+    bool,
+    typer.Option(
+        "--allow-different-environment",
+        help="Resume with other versions, processor or thread count; the last bits may differ.",
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
+
+HELP: dict[Kind, str] = {
+    "sft": """Fine-tune a language model on texts, on prompts with answers, or on conversations.
+
+    \b
+    proximo sft sft.yaml --dry-run
+    proximo sft sft.yaml sft.num_epochs=2 data.sources.0.path=mine.jsonl
+    proximo sft sft.yaml --resume=auto        for schedulers: start, go on, or be done
+
+    docs/configuration.md lists every key, docs/data.md the forms of data.
+    """,
+    "reward": """Train a reward model on pairs of a chosen and a rejected answer.
+
+    \b
+    proximo reward reward.yaml --dry-run
+    proximo reward reward.yaml model.path=runs/sft-model reward.centring=0.01
+    proximo reward reward.yaml --resume
+
+    docs/configuration.md lists every key, docs/data.md the forms of preference data.
+    """,
+    "ppo": """Train a policy with PPO, or with group-wise advantages, against a reward.
+
+    The reward is a reward model, a Python function, or a weighted sum of several.
+
+    \b
+    proximo ppo ppo.yaml --dry-run            responses, updates and tokens of a step
+    proximo ppo ppo.yaml ppo.kl.coefficient=0.1 run.folder=runs/kl-0.1
+    proximo ppo ppo.yaml --resume             after an interruption: the same bits
+
+    docs/configuration.md lists every key, docs/ppo.md says what each step does.
+    """,
+    "pipeline": """Run fine-tuning, reward model and PPO, each from what the one before made.
+
+    Stages write to FOLDER/sft, FOLDER/reward and FOLDER/ppo. With --resume finished ones are skipped.
+
+    \b
+    proximo pipeline demo                     the shipped example, a few minutes on a CPU
+    proximo pipeline my.yaml --dry-run
+    proximo pipeline my.yaml ppo.ppo.num_steps=50 --resume=auto
+    """,
+}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the four commands."""
+    for kind, text in HELP.items():
+        app.command(name=kind, help=text)(_command(kind))
+
+
+def _command(kind: Kind) -> Callable[..., int]:
+    def command(
+        recipe: RecipeName,
+        overrides: Overrides = None,
+        *,
+        dry_run: DryRun = False,
+        resume: Resume = "never",
+        overwrite: Overwrite = False,
+        allow_different_environment: OtherEnvironment = False,
+        quiet: Quiet = False,
+    ) -> int:
+        with _functions_of_the_working_directory():
+            loaded = _checked(kind, recipe, overrides or ())
+            options = RunOptions(
+                resume=_resume(resume),
+                overwrite=overwrite,
+                allow_different_environment=allow_different_environment,
+                quiet=quiet,
+                recipe_text=loaded.text,
+            )
+            if dry_run:
+                print(describe(loaded.recipe))
+                return 0
+            return _trainer(kind)(loaded.recipe, options)
+
+    return command
+
+
+def _checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> LoadedRecipe:
+    """The recipe, with everything found wrong that can be found before a model or data set is opened."""
+    loaded = load_recipe(kind, recipe, overrides)
+    check_inputs(loaded.recipe)
+    for sentence in unused_keys(loaded.recipe):
+        print(f"note: {sentence}", file=sys.stderr)
+    return loaded
+
+
+def _resume(value: str) -> Literal["never", "must", "auto"]:
+    match value:
+        case "never" | "must" | "auto":
+            return value
+    raise ConfigError(f"--resume stands alone or is --resume=auto, got --resume={value}")
+
+
+@contextmanager
+def _functions_of_the_working_directory() -> Iterator[None]:
+    """Functions that a recipe names may lie in the folder that the user started from, behind what is installed."""
+    added = os.getcwd()
+    sys.path.append(added)
+    try:
+        yield
+    finally:
+        sys.path.remove(added)
+
+
+def _trainer(kind: Kind) -> Callable[..., int]:
+    """The trainer's entry point. Imported here: this is where torch comes in."""
+    match kind:
+        case "sft":
+            from proximo.trainers.sft import run_sft
+
+            return run_sft
+        case "reward":
+            from proximo.trainers.reward import run_reward
+
+            return run_reward
+        case "ppo":
+            from proximo.trainers.ppo_run import run_ppo
+
+            return run_ppo
+        case "pipeline":
+            from proximo.trainers.pipeline import run_pipeline
+
+            return run_pipeline

@@ -1,0 +1,3 @@
+"""generate, evaluate, export, report."""
+import typer
+def add_to(app: typer.Typer) -> None: ...

@@ -1,0 +1,59 @@
+"""Whether `package.module:function` exists, found without importing it: a user's module may import half the world."""
+
+import ast
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+
+IMPORT_PATH_HINT = "a function is named as package.module:function"
+
+
+def function_problem(import_path: str) -> str | None:
+    """What is wrong with an import path; None where nothing can be found wrong without running code."""
+    module_name, colon, function = import_path.partition(":")
+    if not colon or not all(part.isidentifier() for part in (*module_name.split("."), function)):
+        return f"{IMPORT_PATH_HINT}, got {import_path!r}"
+    found, source = _module_file(module_name)
+    if not found:
+        return f"there is no module {module_name} among the installed packages or in the working directory {Path.cwd()}"
+    if source is None:
+        return None
+    names = _top_level_names(source)
+    return None if names is None or function in names else f"{source} defines no {function}"
+
+
+def _module_file(module_name: str) -> tuple[bool, Path | None]:
+    """Whether the module exists, and its source file where it has one."""
+    top, *below = module_name.split(".")
+    spec = find_spec(top)
+    name = top
+    for piece in below:
+        if spec is None or spec.submodule_search_locations is None:
+            return False, None
+        name = f"{name}.{piece}"
+        # Unlike find_spec, this does not import the packages above.
+        spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    is_source = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
+    return spec is not None, Path(spec.origin) if spec and spec.origin and is_source else None
+
+
+def _top_level_names(source: Path) -> set[str] | None:
+    """Names that a module binds at its top level; None where only running it would tell."""
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (SyntaxError, ValueError):  # importing it will say so, with the line
+        return None
+    names: set[str] = set()
+    for statement in tree.body:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Assign(targets=targets):
+                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names |= {alias.asname or alias.name for alias in aliases}
+            case ast.Expr() | ast.AnnAssign():
+                pass
+            case _:  # under a condition, or made by a loop
+                return None
+    return None if "*" in names or "__getattr__" in names else names

@@ -1,0 +1,169 @@
+"""The page docs/configuration.md and the JSON schema, made from the schemas. Nothing else writes that page.
+
+python -m proximo.config.reference > docs/configuration.md
+"""
+
+import sys
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
+
+import annotated_types
+from pydantic.fields import FieldInfo
+from pydantic.json_schema import models_json_schema
+
+from proximo.config.base import Section
+from proximo.config.fields import alternatives, key_paths, kinds_of, sections_of
+from proximo.config.loader import Kind, recipe_schema
+from proximo.config.mistakes import show
+
+KINDS: tuple[Kind, ...] = ("sft", "reward", "ppo", "pipeline")
+MOST_PLACES = 6
+INTRODUCTION = """\
+# Configuration
+
+One YAML file, the recipe, says what a run does. This page lists every key. It is generated from the schemas in
+`src/proximo/config/`, and a test compares the two.
+
+```
+proximo recipes                              # the recipes that are shipped
+proximo recipes copy ppo my.yaml             # start from one
+proximo ppo my.yaml --dry-run                # what would happen, in numbers
+proximo ppo my.yaml run.seed=1 ppo.kl.coefficient=0.1
+proximo config show my.yaml ppo.lam=1        # every key with the value that holds
+proximo config schema ppo                    # JSON schema, for an editor
+```
+
+## Rules
+
+- An unknown key is an error that names the nearest key; a key given twice is an error. All mistakes are
+  listed at once.
+- Scalars follow YAML 1.2: `1e-5` is a number; `no`, `on` and `12:30` are text; `0o17` is octal and `017` is seventeen.
+  A value that begins with `@` needs quotes. Anchors, aliases and merge keys work; tags are refused.
+- `key.sub=value` on the command line replaces a value of the file. Lists and mappings are written in flow style
+  (`'ppo.rollout.stop_strings=["\\n\\n"]'`), items of a list go by number from 0 (`data.sources.0.path=mine.jsonl`; the
+  number after the last adds one). `key=null` is null where the key may be null, and else takes the key out, so that its
+  default holds. Where `kind` changes, the keys of the kind before go.
+- A section that is given in part keeps the defaults of the rest.
+- Relative paths are relative to the working directory. Environment variables are not expanded.
+- The run folder keeps the recipe (`config.yaml`) and every value that held (`config.resolved.json`).
+"""
+
+
+def configuration_page() -> str:
+    """The whole page, in Markdown."""
+    chapters = [INTRODUCTION]
+    for kind in KINDS:
+        recipe = recipe_schema(kind)
+        chapters.append(f"## Recipe of `proximo {kind}`\n\n{_table(recipe)}\n")
+    chapters.append("## Sections\n")
+    for section, places in _sections().items():
+        chapters.append(f"### {_title(section)}\n\n{_prose(section)}\n\nAt {_places(places)}.\n\n{_table(section)}\n")
+    return "\n".join(chapters)
+
+
+def json_schema(kind: Kind | None = None) -> dict[str, Any]:
+    """JSON schema of one kind of recipe, or of any."""
+    if kind is not None:
+        return recipe_schema(kind).model_json_schema()
+    references, schema = models_json_schema([(recipe_schema(each), "validation") for each in KINDS])
+    return {"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema}
+
+
+def _sections() -> dict[type[Section], list[str]]:
+    """Every section below the recipes, and the paths at which it stands in the recipe of one stage."""
+    places: dict[type[Section], list[str]] = {}
+    for kind in KINDS[:3]:
+        for path, section in key_paths(recipe_schema(kind)):
+            if len(path) > 1:
+                found = places.setdefault(section, [])
+                place = ".".join(path[:-1])
+                if place not in found:
+                    found.append(place)
+    return places
+
+
+def _title(section: type[Section]) -> str:
+    return section.__name__.removesuffix("Config")
+
+
+def _prose(section: type[Section]) -> str:
+    return " ".join((section.__doc__ or "").split())
+
+
+def _places(places: list[str]) -> str:
+    shown = ", ".join(f"`{place}`" for place in places[:MOST_PLACES])
+    return shown if len(places) <= MOST_PLACES else f"{shown} and {len(places) - MOST_PLACES} more"
+
+
+def _table(section: type[Section]) -> str:
+    rows = [
+        f"| `{name}` | {_type(field)} | {_default(field)} | {_cell(field.description or '')} |"
+        for name, field in section.model_fields.items()
+    ]
+    return "\n".join(["| Key | Type | Default | Meaning |", "|---|---|---|---|", *rows])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _type(field: FieldInfo) -> str:
+    text = " or ".join(_name(kind) for kind in alternatives(field.annotation) if kind is not NoneType)
+    null = ["null"] if NoneType in alternatives(field.annotation) else []
+    limits = [_limit(limit) for limit in field.metadata]
+    return _cell(", ".join([" or ".join([text, *null]), *filter(None, limits)]))
+
+
+def _name(kind: Any) -> str:
+    if sections := sections_of(kind):
+        return " or ".join(_link(section) for section in sections)
+    match get_origin(kind):
+        case None:
+            return {int: "whole number", float: "number", str: "text", bool: "true or false"}.get(kind, "any")
+        case origin if origin is Literal:
+            return " or ".join(f"`{value}`" for value in get_args(kind))
+        case origin if origin is dict:
+            return "mapping"
+    items = get_args(kind)
+    what = " or ".join(_name(item) for item in alternatives(items[0]))
+    return f"list of {what}" if items[-1] is Ellipsis else f"list of {len(items)} ({what})"
+
+
+def _link(section: type[Section]) -> str:
+    kinds = f" (kind {', '.join(kinds_of(section))})" if kinds_of(section) else ""
+    recipes = {recipe_schema(kind): f"recipe-of-proximo-{kind}" for kind in KINDS}
+    return f"[{_title(section)}](#{recipes.get(section, _title(section).lower())}){kinds}"
+
+
+def _limit(limit: Any) -> str:
+    match limit:
+        case annotated_types.Ge():
+            return f"at least {limit.ge}"
+        case annotated_types.Gt():
+            return f"above {limit.gt}"
+        case annotated_types.Le():
+            return f"at most {limit.le}"
+        case annotated_types.Lt():
+            return f"below {limit.lt}"
+        case annotated_types.MinLen():
+            return f"{limit.min_length} or more"
+    return ""
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    match value:
+        case Section():
+            given = ", ".join(f"{key}: {show(each)}" for key, each in value.model_dump(exclude_unset=True).items())
+            return f"`{{{given}}}`" if given else "its defaults"
+        case () | {}:
+            return "empty"
+        case tuple():
+            return f"`[{', '.join(map(show, value))}]`"
+    return f"`{show(value) if not isinstance(value, str) else value}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(configuration_page())

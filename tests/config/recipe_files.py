@@ -1,0 +1,76 @@
+"""Small recipes as text, for tests. Not fixtures: a test changes what it needs and writes the file itself."""
+
+from pathlib import Path
+
+PPO = """\
+run:
+  folder: runs/x
+policy:
+  path: owner/model
+data:
+  sources:
+  - path: owner/prompts
+reward:
+- kind: model
+  path: owner/reward
+  weight: 2
+ppo:
+  num_steps: 10
+"""
+SFT = """\
+run:
+  folder: runs/x
+model:
+  path: owner/model
+data:
+  sources:
+  - path: owner/texts
+sft:
+  num_epochs: 2
+"""
+REWARD = """\
+run:
+  folder: runs/x
+model:
+  path: owner/model
+data:
+  sources:
+  - path: owner/pairs
+reward:
+  num_epochs: 1
+"""
+PIPELINE = """\
+run:
+  folder: runs/x
+  seed: 7
+sft:
+  model:
+    path: owner/model
+  data:
+    sources:
+    - path: owner/texts
+reward:
+  run:
+    precision: bf16
+  model:
+    path: "@sft"
+  data:
+    sources:
+    - path: owner/pairs
+ppo:
+  policy:
+    path: "@sft"
+  data:
+    sources:
+    - path: owner/prompts
+  reward:
+  - kind: model
+    path: "@reward"
+"""
+
+
+def write_recipe(folder: Path, text: str, name: str = "r.yaml") -> str:
+    """Write a recipe and return its path as text."""
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)

@@ -1,0 +1,211 @@
+"""A recipe file and overrides become a recipe, or one message with every mistake."""
+
+import json
+
+import pytest
+from proximo.config.loader import guess_kind, load_recipe, recipe_schema, resolved_json, resolved_yaml
+from proximo.config.ppo import PPOConfig
+from proximo.config.unused import unused_keys
+from proximo.errors import ConfigError
+from pydantic import ValidationError
+from recipe_files import PIPELINE, PPO, REWARD, SFT, write_recipe
+
+TEXTS = {"sft": SFT, "reward": REWARD, "ppo": PPO, "pipeline": PIPELINE}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusal(folder, text, *overrides, kind="ppo"):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(kind, write_recipe(folder, text), overrides)
+    return str(caught.value).replace(str(folder), "")
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_recipe_of_each_kind_loads(folder, kind):
+    loaded = load_recipe(kind, write_recipe(folder, TEXTS[kind]))
+    assert isinstance(loaded.recipe, recipe_schema(kind))
+    assert loaded.text == TEXTS[kind]
+    assert guess_kind(recipe_schema(kind).model_dump(loaded.recipe)) == kind
+
+
+def test_the_kept_text_names_its_overrides_in_comments_and_loads_again(folder):
+    loaded = load_recipe("ppo", write_recipe(folder, PPO), ["run.seed=3", "ppo.lam=1"])
+    assert loaded.text == "# override: run.seed=3\n# override: ppo.lam=1\n" + PPO
+    assert (loaded.recipe.run.seed, loaded.recipe.ppo.lam) == (3, 1.0)
+    assert load_recipe("ppo", write_recipe(folder, loaded.text)).recipe.run.seed == 0
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_the_resolved_recipe_is_a_recipe_with_the_same_values(folder, kind):
+    overrides = ["run.folder='1e5'", "run.seed=3"]
+    recipe = load_recipe(kind, write_recipe(folder, TEXTS[kind]), overrides).recipe
+    resolved = resolved_yaml(recipe)
+    assert load_recipe(kind, write_recipe(folder, resolved, "resolved.yaml")).recipe == recipe
+    assert recipe_schema(kind).model_validate(json.loads(resolved_json(recipe))) == recipe
+    assert recipe.run.folder == "1e5"
+
+
+def test_a_section_given_in_part_keeps_its_default_for_the_rest(folder):
+    recipe = load_recipe("sft", write_recipe(folder, SFT), ["sft.optimizer.learning_rate=1e-4"]).recipe
+    assert (recipe.sft.optimizer.learning_rate, recipe.sft.optimizer.schedule) == (1e-4, "cosine")
+    recipe = load_recipe("ppo", write_recipe(folder, PPO), ["ppo.value_optimizer.weight_decay=0.1"]).recipe
+    assert (recipe.ppo.value_optimizer.learning_rate, recipe.ppo.value_optimizer.weight_decay) == (1e-5, 0.1)
+
+
+def test_stages_of_a_pipeline_share_its_run(folder):
+    recipe = load_recipe("pipeline", write_recipe(folder, PIPELINE), ["run.keep_last=5"]).recipe
+    assert [s.run.folder for s in (recipe.sft, recipe.reward, recipe.ppo)] == [
+        "runs/x/sft",
+        "runs/x/reward",
+        "runs/x/ppo",
+    ]
+    assert {s.run.seed for s in (recipe.sft, recipe.reward, recipe.ppo)} == {7}
+    assert {s.run.keep_last for s in (recipe.sft, recipe.reward, recipe.ppo)} == {5}
+    assert (recipe.sft.run.precision, recipe.reward.run.precision) == ("float32", "bf16")
+
+
+def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder):
+    text = PPO.replace("num_steps: 10", "num_stps: 10\n  gamma: two") + "run2: 3\n"
+    assert refusal(folder, text, "run.seed=-1", "ppo.kl.place=reword") == (
+        "/r.yaml has 5 mistakes:\n"
+        "  line 13: ppo.num_stps is not a known key; did you mean ppo.num_steps?\n"
+        "  line 14: ppo.gamma must be a number, got 'two'\n"
+        "  line 15: run2 is not a known key; did you mean run?\n"
+        "  override run.seed=-1: run.seed must be at least 0, got -1\n"
+        "  override ppo.kl.place=reword: ppo.kl.place must be 'reward', 'loss' or 'none', got 'reword'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "pieces"),
+    [
+        ("ppo.num_steps=1.5", ["a whole number", "got 1.5"]),
+        ("ppo.num_steps=true", ["a whole number", "true"]),
+        ("ppo.num_steps=1e999", ["a finite number", "inf"]),
+        ("ppo.gamma=.nan", ["ppo.gamma must be a finite number"]),
+        ("ppo.top_p=0.9", ["did you mean ppo.rollout.top_p?"]),
+        ("run.tensorboard=perhaps", ["true or false", "'perhaps'"]),
+        ("run.folder=3", ["text (put it in quotes)", "got 3"]),
+        ("run=3", ["a section with keys such as folder, seed"]),
+        ("policy.lora=16", ["a section with keys such as rank", "or null", "got 16"]),
+        ("policy.lora.target_modules=3", ["a list or 'all-linear'"]),
+        ("ppo.policy_optimizer={learning_rate: 1, betas: [0.9]}", ["betas is a list with too few items"]),
+        ("data.sources=[]", ["data.sources must be a list of at least 1, got a list of 0"]),
+        ("data.sources.0.columns=x", ["a mapping, got 'x'"]),
+        ("reward.0.kind=modle", ["reward.0.kind must be one of model, function, got 'modle'"]),
+        ("reward.1.path=x", ["reward.1.kind is missing; it is one of model, function"]),
+        ("reward.0.function=m:f", ["reward.0.function is for kind function, and this is of kind model"]),
+        ("reward.0.pth=x", ["did you mean reward.0.path?"]),
+        ("policy.path=null", ["policy: exactly one of path", "and config"]),
+        ("policy.path=@sft", ["'@sft'", "in a pipeline only"]),
+        ("run.precision=fp16", ["fp16 is refused", "bf16"]),
+        ("ppo.minibatch_responses=65", ["minibatch_responses (65) exceeds", "64 responses"]),
+        ("value.start=path", ["value: exactly one of path and config"]),
+    ],
+)
+def test_each_mistake_says_what_came_and_what_is_wanted(folder, override, pieces):
+    message = refusal(folder, PPO, override)
+    assert message.startswith(f"/r.yaml, override {override}: ")
+    assert "\n" not in message
+    for piece in pieces:
+        assert piece in message
+
+
+def test_what_is_wrong_with_the_shared_run_of_a_pipeline_is_said_once(folder):
+    message = refusal(folder, PIPELINE.replace("seed: 7", "sed: 7"), kind="pipeline")
+    assert message == "/r.yaml, line 3: run.sed is not a known key; did you mean run.seed?"
+    message = refusal(folder, PIPELINE[PIPELINE.index("sft:") :], kind="pipeline")
+    assert message.startswith("/r.yaml: run is missing: Shared by all stages")
+    assert "\n" not in message
+
+
+def test_a_stage_of_a_pipeline_cannot_choose_its_folder(folder):
+    assert "sft.run.folder follows from run.folder (runs/x/sft)" in refusal(
+        folder, PIPELINE, "sft.run.folder=elsewhere", kind="pipeline"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "piece"),
+    [
+        ("sft.model.path=@reward", "stage comes before it; those that do: none"),
+        ("reward.model.path=@ppo", "those that do: @sft"),
+        ("ppo.policy.path=@sftt", "those that do: @sft, @reward"),
+    ],
+)
+def test_a_stage_takes_only_what_an_earlier_one_made(folder, override, piece):
+    assert piece in refusal(folder, PIPELINE, override, kind="pipeline")
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_recipe_of_another_command_is_recognised(folder, kind):
+    other = "ppo" if kind != "ppo" else "sft"
+    assert refusal(folder, TEXTS[kind], kind=other) == (
+        f"/r.yaml is a recipe for `proximo {kind}`, not for `proximo {other}`"
+    )
+
+
+def test_files_that_are_no_recipe_are_refused(folder):
+    assert "is empty" in refusal(folder, "# nothing\n")
+    assert "is not a mapping" in refusal(folder, "- 1\n")
+    (folder / "latin.yaml").write_bytes("run: {folder: Zür}".encode("latin-1"))
+    with pytest.raises(ConfigError, match="not UTF-8 text: byte 16"):
+        load_recipe("ppo", "latin.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_recipe("ppo", f"{folder}/")
+    with pytest.raises(ConfigError, match=r"no recipe file nowhere\.yaml"):
+        load_recipe("ppo", "nowhere.yaml")
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_fine(folder):
+    (folder / "windows.yaml").write_bytes(b"\xef\xbb\xbf" + PPO.replace("\n", "\r\n").encode())
+    assert load_recipe("ppo", "windows.yaml").recipe.ppo.num_steps == 10
+
+
+def test_an_unknown_name_lists_the_shipped_recipes():
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("ppo", "grpo-functon")
+    assert "did you mean grpo-function?" in str(caught.value)
+    assert "pythia-1b-tldr" in str(caught.value)
+
+
+def test_environment_variables_are_not_expanded(folder, monkeypatch):
+    monkeypatch.setenv("PLACE", "secret")
+    recipe = load_recipe("ppo", write_recipe(folder, PPO), ["run.folder=$PLACE/x"]).recipe
+    assert recipe.run.folder == "$PLACE/x"
+
+
+def test_a_recipe_cannot_be_changed(folder):
+    recipe = load_recipe("ppo", write_recipe(folder, PPO)).recipe
+    with pytest.raises(ValidationError, match="frozen"):
+        recipe.run.seed = 3
+
+
+def test_the_ppo_section_is_usable_by_itself_with_the_same_rules():
+    assert PPOConfig(num_steps=3).responses_per_step == 64
+    with pytest.raises(ValidationError, match="num_stps"):
+        PPOConfig(num_stps=3)
+
+
+def test_keys_that_do_nothing_are_told(folder):
+    path = write_recipe(folder, PPO)
+    overrides = ["ppo.advantage=group_centred", "ppo.responses_per_prompt=4", "ppo.lam=0.9", "value.start=reward"]
+    overrides += ["ppo.kl.place=none", "ppo.kl.coefficient=0.1", "reference.path=a/b"]
+    told = unused_keys(load_recipe("ppo", path, overrides).recipe)
+    assert [sentence.split(" has no effect")[0] for sentence in told] == [
+        "ppo.lam",
+        "ppo.kl.coefficient",
+        "value",
+        "reference",
+    ]
+    assert unused_keys(load_recipe("ppo", path).recipe) == []
+    pipeline = write_recipe(folder, PIPELINE, "p.yaml")
+    constant = ["sft.sft.optimizer.schedule=constant", "sft.sft.optimizer.final_fraction=0.1"]
+    assert unused_keys(load_recipe("pipeline", pipeline, constant).recipe) == [
+        "sft.sft.optimizer.final_fraction has no effect: schedule is constant"
+    ]

@@ -1,0 +1,59 @@
+"""The key that was meant."""
+
+import pytest
+from proximo.config.fields import key_paths
+from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.suggestions import ELSEWHERE, suggestions
+
+RECIPES = (SFTRecipe, RewardRecipe, PPORecipe, PipelineRecipe)
+
+
+def best(typed, schema=PPORecipe, tree=None):
+    found = suggestions(tuple(typed.split(".")), schema, tree or {})
+    return found[0] if found else None
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("learning_rate", "ppo.policy_optimizer.learning_rate"),
+        ("ppo.learning_rate", "ppo.policy_optimizer.learning_rate"),
+        ("ppo.value_optimizer.learning_rat", "ppo.value_optimizer.learning_rate"),
+        ("ppo.epoch_per_step", "ppo.epochs_per_step"),
+        ("epochs_per_step", "ppo.epochs_per_step"),
+        ("ppo.kl_coefficient", "ppo.kl.coefficient"),
+        ("ppo.kl.coef", "ppo.kl.coefficient"),
+        ("ppo.Num-Steps", "ppo.num_steps"),
+        ("lr", "ppo.policy_optimizer.learning_rate"),
+        ("ppo.gae_lambda", "ppo.lam"),
+        ("run.output_dir", "run.folder"),
+        ("tokeniser", "tokenizer"),
+        ("reward.1.pth", "reward.1.path"),
+        ("policy.lora.r", "policy.lora.rank"),
+    ],
+)
+def test_the_nearest_key_of_the_whole_recipe_is_found(typed, meant):
+    assert best(typed, tree={"reward": [{"kind": "model"}, {"kind": "model"}]}) == meant
+
+
+def test_in_a_pipeline_the_stage_that_was_meant_is_kept():
+    assert best("ppo.learning_rate", PipelineRecipe) == "ppo.ppo.policy_optimizer.learning_rate"
+    assert best("sft.learning_rate", PipelineRecipe) == "sft.sft.optimizer.learning_rate"
+
+
+@pytest.mark.parametrize("typed", ["xyzzy", "ppo.qqq", "q"])
+def test_nothing_is_suggested_where_nothing_is_near(typed):
+    assert best(typed) is None
+
+
+@pytest.mark.parametrize("schema", RECIPES)
+def test_what_was_typed_is_never_suggested(schema):
+    for path, _ in list(key_paths(schema))[::11]:
+        assert ".".join(path) not in suggestions(path, schema, {})
+
+
+def test_every_name_from_elsewhere_leads_to_a_key():
+    known = [".".join(("", *path)) for schema in RECIPES for path, _ in key_paths(schema)]
+    for name, meant in ELSEWHERE.items():
+        assert any(path.endswith(f".{meant}") for path in known), name
+        assert any(best(name, schema) is not None for schema in RECIPES), name
