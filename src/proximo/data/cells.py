@@ -1,0 +1,136 @@
+"""Typed access to the cells of a row: text, messages, numbers, votes. One check at the border, naming the row."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from proximo.data.rows import Row, columns_found, nearest
+from proximo.errors import DataError
+from proximo.records import Message
+
+ROLES = ("system", "user", "assistant")
+"""Roles of messages that are understood; turns of tools are not."""
+
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
+
+
+def text_cell(row: Row, field: str) -> str:
+    """A cell of text. Numbers are not text: a wrong column is more likely than a wish to train on them."""
+    value = cell(row, field)
+    if not isinstance(value, str):
+        hint = "" if isinstance(value, list | Mapping) else f"; `{field}: '{{column}}'` under columns takes it as text"
+        raise DataError(f"{row.origin}: column '{field}' must be text, got {describe(value)}{hint}")
+    return _encodable(value, row, field)
+
+
+def answer_cell(row: Row, field: str) -> str | None:
+    """A reference answer as text: text or a number; None where the row has none."""
+    value = row.values.get(field)
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return _encodable(value, row, field)
+    if not isinstance(value, int | float) or (isinstance(value, float) and not math.isfinite(value)):
+        raise DataError(
+            f"{row.origin}: column '{field}' must be text or a number, got {describe(value)}; "
+            "under another name it is kept as metadata"
+        )
+    return str(value)
+
+
+def number_cell(row: Row, field: str) -> float | None:
+    """A finite number, or text that spells one; None where the row has none."""
+    value = row.values.get(field)
+    if value is None or value == "":
+        return None
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{row.origin}: column '{field}' must be a finite number, got {describe(value)}")
+    return number
+
+
+def votes_cell(row: Row, field: str) -> tuple[int, ...]:
+    """Votes for the first (1) or the second (2) of two outputs, or a tie (0): one, a list, or text such as "1 2 2"."""
+    value = cell(row, field)
+    parts = re.split(r"[\s,;]+", value.strip()) if isinstance(value, str) else value
+    votes = parts if isinstance(parts, list | tuple) else [parts]
+    if not votes or not all(str(vote) in ("0", "1", "2") for vote in votes):
+        raise DataError(
+            f"{row.origin}: column '{field}' must say which output is better (1 or 2, 0 for a tie), "
+            f"got {describe(value)}"
+        )
+    return tuple(int(vote) for vote in votes)
+
+
+def messages_cell(row: Row, field: str) -> tuple[Message, ...]:
+    """A list of messages, or one message: `role` and `content`, or the ShareGPT form with `from` and `value`."""
+    value = cell(row, field)
+    turns = [value] if isinstance(value, Mapping) else value
+    if not isinstance(turns, list | tuple) or not turns:
+        raise DataError(f"{row.origin}: column '{field}' must be a list of messages, got {describe(value)}")
+    return tuple(_message(turn, row, f"'{field}', message {index}") for index, turn in enumerate(turns, start=1))
+
+
+def cell(row: Row, field: str) -> Any:
+    """A cell that must be there and not null."""
+    if field not in row.values:
+        raise DataError(
+            f"{row.origin}: no column '{field}'; columns found: {columns_found(row)}{nearest(field, row.values)}. "
+            f"Name the column that holds it under columns: `{field}: <column>`"
+        )
+    value = row.values[field]
+    if value is None:
+        raise DataError(f"{row.origin}: column '{field}' is null")
+    return value
+
+
+def describe(value: Any) -> str:
+    """A value in a few words, for a message."""
+    if value is None:
+        return "null"
+    if isinstance(value, str):
+        return f"the text {value[:40]!r}" + ("..." if len(value) > 40 else "")
+    if isinstance(value, Mapping):
+        return f"an object with keys {sorted(map(str, value))}"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    return f"{value!r:.40} ({type(value).__name__})"
+
+
+def _message(turn: Any, row: Row, place: str) -> Message:
+    if not isinstance(turn, Mapping):
+        raise DataError(f"{row.origin}: {place} must be an object with role and content, got {describe(turn)}")
+    # Tables give every message every key that some message has, with null in it.
+    given = {key: value for key, value in turn.items() if value is not None}
+    if "from" in given and "role" not in given:
+        speaker = str(given.pop("from"))
+        given = {"role": _SHAREGPT_ROLES.get(speaker, speaker), "content": given.pop("value", None)} | given
+    if given.get("role") not in ROLES or "tool_calls" in given:
+        raise DataError(
+            f"{row.origin}: {place} must have a role of {', '.join(ROLES)} (tools are not supported), "
+            f"got {describe(given.get('role'))}"
+        )
+    return given | {"content": _content(given.get("content"), row, place)}
+
+
+def _content(value: Any, row: Row, place: str) -> str:
+    if isinstance(value, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in value):
+        value = "".join(str(part.get("text")) for part in value)
+    if not isinstance(value, str):
+        raise DataError(f"{row.origin}: the content of {place} must be text, got {describe(value)}")
+    return _encodable(value, row, place)
+
+
+def _encodable(text: str, row: Row, place: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{row.origin}: {place} holds half of a surrogate pair (\\u{ord(text[error.start]):04x}), "
+            "which no tokenizer can read; the text was cut or escaped wrongly"
+        ) from error
+    return text

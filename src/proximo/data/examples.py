@@ -1,0 +1,159 @@
+"""Rows to `TextExample`, the input of supervised fine-tuning: token ids, and which of them count in the loss."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from proximo.data.exchange import Exchange, in_form
+from proximo.data.fitting import TooLong
+from proximo.data.forms import TextForm, text_exchanges
+from proximo.data.load_report import LoadReport
+from proximo.data.rendering import encode_exchanges
+from proximo.data.rows import Row, row_ids
+from proximo.data.tokenise import Encoded, Encoder, Rendered, Tokens
+from proximo.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextExample:
+    """One sequence to learn."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[bool, ...]
+    """True where the token is a target, predicted from those before it; the first never is."""
+
+    @property
+    def num_targets(self) -> int:
+        """Tokens that count in the loss."""
+        return sum(self.loss_mask)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExampleOptions:
+    """How rows become texts to learn."""
+
+    form: TextForm = "auto"
+    train_on: Literal["responses", "everything"] = "responses"
+    """What counts in the loss: what the assistant wrote, or every token. Plain text counts in full."""
+    max_tokens: int | None = None
+    too_long: TooLong = "drop"
+    """A truncated example keeps its beginning, and does not end with the EOS."""
+    layout: Literal["examples", "blocks"] = "examples"
+    """One example per row; or plain texts joined, with EOS between, and cut into blocks of max_tokens."""
+    as_messages: bool = False
+    """Prompt and response become messages, rendered with the chat template."""
+    system: str | None = None
+    append_eos: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a limit that leaves no target, and blocks without a limit."""
+        if self.max_tokens is not None and self.max_tokens < 2:
+            raise ConfigError(f"max_tokens of an example must be at least 2, got {self.max_tokens}")
+        if self.layout == "blocks" and self.max_tokens is None:
+            raise ConfigError("the layout blocks needs max_tokens, the length of a block")
+
+
+def load_text_examples(
+    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", options: ExampleOptions
+) -> tuple[list[TextExample], LoadReport]:
+    """Examples in the order of the rows, and what became of the rows.
+
+    Raises DataError naming the row for what is malformed, and where no example is left.
+    """
+    encoder = Encoder(tokenizer)
+    paired = [
+        (identity, exchange)
+        for identity, exchange in zip(row_ids(rows), text_exchanges(rows, options.form), strict=True)
+        if exchange is not None
+    ]
+    exchanges = in_form([each for _, each in paired], to_messages=options.as_messages, system=options.system)
+    identities = [identity for identity, _ in paired]
+    rendered, encoded = encode_exchanges(encoder, exchanges, append_eos=options.append_eos)
+    if options.layout == "blocks":
+        examples, num_characters = _blocks(exchanges, encoded, options)
+        counts = {"num_kept_rows": len(exchanges), "num_characters": num_characters}
+    else:
+        examples, counts = _one_per_row(encoder, identities, rendered, encoded, options)
+    merges, checked = encoder.count_merges(rendered, encoded)
+    report = LoadReport(
+        num_rows=len(rows),
+        num_ties=len(rows) - len(paired),
+        num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
+        num_merged_boundaries=merges,
+        num_checked_boundaries=checked,
+        num_tokens=sum(len(example.token_ids) for example in examples),
+        **counts,
+    )
+    if not examples:
+        raise DataError(f"no example is left: {report} (max_tokens {options.max_tokens})")
+    return examples, report
+
+
+def _one_per_row(
+    encoder: Encoder,
+    identities: Sequence[str],
+    rendered: Sequence[Rendered],
+    encoded: Sequence[Encoded],
+    options: ExampleOptions,
+) -> tuple[list[TextExample], dict[str, int]]:
+    examples: list[TextExample] = []
+    num_characters = num_too_long = num_truncated = num_without_targets = 0
+    for identity, segments, item in zip(identities, rendered, encoded, strict=True):
+        tokens = item.prompt + item.responses[0]
+        is_long = options.max_tokens is not None and len(tokens) > options.max_tokens
+        kept = tokens.first(options.max_tokens or len(tokens))
+        example = _example(identity, kept, everything=options.train_on == "everything")
+        if is_long and (options.too_long == "drop" or not example.num_targets):
+            num_too_long += 1
+        elif not example.num_targets:
+            num_without_targets += 1
+        else:
+            examples.append(example)
+            num_truncated += is_long
+            num_characters += _num_characters(encoder, segments, example, options, is_long=is_long)
+    return examples, {
+        "num_kept_rows": len(examples),
+        "num_characters": num_characters,
+        "num_too_long": num_too_long,
+        "num_truncated": num_truncated,
+        "num_without_targets": num_without_targets,
+    }
+
+
+def _example(identity: str, tokens: Tokens, *, everything: bool) -> TextExample:
+    # Nothing comes before the first token, so nothing predicts it.
+    targets = [everything or written for written in tokens.written[1:]]
+    return TextExample(id=identity, token_ids=tokens.ids, loss_mask=(False, *targets)[: len(tokens)])
+
+
+def _num_characters(
+    encoder: Encoder, segments: Rendered, example: TextExample, options: ExampleOptions, *, is_long: bool
+) -> int:
+    if is_long:
+        targets = [token for token, is_target in zip(example.token_ids, example.loss_mask, strict=True) if is_target]
+        return len(encoder.text(targets))
+    everything = options.train_on == "everything"
+    return sum(
+        len(segment.text) for segment in (*segments.prompt, *segments.responses[0]) if segment.written or everything
+    )
+
+
+def _blocks(
+    exchanges: Sequence[Exchange], encoded: Sequence[Encoded], options: ExampleOptions
+) -> tuple[list[TextExample], int]:
+    """Blocks overlap by one token: each token of the stream but the first is a target exactly once."""
+    if any(exchange.prompt != "" for exchange in exchanges):
+        raise ConfigError("the layout blocks is for plain text; prompts with responses keep one example per row")
+    stream = [token for item in encoded for token in (*item.prompt.ids, *item.responses[0].ids)]
+    length = options.max_tokens or len(stream)
+    blocks = [stream[start : start + length] for start in range(0, max(1, len(stream) - 1), length - 1)]
+    examples = [
+        TextExample(id=f"block-{number}", token_ids=tuple(block), loss_mask=(False, *[True] * (len(block) - 1)))
+        for number, block in enumerate(blocks, start=1)
+        if len(block) > 1
+    ]
+    return examples, sum(len(str(exchange.responses[0])) for exchange in exchanges)

@@ -1,0 +1,59 @@
+"""The text of a file, or the reason why it has none. Not the parsing of it."""
+
+from pathlib import Path
+
+from proximo.errors import DataError
+
+_UTF8_MARK = b"\xef\xbb\xbf"
+_NOT_TEXT = {
+    b"\xff\xfe": "is UTF-16 text; save it as UTF-8",
+    b"\xfe\xff": "is UTF-16 text; save it as UTF-8",
+    b"\x1f\x8b": "is compressed with gzip; unpack it",
+    b"PK\x03\x04": "is a zip archive; unpack it",
+    b"\x28\xb5\x2f\xfd": "is compressed with zstd; unpack it",
+    b"BZh": "is compressed with bzip2; unpack it",
+    b"\xfd7zXZ": "is compressed with xz; unpack it",
+    b"PAR1": "is a Parquet file; name it .parquet or set `format: parquet`",
+    b"version https://git-lfs": "is a Git LFS pointer, not the data; fetch the file with `git lfs pull`",
+}
+
+
+def read_file_text(path: Path, label: str, *, line_word: str = "line") -> str:
+    """The contents of a UTF-8 file; a byte order mark at its start is left out, as it carries nothing.
+
+    `line_word` is what a line is called in messages ("row" where a line is a row). Raises DataError for a file that
+    cannot be read, is empty, is compressed or UTF-16, or holds bytes that are not UTF-8 (naming line and byte).
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{label}: the file cannot be read: {error.strerror or error}") from error
+    data = data.removeprefix(_UTF8_MARK)
+    if not data.strip():
+        raise DataError(f"{label}: the file is empty ({path.stat().st_size} bytes)")
+    for beginning, reason in _NOT_TEXT.items():
+        if data.startswith(beginning):
+            raise DataError(f"{label}: {reason}")
+    return _decode(data, label, line_word)
+
+
+def _decode(data: bytes, label: str, line_word: str) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line, byte = _place(data, error.start)
+        raise DataError(
+            f"{label}, {line_word} {line}: byte {byte} of the line (0x{data[error.start]:02x}) is not UTF-8; "
+            "save the file as UTF-8"
+        ) from error
+    if "\x00" in text:
+        line, byte = _place(data, data.index(b"\x00"))
+        raise DataError(
+            f"{label}, {line_word} {line}: byte {byte} of the line is NUL; the file is UTF-16 or not text at all"
+        )
+    return text
+
+
+def _place(data: bytes, offset: int) -> tuple[int, int]:
+    line_start = data.rfind(b"\n", 0, offset) + 1
+    return data.count(b"\n", 0, offset) + 1, offset - line_start + 1

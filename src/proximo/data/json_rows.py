@@ -1,0 +1,116 @@
+"""Rows of JSON files: an array of objects, or one object a line. Strict: what is not JSON is an error with its row."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from proximo.data.rows import Row
+from proximo.errors import DataError
+
+_BLANK = " \t\r\n"
+
+
+def is_json_array(text: str) -> bool:
+    """True where the first character that is not blank opens an array."""
+    return text.lstrip(_BLANK).startswith("[")
+
+
+def json_line_rows(text: str, source: str) -> Iterator[Row]:
+    """One object a line. Blank lines are passed over and counted, so that the row number is the line number."""
+    decoder = _strict_decoder()
+    # Only "\n" ends a line: JSON strings may hold U+2028 and others that str.splitlines would cut at.
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        content = line.strip(_BLANK)
+        if content:
+            value, end = _decode_at(decoder, content, 0, source=source, number=number)
+            if end != len(content):
+                raise DataError(
+                    f"{source}, row {number}: more text after the object: {content[end : end + 40]!r}; "
+                    "JSON lines hold one object a line"
+                )
+            yield _row(value, source, number)
+
+
+def json_array_rows(text: str, source: str) -> Iterator[Row]:
+    """An array of objects, decoded one element at a time so that an error knows its row."""
+    decoder = _strict_decoder()
+    position = _skip(text, text.index("[") + 1)
+    number = 0
+    if text[position : position + 1] == "]":
+        _nothing_after(text, position + 1, source)
+        return
+    while True:
+        number += 1
+        value, position = _decode_at(decoder, text, position, source=source, number=number)
+        yield _row(value, source, number)
+        position = _skip(text, position)
+        following = text[position : position + 1]
+        if following == "]":
+            _nothing_after(text, position + 1, source)
+            return
+        if following != ",":
+            _refuse_following(following, source, number)
+        position = _skip(text, position + 1)
+
+
+def _strict_decoder() -> json.JSONDecoder:
+    return json.JSONDecoder(object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key '{twice}' stands twice in one object")
+    return values
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON value; a missing number is null")
+
+
+def _decode_at(decoder: json.JSONDecoder, text: str, position: int, *, source: str, number: int) -> tuple[Any, int]:
+    try:
+        return decoder.raw_decode(text, position)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{source}, row {number}: {_explain(error, text)}") from error
+    except RecursionError as error:
+        raise DataError(f"{source}, row {number}: the value is nested too deeply to be a row") from error
+    except ValueError as error:
+        raise DataError(f"{source}, row {number}: {error}") from error
+
+
+def _explain(error: json.JSONDecodeError, text: str) -> str:
+    if error.msg.startswith("Unterminated string") or error.pos >= len(text.rstrip(_BLANK)):
+        return "the row is cut off before its end; was the file copied or downloaded whole?"
+    reason = error.msg.removesuffix(" at")
+    return f"not valid JSON ({reason} at {text[error.pos : error.pos + 20]!r}, column {error.colno})"
+
+
+def _row(value: Any, source: str, number: int) -> Row:
+    if not isinstance(value, dict):
+        hint = "; the file is one JSON array: set `format: json`" if isinstance(value, list) and number == 1 else ""
+        raise DataError(
+            f"{source}, row {number}: a row must be an object with a key per column, got {type(value).__name__}{hint}"
+        )
+    return Row(source=source, number=number, values=value)
+
+
+def _skip(text: str, position: int) -> int:
+    while position < len(text) and text[position] in _BLANK:
+        position += 1
+    return position
+
+
+def _nothing_after(text: str, position: int, source: str) -> None:
+    rest = text[position:].strip(_BLANK)
+    if rest:
+        raise DataError(f"{source}: more text after the end of the array: {rest[:40]!r}")
+
+
+def _refuse_following(following: str, source: str, number: int) -> NoReturn:
+    if not following:
+        raise DataError(f"{source}: the array is cut off after row {number}; was the file copied or downloaded whole?")
+    raise DataError(f"{source}: after row {number} a comma or the end of the array is wanted, got {following!r}")

@@ -1,0 +1,53 @@
+"""What became of the rows of a load: kept, dropped, cut. Numbers only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadReport:
+    """Counts of one load. `num_rows` is `num_kept_rows` and all that were dropped."""
+
+    num_rows: int
+    """Rows given."""
+    num_kept_rows: int
+    num_too_long: int = 0
+    """Dropped, as they have more tokens than allowed (and could not be truncated)."""
+    num_truncated: int = 0
+    """Kept, but cut to the limit."""
+    num_duplicate_prompts: int = 0
+    """Kept, although an earlier row asks exactly the same."""
+    num_identical_pairs: int = 0
+    """Dropped, as chosen and rejected are the same."""
+    num_ties: int = 0
+    """Dropped, as neither output was preferred."""
+    num_without_targets: int = 0
+    """Dropped, as no token of them counts in the loss."""
+    num_empty_responses: int = 0
+    """Kept: responses with no text, which end at once."""
+    num_merged_boundaries: int = 0
+    """Examples whose joined text would give other tokens than prompt and response apart, of those checked."""
+    num_checked_boundaries: int = 0
+    num_tokens: int = 0
+    """Tokens of everything kept."""
+    num_characters: int = 0
+    """Characters of the text that is trained on: for bits per character."""
+
+    def __str__(self) -> str:
+        """One line: rows, what was lost, what to look at."""
+        parts = [f"{self.num_kept_rows:,} of {self.num_rows:,} rows kept"]
+        counts = {
+            "too long, dropped": self.num_too_long,
+            "truncated": self.num_truncated,
+            "identical pairs dropped": self.num_identical_pairs,
+            "ties dropped": self.num_ties,
+            "without a token to learn, dropped": self.num_without_targets,
+            "duplicate prompts": self.num_duplicate_prompts,
+            "empty responses": self.num_empty_responses,
+        }
+        parts += [f"{count:,} {what}" for what, count in counts.items() if count]
+        if self.num_merged_boundaries:
+            parts.append(
+                f"{self.num_merged_boundaries:,} of {self.num_checked_boundaries:,} checked would be tokenised otherwise "
+                "as one text (a separator may be missing between prompt and response, or a prompt ends in a space)"
+            )
+        return f"{', '.join(parts)}; {self.num_tokens:,} tokens"

@@ -1,0 +1,65 @@
+"""Preference pairs made from a labelled set, as a function source: `proximo.data.pairing:label_pairs`."""
+
+from collections.abc import Iterator
+from math import lcm
+from typing import Any
+
+from proximo.data.order import shuffled
+from proximo.data.reading import read_source
+from proximo.data.rows import Row, columns_found, nearest
+from proximo.data.source import Source
+from proximo.errors import DataError
+
+
+def label_pairs(
+    *,
+    path: str,
+    text: str = "text",
+    label: str = "label",
+    chosen: Any = 1,
+    rejected: Any = 0,
+    num_pairs: int | None = None,
+    seed: int = 0,
+) -> Iterator[dict[str, str]]:
+    """Rows of `prompt` (""), `chosen` (a text labelled `chosen`) and `rejected` (one labelled `rejected`).
+
+    No pair comes twice, and every text is used about equally often: pair k joins the k-th text of one shuffle with the
+    k-th of the other, both going round. Without `num_pairs` each text comes at least once. Raises DataError for a
+    missing column, a label that no row has, and more pairs than can be made.
+    """
+    rows = read_source(Source(path=path))
+    better = _labelled(rows, text, label, wanted=chosen)
+    worse = _labelled(rows, text, label, wanted=rejected)
+    most = len(better) * len(worse)
+    wanted = max(len(better), len(worse)) if num_pairs is None else num_pairs
+    if not 1 <= wanted <= most:
+        raise DataError(
+            f"{path}: {wanted} pairs are wanted; {len(better)} texts labelled {chosen!r} and {len(worse)} labelled "
+            f"{rejected!r} make 1 to {most}"
+        )
+    better_order = shuffled(len(better), seed=seed, purpose="chosen")
+    worse_order = shuffled(len(worse), seed=seed, purpose="rejected")
+    turn = lcm(len(better), len(worse))
+    for pair in range(wanted):
+        # After a common multiple of both lengths the pairs would repeat; one step of offset makes them new ones.
+        first = better[better_order[pair % len(better)]]
+        second = worse[worse_order[(pair + pair // turn) % len(worse)]]
+        yield {"prompt": "", "chosen": first, "rejected": second}
+
+
+def _labelled(rows: list[Row], text: str, label: str, *, wanted: Any) -> list[str]:
+    texts = []
+    for row in rows:
+        for column in (text, label):
+            if column not in row.values:
+                raise DataError(
+                    f"{row.origin}: no column '{column}'; columns found: {columns_found(row)}"
+                    f"{nearest(column, row.values)}"
+                )
+        # CSV gives labels as text, JSON as numbers.
+        if str(row.values[label]) == str(wanted):
+            texts.append(row.values[text])
+    if not texts:
+        found = sorted({str(row.values[label]) for row in rows})
+        raise DataError(f"{rows[0].source}: no row has {label} {wanted!r}; labels found: {', '.join(found[:10])}")
+    return texts

@@ -1,0 +1,106 @@
+"""Rows to `Prompt` records, the input of rollouts. Not what is sampled for them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from proximo.data.cells import answer_cell
+from proximo.data.exchange import Exchange, in_form
+from proximo.data.fitting import Fitted, TooLong, fit
+from proximo.data.forms import prompt_exchanges
+from proximo.data.load_report import LoadReport
+from proximo.data.rendering import encode_exchanges
+from proximo.data.rows import Row, row_ids
+from proximo.data.tokenise import Encoder
+from proximo.errors import ConfigError, DataError
+from proximo.records import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NOT_METADATA = frozenset({"id", "prompt", "messages", "conversations", "answer"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PromptOptions:
+    """How rows become prompts."""
+
+    max_tokens: int | None = None
+    too_long: TooLong = "drop"
+    """A truncated prompt keeps its end; a conversation loses its oldest turns."""
+    as_messages: bool = False
+    """Text prompts become a message of the user, rendered with the chat template."""
+    system: str | None = None
+    """A system message for conversations that have none."""
+    first_words: int | None = None
+    """Keep only the opening of text prompts: for continuing texts."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for limits below 1."""
+        for name, value in (("max_tokens", self.max_tokens), ("first_words", self.first_words)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} of prompts must be at least 1, got {value}")
+
+
+def load_prompts(
+    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", options: PromptOptions
+) -> tuple[list[Prompt], LoadReport]:
+    """A prompt for each row that fits, in the order of the rows.
+
+    `answer` becomes the reference answer, all other columns the metadata. Raises DataError naming the row for what is
+    malformed, for a prompt without any token, and where no prompt is left.
+    """
+    encoder = Encoder(tokenizer)
+    identities = row_ids(rows)
+    exchanges = [_opening(exchange, options.first_words) for exchange in prompt_exchanges(rows)]
+    exchanges = in_form(exchanges, to_messages=options.as_messages, system=options.system)
+    _, encoded = encode_exchanges(encoder, exchanges)
+    fitted = [
+        fit(encoder, exchange, tokens, max_tokens=options.max_tokens, too_long=options.too_long)
+        for exchange, tokens in zip(exchanges, encoded, strict=True)
+    ]
+    kept = [
+        (_prompt(row, identity, found), found.is_truncated)
+        for row, identity, found in zip(rows, identities, fitted, strict=True)
+        if found is not None
+    ]
+    prompts = [prompt for prompt, _ in kept]
+    report = LoadReport(
+        num_rows=len(rows),
+        num_kept_rows=len(prompts),
+        num_too_long=len(rows) - len(prompts),
+        num_truncated=sum(is_truncated for _, is_truncated in kept),
+        num_duplicate_prompts=len(prompts) - len({prompt.token_ids for prompt in prompts}),
+        num_tokens=sum(len(prompt.token_ids) for prompt in prompts),
+    )
+    if not prompts:
+        raise DataError(f"no prompt is left: {report} (max_tokens {options.max_tokens})")
+    return prompts, report
+
+
+def _opening(exchange: Exchange, num_words: int | None) -> Exchange:
+    if num_words is None:
+        return exchange
+    if not isinstance(exchange.prompt, str):
+        raise ConfigError(f"{exchange.origin}: first_words is for text prompts, but the prompt is a list of messages")
+    words = re.match(rf"\s*(?:\S+\s+){{0,{num_words - 1}}}\S+", exchange.prompt)
+    return replace(exchange, prompt=words[0] if words else exchange.prompt)
+
+
+def _prompt(row: Row, identity: str, fitted: Fitted) -> Prompt:
+    prompt = fitted.exchange.prompt
+    if not fitted.encoded.prompt.ids:
+        raise DataError(
+            f"{row.origin}: the prompt is empty, and the tokenizer puts no BOS before it, so there is no token to "
+            "start from; leave the row out, or let the tokenizer add a BOS"
+        )
+    metadata: dict[str, Any] = {name: value for name, value in row.values.items() if name not in _NOT_METADATA}
+    return Prompt(
+        id=identity,
+        token_ids=fitted.encoded.prompt.ids,
+        text=prompt if isinstance(prompt, str) else None,
+        messages=None if isinstance(prompt, str) else prompt,
+        answer=answer_cell(row, "answer"),
+        metadata=metadata,
+    )

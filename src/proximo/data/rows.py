@@ -1,0 +1,81 @@
+"""One row of a data set and the place it came from. Not the reading (`reading.py`), nor its meaning (`forms.py`)."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from proximo.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """The cells of one row by column, and where it stands."""
+
+    source: str
+    """The source as the user named it; error messages begin with it."""
+    number: int
+    """Counted from 1: the line of a JSON-lines file, the element of an array, the data row of a table."""
+    values: Mapping[str, Any]
+    line: int | None = None
+    """Where it differs from `number`: the line in the file at which the row ends."""
+    name: str = ""
+    """A short name of the source, unique within a load; ids are made of it."""
+
+    @property
+    def origin(self) -> str:
+        """`reviews.csv, row 17 (line 23)`."""
+        line = "" if self.line is None else f" (line {self.line})"
+        return f"{self.source}, row {self.number}{line}"
+
+
+def nearest(wanted: str, names: Iterable[str]) -> str:
+    """A half-sentence with the name that was probably meant, or nothing."""
+    names = [str(name) for name in names]
+    folded = {name.casefold(): name for name in names}
+    close = get_close_matches(wanted.casefold(), folded, n=1, cutoff=0.6)
+    return f"; nearest: '{folded[close[0]]}'" if close else ""
+
+
+def columns_found(row: Row) -> str:
+    """The columns of a row, for a message."""
+    return ", ".join(f"'{name}'" for name in row.values) or "none"
+
+
+def row_ids(rows: Sequence[Row]) -> list[str]:
+    """The id of each row: its `id` cell, or `<source>-<row>`.
+
+    Raises DataError where an id is neither text nor a whole number, or stands twice; the message names both rows.
+    """
+    seen: dict[str, Row] = {}
+    ids = []
+    for row in rows:
+        identity = _row_id(row)
+        if identity in seen:
+            raise DataError(
+                f"{row.origin}: id '{identity}' is already that of {seen[identity].origin}; ids must differ. "
+                "Map another column to id, or write `id: ''` under columns to number the rows"
+            )
+        seen[identity] = row
+        ids.append(identity)
+    return ids
+
+
+def _row_id(row: Row) -> str:
+    value = row.values.get("id")
+    if value is None:
+        return f"{row.name or row.source}-{row.number}"
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise DataError(f"{row.origin}: column 'id' must be text or a whole number, got {value!r:.80}")
+    return str(value)
+
+
+def fingerprint(rows: Iterable[Row]) -> str:
+    """SHA-256 of the contents of rows in their order: what a resumed run compares. Places do not enter it."""
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row.values, sort_keys=True, default=repr).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,51 @@
+"""What a user names as a source of rows. Not the reading of it (`reading.py`)."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from proximo.errors import ConfigError
+
+Format = Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text", "function"]
+
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""`package.module:function`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A file, a `save_to_disk` folder, a Hub data set, or a function that yields rows."""
+
+    path: str
+    """File, folder, name on the Hub, or `package.module:function`."""
+    format: Format = "auto"
+    split: str = "train"
+    """Split of a Hub data set, or of a folder that holds several."""
+    subset: str | None = None
+    """Configuration name of a Hub data set."""
+    separator: str | None = None
+    """For text: the line between documents; None separates at blank lines, "" makes the file one document."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Field -> column that holds it, or a text with `{column}` in it; "" leaves the field out."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of a function."""
+    weight: float | None = None
+    """Share in a mixture, relative to the weights of the other sources."""
+    max_rows: int | None = None
+    """Take only the first rows."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of range, and arguments without a function."""
+        if not self.path:
+            raise ConfigError("a source needs a path: a file, a folder, a Hub name or package.module:function")
+        if self.weight is not None and not (math.isfinite(self.weight) and self.weight > 0):
+            raise ConfigError(f"the weight of source '{self.path}' must be a number above 0, got {self.weight}")
+        if self.max_rows is not None and self.max_rows < 1:
+            raise ConfigError(f"max_rows of source '{self.path}' must be at least 1, got {self.max_rows}")
+        is_function = self.format == "function" or IMPORT_PATH.fullmatch(self.path)
+        if self.format == "function" and not IMPORT_PATH.fullmatch(self.path):
+            raise ConfigError(f"a function is named as package.module:function, got '{self.path}'")
+        if self.arguments and not is_function:
+            raise ConfigError(f"source '{self.path}' has arguments, but it is not a function")

@@ -1,0 +1,61 @@
+"""Parts of a data set that share no row: the phases of a pipeline, and rows held out for evaluation."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proximo.data.order import shuffled
+from proximo.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """One part of a data set that several stages share."""
+
+    proportions: tuple[float, ...]
+    """Sizes of all parts relative to each other: 2, 4, 4 gives a fifth and twice two fifths."""
+    part: int
+    """Which of them, counted from 0."""
+    seed: int = 0
+    """Of the shuffle before the cut. Not the run's seed: stages with different ones would share rows."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for proportions that are not numbers from 0 up, and for an empty or unknown part."""
+        if not all(math.isfinite(share) and share >= 0 for share in self.proportions) or sum(self.proportions) <= 0:
+            raise ConfigError(f"proportions must be numbers from 0 up, not all 0, got {self.proportions}")
+        if not 0 <= self.part < len(self.proportions) or self.proportions[self.part] == 0:
+            raise ConfigError(f"part {self.part} of the proportions {self.proportions} is empty or not there")
+
+
+def split_boundaries(num_rows: int, proportions: Sequence[float]) -> list[int]:
+    """Boundaries of the parts, from 0 to num_rows: part k is the range from boundary k to boundary k + 1.
+
+    Each part gets round(share * num_rows) rows; what rounding adds up to is then taken from every boundary but the
+    first, so that the first part carries it. This is the cut of DeepSpeed-Chat's `get_raw_dataset_split_index`.
+    """
+    total = sum(proportions)
+    boundaries = [0]
+    for share in proportions:
+        boundaries.append(boundaries[-1] + round(share / total * num_rows))
+    excess = boundaries[-1] - num_rows
+    # A first part of no rows cannot give any back.
+    return [0, *(max(0, boundary - excess) for boundary in boundaries[1:])]
+
+
+def phase_indices(num_rows: int, phase: Phase) -> list[int]:
+    """Row indices of a phase: its range of a seeded shuffle. Together the phases hold each row once."""
+    boundaries = split_boundaries(num_rows, phase.proportions)
+    order = shuffled(num_rows, seed=phase.seed, purpose="phases")
+    return order[boundaries[phase.part] : boundaries[phase.part + 1]]
+
+
+def hold_out(num_rows: int, num_held_out: int, *, seed: int) -> tuple[list[int], list[int]]:
+    """(rows to train on, rows held out), each in file order. Raises DataError where none would be left."""
+    if not 0 <= num_held_out < max(num_rows, 1):
+        raise DataError(
+            f"{num_held_out} rows cannot be held out of {num_rows}: at least one must be left to train on; "
+            "lower held_out_rows or give more data"
+        )
+    held_out = sorted(shuffled(num_rows, seed=seed, purpose="held out")[:num_held_out])
+    chosen = set(held_out)
+    return [index for index in range(num_rows) if index not in chosen], held_out

@@ -1,0 +1,63 @@
+"""Dialogues written as one text, `\\n\\nHuman: ...\\n\\nAssistant: ...`, as in HH-RLHF. Not lists of messages."""
+
+import re
+
+from proximo.errors import DataError
+from proximo.records import Message
+
+_ASSISTANT = "\n\nAssistant:"
+_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):")
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+
+
+def split_pair(chosen: str, rejected: str, origin: str) -> tuple[str, str, str]:
+    """(prompt, chosen response, rejected response) of two transcripts that part in an assistant's turn.
+
+    The prompt is what they share, back to the last `\\n\\nAssistant:` in it; where two transcripts part earlier than
+    in the last turn, the turns behind that point belong to the responses.
+    """
+    cut = chosen.rfind(_ASSISTANT, 0, _num_shared(chosen, rejected))
+    if cut < 0:
+        raise DataError(
+            f"{origin}: the chosen and the rejected transcript share no turn up to '\\n\\nAssistant:' "
+            f"(chosen begins {chosen[:40]!r}, rejected {rejected[:40]!r}); "
+            "give the prompt in a column of its own, or transcripts with the same beginning"
+        )
+    cut += len(_ASSISTANT)
+    return chosen[:cut], chosen[cut:], rejected[cut:]
+
+
+def prompt_messages(prompt: str, origin: str) -> tuple[Message, ...]:
+    """The turns of a transcript that ends where the assistant begins."""
+    turns = _turns(prompt, origin)
+    if turns and turns[-1]["role"] == "assistant" and not turns[-1]["content"]:
+        turns.pop()
+    return tuple(turns)
+
+
+def reply_messages(response: str, origin: str) -> tuple[Message, ...]:
+    """The turns of a response that begins in the assistant's turn; turns behind its last answer are left out."""
+    turns = _turns(_ASSISTANT + response, origin)
+    while turns[-1]["role"] != "assistant":
+        turns.pop()
+    return tuple(turns)
+
+
+def _num_shared(first: str, second: str) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
+def _turns(transcript: str, origin: str) -> list[Message]:
+    parts = _TURN.split(transcript)
+    if parts[0].strip() or len(parts) < 3:
+        raise DataError(f"{origin}: a transcript must begin with 'Human:' or 'Assistant:', got {transcript[:40]!r}")
+    turns: list[Message] = []
+    for speaker, content in zip(parts[1::2], parts[2::2], strict=True):
+        role = _ROLES[speaker]
+        if turns and turns[-1]["role"] == role:
+            # Chat templates want the roles to take turns; one speaker's two paragraphs are one message.
+            turns[-1] = {"role": role, "content": f"{turns[-1]['content']}\n\n{content.strip()}".strip()}
+        else:
+            turns.append({"role": role, "content": content.strip()})
+    return turns
