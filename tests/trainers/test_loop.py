@@ -24,6 +24,7 @@ class Counting:
 
     trainer = Trainer.SFT
     device = "cpu"
+    notes = ()
     best_metric = "evaluation/loss"
     best_is_lowest = True
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.kl import bounded_exp, k2, k3
-from proximo.algorithms.masking import masked_variance, select
+from proximo.algorithms.masking import masked_variance
 
 
 def clipped_policy_loss(
@@ -50,9 +50,10 @@ class PolicyStatistics:
     ratio: Tensor
     ratio_squared: Tensor
     k1: Tensor
-    """Estimates of the KL of the policy from the old one, over tokens of the old one: old - new log-probs."""
+    """Old - new log-probs. Like k2 and k3 it estimates KL(old policy || policy), for the old policy wrote the tokens."""
     k2: Tensor
     k3: Tensor
+    abs_log_ratio: Tensor
     max_abs_log_ratio: Tensor
     """Not a sum: the largest seen; 0 over no tokens."""
 
@@ -65,6 +66,7 @@ class PolicyStatistics:
             k1=self.k1 + other.k1,
             k2=self.k2 + other.k2,
             k3=self.k3 + other.k3,
+            abs_log_ratio=self.abs_log_ratio + other.abs_log_ratio,
             max_abs_log_ratio=torch.maximum(self.max_abs_log_ratio, other.max_abs_log_ratio),
         )
 
@@ -77,7 +79,6 @@ def policy_statistics(
     logprobs, old_logprobs, advantages = logprobs[mask], old_logprobs[mask], advantages[mask]
     unclipped, clipped = _policy_branches(logprobs, old_logprobs, advantages, clip_low, clip_high)
     ratio = bounded_exp(logprobs - old_logprobs)
-    # The old policy wrote the tokens, so it comes first: the KL is of old from new.
     return PolicyStatistics(
         num_tokens=mask.sum(),
         clipped=(clipped > unclipped).sum(),
@@ -86,6 +87,7 @@ def policy_statistics(
         k1=(old_logprobs - logprobs).sum(),
         k2=k2(old_logprobs, logprobs).sum(),
         k3=k3(old_logprobs, logprobs).sum(),
+        abs_log_ratio=(logprobs - old_logprobs).abs().sum(),
         max_abs_log_ratio=torch.cat([logprobs.new_zeros(1), (logprobs - old_logprobs).abs()]).amax(),
     )
 
@@ -135,7 +137,6 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     1 is perfect, 0 no better than a constant, below 0 worse. Where the returns do not vary it is defined as 0. A
     constant offset of the values does not show here: it does in `ValueStatistics.squared_error`.
     """
-    values, returns = select(mask, values, returns)
     spread = masked_variance(returns, mask)
     unexplained = masked_variance(returns - values, mask)
     return torch.where(spread > 0, 1 - unexplained / spread, 0)

@@ -57,6 +57,8 @@ class Task(Protocol):
     num_steps: int
     device: str
     data_fingerprint: Mapping[str, Any]
+    notes: Sequence[str]
+    """Lines for the person who watches: what was loaded, what was dropped."""
     best_metric: str | None
     """The evaluation metric whose best checkpoint is kept, if any; higher is better unless `best_is_lowest`."""
     best_is_lowest: bool
@@ -120,6 +122,8 @@ class _Loop:
             cut_back(log, first if self.folder.resuming else -1)
         course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
         progress = open_progress(course, quiet=self.options.quiet)
+        for note in self.task.notes:
+            progress.note(note)
         try:
             with (
                 _Logs(self.folder, progress, tensorboard=self.run_config.tensorboard) as logs,

@@ -24,8 +24,8 @@ from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
-from proximo.models.loading import end_of_sequence_ids
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.vocabulary import end_of_sequence_ids
 from proximo.records import Experience, Finish, Prompt, Response, Scored
 from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource

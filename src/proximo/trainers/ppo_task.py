@@ -38,6 +38,7 @@ class PPOTask:
         gold: RewardSource | None,
         samples_per_step: int,
         data_fingerprint: Mapping[str, Any],
+        notes: Sequence[str] = (),
     ) -> None:
         self.ppo = ppo
         self.prompts = prompts
@@ -46,6 +47,7 @@ class PPOTask:
         self.gold = gold
         self.samples_per_step = samples_per_step
         self.data_fingerprint = data_fingerprint
+        self.notes = notes
         self.device = str(ppo.policy.device)
         self.num_steps = ppo.config.num_steps
 

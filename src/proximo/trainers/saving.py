@@ -9,6 +9,7 @@ from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.checkpoint.tensors import read_optimizer, write_optimizer
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
+from proximo.models.saving import load_weights, save_pretrained
 from proximo.models.scalar import ScalarModel
 
 
@@ -21,7 +22,7 @@ def writers_for(
 
     def model_writer(model: LanguageModel | ScalarModel) -> Writer:
         def write(path: Path) -> None:
-            model.save_pretrained(path)
+            save_pretrained(model.model, path)
             tokenizer.save_pretrained(path)
 
         return write
@@ -38,7 +39,7 @@ def restore_models(
 ) -> None:
     """Put the saved weights and optimizer states back in place, bit for bit, with the learners' positions."""
     for role, model in models.items():
-        model.load_weights(checkpoint.path(role))
+        load_weights(model.model, checkpoint.path(role))
     for role, learner in learners.items():
         read_optimizer(checkpoint.path(f"optimizer/{role}.safetensors"), learner.optimizer, learner.parameters)
         learner.updates_done = checkpoint.state["task"]["updates"][role]

@@ -43,6 +43,7 @@ class SFTTask:
         config: SFTConfig,
         seed: int,
         data_fingerprint: Mapping[str, Any],
+        notes: Sequence[str] = (),
         held_out_characters: int = 0,
     ) -> None:
         self.model = model
@@ -52,6 +53,7 @@ class SFTTask:
         self.config = config
         self.seed = seed
         self.data_fingerprint = data_fingerprint
+        self.notes = notes
         self.held_out_characters = held_out_characters
         self.device = str(model.device)
         self.num_steps = max(1, math.ceil(config.num_epochs * len(examples) / config.examples_per_step))

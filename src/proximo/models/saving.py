@@ -1,0 +1,57 @@
+"""Weights to a Hugging Face folder and back into a model in use. Not atomic: that is the checkpoint store's part."""
+
+from pathlib import Path
+
+import torch
+from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
+from transformers import PreTrainedModel
+
+from proximo.errors import CheckpointError
+from proximo.models.quiet import quiet_transformers
+
+
+def save_pretrained(model: PreTrainedModel | PeftModel, folder: Path) -> None:
+    """What `from_pretrained` reads: the whole model, or the adapter alone (with a scalar head, if there is one)."""
+    with quiet_transformers():
+        if isinstance(model, PeftModel):
+            # "auto" would ask the Hub whether the base's vocabulary has changed.
+            model.save_pretrained(str(folder), save_embedding_layers=False)
+        else:
+            model.save_pretrained(folder)
+
+
+@torch.no_grad()
+def load_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
+    """Copy weights that `save_pretrained` wrote back into `model`, bit for bit and in place.
+
+    Raises CheckpointError where they are another model's; then nothing has been changed.
+    """
+    if isinstance(model, PeftModel):
+        _load_adapter_weights(model, folder)
+        return
+    with quiet_transformers():
+        # Through transformers, because some architectures are stored under other names and shapes than they run with.
+        saved_model = type(model).from_pretrained(folder, dtype=model.dtype)
+    saved, current = dict(saved_model.named_parameters()), dict(model.named_parameters())
+    wrong = [name for name in saved.keys() | current.keys() if _shape(saved, name) != _shape(current, name)]
+    if wrong:
+        raise CheckpointError(
+            f"the weights in {folder} are not those of the {type(model).__name__} in use: {len(wrong)} differ in name or "
+            f"shape, such as {min(wrong)}"
+        )
+    for name, weight in current.items():
+        weight.copy_(saved[name])
+
+
+def _load_adapter_weights(model: PeftModel, folder: Path) -> None:
+    saved = load_peft_weights(str(folder), device="cpu")
+    wanted = model.state_dict()
+    result = set_peft_model_state_dict(model, saved)
+    missing = [name for name in result.missing_keys if name in wanted and "lora_" in name]
+    wrong = [*result.unexpected_keys, *missing]
+    if wrong:
+        raise CheckpointError(f"{folder} holds the weights of another adapter than the one in use, such as {wrong[0]}")
+
+
+def _shape(tensors: dict[str, torch.nn.Parameter], name: str) -> tuple[int, ...] | None:
+    return tuple(tensors[name].shape) if name in tensors else None

@@ -1,0 +1,148 @@
+"""From the sections of a recipe to tokenizers and models, on the device and with the threads that it names."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, RewardSourceConfig
+from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
+from proximo.data.tokenizer_training import train_tokenizer
+from proximo.errors import ConfigError
+from proximo.models.language import LanguageModel
+from proximo.models.loading import load_language_model, load_scalar_model
+from proximo.models.lora import LoRAOptions, add_adapter
+from proximo.models.placement import Precision, resolve_device, resolve_precision
+from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.models.sources import ModelSource, is_local
+from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.model import ModelReward
+from proximo.rewards.source import RewardSource
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where the models of a run live, and in which numbers they compute."""
+
+    device: torch.device
+    precision: Precision
+    seed: int
+
+
+def prepare_place(run: RunConfig) -> Place:
+    """Apply the thread count, and resolve device and precision before anything is loaded."""
+    if run.num_threads is not None:
+        torch.set_num_threads(run.num_threads)
+    return Place(device=resolve_device(run.device), precision=resolve_precision(run.precision), seed=run.seed)
+
+
+def build_tokenizer(
+    config: TokenizerConfig, *, model_path: str | None, revision: str | None = None, texts: Iterable[str] | None = None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a stage: trained on `texts`, from its own path, or the one beside the model."""
+    if config.train_vocab_size is not None:
+        if texts is None:
+            raise ConfigError("tokenizer.train_vocab_size is for SFT, whose texts it is trained on; give a path here")
+        tokenizer: PreTrainedTokenizerBase = train_tokenizer(texts, vocab_size=config.train_vocab_size)
+    else:
+        path = config.path or model_path
+        if path is None:
+            raise ConfigError("a model from a config has no tokenizer beside it: give tokenizer.path")
+        tokenizer = load_tokenizer(path, revision=None if config.path else revision)
+    if config.chat_template is not None:
+        tokenizer.chat_template = config.chat_template
+    if config.added_tokens:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(config.added_tokens)})
+    return tokenizer
+
+
+def build_language_model(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place, role: str
+) -> LanguageModel:
+    """The model of a role with an embedding for every token, and its adapter if it has one."""
+    source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
+    model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
+    resize_vocabulary(model.base, vocabulary_size(tokenizer))
+    check_vocabulary(model.base, tokenizer, role=role)
+    if config.lora is not None and not model.has_adapter:
+        options = lora_options(config.lora, seed=place.seed)
+        model = LanguageModel(add_adapter(model.base, options), precision=place.precision)
+    if config.activation_checkpointing:
+        checkpoint_activations(model)
+    return model
+
+
+def build_scalar_model(
+    config: ScalarModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: HeadStart, place: Place, role: str
+) -> ScalarModel:
+    """A value or reward model from a path or config (`start: path`), with `head` where the checkpoint has none."""
+    source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
+    model = load_scalar_model(
+        source, head=head, device=place.device, precision=place.precision, seed=place.seed, tokenizer=tokenizer
+    )
+    resize_vocabulary(model.base, vocabulary_size(tokenizer))
+    check_vocabulary(model.base, tokenizer, role=role)
+    return finish_scalar_model(model, config, place=place)
+
+
+def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place: Place) -> ScalarModel:
+    """Adapter and activation checkpointing as the section asks."""
+    if config.lora is not None:
+        model = model.with_adapter(lora_options(config.lora, seed=place.seed))
+    if config.activation_checkpointing:
+        checkpoint_activations(model)
+    return model
+
+
+def checkpoint_activations(model: LanguageModel | ScalarModel) -> None:
+    """Recompute activations in the backward pass; the non-reentrant form, which frozen inputs do not break."""
+    model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
+def lora_options(config: LoRAConfig, *, seed: int) -> LoRAOptions:
+    """The adapter's plain values."""
+    targets = None if config.target_modules == "all-linear" else tuple(config.target_modules)
+    return LoRAOptions(rank=config.rank, alpha=config.alpha, target_modules=targets, seed=seed)
+
+
+def build_reward_source(
+    config: RewardSourceConfig, policy_tokenizer: PreTrainedTokenizerBase, *, place: Place, tokens_per_microbatch: int
+) -> RewardSource:
+    """One source of scores. A reward model whose vocabulary or template differs reads text, never the policy's ids."""
+    match config:
+        case FunctionRewardConfig():
+            return FunctionReward(
+                import_function(config.function),
+                name=config.name,
+                arguments=config.arguments,
+                timeout_seconds=config.timeout_seconds,
+            )
+        case ModelRewardConfig():
+            return _model_reward(config, policy_tokenizer, place=place, tokens_per_microbatch=tokens_per_microbatch)
+
+
+def _model_reward(
+    config: ModelRewardConfig, policy_tokenizer: PreTrainedTokenizerBase, *, place: Place, tokens_per_microbatch: int
+) -> ModelReward:
+    own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
+    source = ModelSource(path=config.path, revision=config.revision)
+    model = load_scalar_model(source, head=HeadStart.TRAINED, device=place.device, precision=place.precision)
+    model.model.requires_grad_(False)
+    check_vocabulary(model.base, own, role="reward")
+    same = own.get_vocab() == policy_tokenizer.get_vocab() and own.chat_template == policy_tokenizer.chat_template
+    return ModelReward(
+        model,
+        name=config.name,
+        tokenizer=None if same else own,
+        tokens_per_microbatch=tokens_per_microbatch,
+    )
+
+
+def refuse_unreachable(path: str | None, *, key: str) -> None:
+    """Raises ConfigError for a local folder that is not there, before any model is loaded."""
+    from pathlib import Path
+
+    if path is not None and is_local(path) and not Path(path).is_dir():
+        raise ConfigError(f"{key} is {path}, but there is no such folder; give a model folder, or a Hub name")

@@ -1,0 +1,76 @@
+"""`proximo sft`: from the recipe to a running task. Not the steps (sft_task.py)."""
+
+from collections.abc import Iterator, Sequence
+
+from proximo.config.recipes import SFTRecipe
+from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
+from proximo.data.rows import Row
+from proximo.models.dropout import disable_dropout
+from proximo.models.positions import check_lengths
+from proximo.trainers.build import build_language_model, build_tokenizer, prepare_place
+from proximo.trainers.loop import run_task
+from proximo.trainers.options import RunOptions
+from proximo.trainers.rows import read_split
+from proximo.trainers.sft_task import SFTTask
+
+
+def run_sft(recipe: SFTRecipe, options: RunOptions) -> int:
+    """Fine-tune the model of the recipe; returns the exit status."""
+    return run_task(lambda: build_task(recipe), recipe, recipe.run, options)
+
+
+def build_task(recipe: SFTRecipe) -> SFTTask:
+    """Data first, then the model: a mistake in a file costs no loading."""
+    place = prepare_place(recipe.run)
+    rows = read_split(recipe.data, seed=recipe.run.seed)
+    tokenizer = build_tokenizer(
+        recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision, texts=texts_of(rows.training)
+    )
+    data = recipe.data
+    how = ExampleOptions(
+        form=data.form,
+        train_on=data.train_on,
+        max_tokens=data.max_tokens,
+        too_long=data.too_long,
+        layout=data.layout,
+        as_messages=data.as_messages,
+        system=data.system,
+    )
+    examples, report = load_text_examples(rows.training, tokenizer, how)
+    held_out: list[TextExample] = []
+    held_out_characters = 0
+    if rows.held_out:
+        held_out, held_out_report = load_text_examples(rows.held_out, tokenizer, how)
+        held_out_characters = held_out_report.num_characters
+    model = build_language_model(recipe.model, tokenizer, place=place, role="policy")
+    longest = max(len(example.token_ids) for example in [*examples, *held_out])
+    check_lengths(model.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0)
+    if not recipe.sft.dropout:
+        disable_dropout(model.model)
+    return SFTTask(
+        model,
+        tokenizer,
+        examples,
+        held_out,
+        config=recipe.sft,
+        seed=recipe.run.seed,
+        data_fingerprint=rows.fingerprints,
+        held_out_characters=held_out_characters,
+        notes=(f"data: {rows.description}", f"training examples: {report}"),
+    )
+
+
+def texts_of(rows: Sequence[Row]) -> Iterator[str]:
+    """All text of the rows, for training a tokenizer."""
+    for row in rows:
+        for value in row.values.values():
+            yield from _texts(value)
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for item in value.values() for text in _texts(item))
+    elif isinstance(value, list | tuple):
+        yield from (text for item in value for text in _texts(item))
