@@ -43,6 +43,7 @@ def test_policy_statistics_are_sums_over_the_mask():
         "k1": sum(-d for d, _ in kept),
         "k2": sum(d * d / 2 for d, _ in kept),
         "k3": sum(r - 1 - d for r, (d, _) in zip(ratios, kept, strict=True)),
+        "abs_log_ratio": sum(abs(d) for d, _ in kept),
         "max_abs_log_ratio": max(abs(d) for d, _ in kept),
     }
     assert 0 < wanted["clipped"] < len(kept)
@@ -77,11 +78,17 @@ def test_no_valid_token_gives_zeros(compute):
     assert set(numbers(compute(slice(0, 0))).values()) == {0}
 
 
+def test_the_largest_log_ratio_is_found_on_either_side():
+    for new, old in ((A, B), (B, A)):
+        found = policy_statistics(new, old, C, MASK, clip_low=0.2, clip_high=0.2).max_abs_log_ratio
+        assert found == (A - B)[MASK].abs().max()
+
+
 def test_an_unchanged_policy_has_ratio_one_and_nothing_clipped():
     found = policy_statistics(A, A, C, MASK, clip_low=0.0, clip_high=0.0)
     count = found.num_tokens.item()
     assert numbers(found) == {"num_tokens": count, "ratio": count, "ratio_squared": count} | dict.fromkeys(
-        ("clipped", "k1", "k2", "k3", "max_abs_log_ratio"), 0
+        ("clipped", "k1", "k2", "k3", "abs_log_ratio", "max_abs_log_ratio"), 0
     )
 
 

@@ -70,9 +70,8 @@ def gae(
 def _deltas(rewards: Tensor, values: Tensor, final_values: Tensor, lengths: Sequence[int], gamma: float) -> Tensor:
     """[T] r_t + gamma * V_{t+1} - V_t, with `final_values` [R] after each last token."""
     owners = segment_ids(lengths, device=values.device)
-    is_last = (
-        segment_sum(torch.ones_like(owners), lengths)[owners] == token_positions(lengths, device=values.device) + 1
-    )
+    counts = torch.tensor(lengths, dtype=torch.long, device=values.device)
+    is_last = token_positions(lengths, device=values.device) + 1 == counts[owners]
     next_values = torch.where(is_last, final_values[owners], values.roll(-1))
     return rewards + gamma * next_values - values
 
