@@ -14,6 +14,7 @@ from proximo.models.attention import ATTENTION, AttentionLayout, PackedLayout, r
 from proximo.models.packing import Packed
 from proximo.models.placement import Precision
 from proximo.models.positions import position_limit
+from proximo.models.quiet import quiet_transformers
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
@@ -23,13 +24,22 @@ def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
     return base
 
 
+def checkpoint_activations(base: PreTrainedModel) -> None:
+    """Each layer keeps its input alone and runs again in the backward pass, in train mode.
+
+    The non-reentrant kind: it needs no input with a gradient, so frozen embeddings (LoRA) are no trap.
+    """
+    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+
 class Backbone:
     """A transformers model without its head. Holds no weights of its own: layers and adapters stay with the model."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision) -> None:
         register_attention()
         base = base_of(model)
-        base.set_attn_implementation(ATTENTION)
+        with quiet_transformers():  # it only warns where it cannot; the probe turns that into a refusal
+            base.set_attn_implementation(ATTENTION)
         layers = base.base_model
         assert isinstance(layers, PreTrainedModel)
         self.layers = layers

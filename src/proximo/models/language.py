@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from proximo.errors import ModelError
 from proximo.models.attention import AttentionLayout
-from proximo.models.backbone import Backbone, base_of
+from proximo.models.backbone import Backbone, base_of, checkpoint_activations
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, adapter_off, add_adapter
 from proximo.models.packing import Packed, PackedResponses
@@ -92,6 +92,10 @@ class LanguageModel:
         """One more token for each row: token_ids [B], position_ids [B] -> hidden states [B, D]."""
         hidden = self.backbone.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)
         return hidden[:, 0]
+
+    def use_activation_checkpointing(self) -> None:
+        """Recompute activations in the backward pass; active in train mode only."""
+        checkpoint_activations(self.base)
 
     def with_adapter(self, options: LoRAOptions) -> "LanguageModel":
         """The same model with LoRA on it and everything else frozen."""

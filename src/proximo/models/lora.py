@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
@@ -22,7 +23,7 @@ class LoRAOptions:
     """W + alpha / rank * B A on chosen linear layers (arXiv:2106.09685). B begins at 0, so the start is the base."""
 
     rank: int = 16
-    alpha: int = 32
+    alpha: float = 32.0
     dropout: float = 0.0
     target_modules: tuple[str, ...] | None = None
     """Last parts of module names, such as `q_proj`; None = every linear layer but the output layer, and in a mixture
@@ -39,10 +40,11 @@ def add_adapter(model: PreTrainedModel, options: LoRAOptions) -> PeftModel:
     scalar = model.get_output_embeddings() is None
     targets = _linear_layers(model) if options.target_modules is None else list(options.target_modules)
     _refuse_targets(model, targets)
+    scale: Any = options.alpha  # peft divides it by the rank and takes any number
     config = LoraConfig(
         task_type=TaskType.SEQ_CLS if scalar else TaskType.CAUSAL_LM,
         r=options.rank,
-        lora_alpha=options.alpha,
+        lora_alpha=scale,
         lora_dropout=options.dropout,
         target_modules=targets,
         modules_to_save=["score"] if scalar else None,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.errors import ModelError
-from proximo.models.backbone import Backbone, base_of
+from proximo.models.backbone import Backbone, base_of, checkpoint_activations
 from proximo.models.heads import wide_dtype
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
@@ -22,10 +22,8 @@ from proximo.models.placement import Precision
 
 
 class HeadStart(StrEnum):
-    """What a scalar head begins with."""
+    """What a fresh scalar head begins with."""
 
-    TRAINED = "trained"
-    """The checkpoint's own head."""
     ZERO = "zero"
     """All scores 0: a value model that claims nothing yet. Its backbone gets a gradient from the second update on."""
     NORMAL = "normal"
@@ -81,11 +79,9 @@ class ScalarModel:
         """The same model with LoRA on its backbone; the head trains in full and is saved with the adapter."""
         return ScalarModel(add_adapter(self.base, options), precision=self.precision)
 
-    def start_head(self, start: HeadStart, *, seed: int = 0) -> None:
-        """Overwrite the head, before any adapter; TRAINED leaves it alone."""
-        assert not isinstance(self.model, PeftModel), "the adapter trains a copy of the head"
-        if start is not HeadStart.TRAINED:
-            start_head(_scalar_head(self.base), start, seed=seed)
+    def use_activation_checkpointing(self) -> None:
+        """Recompute activations in the backward pass; active in train mode only."""
+        checkpoint_activations(self.base)
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [...]."""

@@ -1,0 +1,144 @@
+"""Weights from a folder, the Hub or a seed into a model that is known to be packable. Not the saving of checkpoints.
+
+Weights are float32 whatever the checkpoint holds: they are the master weights of both precisions.
+"""
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from proximo.errors import ModelError
+from proximo.models.language import LanguageModel
+from proximo.models.lora import load_adapter
+from proximo.models.placement import Precision
+from proximo.models.probe import probe_language_model, probe_scalar_model
+from proximo.models.quiet import quiet_transformers
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sources import ModelSource, adapter_base, first_part, read_config
+from proximo.models.vocabulary import vocabulary_size
+
+
+def load_language_model(
+    source: ModelSource,
+    *,
+    device: torch.device,
+    precision: Precision = Precision.FLOAT32,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> LanguageModel:
+    """A causal language model in eval mode, probed.
+
+    `tokenizer` is read for a random start only: it gives the vocabulary's size and the special ids that the config
+    leaves out. Raises ModelError for everything that cannot be loaded or packed.
+    """
+    base = adapter_base(source)
+    plain = _plain_language_model(base or source, tokenizer).to(device)
+    model = LanguageModel(plain, precision=precision)
+    probe_language_model(model)
+    if base is None:
+        return model
+    assert source.path is not None
+    return LanguageModel(load_adapter(plain, Path(source.path)).eval(), precision=precision)
+
+
+def load_scalar_model(
+    source: ModelSource,
+    *,
+    fresh_head: HeadStart | None,
+    device: torch.device,
+    precision: Precision = Precision.FLOAT32,
+    seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> ScalarModel:
+    """A value or reward model in eval mode, probed.
+
+    A sequence-classification checkpoint keeps its head. A language model, or a random start, gets `fresh_head`, drawn
+    from `seed`; None refuses those.
+    """
+    if adapter_base(source) is not None:
+        raise ModelError(f"{source.name} holds an adapter only; export the merged scalar model and start from that")
+    config = read_config(source)
+    if _is_classifier(config):
+        model = ScalarModel(_saved_model(AutoModelForSequenceClassification, source, config), precision=precision)
+    elif fresh_head is None:
+        raise ModelError(
+            f"{source.name} is a language model without a trained scalar head; train a reward model from it first, or "
+            "ask for a fresh head"
+        )
+    else:
+        plain = LanguageModel(_plain_language_model(source, tokenizer), precision=precision)
+        model = scalar_from_language_model(plain, fresh_head, seed=seed)
+    model.model.to(device)
+    probe_scalar_model(model)
+    return model
+
+
+def _plain_language_model(source: ModelSource, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedModel:
+    config = read_config(source)
+    if source.config is None:
+        return _saved_model(AutoModelForCausalLM, source, config)
+    if tokenizer is not None:
+        _fit_to_tokenizer(config, tokenizer, source.config)
+    return _random_model(config, source)
+
+
+def _random_model(config: PreTrainedConfig, source: ModelSource) -> PreTrainedModel:
+    """Always drawn on the CPU, so that a seed means the same weights on every device."""
+    try:
+        with torch.random.fork_rng(devices=[]), quiet_transformers():
+            torch.manual_seed(source.seed)
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError, ImportError) as error:
+        raise ModelError(f"{source.name} cannot be built from its config: {first_part(error)}") from error
+
+
+def _fit_to_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, given: Any) -> None:
+    """Default ids of a configuration class mean nothing in this tokenizer: an answer would end at any token 2."""
+    if "vocab_size" not in given:
+        config.vocab_size = vocabulary_size(tokenizer)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if name not in given:
+            setattr(config, name, getattr(tokenizer, name))
+
+
+def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig) -> PreTrainedModel:
+    """Read a checkpoint; every weight must fit, none may be missing or left over."""
+    try:
+        with quiet_transformers():
+            model, report = loader.from_pretrained(
+                source.path,
+                revision=source.revision,
+                config=copy.deepcopy(config),
+                dtype=torch.float32,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ModelError(f"the weights of {source.name} cannot be read: {first_part(error)}") from error
+    mismatched = {f"{name} ({list(saved)}, not {list(wanted)})" for name, saved, wanted in report["mismatched_keys"]}
+    faults = {"missing": report["missing_keys"], "left over": report["unexpected_keys"], "of another shape": mismatched}
+    found = [f"{len(names)} {fault}: {_some(names)}" for fault, names in faults.items() if names]
+    if found:
+        raise ModelError(f"the weights of {source.name} do not fit a {type(model).__name__}: {'; '.join(found)}")
+    return model.eval()
+
+
+def _is_classifier(config: PreTrainedConfig) -> bool:
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+
+
+def _some(names: Iterable[str], limit: int = 4) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:limit]) + (f" and {len(ordered) - limit} more" if len(ordered) > limit else "")

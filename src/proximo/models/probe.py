@@ -1,0 +1,175 @@
+"""Proof, at load, that a model may be run packed and cached: two short sequences, compared with its own attention.
+
+Not a guess from the architecture's name: some models ignore a registered attention function without a word. The
+model is left as it was. Tolerance: 1e-4 of the largest entry, or of 1 where all are smaller, in float32.
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from proximo.errors import ModelError
+from proximo.models.attention import ATTENTION, AttentionOptions, PackedLayout
+from proximo.models.cache import PromptCache, RowCache
+from proximo.models.language import LanguageModel
+from proximo.models.modes import evaluating
+from proximo.models.packing import Packed, pack
+from proximo.models.quiet import quiet_transformers
+from proximo.models.scalar import ScalarModel
+from proximo.models.sources import first_part
+from proximo.models.vocabulary import embedding_rows
+
+TOLERANCE = 1e-4
+PROBE_LENGTHS = (9, 6)
+WIDEST_TESTED_WINDOW = 64
+"""Sequences are made longer than the attention window up to here; beyond, its size is checked without running it."""
+NUM_DECODED = 3
+
+
+@torch.no_grad()
+def probe_language_model(model: LanguageModel) -> None:
+    """Raises ModelError, naming the architecture and what differed, for a model that Proximo would run wrongly.
+
+    Checked: one attention call per layer with the configured window; packed = one by one; the fused head's logits =
+    the model's own; cached decoding = the forward pass. Run before an adapter is added.
+    """
+    plain = LanguageModel(model.base)
+    with _refusal(plain.base):
+        packed = pack(_sequences(plain.base), device=plain.device)
+        own_hidden, own_logits = _own_results(plain.base, packed)
+        hidden = _packed_hidden(plain, packed)
+        _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
+        _compare(plain.base, "the logits of its head", plain.head.logits(hidden), own_logits)
+        _compare(
+            plain.base,
+            "hidden states decoded with a cache",
+            _decoded(plain, packed),
+            own_hidden[_decoded_positions(packed)],
+        )
+
+
+@torch.no_grad()
+def probe_scalar_model(model: ScalarModel) -> None:
+    """The same for a value or reward model: attention calls, packing, and the score at the last token."""
+    plain = ScalarModel(model.base)
+    with _refusal(plain.base):
+        packed = pack(_sequences(plain.base), device=plain.device)
+        own_hidden, own_scores = _own_results(plain.base, packed)
+        hidden = _packed_hidden(plain, packed)
+        _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
+        _compare(plain.base, "the scores of its head", plain.sequence_scores(packed), own_scores[:, 0])
+
+
+class _RecordingLayout(PackedLayout):
+    """Also keeps what each layer asked for."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        super().__init__(lengths)
+        self.options: list[AttentionOptions] = []
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        self.options.append(options)
+        return super().attend(query, key, value, options)
+
+
+def _sequences(base: PreTrainedModel) -> list[list[int]]:
+    """Token ids spread over the vocabulary, longer than a short attention window, ending in no padding token."""
+    text = base.config.get_text_config()
+    window = text.to_dict().get("sliding_window") or 0
+    extra = window if window <= WIDEST_TESTED_WINDOW else 0
+    vocabulary = embedding_rows(base)
+    sequences = [
+        [(7 + 31 * i * i + 11 * s) % vocabulary for i in range(n + extra)] for s, n in enumerate(PROBE_LENGTHS)
+    ]
+    for sequence in sequences:
+        if sequence[-1] == text.pad_token_id:
+            sequence[-1] = (sequence[-1] + 1) % vocabulary
+    return sequences
+
+
+def _own_results(base: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor]:
+    """Hidden states [T, D] and whatever the whole model returns, one sequence at a time, by its own attention."""
+    base.set_attn_implementation("eager")
+    try:
+        rows = [tokens[None] for tokens in packed.token_ids.split(packed.lengths)]
+        hidden = [base.base_model(input_ids=row, use_cache=False).last_hidden_state[0] for row in rows]
+        outputs = [base(input_ids=row, use_cache=False).logits for row in rows]
+    finally:
+        base.set_attn_implementation(ATTENTION)
+    return torch.cat(hidden), torch.cat([output.flatten(0, -2) for output in outputs])
+
+
+def _packed_hidden(model: LanguageModel | ScalarModel, packed: Packed) -> Tensor:
+    layout = _RecordingLayout(packed.lengths)
+    hidden = model.backbone.packed(packed, layout=layout)
+    text = model.base.config.get_text_config()
+    if layout.num_calls != text.num_hidden_layers:
+        raise ModelError(
+            f"{layout.num_calls} of its {text.num_hidden_layers} layers let attention go through transformers' "
+            "attention interface"
+        )
+    expected = _expected_windows(model.base)
+    asked = [options.sliding_window for options in layout.options]
+    if asked != expected:
+        raise ModelError(f"its layers ask for attention windows {asked} where its configuration says {expected}")
+    return hidden
+
+
+def _expected_windows(base: PreTrainedModel) -> list[int | None]:
+    """The window of each layer by the configuration; None = full attention."""
+    text = base.config.get_text_config()
+    options = text.to_dict()
+    window = options.get("sliding_window")
+    kinds = options.get("layer_types")
+    if kinds is None:
+        return [window] * text.num_hidden_layers
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _decoded_positions(packed: Packed) -> list[int]:
+    """Flat indices of the last few tokens of each sequence, first the earliest of every sequence."""
+    ends = packed.cu_seqlens.tolist()[1:]
+    return [end - NUM_DECODED + step for step in range(NUM_DECODED) for end in ends]
+
+
+def _decoded(model: LanguageModel, packed: Packed) -> Tensor:
+    """Hidden states [steps * S, D] of the last few tokens, each from one pass over cached keys and values."""
+    sequences = [tokens.tolist() for tokens in packed.token_ids.split(packed.lengths)]
+    prompts = pack([sequence[:-NUM_DECODED] for sequence in sequences], device=model.device)
+    captured = PromptCache(prompts.lengths)
+    model.prefill(prompts, captured, PackedLayout(prompts.lengths))
+    longest = max(packed.lengths)
+    cache = RowCache(num_rows=len(sequences), initial_tokens=longest, max_tokens=longest)
+    for index in range(len(sequences)):
+        cache.place(captured, index, [index])
+    steps = []
+    for step in range(-NUM_DECODED, 0):
+        tokens = torch.tensor([sequence[step] for sequence in sequences], device=model.device)
+        layout = cache.advance(len(sequences))
+        steps.append(model.decode(tokens, layout.positions, cache, layout))
+    return torch.cat(steps)
+
+
+def _compare(base: PreTrainedModel, what: str, ours: Tensor, own: Tensor) -> None:
+    difference = (ours - own).abs().max().item()
+    allowed = TOLERANCE * max(1.0, own.abs().max().item())
+    if not difference <= allowed:
+        raise ModelError(f"{what} differ by {difference:.2g} from {type(base).__name__}'s own (allowed: {allowed:.2g})")
+
+
+@contextmanager
+def _refusal(base: PreTrainedModel) -> Generator[None]:
+    """Whatever a foreign model raises here means one thing: it cannot be run this way."""
+    try:
+        with evaluating(base), quiet_transformers():
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {first_part(error)}"
+        raise ModelError(
+            f"the architecture {base.config.model_type} cannot be run packed, so it is refused: {reason}"
+        ) from error

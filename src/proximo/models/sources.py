@@ -1,0 +1,132 @@
+"""Where a model comes from, and which models are refused before any weight is read. Not the reading of weights."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+
+from proximo.errors import ModelError
+
+PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers whose past is keys and values of single tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """A folder or Hub name, or a configuration for a random start; exactly one of the two."""
+
+    path: str | None = None
+    revision: str | None = None
+    """Of a Hub name."""
+    config: Mapping[str, Any] | None = None
+    """`model_type` and whatever else its configuration class takes."""
+    seed: int = 0
+    """Of a random start."""
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.config is None):
+            raise ModelError("a model comes either from a path (folder or Hub name) or from a config, exactly one")
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.path if self.path is not None else f"a new {(self.config or {}).get('model_type')} model"
+
+
+def is_local(path: str) -> bool:
+    """True for what must be a folder: it exists, or cannot be a Hub name (`name` or `owner/name`)."""
+    return Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1
+
+
+def adapter_base(source: ModelSource) -> ModelSource | None:
+    """The model below an adapter that `source` names; None for a source that is no adapter folder.
+
+    Raises ModelError where the adapter does not say what it was trained on.
+    """
+    if source.path is None or not (Path(source.path) / "adapter_config.json").is_file():
+        return None
+    if (Path(source.path) / "config.json").is_file():
+        return None
+    saved = json.loads((Path(source.path) / "adapter_config.json").read_text(encoding="utf-8"))
+    base = saved.get("base_model_name_or_path")
+    if not base:
+        raise ModelError(
+            f"{source.path} holds an adapter but does not name its base model; export the merged model instead"
+        )
+    return ModelSource(path=base, revision=saved.get("revision"))
+
+
+def read_config(source: ModelSource) -> PreTrainedConfig:
+    """The configuration, checked. Raises ModelError for what is missing, unreadable or unsupported."""
+    config = _saved_config(source) if source.path is not None else new_config(source.config or {})
+    refuse_unsupported(config, source.name)
+    return config
+
+
+def new_config(options: Mapping[str, Any]) -> PreTrainedConfig:
+    """A configuration from plain values. Raises ModelError for an unknown type, key or value."""
+    model_type = options.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; llama is a good first choice"
+        raise ModelError(f"model_type {model_type!r} is unknown to this version of transformers{hint}")
+    kind = CONFIG_MAPPING[model_type]
+    known = {field.name for field in fields(kind)} | set(kind.attribute_map) | {"model_type"}
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ModelError(
+                f"a {model_type} config has no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+    try:
+        return AutoConfig.for_model(**options)
+    except Exception as error:  # each configuration class validates in its own way
+        raise ModelError(f"this is no valid {model_type} config: {first_part(error)}") from error
+
+
+def refuse_unsupported(config: PreTrainedConfig, name: str) -> None:
+    """Raises ModelError for kinds of models that can never be packed, before their weights are read."""
+    kind, text = config.model_type, config.get_text_config()
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder model ({kind}); Proximo trains causal language models only")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(f"{name} is a {kind} model, and transformers has no causal language model of this type")
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.to_dict().get("is_decoder"):
+        raise ModelError(f"{name} is an encoder ({kind}): its tokens see what follows them; take a causal model")
+    if config.to_dict().get("quantization_config") is not None:
+        raise ModelError(f"{name} is quantised, so its weights cannot train; take the original checkpoint")
+    others = set(text.to_dict().get("layer_types") or ()) - PACKABLE_LAYERS
+    if others:
+        raise ModelError(
+            f"{name} ({kind}) has layers of the kind {', '.join(sorted(others))}, whose state runs across sequences; "
+            "only models with full or sliding attention in every layer can be packed"
+        )
+
+
+def _saved_config(source: ModelSource) -> PreTrainedConfig:
+    assert source.path is not None
+    if is_local(source.path):
+        folder = Path(source.path)
+        if not folder.is_dir():
+            raise ModelError(f"there is no folder {source.path}; give a model folder, or a Hub name such as owner/name")
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{source.path} is no model folder: there is no config.json in it")
+    try:
+        return AutoConfig.from_pretrained(source.path, revision=source.revision)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"the configuration of {source.path} cannot be read: {first_part(error)}") from error
+
+
+def first_part(error: Exception) -> str:
+    """The start of a library's message, which may be a page long."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else text[:300] + " ..."
