@@ -50,7 +50,7 @@ class PolicyStatistics:
     ratio: Tensor
     ratio_squared: Tensor
     k1: Tensor
-    """Old - new log-probs. Like k2 and k3 it estimates KL(old policy || policy), for the old policy wrote the tokens."""
+    """Old - new log-probs. Like k2 and k3 it estimates KL(old policy || policy): the old one wrote the tokens."""
     k2: Tensor
     k3: Tensor
     abs_log_ratio: Tensor
