@@ -1,6 +1,6 @@
 """Draws the curves of a report as SVG text. Knows no files and no page.
 
-Long runs are drawn in a bounded number of points: the mean of each stretch of steps over the faint values themselves.
+Long runs are drawn in a bounded number of points, each the mean of a stretch of steps.
 """
 
 import logging
@@ -24,6 +24,7 @@ from proximo.metrics.svg import GRID, INK, MUTED, SERIES, figure_to_svg
 WIDTH_INCHES, HEIGHT_INCHES = 4.6, 2.1
 MAX_POINTS = 160
 MAX_STACKED_POINTS = 60
+MAX_MARKS = 60
 SMOOTHED_FROM = 30
 
 
@@ -52,6 +53,7 @@ def draw_curve(curve: Curve, run: Run, *, key: str) -> Plot | None:
             _limit(axes, curve)
         if curve.guide is not None:
             axes.axhline(curve.guide, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
+        _place(axes)
         legend = tuple((colour, trace.label) for colour, (trace, _) in enumerate(traces, 1))
         svg = figure_to_svg(figure, key=key, description=_description(curve, traces))
     return Plot(svg=svg, legend=legend, smoothed=smoothed)
@@ -69,6 +71,7 @@ def draw_calibration(calibration: Calibration, *, key: str) -> Plot:
         axes.scatter(confidence, accuracy, s=areas, color=SERIES[0], alpha=0.75, linewidths=0, zorder=3)
         axes.set(xlim=(0.48, 1.02), ylim=(min([0.45, *accuracy]) - 0.03, 1.03), xlabel="confidence")
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        _place(axes)
         words = ", ".join(f"{part.accuracy:.2f} right at {part.confidence:.2f} sure" for part in bins)
         svg = figure_to_svg(figure, key=key, description=f"Calibration: {words}")
     return Plot(svg=svg, legend=((1, "accuracy of the pairs in a bin"),))
@@ -100,7 +103,8 @@ def _draw(axes: Axes, trace: Trace, series: Series, colour: int) -> bool:
     """Draws one series; True where a smoothed line stands for its values."""
     tone = SERIES[colour]
     if trace.style is Style.POINTS:
-        axes.plot(series.steps, series.values, marker="o", markersize=3.6, linewidth=0.9, linestyle="--", color=tone)
+        thinned = bucketed(series, MAX_MARKS)
+        axes.plot(thinned.steps, thinned.values, marker="o", markersize=3.6, linewidth=0.9, linestyle="--", color=tone)
         return False
     if len(series) < SMOOTHED_FROM:
         mark = "o" if len(series) == 1 else None
@@ -191,7 +195,7 @@ def _canvas(key: str) -> Generator[tuple[Figure, Axes]]:
         mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": key, "font.size": 9.5, "text.parse_math": False})
         fonts.setLevel(logging.ERROR)  # "building the font cache" is no news to the reader of a run's output
         try:
-            figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES), layout="constrained")
+            figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES))
             figure.patch.set_visible(False)
             axes = figure.add_subplot()
             _style(axes)
@@ -208,7 +212,7 @@ def _style(axes: Axes) -> None:
     axes.tick_params(colors=MUTED, labelcolor=MUTED, length=0)
     axes.margins(x=0.02, y=0.1)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(_tick))
     axes.set_axisbelow(True)
     axes.set_xlabel("step", color=MUTED)
@@ -217,3 +221,11 @@ def _style(axes: Axes) -> None:
 
 def _tick(number: float, _position: int) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+def _place(axes: Axes) -> None:
+    """Leaves as much room on the left as the longest number there needs (matplotlib's own layout doubles the time)."""
+    low, high = axes.get_ylim()
+    longest = max((len(_tick(number, 0)) for number in axes.get_yticks() if low <= number <= high), default=1)
+    points = 8 + 5.4 * longest
+    axes.set_position((points / (72 * WIDTH_INCHES), 0.215, 0.985 - points / (72 * WIDTH_INCHES), 0.755))

@@ -15,7 +15,7 @@ def _score_up_gold_down(run: Run) -> str | None:
             continue
         peak = golds.index(max(golds))
         fall = golds[peak] - golds[-1]
-        if fall > 3 * fifth_noise(gold) and fall > 0.05 * (max(golds) - min(golds)) and scores[-1] > scores[peak]:
+        if fall > 5 * fifth_noise(gold) and fall > 0.05 * (max(golds) - min(golds)) and scores[-1] > scores[peak]:
             return (
                 f"Since its best fifth, gold fell from {number(golds[peak])} to {number(golds[-1])}, "
                 f"while the score rose from {number(scores[peak])} to {number(scores[-1])}."

@@ -1,0 +1,153 @@
+"""Each sickness is found where it is, and nowhere else."""
+
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_up_runs import ppo_line, write_ppo_run, write_reward_run, write_sft_run
+
+from proximo.metrics.alarms import Severity, correlation, fifth_noise, fifths, find_alarms
+from proximo.metrics.catalogue import RULES
+from proximo.metrics.run_files import Run, Sample, Samples, Series, read_run
+from proximo.metrics.trainers import Trainer
+
+NUM_STEPS = 60
+
+
+def healthy_lines(num_steps: int = NUM_STEPS) -> list[dict[str, float]]:
+    rng = random.Random(11)
+    return [ppo_line(step, num_steps, rng) for step in range(1, num_steps + 1)]
+
+
+def ppo_run(**curves: Callable[[float], float]) -> Run:
+    """A healthy run with some metrics replaced by functions of the part of the run that is over."""
+    lines = healthy_lines()
+    for name, curve in curves.items():
+        for line in lines:
+            line[name.replace("__", "/")] = curve(line["step"] / NUM_STEPS)
+    return Run(name="run", lines=tuple(lines))
+
+
+def titles(run: Run) -> list[str]:
+    trainer = run.trainer
+    assert trainer is not None
+    return [alarm.title for alarm in find_alarms(run, RULES[trainer])]
+
+
+def test_a_healthy_run_raises_no_alarm():
+    for seed in range(20):
+        rng = random.Random(seed)
+        run = Run(name="run", lines=tuple(ppo_line(step, NUM_STEPS, rng) for step in range(1, NUM_STEPS + 1)))
+        assert titles(run) == []
+
+
+def test_the_made_up_stages_raise_no_alarm(tmp_path: Path):
+    for write, name in ((write_sft_run, "sft"), (write_reward_run, "reward"), (write_ppo_run, "ppo")):
+        assert titles(read_run(write(tmp_path / name))) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "curves"),
+    [
+        ("The score rises while the gold score falls", {"gold__mean": lambda part: 0.5 + part * (1 - part)}),
+        ("The score does not rise", {"score__mean": lambda part: 0.2 + 0.1 * math.sin(9000 * part)}),
+        ("KL rises fast", {"kl__sequence": lambda part: math.exp(5 * part)}),
+        ("KL is negative", {"kl__sequence": lambda part: -2 * part}),
+        ("Entropy collapses", {"policy__entropy": lambda part: 2 * math.exp(-4 * part)}),
+        ("The clip fraction is high", {"policy__clip_fraction": lambda part: 0.5 * part}),
+        (
+            "The policy hardly moves",
+            {"policy__clip_fraction": lambda part: 0.0, "policy__approx_kl": lambda part: 1e-8},
+        ),
+        ("The critic is no better than a constant", {"value__explained_variance": lambda part: -0.3 + 0.2 * part}),
+        ("Nearly all answers are cut at the limit", {"response__finished_fraction": lambda part: 0.9 - 0.89 * part}),
+        ("The policy repeats itself", {"response__distinct_2": lambda part: 0.4 - 0.35 * part}),
+        ("Most groups teach nothing", {"group__zero_advantage_fraction": lambda part: part}),
+        ("The sampler and the learner disagree", {"first_minibatch__refused": lambda part: float(part == 0.5)}),
+        ("Responses were left out", {"response__faulty": lambda part: float(part == 0.5)}),
+        ("Updates were skipped", {"value__skipped_updates": lambda part: float(part > 0.9)}),
+        ("Some metrics were not finite", {"progress__non_finite_metrics": lambda part: float(part == 1)}),
+    ],
+)
+def test_a_sick_run_raises_that_alarm_and_no_other(title, curves):
+    assert titles(ppo_run(**curves)) == [title]
+
+
+def test_a_noisy_gold_score_that_keeps_level_raises_no_alarm():
+    for seed in range(20):
+        rng = random.Random(seed)
+        assert titles(ppo_run(gold__mean=lambda part, rng=rng: 0.7 + rng.gauss(0, 0.1))) == []
+
+
+def test_a_gold_score_that_is_only_held_out_is_watched_too():
+    lines = [
+        {"step": step, "evaluation/score": step / 10, "evaluation/gold": 1 - abs(step - 4) / 10} for step in range(11)
+    ]
+    assert titles(Run(name="run", lines=tuple(lines))) == ["The score rises while the gold score falls"]
+
+
+def sample(num_tokens: int, score: float) -> Sample:
+    return Sample(
+        step=9, kind="train", prompt_id="p", prompt="", response="", score=score, num_tokens=num_tokens, finish="eos"
+    )
+
+
+@pytest.mark.parametrize(("slope", "found"), [(1.0, True), (-1.0, True), (0.0, False)])
+def test_a_score_that_follows_length_is_found_in_the_samples(slope, found):
+    rng = random.Random(2)
+    lengths = [rng.randint(10, 60) for _ in range(50)]
+    samples = tuple(sample(length, slope * length + rng.gauss(0, 3)) for length in lengths)
+    run = Run(name="run", lines=tuple(healthy_lines()), samples=Samples(training=samples))
+    assert titles(run) == (["Score and length go together"] if found else [])
+
+
+def test_few_samples_prove_nothing():
+    samples = tuple(sample(length, length) for length in range(20))
+    assert titles(Run(name="run", lines=tuple(healthy_lines()), samples=Samples(training=samples))) == []
+
+
+@pytest.mark.parametrize(
+    ("title", "last"),
+    [
+        (
+            "The reward model is no better than a coin",
+            {"evaluation/pair_accuracy": 0.51, "reward_model/pair_accuracy": 0.6},
+        ),
+        ("Accuracy is much higher in training than held out", {"reward_model/pair_accuracy": 0.99}),
+        ("The reward model is surer than it should be", {"evaluation/calibration_error": 0.3}),
+        ("The held-out loss rises again", {"evaluation/loss": 0.9}),
+    ],
+)
+def test_a_sick_reward_model_is_found(title, last):
+    healthy = {"evaluation/pair_accuracy": 0.8, "reward_model/pair_accuracy": 0.82, "evaluation/loss": 0.45}
+    lines = [{"step": step} | healthy for step in range(4)]
+    lines += [{"step": step} | healthy | last for step in range(4, 9)]
+    assert titles(Run(name="run", lines=tuple(lines))) == [title]
+
+
+def test_a_run_that_has_just_begun_raises_no_alarm():
+    lines = [{"step": step, "score/mean": -1.0 * step, "value/explained_variance": -9.0} for step in range(1, 5)]
+    assert titles(Run(name="run", lines=tuple(lines))) == []
+
+
+def test_problems_come_before_warnings():
+    run = ppo_run(policy__clip_fraction=lambda part: 0.9, kl__sequence=lambda part: -3.0)
+    assert [alarm.severity for alarm in find_alarms(run, RULES[Trainer.PPO])] == [Severity.PROBLEM, Severity.WARNING]
+
+
+def test_fifths_are_means_of_equal_parts():
+    assert fifths(Series(tuple(range(10)), tuple(map(float, range(10))))) == (0.5, 2.5, 4.5, 6.5, 8.5)
+    assert fifths(Series((1, 2, 3, 4), (0.0,) * 4)) is None
+
+
+def test_noise_is_the_standard_error_of_a_fifth_and_knows_no_trend():
+    rng = random.Random(4)
+    values = tuple(50 * index + rng.gauss(0, 2) for index in range(2000))
+    assert fifth_noise(Series(tuple(range(2000)), values)) == pytest.approx(2 / math.sqrt(400), rel=0.1)
+
+
+def test_correlation_of_what_does_not_vary_is_unknown():
+    assert correlation([(1.0, 2.0), (1.0, 3.0)]) is None
+    assert correlation([(1.0, 2.0), (2.0, 0.0), (3.0, -2.0)]) == pytest.approx(-1)

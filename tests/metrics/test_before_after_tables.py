@@ -1,0 +1,71 @@
+"""The same figures for a terminal."""
+
+import io
+from pathlib import Path
+
+from made_up_runs import sample, write_lines, write_ppo_run
+from rich.console import Console
+
+from proximo.metrics.before_after import before_after
+from proximo.metrics.run_files import Run, read_run
+from proximo.metrics.tables import print_before_after, print_samples
+
+
+def printed(show, *args, width: int = 100, **options) -> str:
+    stream = io.StringIO()
+    show(*args, console=Console(file=stream, width=width), **options)
+    return stream.getvalue()
+
+
+def test_held_out_figures_come_before_those_of_training():
+    lines = (
+        {"step": 0, "evaluation/score": 0.1},
+        {"step": 1, "score/mean": 5.0, "kl/sequence": 0.5},
+        {"step": 2, "score/mean": 6.0, "kl/sequence": 1.5, "evaluation/score": 0.9},
+    )
+    rows = {row.label: row for row in before_after(Run(name="run", lines=lines))}
+    assert (rows["Score"].before, rows["Score"].after, rows["Score"].last_step) == (0.1, 0.9, 2)
+    assert rows["Score"].improved is True
+    assert (rows["KL"].before, rows["KL"].after, rows["KL"].improved) == (0.5, 1.5, None)
+    assert "Gold score" not in rows
+
+
+def test_a_single_measurement_has_no_before():
+    row = before_after(Run(name="run", lines=({"step": 1, "score/mean": 5.0},)))[0]
+    assert (row.before, row.after, row.improved) == (None, 5.0, None)
+
+
+def test_training_figures_stand_in_for_a_single_evaluation():
+    lines = ({"step": 1, "score/mean": 5.0, "evaluation/score": 1.0}, {"step": 2, "score/mean": 4.0})
+    row = before_after(Run(name="run", lines=lines))[0]
+    assert (row.name, row.improved) == ("score/mean", False)
+
+
+def test_the_table_has_a_row_for_each_figure(tmp_path: Path):
+    run = write_ppo_run(tmp_path / "run", num_steps=16)
+    lines = printed(print_before_after, run, title="demo").splitlines()
+    assert lines[0].strip() == "demo"
+    row = next(line.split() for line in lines if "Gold" in line)
+    assert row == ["Gold", "score", "0.44", "0.85", "+0.41", "score"]
+    assert len(before_after(read_run(run))) == 6
+
+
+def test_a_run_without_figures_prints_nothing(tmp_path: Path):
+    assert printed(print_before_after, tmp_path) == ""
+    assert printed(print_samples, tmp_path) == ""
+
+
+def test_samples_are_printed_as_they_are_and_not_as_markup(tmp_path: Path):
+    records = [sample(0, 0, response="[red]old[/red]"), sample(7, 0, response="[/nonsense] new")]
+    write_lines(tmp_path / "samples.jsonl", records)
+    text = printed(print_samples, tmp_path, width=140)
+    assert "[red]old[/red]" in text
+    assert "[/nonsense] new" in text
+    assert "gold 0.85" in text
+
+
+def test_samples_are_limited(tmp_path: Path):
+    write_lines(tmp_path / "samples.jsonl", [sample(0, index) for index in range(9)])
+    text = printed(print_samples, tmp_path, width=140, limit=2)
+    assert "item 1" in text
+    assert "item 2" not in text

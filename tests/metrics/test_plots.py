@@ -1,0 +1,165 @@
+"""Drawings that can stand in one page, in light and dark, and stay small."""
+
+import random
+import re
+from html.parser import HTMLParser
+
+import matplotlib as mpl
+import pytest
+
+from proximo.metrics.calibration import calibration
+from proximo.metrics.catalogue import CURVES
+from proximo.metrics.curves import Curve, Style, Trace
+from proximo.metrics.plots import bucketed, draw_calibration, draw_curve, smoothed
+from proximo.metrics.run_files import Run, Series
+from proximo.metrics.trainers import Trainer
+
+CURVE = Curve(
+    key="score",
+    title="Score <of & all>",
+    unit="score",
+    traces=(Trace("score/mean", "training"), Trace("evaluation/score", "held out", Style.POINTS)),
+    healthy="Rises.",
+    guide=0.0,
+)
+TIME = next(curve for curve in CURVES[Trainer.PPO] if curve.stacked)
+
+
+def run_of(num_steps: int, *names: str) -> Run:
+    rng = random.Random(1)
+    return Run(
+        name="run",
+        lines=tuple({"step": step} | {name: rng.gauss(0, 1) + 5 for name in names} for step in range(num_steps)),
+    )
+
+
+def ids(svg: str) -> list[str]:
+    return re.findall(r'\bid="([^"]+)"', svg)
+
+
+class Balance(HTMLParser):
+    """Fails on a tag that is closed out of turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs): ...
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_same_run_gives_the_same_bytes():
+    run = run_of(50, "score/mean")
+    assert draw_curve(CURVE, run, key="a") == draw_curve(CURVE, run, key="a")
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 29, 30, 300, 20_000])
+def test_a_run_of_any_length_gives_a_small_drawing(num_steps):
+    names = [trace.name for trace in TIME.traces]
+    for curve in (CURVE, TIME):
+        plot = draw_curve(curve, run_of(num_steps, "score/mean", "evaluation/score", *names), key="k")
+        assert plot is not None
+        assert len(plot.svg.encode()) < 40_000
+
+
+def test_a_curve_without_its_metrics_is_not_drawn():
+    assert draw_curve(CURVE, run_of(9, "kl/sequence"), key="a") is None
+
+
+def test_two_drawings_in_a_page_share_no_id_and_refer_to_their_own():
+    run = run_of(50, "score/mean", "evaluation/score")
+    first, second = draw_curve(CURVE, run, key="a"), draw_curve(CURVE, run, key="b")
+    assert first is not None
+    assert second is not None
+    both = ids(first.svg) + ids(second.svg)
+    assert both
+    assert len(both) == len(set(both))
+    for svg in (first.svg, second.svg):
+        assert set(re.findall(r'(?:url\(|href=")#([^")]+)', svg)) == set(ids(svg))
+
+
+def test_a_drawing_has_text_as_text_and_colours_of_the_page():
+    plot = draw_curve(CURVE, run_of(50, "score/mean", "evaluation/score"), key="a")
+    assert plot is not None
+    assert ">step</text>" in plot.svg
+    assert "var(--c1)" in plot.svg
+    assert "var(--c2)" in plot.svg
+    assert not re.findall(r"#[0-9a-f]{6}\b", plot.svg)
+
+
+def test_a_drawing_names_no_place_outside_itself():
+    plot = draw_curve(CURVE, run_of(50, "score/mean"), key="a")
+    assert plot is not None
+    assert "http" not in plot.svg
+    assert "<metadata" not in plot.svg
+
+
+def test_a_drawing_is_balanced_and_its_description_escaped():
+    for curve in (CURVE, TIME):
+        plot = draw_curve(curve, run_of(40, "score/mean", "evaluation/score", "time/score_seconds"), key="a")
+        assert plot is not None
+        parser = Balance()
+        parser.feed(plot.svg)
+        assert parser.open == []
+        assert "<of" not in plot.svg
+
+
+def test_small_numbers_on_an_axis_are_not_rounded_with_the_coordinates():
+    lines = tuple({"step": step, "score/mean": 0.0001 * step} for step in range(1, 4))
+    plot = draw_curve(CURVE, Run(name="run", lines=lines), key="a")
+    assert plot is not None
+    assert "0.0002</text>" in plot.svg
+
+
+def test_components_become_a_trace_each():
+    curve = next(curve for curve in CURVES[Trainer.PPO] if curve.key == "components")
+    plot = draw_curve(curve, run_of(5, "score/warmth/mean", "score/form/mean", "score/mean"), key="a")
+    assert plot is not None
+    assert plot.legend == ((1, "form"), (2, "warmth"))
+
+
+def test_an_early_outlier_does_not_flatten_the_rest():
+    curve = next(curve for curve in CURVES[Trainer.PPO] if curve.key == "explained")
+    lines = tuple({"step": step, "value/explained_variance": -400.0 if step == 0 else 0.5} for step in range(9))
+    plot = draw_curve(curve, Run(name="run", lines=lines), key="a")
+    assert plot is not None
+    assert "-400" not in re.sub(r"<[^>]*>", "", plot.svg)
+
+
+def test_the_users_own_matplotlib_settings_neither_leak_in_nor_are_lost():
+    run = run_of(9, "score/mean")
+    plain = draw_curve(CURVE, run, key="a")
+    with mpl.rc_context({"lines.linewidth": 9, "font.size": 30, "svg.fonttype": "path"}):
+        assert draw_curve(CURVE, run, key="a") == plain
+        assert mpl.rcParams["font.size"] == 30
+
+
+def test_calibration_is_drawn_with_its_figures_in_words():
+    plot = draw_calibration(calibration([0.2, 1.0, -0.4, 3.0]), key="c")
+    assert "right at" in plot.svg
+    assert "confidence</text>" in plot.svg
+
+
+def test_buckets_keep_the_mean_and_the_order():
+    series = Series(tuple(range(1000)), tuple(float(step) for step in range(1000)))
+    thin = bucketed(series, 40)
+    assert len(thin) == 40
+    assert sum(thin.values) / 40 == pytest.approx(499.5)
+    assert list(thin.steps) == sorted(thin.steps)
+
+
+def test_smoothing_leaves_a_straight_line_as_it_is_to_its_ends():
+    series = Series(tuple(range(100)), tuple(3.0 - 0.5 * step for step in range(100)))
+    assert smoothed(series).values == pytest.approx(series.values)
+
+
+def test_smoothing_takes_noise_away_also_at_the_ends():
+    rng = random.Random(3)
+    series = Series(tuple(range(160)), tuple(rng.gauss(0, 1) for _ in range(160)))
+    smooth = smoothed(series).values
+    assert max(abs(value) for value in smooth) < 0.75 * max(abs(value) for value in series.values)

@@ -1,0 +1,215 @@
+"""The page: complete, self-contained, safe, and made from whatever a run left behind."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_up_runs import HOSTILE, sample, write_lines, write_ppo_run, write_reward_run, write_sft_run
+
+from proximo.metrics.report import write_pipeline_report, write_report
+from proximo.metrics.run_files import read_run
+from proximo.metrics.sample_pairs import pair_samples
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+
+
+class Page(HTMLParser):
+    """Checks that tags close in turn; keeps ids, attributes and words."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def read_page(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def ppo_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(write_ppo_run(tmp_path_factory.mktemp("report") / "run"))
+
+
+def test_a_ppo_report_shows_headline_curves_samples_and_configuration(ppo_report: Path):
+    page = read_page(ppo_report)
+    for words in (
+        "Score", "Gold score", "KL from the reference", "Answer length", "Entropy", "Clip fraction",
+        "Explained variance of the critic", "Throughput", "Time of a step by phase", "-0.40 →", "60 steps",
+        "Before step 0", "After step 60", "Write about item 0:", "cut at the limit", "warmth", "coefficient: 0.05",
+        "threads: 2", "No alarm.",
+    ):  # fmt: skip
+        assert words in page.text, words
+    assert page.tags.count("svg") > 12
+
+
+def test_the_page_asks_for_nothing_outside_itself(ppo_report: Path):
+    page = read_page(ppo_report)
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
+    for name, value in page.attributes:
+        if name in ("src", "href", "srcset", "action", "data", "xlink:href", "poster"):
+            assert value is not None
+            assert value.startswith("#")
+        assert not name.startswith("on")
+    text = ppo_report.read_text()
+    assert "http" not in text
+    assert not re.search(r"url\((?!#)|@import", text)
+
+
+def test_whatever_comes_from_data_is_escaped(tmp_path: Path):
+    path = write_report(write_ppo_run(tmp_path / "run", num_steps=3, hostile=True))
+    page = read_page(path)
+    assert "script" not in page.tags
+    assert page.text.count(HOSTILE) >= 20
+    assert "<script" not in path.read_text()
+
+
+def test_the_name_of_a_folder_is_escaped_too(tmp_path: Path):
+    page = read_page(write_report(write_ppo_run(tmp_path / "<i>run & more", num_steps=2)))
+    assert "<i>run & more" in page.text
+    assert "i" not in page.tags[: page.tags.index("main")]
+
+
+def test_the_same_files_give_the_same_bytes(ppo_report: Path):
+    before = ppo_report.read_bytes()
+    assert write_report(ppo_report.parent).read_bytes() == before
+
+
+def test_no_other_file_is_left_or_changed(tmp_path: Path):
+    run = write_ppo_run(tmp_path / "run", num_steps=3)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    write_report(run)
+    after = {path.name: path.read_bytes() for path in run.iterdir()}
+    assert after.pop("report.html")
+    assert after == before
+
+
+def test_ids_are_unique_in_a_page_of_three_stages(tmp_path: Path):
+    write_sft_run(tmp_path / "demo" / "sft")
+    write_reward_run(tmp_path / "demo" / "reward")
+    write_ppo_run(tmp_path / "demo" / "ppo")
+    page = read_page(write_pipeline_report(tmp_path / "demo"))
+    assert len(page.ids) == len(set(page.ids))
+    assert {"s1", "s2", "s3"} <= set(page.ids)
+    links = [value for name, value in page.attributes if name == "href" and value]
+    assert {link.removeprefix("#") for link in links} <= set(page.ids)
+    for words in (
+        "Supervised fine-tuning",
+        "Bits per character",
+        "Calibration",
+        "Held-out pairs",
+        "Wrong order",
+        "PPO",
+    ):
+        assert words in page.text, words
+
+
+def test_a_pipeline_report_shows_the_stages_that_there_are(tmp_path: Path):
+    write_sft_run(tmp_path / "demo" / "sft", num_steps=4)
+    (tmp_path / "demo" / "reward").mkdir()
+    page = read_page(write_pipeline_report(tmp_path / "demo"))
+    assert "no step recorded yet" in page.text
+
+
+def test_a_folder_without_stages_is_no_pipeline(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="sft, reward, ppo"):
+        write_pipeline_report(tmp_path)
+
+
+def test_a_missing_folder_is_an_error_and_an_empty_one_is_not(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        write_report(tmp_path / "nowhere")
+    assert "no step recorded yet" in read_page(write_report(tmp_path)).text
+
+
+@pytest.mark.parametrize("present", ["metrics.jsonl", "samples.jsonl", "config.resolved.json", "environment.json"])
+def test_any_file_may_be_the_only_one(tmp_path: Path, present: str):
+    run = write_ppo_run(tmp_path / "run", num_steps=3)
+    for path in run.iterdir():
+        if path.name != present:
+            path.unlink()
+    read_page(write_report(run))
+
+
+def test_half_written_lines_are_counted_and_the_rest_is_shown(tmp_path: Path):
+    run = write_ppo_run(tmp_path / "run", num_steps=8)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        whole = (run / name).read_text()
+        (run / name).write_text(whole[: len(whole) - 40])
+    (run / "config.resolved.json").write_text("{")
+    text = read_page(write_report(run)).text
+    assert "7 steps, 2 lines could not be read" in text
+    assert "Configuration" not in text
+
+
+def test_lines_that_hold_no_numbers_do_no_harm(tmp_path: Path):
+    lines = [{"step": 1, "score/mean": "high", "future/metric": 3.0, "kl/sequence": float("nan"), "policy/loss": True}]
+    write_lines(tmp_path / "metrics.jsonl", [*lines, {"step": 2, "score/mean": 1.5}, [], {"score/mean": 1.0}])
+    run = read_run(tmp_path)
+    assert run.lines == ({"step": 1, "future/metric": 3.0}, {"step": 2, "score/mean": 1.5})
+    assert run.num_unreadable == 2
+    assert "future/metric" not in read_page(write_report(tmp_path)).text
+
+
+def test_a_run_of_one_step_has_points_and_no_judgement(tmp_path: Path):
+    page = read_page(write_report(write_ppo_run(tmp_path / "run", num_steps=1)))
+    assert "Too few steps for the alarms to judge." in page.text
+    assert page.tags.count("svg") > 8
+
+
+def test_sample_pairs_join_the_same_prompts_and_keep_several_answers_in_order(tmp_path: Path):
+    answers = [("p0", "a"), ("p0", "b"), ("p1", "c"), ("p2", "d")]
+    records = [sample(0, 0, prompt_id=prompt, response=text) for prompt, text in answers]
+    records += [sample(5, 0, prompt_id="p9", response="middle")]
+    records += [sample(9, 0, prompt_id=prompt, response=text.upper()) for prompt, text in reversed(answers[:3])]
+    write_lines(tmp_path / "samples.jsonl", records)
+    pairs = pair_samples(read_run(tmp_path))
+    found = [(pair.before.response, pair.after.response if pair.after else None) for pair in pairs if pair.before]
+    assert found == [("a", "B"), ("b", "A"), ("c", "C"), ("d", None)]
+
+
+def test_one_evaluation_or_none_still_shows_samples(tmp_path: Path):
+    write_lines(tmp_path / "samples.jsonl", [sample(3, 0, "train", response="newest of all")])
+    assert "newest of all" in read_page(write_report(tmp_path)).text
+    write_lines(tmp_path / "samples.jsonl", [sample(0, 0, response="the very first", score=None, components={})])
+    assert "Before step 0 the very first" in read_page(write_report(tmp_path)).text
+
+
+def test_answers_without_scores_show_none(tmp_path: Path):
+    record = {"step": 4, "kind": "evaluation", "prompt_id": "a", "prompt": "Once", "response": " upon a time"}
+    write_lines(tmp_path / "samples.jsonl", [record])
+    text = read_page(write_report(tmp_path)).text
+    assert "upon a time" in text
+    assert "None" not in text
+
+
+def test_configuration_is_shown_as_yaml(tmp_path: Path):
+    (tmp_path / "config.resolved.json").write_text(json.dumps({"model": {"path": None, "layers": [1, 2]}}))
+    assert "model:\n  path: null\n  layers:\n  - 1\n" in write_report(tmp_path).read_text()
