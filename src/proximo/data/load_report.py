@@ -47,7 +47,7 @@ class LoadReport:
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]
         if self.num_merged_boundaries:
             parts.append(
-                f"{self.num_merged_boundaries:,} of {self.num_checked_boundaries:,} checked would be tokenised otherwise "
+                f"{self.num_merged_boundaries:,} of {self.num_checked_boundaries:,} checked have other tokens "
                 "as one text (a separator may be missing between prompt and response, or a prompt ends in a space)"
             )
         return f"{', '.join(parts)}; {self.num_tokens:,} tokens"

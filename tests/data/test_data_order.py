@@ -1,0 +1,73 @@
+"""The order of rows is a function of (seed, epoch), batches are one of position, and nothing is skipped or repeated."""
+
+import hashlib
+from itertools import pairwise
+
+import pytest
+
+from proximo.data.order import batch_at, epoch_order, num_batches, rows_at, shuffled
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 2, 7, 1000])
+def test_an_epoch_visits_every_row_once(num_rows: int) -> None:
+    assert sorted(epoch_order(num_rows, seed=3, epoch=5)) == list(range(num_rows))
+
+
+def test_the_order_is_the_one_of_the_first_release() -> None:
+    """Resumed runs and the phases of old runs depend on it."""
+    assert epoch_order(10, seed=0, epoch=0) == [6, 9, 7, 2, 1, 5, 8, 4, 3, 0]
+    digest = hashlib.sha256(repr(epoch_order(1000, seed=17, epoch=3)).encode()).hexdigest()
+    assert digest.startswith("cc85484fcfcb107e")
+
+
+def test_epochs_seeds_and_purposes_give_unrelated_orders() -> None:
+    base = epoch_order(1000, seed=0, epoch=0)
+    others = [
+        epoch_order(1000, seed=0, epoch=1),
+        epoch_order(1000, seed=1, epoch=0),
+        shuffled(1000, seed=0, purpose="phases"),
+    ]
+    for other in others:
+        fixed_points = sum(a == b for a, b in zip(base, other, strict=True))
+        assert fixed_points < 12  # about Poisson(1)
+        follow = set(pairwise(base)) & set(pairwise(other))
+        assert len(follow) < 12
+
+
+def test_every_place_of_an_order_is_about_uniform() -> None:
+    firsts = [epoch_order(10, seed=0, epoch=epoch)[0] for epoch in range(2000)]
+    counts = [firsts.count(row) for row in range(10)]
+    assert max(abs(count - 200) for count in counts) < 60  # 4.5 standard deviations
+
+
+@pytest.mark.parametrize(("num_rows", "batch_size"), [(10, 3), (3, 10), (7, 7), (1, 4)])
+def test_batches_walk_through_epoch_after_epoch_without_a_gap(num_rows: int, batch_size: int) -> None:
+    num_epochs = 5
+    count = num_batches(num_rows, batch_size=batch_size, num_epochs=num_epochs)
+    walked = [
+        row
+        for batch in range(count)
+        for row in batch_at(batch, batch_size=batch_size, num_rows=num_rows, seed=4, num_epochs=num_epochs)
+    ]
+    epochs = [row for epoch in range(num_epochs) for row in epoch_order(num_rows, seed=4, epoch=epoch)]
+    assert walked == epochs
+
+
+def test_without_an_end_every_batch_is_full() -> None:
+    assert [len(batch_at(batch, batch_size=4, num_rows=3, seed=0)) for batch in range(6)] == [4] * 6
+
+
+def test_a_batch_does_not_depend_on_what_was_asked_before() -> None:
+    late = rows_at(1234, 5, num_rows=100, seed=9)
+    for epoch in range(20):
+        epoch_order(100, seed=9, epoch=epoch)
+    assert rows_at(1234, 5, num_rows=100, seed=9) == late
+    late.append(0)
+    assert rows_at(1234, 5, num_rows=100, seed=9) == late[:-1]
+
+
+def test_a_batch_beyond_the_last_epoch_and_a_batch_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="beyond 1 epochs of 3 rows"):
+        batch_at(1, batch_size=3, num_rows=3, seed=0, num_epochs=1)
+    with pytest.raises(ValueError, match="no rows"):
+        rows_at(0, 1, num_rows=0, seed=0)

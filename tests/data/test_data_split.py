@@ -1,0 +1,73 @@
+"""Phases of one data set have the published boundaries and share no row; held-out rows are left out of training."""
+
+import pytest
+
+from proximo.data.split import Phase, hold_out, phase_indices, split_boundaries
+from proximo.errors import ConfigError, DataError
+
+VECTORS = {
+    10: [0, 2, 6, 10],
+    11: [0, 3, 7, 11],
+    13: [0, 3, 8, 13],
+    7: [0, 1, 4, 7],
+    3: [0, 1, 2, 3],
+    1: [0, 1, 1, 1],
+}
+"""DeepSpeed-Chat's boundaries for "2,4,4", by executing its function."""
+
+
+@pytest.mark.parametrize(("num_rows", "boundaries"), VECTORS.items())
+def test_boundaries_of_2_4_4_are_those_of_deepspeed_chat(num_rows: int, boundaries: list[int]) -> None:
+    assert split_boundaries(num_rows, (2, 4, 4)) == boundaries
+
+
+@pytest.mark.parametrize("proportions", [(2, 4, 4), (0.2, 0.4, 0.4), (20, 40, 40)])
+def test_proportions_are_relative(proportions: tuple[float, ...]) -> None:
+    assert split_boundaries(13, proportions) == VECTORS[13]
+
+
+@pytest.mark.parametrize("proportions", [(0, 1, 1), (1, 0, 1), (1, 1, 1, 1, 1, 1), (1,), (0, 0, 3), (5, 1e-9, 5)])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 5, 8, 100])
+def test_boundaries_rise_from_0_to_the_number_of_rows(num_rows: int, proportions: tuple[float, ...]) -> None:
+    boundaries = split_boundaries(num_rows, proportions)
+    assert boundaries[0] == 0
+    assert boundaries[-1] == num_rows
+    assert boundaries == sorted(boundaries)
+
+
+def test_the_phases_hold_each_row_once() -> None:
+    parts = [phase_indices(101, Phase(proportions=(2, 4, 4), part=part)) for part in range(3)]
+    assert sorted(index for part in parts for index in part) == list(range(101))
+    assert [len(part) for part in parts] == [21, 40, 40]
+    assert parts[0] != list(range(21))
+
+
+def test_another_seed_of_the_phases_cuts_otherwise() -> None:
+    first = phase_indices(100, Phase(proportions=(1, 1), part=0))
+    assert first != phase_indices(100, Phase(proportions=(1, 1), part=0, seed=1))
+    assert first == phase_indices(100, Phase(proportions=(1, 1), part=0))
+
+
+@pytest.mark.parametrize(
+    ("proportions", "part"),
+    [((2, 4, 4), 3), ((2, 4, 4), -1), ((0, 1), 0), ((0, 0), 0), ((-1, 2), 1), ((float("nan"), 1), 1)],
+)
+def test_a_phase_without_rows_is_refused(proportions: tuple[float, ...], part: int) -> None:
+    with pytest.raises(ConfigError):
+        Phase(proportions=proportions, part=part)
+
+
+def test_held_out_rows_and_the_rest_are_everything_in_file_order() -> None:
+    rest, held_out = hold_out(50, 5, seed=1)
+    assert len(held_out) == 5
+    assert rest == sorted(rest)
+    assert held_out == sorted(held_out)
+    assert sorted(rest + held_out) == list(range(50))
+    assert hold_out(50, 5, seed=2)[1] != held_out
+    assert hold_out(50, 0, seed=1) == (list(range(50)), [])
+
+
+@pytest.mark.parametrize(("num_rows", "count"), [(5, 5), (5, 6), (0, 0 + 1), (5, -1)])
+def test_holding_out_everything_is_refused(num_rows: int, count: int) -> None:
+    with pytest.raises(DataError, match="held_out_rows"):
+        hold_out(num_rows, count, seed=0)
