@@ -137,8 +137,6 @@ def write_sft_run(folder: Path, *, num_steps: int = 300) -> Path:
 
 
 def write_reward_run(folder: Path, *, num_steps: int = 120) -> Path:
-    from proximo.metrics.calibration import calibration
-
     folder.mkdir(parents=True)
     rng = random.Random(5)
     lines = []
@@ -162,7 +160,6 @@ def write_reward_run(folder: Path, *, num_steps: int = 120) -> Path:
         lines.append(line)
     write_lines(folder / "metrics.jsonl", lines)
     margins = [rng.gauss(1.4, 1.3) for _ in range(600)]
-    (folder / "calibration.json").write_text(json.dumps(calibration(margins).as_record()))
     pairs = [
         {
             "step": num_steps,
@@ -173,7 +170,7 @@ def write_reward_run(folder: Path, *, num_steps: int = 120) -> Path:
             "score_chosen": margin / 2,
             "score_rejected": -margin / 2,
         }
-        for index, margin in enumerate(margins[:12])
+        for index, margin in enumerate(margins)
     ]
     write_lines(folder / "samples.jsonl", pairs)
     return folder

@@ -1,12 +1,11 @@
 """Calibration and distinct-n against numbers worked by hand."""
 
-import json
 import math
 import random
 
 import pytest
 
-from proximo.metrics.calibration import Calibration, calibration
+from proximo.metrics.calibration import calibration
 from proximo.metrics.diversity import distinct_fraction
 
 
@@ -42,11 +41,6 @@ def test_certainty_and_huge_margins_fall_in_the_last_bin():
 
 def test_no_pairs_have_no_error():
     assert calibration([]).error is None
-
-
-def test_a_record_survives_json():
-    measured = calibration([0.3, -1.0, 2.0])
-    assert Calibration.from_record(json.loads(json.dumps(measured.as_record()))) == measured
 
 
 def test_distinct_two_counts_pairs_across_responses():

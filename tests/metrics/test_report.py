@@ -131,6 +131,17 @@ def test_ids_are_unique_in_a_page_of_three_stages(tmp_path: Path):
         assert words in page.text, words
 
 
+def test_calibration_is_drawn_from_the_pairs_of_the_last_evaluation_where_there_are_enough(tmp_path: Path):
+    run = write_reward_run(tmp_path / "run", num_steps=4)
+    assert "600 held-out pairs" in read_page(write_report(run)).text
+    lines = (run / "samples.jsonl").read_text().splitlines(keepends=True)
+    newer = json.loads(lines[0]) | {"step": 9}
+    (run / "samples.jsonl").write_text("".join(lines) + json.dumps(newer) + "\n")
+    text = read_page(write_report(run)).text
+    assert "Held-out pairs" in text
+    assert "share right" not in text
+
+
 def test_a_pipeline_report_shows_the_stages_that_there_are(tmp_path: Path):
     write_sft_run(tmp_path / "demo" / "sft", num_steps=4)
     (tmp_path / "demo" / "reward").mkdir()

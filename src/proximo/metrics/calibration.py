@@ -5,9 +5,8 @@ higher score is the better one. Over pairs whose order is known, that confidence
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,15 +38,6 @@ class Calibration:
         if not self.num_pairs:
             return None
         return sum(part.num_pairs * abs(part.confidence - part.accuracy) for part in self.bins) / self.num_pairs
-
-    def as_record(self) -> dict[str, Any]:
-        """Plain values for JSON, which `from_record` reads."""
-        return {"error": self.error, "bins": [asdict(part) for part in self.bins]}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> "Calibration":
-        """What `as_record` gave."""
-        return cls(bins=tuple(CalibrationBin(**part) for part in record["bins"]))
 
 
 def calibration(margins: Iterable[float], *, num_bins: int = 10) -> Calibration:

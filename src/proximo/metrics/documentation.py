@@ -81,7 +81,7 @@ SAMPLES = """\
 | `finish` | `eos`, `stop`, `length` or `aborted` |
 
 A reward model's run has held-out pairs instead (`kind` is `pair`): `step`, `prompt`, `chosen`, `rejected`,
-`score_chosen`, `score_rejected`; and `calibration.json`, the bins of its last evaluation.
+`score_chosen`, `score_rejected`. The calibration plot of the report is made from those of the last evaluation.
 """
 
 

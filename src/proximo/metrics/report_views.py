@@ -7,6 +7,7 @@ import yaml
 
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.before_after import BeforeAfter, before_after
+from proximo.metrics.calibration import Calibration, calibration
 from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
 from proximo.metrics.curves import Curve, Section
 from proximo.metrics.formatting import format_change, format_number
@@ -24,6 +25,7 @@ TITLES = {
 """Short and long name of a stage."""
 UNITS_NOT_SHOWN = ("score", "fraction", "bits", "perplexity")
 SAMPLES_SHOWN, SAMPLES_FOLDED, PAIRS_SHOWN = 6, 18, 6
+CALIBRATED_FROM_PAIRS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,8 +153,8 @@ def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
         plot = draw_curve(curve, run, key=f"{stage}-{curve.key}") if _belongs(curve, run, section) else None
         if plot is not None:
             yield Card(title=curve.title, unit=curve.unit, healthy=curve.healthy, plot=plot)
-    if section is Section.MAIN and run.calibration is not None and run.calibration.num_pairs:
-        yield _calibration_card(run, f"{stage}-calibration")
+    if section is Section.MAIN and len(run.samples.pairs) >= CALIBRATED_FROM_PAIRS:
+        yield _calibration_card(calibration(pair.margin for pair in run.samples.pairs), f"{stage}-calibration")
 
 
 def _belongs(curve: Curve, run: Run, section: Section) -> bool:
@@ -161,14 +163,13 @@ def _belongs(curve: Curve, run: Run, section: Section) -> bool:
     return curve.section is section and (section is not Section.MORE or len(values) != 1 or len(run.lines) == 1)
 
 
-def _calibration_card(run: Run, key: str) -> Card:
-    assert run.calibration is not None
+def _calibration_card(measured: Calibration, key: str) -> Card:
     return Card(
         title="Calibration",
-        unit=f"share right, {run.calibration.num_pairs:,} held-out pairs",
+        unit=f"share right, {measured.num_pairs:,} held-out pairs",
         healthy="On the dotted line: of the pairs where the model is 80% sure, 80% are in the right order. Below it: "
         "surer than it should be. Larger dots stand for more pairs.",
-        plot=draw_calibration(run.calibration, key=key),
+        plot=draw_calibration(measured, key=key),
     )
 
 

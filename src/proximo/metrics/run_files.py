@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proximo.metrics.calibration import Calibration
 from proximo.metrics.trainers import Trainer
 
 TRAINING_SAMPLES_KEPT = 400
@@ -86,7 +85,6 @@ class Run:
     samples: Samples = field(default_factory=Samples)
     config: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
-    calibration: Calibration | None = None
     num_unreadable: int = 0
     """Lines of metrics.jsonl that could not be read."""
 
@@ -114,14 +112,12 @@ def read_run(folder: Path, *, name: str | None = None) -> Run:
     if not folder.is_dir():
         raise FileNotFoundError(f"a run folder was to be read, but there is no folder {folder}")
     lines, num_unreadable = _read_lines(folder / "metrics.jsonl")
-    calibration = _read_json(folder / "calibration.json")
     return Run(
         name=name or folder.resolve().name,
         lines=lines,
         samples=_read_samples(folder / "samples.jsonl"),
         config=_read_json(folder / "config.resolved.json"),
         environment=_read_json(folder / "environment.json"),
-        calibration=Calibration.from_record(calibration) if calibration else None,
         num_unreadable=num_unreadable,
     )
 

@@ -43,9 +43,10 @@ class TensorBoardSink:
     def close(self) -> None:
         self._writer.close()
 
-    def _add(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _add(self, step: int, metrics: Mapping[str, float | None]) -> None:
         for name, number in metrics.items():
-            self._writer.add_scalar(name, number, step)
+            if number is not None:  # how JSON says "not finite"
+                self._writer.add_scalar(name, number, step)
 
 
 def _history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
