@@ -45,7 +45,12 @@ def test_of_several_merged_mappings_the_first_wins():
 
 
 def test_quotes_make_text_of_anything():
-    assert parse("a: '1e-5'\nb: \"null\"\nc: 'no'\nd: !!str 3\n").data == {"a": "1e-5", "b": "null", "c": "no", "d": "3"}
+    assert parse("a: '1e-5'\nb: \"null\"\nc: 'no'\nd: !!str 3\n").data == {
+        "a": "1e-5",
+        "b": "null",
+        "c": "no",
+        "d": "3",
+    }
 
 
 def test_keys_are_text_whatever_they_look_like():
@@ -98,7 +103,7 @@ def test_nothing_but_plain_values_can_come_out(tmp_path):
         ("? [1, 2]\n: 3\n", ["a key must be a word"]),
         ("<<: 3\n", ["merges mappings"]),
         ("a: \x07\n", ["character 4"]),
-        ("[" * 1500, ["too deeply"]),
+        ("[" * 500, ["too deeply"]),
     ],
 )
 def test_broken_yaml_is_refused_with_its_place(text, pieces):

@@ -1,13 +1,12 @@
 """`proximo config`: what a recipe says when everything is filled in, and what it may say. Trains nothing."""
 
 import json
-from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from proximo.cli.training import Overrides, RecipeName
-from proximo.config.loader import LoadedRecipe, guess_kind, load_recipe, read_document, resolved_yaml
+from proximo.config.loader import Kind, LoadedRecipe, guess_kind, load_recipe, read_document, resolved_yaml
 from proximo.config.reference import json_schema
 from proximo.config.unused import unused_keys
 from proximo.errors import ConfigError
@@ -15,17 +14,8 @@ from proximo.errors import ConfigError
 app = typer.Typer(rich_markup_mode=None)
 
 
-class KindName(StrEnum):
-    """The kinds of recipes."""
-
-    SFT = "sft"
-    REWARD = "reward"
-    PPO = "ppo"
-    PIPELINE = "pipeline"
-
-
-Kind = Annotated[
-    KindName | None, typer.Option("--kind", help="The command that the recipe is for, where its keys do not tell.")
+KindOption = Annotated[
+    Kind | None, typer.Option("--kind", help="The command that the recipe is for, where its keys do not tell.")
 ]
 
 
@@ -43,13 +33,13 @@ def config() -> None:
 
 
 @app.command()
-def show(recipe: RecipeName, overrides: Overrides = None, *, kind: Kind = None) -> None:
+def show(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
     """Print every key of a recipe with the value that holds, as YAML that is itself a recipe."""
     print(resolved_yaml(_load(recipe, overrides, kind).recipe), end="")
 
 
 @app.command()
-def check(recipe: RecipeName, overrides: Overrides = None, *, kind: Kind = None) -> None:
+def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
     """Say whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
     loaded = _load(recipe, overrides, kind)
     for sentence in unused_keys(loaded.recipe):
@@ -59,19 +49,19 @@ def check(recipe: RecipeName, overrides: Overrides = None, *, kind: Kind = None)
 
 @app.command()
 def schema(
-    kind: Annotated[KindName | None, typer.Argument(metavar="[KIND]", help="sft, reward, ppo or pipeline.")] = None,
+    kind: Annotated[Kind | None, typer.Argument(metavar="KIND", help="sft, reward, ppo or pipeline.")] = None,
 ) -> None:
     """Print the JSON schema of a kind of recipe, or of all."""
-    print(json.dumps(json_schema(None if kind is None else kind.value), indent=2))
+    print(json.dumps(json_schema(kind), indent=2))
 
 
-def _load(recipe: str, overrides: list[str] | None, kind: KindName | None) -> LoadedRecipe:
+def _load(recipe: str, overrides: list[str] | None, kind: Kind | None) -> LoadedRecipe:
     return load_recipe(_kind_of(recipe, kind), recipe, overrides or ())
 
 
-def _kind_of(recipe: str, kind: KindName | None) -> str:
+def _kind_of(recipe: str, kind: Kind | None) -> Kind:
     if kind is not None:
-        return kind.value
+        return kind
     guess = guess_kind(read_document(recipe).data)
     if guess is None:
         raise ConfigError(f"the keys of {recipe} do not tell which command it is for: add --kind=sft, reward or ppo")

@@ -10,8 +10,11 @@ import typer
 from proximo.cli import configuration, recipes, training, using
 from proximo.errors import ProximoError
 
+SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 # Plain help, and tracebacks left to Python: the rich variants cost start-up time and reflow the examples.
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
+app = typer.Typer(
+    rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, context_settings=SETTINGS
+)
 training.add_to(app)
 using.add_to(app)
 app.add_typer(recipes.app, name="recipes")
@@ -48,9 +51,8 @@ def _refuse(message: str, status: int) -> int:
 
 def _command_of(arguments: Sequence[str]) -> str:
     """The command's name with a space after it, where the arguments begin with a known one."""
-    names = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    groups = {group.name for group in app.registered_groups}
-    return f"{arguments[0]} " if arguments[0] in names | groups else ""
+    names = typer.main.get_group(app).commands
+    return f"{arguments[0]} " if arguments[0] in names else ""
 
 
 def _print_version(wanted: bool) -> None:

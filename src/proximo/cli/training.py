@@ -1,13 +1,12 @@
 """The commands that train: sft, reward, ppo, pipeline. Not the training: that is trainers/, imported when it starts."""
 
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import typer
 
+from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.config.loader import Kind, LoadedRecipe, load_recipe
 from proximo.config.unused import unused_keys
 from proximo.errors import ConfigError
@@ -17,7 +16,7 @@ from proximo.trainers.options import RunOptions
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values that replace the recipe's: run.seed=1")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that replace the recipe's: run.seed=1")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check the recipe and print what it would do; load and write nothing.")
@@ -100,10 +99,10 @@ def _command(kind: Kind) -> Callable[..., int]:
         allow_different_environment: OtherEnvironment = False,
         quiet: Quiet = False,
     ) -> int:
-        with _functions_of_the_working_directory():
+        with functions_of_the_working_directory():
             loaded = _checked(kind, recipe, overrides or ())
             options = RunOptions(
-                resume=_resume(resume),
+                resume=_resume(resume, overwrite=overwrite),
                 overwrite=overwrite,
                 allow_different_environment=allow_different_environment,
                 quiet=quiet,
@@ -126,22 +125,13 @@ def _checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> LoadedRecipe:
     return loaded
 
 
-def _resume(value: str) -> Literal["never", "must", "auto"]:
+def _resume(value: str, *, overwrite: bool) -> Literal["never", "must", "auto"]:
+    if overwrite and value != "never":
+        raise ConfigError("--overwrite replaces the run in the folder and --resume goes on with it: choose one")
     match value:
         case "never" | "must" | "auto":
             return value
     raise ConfigError(f"--resume stands alone or is --resume=auto, got --resume={value}")
-
-
-@contextmanager
-def _functions_of_the_working_directory() -> Iterator[None]:
-    """Functions that a recipe names may lie in the folder that the user started from, behind what is installed."""
-    added = os.getcwd()
-    sys.path.append(added)
-    try:
-        yield
-    finally:
-        sys.path.remove(added)
 
 
 def _trainer(kind: Kind) -> Callable[..., int]:

@@ -1,3 +1,141 @@
-"""generate, evaluate, export, report."""
+"""The commands that use what was trained: generate, evaluate, export, report. Not their work: that is in trainers/."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
 import typer
-def add_to(app: typer.Typer) -> None: ...
+
+from proximo.cli.working_directory import functions_of_the_working_directory
+from proximo.errors import RunFolderError, UserError
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; of a pipeline, its last stage is meant.")]
+CheckpointName = Annotated[str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which checkpoint.")]
+
+
+Role = Literal["policy", "value", "reward"]
+DType = Literal["float32", "bfloat16"]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the four commands."""
+    for command in (generate, evaluate, export, report):
+        app.command()(command)
+
+
+def generate(
+    model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder or a Hub name.")],
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Left out: every line of standard input is one.")
+    ] = None,
+    *,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Divides the logits; below 1 is more cautious.")] = 1.0,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
+    num_samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, another response.")] = 0,
+    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the chat template as the user.")] = False,
+    checkpoint: CheckpointName = "latest",
+) -> int:
+    """Write responses to prompts, with the policy of a run or any model.
+
+    \b
+    proximo generate runs/ppo "Once upon a time"
+    proximo generate runs/sft --chat "What is PPO?" --greedy
+    proximo generate Qwen/Qwen2.5-0.5B-Instruct --chat --num-samples 3 < questions.txt
+    """
+    given = prompts or _prompts_from_stdin()
+    from proximo.rollout.sampling import SamplingOptions
+    from proximo.trainers.generate import GenerateOptions, run_generate
+
+    options = GenerateOptions(
+        sampling=SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy),
+        num_samples=num_samples,
+        seed=seed,
+        chat=chat,
+        checkpoint=checkpoint,
+    )
+    return run_generate(model, given, options)
+
+
+def _prompts_from_stdin() -> list[str]:
+    if sys.stdin.isatty():
+        raise UserError("no prompt: give one in quotes after the model, or pass a file of prompts to standard input")
+    prompts = [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
+    if not prompts:
+        raise UserError("no prompt: standard input has no line that is not empty")
+    return prompts
+
+
+def evaluate(
+    run: Run,
+    *,
+    checkpoint: CheckpointName = "latest",
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Only so many held-out prompts.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write every response and score to this file.")] = None,
+) -> int:
+    """Score a run's policy on its held-out prompts, and print the table.
+
+    \b
+    proximo evaluate runs/ppo
+    proximo evaluate runs/ppo --checkpoint best --output answers.jsonl
+    """
+    _existing_run(run)
+    from proximo.trainers.evaluate import run_evaluate
+
+    with functions_of_the_working_directory():
+        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output)
+
+
+def export(
+    run: Run,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist.")],
+    *,
+    role: Annotated[Role | None, typer.Option(help="Which model; the trained one if left out.")] = None,
+    checkpoint: CheckpointName = "latest",
+    merge: Annotated[bool, typer.Option("--merge", help="Add a LoRA adapter into its base.")] = False,
+    dtype: Annotated[DType | None, typer.Option(help="Numbers of the weights; as saved if left out.")] = None,
+) -> int:
+    """Write a run's model as a Hugging Face folder, with tokenizer, chat template and generation config.
+
+    \b
+    proximo export runs/ppo models/mine
+    proximo export runs/ppo models/mine --checkpoint best --merge --dtype bfloat16
+    proximo export runs/ppo models/critic --role value
+    """
+    _existing_run(run)
+    if out.exists():
+        raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
+    from proximo.trainers.export import ExportOptions, run_export
+
+    options = ExportOptions(
+        role=role,
+        checkpoint=checkpoint,
+        merge=merge,
+        dtype=dtype,
+    )
+    return run_export(run, out, options)
+
+
+def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a pipeline's.")]) -> None:
+    """Write report.html into a run folder: curves, samples before and after, the configuration. One file, no network.
+
+    \b
+    proximo report runs/ppo
+    proximo report runs/demo                  of a pipeline: all stages on one page
+    """
+    _existing_run(run)
+    from proximo.metrics.report import STAGES, write_pipeline_report, write_report
+
+    if (run / "metrics.jsonl").is_file():
+        print(write_report(run))
+    elif any((run / stage / "metrics.jsonl").is_file() for stage in STAGES):
+        print(write_pipeline_report(run))
+    else:
+        raise RunFolderError(f"{run} holds no run: there is no metrics.jsonl in it or in a stage below it")
+
+
+def _existing_run(run: Path) -> None:
+    """Said before torch is imported, which takes seconds."""
+    if not run.is_dir():
+        raise RunFolderError(f"there is no run folder {run} (seen from {Path.cwd()})")

@@ -45,6 +45,13 @@ class RewardTrainingConfig(Section):
     """Optimizer of the model."""
 
 
+def _check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:
+    if tokenizer.train_vocab_size is not None:
+        raise ValueError("tokenizer.train_vocab_size is for fine-tuning, whose texts it is trained on; give a path")
+    if model.config is not None and tokenizer.path is None:
+        raise ValueError(f"{key}.config starts without a tokenizer beside it: give tokenizer.path")
+
+
 class SFTRecipe(Section):
     """`proximo sft`."""
 
@@ -58,6 +65,12 @@ class SFTRecipe(Section):
     """What it learns from."""
     sft: SFTConfig = SFTConfig()
     """How it learns."""
+
+    @model_validator(mode="after")
+    def _has_tokenizer(self) -> Self:
+        if self.tokenizer.train_vocab_size is None:
+            _check_tokenizer(self.model, "model", self.tokenizer)
+        return self
 
 
 class RewardRecipe(Section):
@@ -78,6 +91,7 @@ class RewardRecipe(Section):
     def _starts_somewhere(self) -> Self:
         if self.model.start != "path":
             raise ValueError("model needs path (trained weights) or config (a random start)")
+        _check_tokenizer(self.model, "model", self.tokenizer)
         return self
 
 
@@ -105,6 +119,7 @@ class PPORecipe(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        _check_tokenizer(self.policy, "policy", self.tokenizer)
         names = [source.name for source in self.reward]
         if len(set(names)) < len(names):
             raise ValueError(f"reward sources need different names, got {', '.join(names)}")

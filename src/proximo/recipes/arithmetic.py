@@ -1,4 +1,4 @@
-"""Sums with a known answer: prompts and a reward for the recipes that are rewarded by a function. An example to replace.
+"""Sums with a known answer: prompts and a reward for the recipes with a function. An example to replace.
 
 proximo ppo ppo-function
 """

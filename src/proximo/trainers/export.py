@@ -1,0 +1,100 @@
+"""A trained model out of a run, as a Hugging Face folder that any other tool loads. Changes nothing in the run."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+
+from proximo.checkpoint import atomic
+from proximo.errors import RunFolderError
+from proximo.models.loading import load_language_model, load_scalar_model
+from proximo.models.lora import load_adapter, merged_copy
+from proximo.models.quiet import quiet_transformers
+from proximo.models.scalar import HeadStart
+from proximo.models.sources import ModelSource, adapter_base
+from proximo.models.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.trainers.saved import find_checkpoint, model_of
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """Which model, and in which form."""
+
+    role: Literal["policy", "value", "reward"] | None = None
+    """None: the policy, or the reward model of a run that trained one."""
+    checkpoint: str = "latest"
+    """`latest`, `best` or `step-N`."""
+    merge: bool = False
+    """Add an adapter into its base; otherwise the folder holds the adapter alone."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """None keeps the numbers as they are saved."""
+
+
+def run_export(run: Path, out: Path, options: ExportOptions) -> int:
+    """Write the folder `out`, whole or not at all, with tokenizer, chat template and generation config.
+
+    Raises RunFolderError where `out` exists or the run has no such model, ModelError where a base cannot be loaded.
+    """
+    if out.exists():
+        raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
+    source = model_of(find_checkpoint(run, options.checkpoint), options.role)
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    temporary = atomic.temporary_beside(out)
+    if temporary.exists():
+        atomic.remove(temporary)
+    atomic.make_folder(temporary)
+    _writer(source, options)(source, temporary, dtype)
+    load_tokenizer(str(source)).save_pretrained(temporary)
+    atomic.fsync_tree(temporary)
+    atomic.publish_folder(temporary, out)
+    print(f"{out}: {source.name} of {source.parent}")
+    return 0
+
+
+def _writer(source: Path, options: ExportOptions) -> Callable[[Path, Path, torch.dtype | None], None]:
+    if not (source / ADAPTER_CONFIG).is_file():
+        return _write_whole
+    return _write_merged if options.merge else _write_adapter
+
+
+def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:
+    loader: Any = AutoModelForCausalLM if source.name == "policy" else AutoModelForSequenceClassification
+    with quiet_transformers():
+        loader.from_pretrained(source, dtype=dtype or "auto").save_pretrained(target)
+
+
+def _write_adapter(source: Path, target: Path, dtype: torch.dtype | None) -> None:
+    shutil.copyfile(source / ADAPTER_CONFIG, target / ADAPTER_CONFIG)
+    weights = {name: w if dtype is None else w.to(dtype) for name, w in load_file(source / ADAPTER_WEIGHTS).items()}
+    save_file(weights, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+def _write_merged(source: Path, target: Path, dtype: torch.dtype | None) -> None:
+    merged = _merged_policy(source) if source.name == "policy" else _merged_scalar(source)
+    with quiet_transformers():
+        (merged if dtype is None else merged.to(dtype)).save_pretrained(target)
+
+
+def _merged_policy(source: Path) -> PreTrainedModel:
+    model = load_language_model(ModelSource(path=str(source)), device=torch.device("cpu"))
+    resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
+    assert isinstance(model.model, PeftModel)
+    return merged_copy(model.model)
+
+
+def _merged_scalar(source: Path) -> PreTrainedModel:
+    base = adapter_base(ModelSource(path=str(source)))
+    assert base is not None
+    # The head of the base does not matter: the adapter brings the trained one.
+    model = load_scalar_model(base, fresh_head=HeadStart.ZERO, device=torch.device("cpu"))
+    resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
+    return merged_copy(load_adapter(model.base, source))

@@ -1,0 +1,133 @@
+"""A table of what users get wrong, and the message that each gets. Imports no torch and no pytest.
+
+A row is one command line in a folder of its own. Rows of other areas (data, models, run folders) are appended here; a
+mistake that is only found once torch is there says so with `before_torch=False`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from recipe_files import PIPELINE, PPO, REWARD, SFT
+
+RUN = {"run/.proximo-run": "", "run/metrics.jsonl": '{"step": 1}\n'}
+MODEL = {"model/config.json": "{}"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """One command line, the files that lie around it, and pieces of its message."""
+
+    name: str
+    argv: tuple[str, ...]
+    pieces: tuple[str, ...]
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    before_torch: bool = True
+
+
+def _recipe(
+    name: str, text: str | bytes, *pieces: str, kind: str = "ppo", files: Mapping[str, str | bytes] | None = None
+) -> Mistake:
+    """A recipe that is wrong in itself."""
+    return Mistake(name=name, argv=(kind, "r.yaml"), pieces=pieces, files={"r.yaml": text, **(files or {})})
+
+
+def _override(
+    name: str, override: str, *pieces: str, kind: str = "ppo", files: Mapping[str, str | bytes] | None = None
+) -> Mistake:
+    """A good recipe with one override that is wrong."""
+    text = {"ppo": PPO, "sft": SFT, "reward": REWARD, "pipeline": PIPELINE}[kind]
+    return Mistake(name=name, argv=(kind, "r.yaml", override), pieces=pieces, files={"r.yaml": text, **(files or {})})
+
+
+def _use(name: str, argv: str, *pieces: str, files: Mapping[str, str | bytes] | None = None) -> Mistake:
+    """A command used wrongly."""
+    return Mistake(name=name, argv=tuple(argv.split()), pieces=pieces, files=files or {})
+
+
+RECIPES = (
+    _recipe("unknown key", PPO.replace("num_steps", "num_stps"), "r.yaml, line 13", "did you mean ppo.num_steps?"),
+    _recipe("key in another section", PPO + "learning_rate: 1\n", "line 14", "ppo.policy_optimizer.learning_rate"),
+    _recipe("key given twice", PPO + "policy: {}\n", "line 14", "policy is given twice, first on line 3"),
+    _recipe("wrong type", PPO.replace("10", "ten"), "line 13", "ppo.num_steps", "a whole number", "'ten'"),
+    _recipe("number where text is wanted", PPO.replace("runs/x", "3"), "run.folder", "quotes", "got 3"),
+    _recipe("required key missing", PPO.replace("  folder: runs/x", "  seed: 1"), "run.folder is missing"),
+    _recipe("two mistakes", PPO.replace("10", "ten") + "x: 1\n", "2 mistakes", "line 13", "line 14"),
+    _recipe("tab", "run:\n\tfolder: x\n", "line 2, column 1", "spaces, not with tabs"),
+    _recipe("open bracket", "run: [1\n", "line 2", "not valid YAML"),
+    _recipe("at sign without quotes", PPO.replace("owner/model", "@sft"), "line 4", "quotes"),
+    _recipe("tag that runs code", "run: !!python/object/apply:os.getcwd []\n", "line 1", "refused"),
+    _recipe("empty file", "", "r.yaml is empty"),
+    _recipe("list instead of keys", "- run\n", "not a mapping"),
+    _recipe("not UTF-8", b"run: {folder: Z\xfcr}\n", "not UTF-8", "byte 16"),
+    _recipe("recipe of another command", SFT, "a recipe for `proximo sft`, not for `proximo ppo`"),
+    _use("no such recipe file", "ppo nowhere.yaml", "no recipe file nowhere.yaml"),
+    _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?"),
+    _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
+    _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
+    _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
+    _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
+    _override("KL form with another gradient", "ppo.kl={place: loss, measure: k3}", "k3 in the loss", "weighted_k3"),
+    _override("bootstrap of scored answers", "ppo.truncated=bootstrap", "score_truncated: false"),
+    _override("rewards of one name", "reward.1={kind: model, path: a/b}", "different names"),
+    _override("model without origin", "policy.path=null", "exactly one of path", "config"),
+    _override("random start without tokenizer", "policy={config: {model_type: llama}}", "give tokenizer.path"),
+    _override("stage named outside a pipeline", "policy.path=@sft", "in a pipeline only"),
+    _override("stage that comes later", "sft.model.path=@reward", "comes before it", kind="pipeline"),
+    _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
+    _override("folder of a stage", "ppo.run.folder=x", "follows from run.folder", kind="pipeline"),
+    _override("proportions without phase", "data.proportions=[2, 4]", "belong together", kind="sft"),
+    _override("reward model from nowhere", "model={start: policy}", "needs path", kind="reward"),
+)
+OVERRIDES = (
+    _override("no equals sign", "run.seed", "key.sub=value", "'run.seed'"),
+    _override("no value", "run.seed=", "run.seed=null"),
+    _override(
+        "unknown key in an override", "ppo.epoch_per_step=2", "override ppo.epoch_per_step=2", "ppo.epochs_per_step?"
+    ),
+    _override("out of range", "run.seed=-1", "at least 0, got -1"),
+    _override("item that is not there", "data.sources.5.path=x", "a list of 1", "by number from 0"),
+    _override("key below a number", "ppo.num_steps.x=1", "which has no keys below it"),
+    _override("broken list", "ppo.rollout.stop_strings=[1", "not valid YAML"),
+    _override("key of another kind of reward", "reward.0.function=m:f", "for kind function", "of kind model"),
+    _override("dashes", "--ppo.num_steps=3", "No such option", "proximo ppo --help"),
+)
+INPUTS = (
+    _override("data file that is not there", "data.sources.0.path=none.jsonl", "there is no file none.jsonl"),
+    _override("data folder as a file", "data.sources.0={path: d, format: json}", "is a folder", files={"d/x": ""}),
+    _override("model folder that is not there", "policy.path=./none", "policy.path", "no folder ./none"),
+    _override("folder without a model", "policy.path=d", "holds no model", "config.json", files={"d/x": ""}),
+    _override("run instead of a model", "policy.path=run", "proximo export run OUT", files=RUN),
+    _override("file instead of a model", "reward.0.path=f", "f is a file", files={"f": ""}),
+    _override("function without a colon", "gold={kind: function, function: abs}", "package.module:function"),
+    _override("module that is not there", "gold={kind: function, function: 'nowhere:f'}", "no module nowhere"),
+    _override(
+        "function that is not there",
+        "gold={kind: function, function: 'mine:scor'}",
+        "mine.py defines no scor",
+        files={"mine.py": "import torch\ndef score(): ...\n"},
+    ),
+    _override(
+        "two inputs", "policy.path=./a", "2 inputs", "./a", "./b", files={"r.yaml": PPO.replace("owner/r", "./b/r")}
+    ),
+)
+COMMANDS = (
+    _use("unknown command", "pp", "No such command 'pp'", "'ppo'"),
+    _use("no recipe", "ppo", "Missing argument 'RECIPE'"),
+    _use("unknown option", "ppo ppo --bogus", "No such option: --bogus"),
+    _use("resume in another way", "ppo ppo --resume=later", "--resume=auto", "later"),
+    _use("resume and overwrite", "ppo ppo --resume --overwrite", "choose one"),
+    _use("kind that there is none of", "config schema sftt", "'sft', 'reward', 'ppo', 'pipeline'"),
+    _use("recipe of no clear kind", "config check r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
+    _use("copy over a file", "recipes copy ppo mine.yaml", "mine.yaml exists", files={"mine.yaml": "x: 1\n"}),
+    _use("copy into nowhere", "recipes copy ppo no/such/folder/mine.yaml", "cannot be written"),
+    _use("show an unknown recipe", "recipes show pppo", "did you mean ppo?"),
+    _use("report of nothing", "report runs/none", "no run folder runs/none"),
+    _use("report of another folder", "report d", "holds no run", files={"d/x": ""}),
+    _use("export of nothing", "export runs/none out", "no run folder runs/none"),
+    _use("export over a folder", "export run out", "out exists and is left as it is", files={**RUN, "out/x": "1"}),
+    _use("export in other numbers", "export run out --dtype float16", "'float32', 'bfloat16'", files=RUN),
+    _use("evaluation of nothing", "evaluate runs/none", "no run folder runs/none"),
+    _use("generation without a prompt", "generate model", "no prompt", files=MODEL),
+    _use("no samples", "generate model x --num-samples 0", "--num-samples", files=MODEL),
+)
+MISTAKES = (*RECIPES, *OVERRIDES, *INPUTS, *COMMANDS)

@@ -1,0 +1,264 @@
+"""The command line itself: help, shipped recipes, configuration, dry runs, and how trainers are started."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from proximo.cli import main
+from proximo.cli.program import explicit_resume
+from proximo.config.loader import guess_kind, load_recipe, read_document
+from proximo.config.shipped import shipped_recipes
+from proximo.errors import CheckpointError, TrainingError
+from proximo.trainers.options import RunOptions
+from recipe_files import PIPELINE, PPO, REWARD, SFT, write_recipe
+
+COMMANDS = ("sft", "reward", "ppo", "pipeline", "generate", "evaluate", "export", "report", "recipes", "config")
+STARTS_QUICKLY = """
+import sys
+from proximo.cli import main
+assert main({argv}) == 0
+heavy = ("torch", "transformers", "datasets", "peft", "matplotlib", "rich")
+print([name for name in heavy if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Stands in for the PPO trainer; holds what it was started with."""
+    calls = []
+
+    def run_ppo(recipe, options):
+        calls.append((recipe, options))
+        return 143
+
+    monkeypatch.setitem(sys.modules, "proximo.trainers.ppo_run", SimpleNamespace(run_ppo=run_ppo))
+    return calls
+
+
+def child(argv, **more):
+    return subprocess.run(
+        [sys.executable, "-c", STARTS_QUICKLY.format(argv=argv)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        **more,
+    )
+
+
+def test_help_answers_at_once_and_without_torch():
+    before = os.times()
+    done = child(["--help"])
+    after = os.times()
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    assert "Train language models with PPO" in done.stdout
+    # Processor time, since other work on the machine does not count against it.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 0.7
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"proximo {command} " in text
+    assert command in {line.split()[0] for line in help_of_all(capsys).splitlines() if line.startswith("  ")}
+
+
+def help_of_all(capsys):
+    main([])
+    return capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("proximo 0.")
+
+
+def test_proximo_is_also_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "proximo", "--version"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout.split()[0]) == (0, "proximo")
+
+
+def test_shipped_recipes_are_listed_with_what_they_are_for(capsys):
+    assert main(["recipes"]) == 0
+    listed = capsys.readouterr().out
+    assert main(["recipes", "list"]) == 0
+    assert capsys.readouterr().out == listed
+    for name in ("sft", "reward", "ppo", "ppo-function", "grpo-function", "pythia-1b-tldr", "qwen2.5-0.5b-rlhf"):
+        assert f"\n{name} " in f"\n{listed}"
+
+
+@pytest.mark.parametrize("recipe", shipped_recipes(), ids=lambda recipe: recipe.name)
+def test_every_shipped_recipe_says_its_command_and_passes_a_dry_run(recipe, folder, capsys):
+    assert recipe.command == guess_kind(read_document(recipe.name).data)
+    assert recipe.summary.removeprefix(f"{recipe.command}: ")
+    assert main([recipe.command, recipe.name, "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert "whole run" in said.out
+    assert said.err == ""
+    assert list(folder.iterdir()) == []
+
+
+def test_a_dry_run_imports_no_torch(folder):
+    done = child(["pipeline", "qwen2.5-0.5b-rlhf", "--dry-run"], cwd=folder)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    done = child(["ppo", "ppo-function", "--dry-run"], cwd=folder)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    assert list(folder.iterdir()) == []
+
+
+def test_the_numbers_of_a_dry_run_are_those_of_the_recipe(folder, capsys):
+    path = write_recipe(folder, PPO)
+    settings = ["prompts_per_step=6", "responses_per_prompt=5", "minibatch_responses=8", "epochs_per_step=3"]
+    settings += ["rollout.max_new_tokens=40"]
+    assert main(["ppo", path, "data.max_prompt_tokens=60", *(f"ppo.{each}" for each in settings), "--dry-run"]) == 0
+    text = capsys.readouterr().out
+    # 6 x 5 responses; ceil(30 / 8) = 4 minibatches, 30 = 3 x 8 + 6; 3 epochs; 30 x (60 + 40) tokens; 10 steps.
+    assert "6 prompts x 5 = 30 responses" in text
+    assert "3 epochs x 4 minibatches of 8, the last of 6 = 12 updates" in text
+    assert "30 x (60 + 40) = 3,000 tokens" in text
+    assert "10 steps: 300 responses, 120 updates, at most 30,000 tokens" in text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "role", "text"),
+    [
+        ([], "reference", "a frozen copy of the policy"),
+        (["policy.lora.rank=4"], "reference", "the policy with its adapter off"),
+        (["policy.lora.rank=4"], "policy", "owner/model (Hub), LoRA of rank 4 on all-linear"),
+        (["ppo.kl.place=none"], "reference", "none"),
+        (["reference.path=owner/other"], "reference", "owner/other (Hub), frozen"),
+        ([], "value", "backbone of the policy, fresh head"),
+        (["value.start=reward"], "value", "backbone and head of the reward model"),
+        (["value.path=owner/critic"], "value", "owner/critic (Hub)"),
+        (["ppo.advantage=group_centred", "ppo.responses_per_prompt=2"], "value", "none: advantage group_centred"),
+        ([], "reward", "reward_model: reward model owner/reward (Hub), weight 2"),
+        (["policy.path=model"], "policy", "model (folder), trained whole"),
+    ],
+)
+def test_a_dry_run_says_which_model_takes_which_role(folder, capsys, overrides, role, text):
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text("{}")
+    assert main(["ppo", write_recipe(folder, PPO), *overrides, "--dry-run"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[0] == role]
+    assert text in line
+
+
+def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):
+    overrides = ["ppo.advantage=group_centred", "ppo.responses_per_prompt=2", "ppo.lam=0.5"]
+    assert main(["ppo", write_recipe(folder, PPO), *overrides]) == 143
+    assert capsys.readouterr().err == "note: ppo.lam has no effect: advantage group_centred has no critic\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [
+        ([], RunOptions()),
+        (["--resume"], RunOptions(resume="must")),
+        (["--resume=auto"], RunOptions(resume="auto")),
+        (["--overwrite"], RunOptions(overwrite=True)),
+        (
+            ["--resume", "--allow-different-environment", "-q"],
+            RunOptions(resume="must", allow_different_environment=True, quiet=True),
+        ),
+    ],
+)
+def test_a_trainer_is_started_with_the_recipe_and_options_and_gives_the_exit_status(
+    folder, started, arguments, options
+):
+    path = write_recipe(folder, PPO)
+    assert main(["ppo", path, "run.seed=3", *arguments]) == 143
+    ((recipe, given),) = started
+    assert recipe == load_recipe("ppo", path, ["run.seed=3"]).recipe
+    assert given.recipe_text == "# override: run.seed=3\n" + PPO
+    assert given == RunOptions(**{name: getattr(options, name) for name in NAMES}, recipe_text=given.recipe_text)
+
+
+NAMES = ("resume", "overwrite", "allow_different_environment", "quiet")
+
+
+def test_resume_stands_alone_wherever_it_is_written():
+    assert explicit_resume(["ppo", "--resume", "r.yaml"]) == ["ppo", "--resume=must", "r.yaml"]
+    assert explicit_resume(["--resume=auto", "--", "--resume"]) == ["--resume=auto", "--", "--resume"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(TrainingError("it broke"), 1), (CheckpointError("damaged"), 1)])
+def test_a_failure_is_one_message_and_status_1(folder, monkeypatch, capsys, error, status):
+    def run_ppo(recipe, options):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "proximo.trainers.ppo_run", SimpleNamespace(run_ppo=run_ppo))
+    assert main(["ppo", write_recipe(folder, PPO)]) == status
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_a_bug_keeps_its_traceback(folder, monkeypatch):
+    def run_ppo(recipe, options):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setitem(sys.modules, "proximo.trainers.ppo_run", SimpleNamespace(run_ppo=run_ppo))
+    with pytest.raises(ZeroDivisionError):
+        main(["ppo", write_recipe(folder, PPO)])
+
+
+def test_functions_beside_the_user_are_found_and_the_path_is_left_as_it_was(folder, started):
+    (folder / "my_reward.py").write_text(
+        "def score(prompts, responses, metadata):\n    return [0.0] * len(responses)\n"
+    )
+    path = list(sys.path)
+    override = "reward=[{kind: function, function: 'my_reward:score'}]"
+    assert main(["ppo", write_recipe(folder, PPO), override]) == 143
+    assert sys.path == path
+
+
+def test_a_shipped_recipe_is_shown_and_copied_and_never_over_a_file(folder, capsys):
+    assert main(["recipes", "show", "ppo"]) == 0
+    text = capsys.readouterr().out
+    assert main(["recipes", "copy", "ppo", "mine.yaml"]) == 0
+    assert Path("mine.yaml").read_text() == text
+    assert main(["recipes", "copy", "ppo"]) == 0
+    assert Path("ppo.yaml").read_text() == text
+    (folder / "recipes").mkdir()
+    assert main(["recipes", "copy", "ppo", "recipes"]) == 0
+    assert Path("recipes/ppo.yaml").read_text() == text
+    assert main(["ppo", "mine.yaml", "--dry-run"]) == 0
+
+
+@pytest.mark.parametrize("text", [SFT, REWARD, PPO, PIPELINE])
+def test_config_show_prints_a_recipe_with_every_value(folder, capsys, text):
+    assert main(["config", "show", write_recipe(folder, text), "run.seed=5"]) == 0
+    shown = capsys.readouterr().out
+    assert yaml.safe_load(shown)["run"]["seed"] == 5
+    assert yaml.safe_load(shown)["run"]["grace_seconds"] == 25.0
+    (folder / "shown.yaml").write_text(shown)
+    assert main(["config", "show", "shown.yaml"]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_config_check_says_what_kind_of_recipe_it_is(folder, capsys):
+    assert main(["config", "check", write_recipe(folder, PIPELINE)]) == 0
+    assert capsys.readouterr().out.endswith("r.yaml is a valid pipeline recipe\n")
+    unclear = SFT.partition("sft:")[0]
+    assert main(["config", "check", write_recipe(folder, unclear), "--kind=sft"]) == 0
+
+
+def test_config_schema_is_json_schema_with_descriptions(capsys):
+    assert main(["config", "schema", "ppo"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["PPOConfig"]["properties"]["lam"]["description"].startswith("Decay of the advantage")
+    assert main(["config", "schema"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 4

@@ -1,0 +1,55 @@
+"""The reference page is what the schemas say, and the schemas say something about every key."""
+
+from pathlib import Path
+
+import pytest
+from proximo.config.fields import key_paths
+from proximo.config.loader import recipe_schema
+from proximo.config.reference import KINDS, configuration_page, json_schema
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+
+
+def test_the_page_in_docs_is_the_generated_one():
+    message = "the schemas have changed: python -m proximo.config.reference > docs/configuration.md"
+    assert PAGE.read_text(encoding="utf-8") == configuration_page(), message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_of_every_section_has_a_docstring(kind):
+    for path, section in key_paths(recipe_schema(kind)):
+        description = section.model_fields[path[-1]].description
+        assert description, ".".join(path)
+        assert description.rstrip().endswith("."), ".".join(path)
+        assert section.__doc__
+
+
+def test_every_key_is_on_the_page_with_its_type_and_default():
+    page = configuration_page()
+    for kind in KINDS:
+        for path, _ in key_paths(recipe_schema(kind)):
+            assert f"\n| `{path[-1]}` | " in page
+    assert "| `lam` | number, at least 0, at most 1 | `0.95` |" in page
+    assert "| `seed` | whole number, at least 0, below 2147483648 | `0` |" in page
+    assert "| `value_clip` | number or null, above 0 | `0.2` |" in page
+    assert "| `betas` | list of 2 (number) | `[0.9, 0.95]` |" in page
+    assert "| `place` | `reward` or `loss` or `none` | `reward` |" in page
+    assert "| `folder` | text | required |" in page
+
+
+def test_every_link_on_the_page_leads_to_a_heading():
+    page = configuration_page()
+    anchors = {
+        line.lstrip("# ").lower().replace(" ", "-").replace("`", "")
+        for line in page.splitlines()
+        if line.startswith("#")
+    }
+    links = {piece.partition(")")[0] for piece in page.split("](#")[1:]}
+    assert links <= anchors
+
+
+def test_the_json_schema_of_each_kind_refuses_unknown_keys():
+    for kind in KINDS:
+        schema = json_schema(kind)
+        assert schema["additionalProperties"] is False
+        assert all(part["additionalProperties"] is False for part in schema["$defs"].values())
