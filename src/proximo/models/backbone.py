@@ -3,6 +3,8 @@
 Legend: T packed tokens, B rows of a decode step, D width.
 """
 
+import warnings
+
 import torch
 from peft import PeftModel
 from torch import Tensor
@@ -27,9 +29,17 @@ def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
 def checkpoint_activations(base: PreTrainedModel) -> None:
     """Each layer keeps its input alone and runs again in the backward pass, in train mode.
 
-    The non-reentrant kind: it needs no input with a gradient, so frozen embeddings (LoRA) are no trap.
+    The non-reentrant kind: it needs no input with a gradient, so frozen embeddings (LoRA) are no trap. Raises
+    ModelError for an architecture that cannot.
     """
-    base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if not base.supports_gradient_checkpointing:
+        raise ModelError(
+            f"activation checkpointing is not possible with a {base.config.model_type} model; leave it off"
+        )
+    with warnings.catch_warnings():
+        # Newer versions of transformers have another name for it, older ones only this.
+        warnings.filterwarnings("ignore", message="`gradient_checkpointing_enable`", category=FutureWarning)
+        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 class Backbone:

@@ -36,8 +36,8 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
     wrong = [name for name in saved.keys() | current.keys() if _shape(saved, name) != _shape(current, name)]
     if wrong:
         raise CheckpointError(
-            f"the weights in {folder} are not those of the {type(model).__name__} in use: {len(wrong)} differ in name or "
-            f"shape, such as {min(wrong)}"
+            f"the weights in {folder} are not those of the {type(model).__name__} in use: {len(wrong)} differ in name "
+            f"or shape, such as {min(wrong)}"
         )
     for name, weight in current.items():
         weight.copy_(saved[name])

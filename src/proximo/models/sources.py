@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from proximo.errors import ModelError
+from proximo.models.quiet import quiet_transformers
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose past is keys and values of single tokens."""
@@ -67,7 +68,8 @@ def adapter_base(source: ModelSource) -> ModelSource | None:
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
     """The configuration, checked. Raises ModelError for what is missing, unreadable or unsupported."""
-    config = _saved_config(source) if source.path is not None else new_config(source.config or {})
+    with quiet_transformers():
+        config = _saved_config(source) if source.path is not None else new_config(source.config or {})
     refuse_unsupported(config, source.name)
     return config
 
