@@ -77,7 +77,7 @@ def test_a_step_that_takes_longer_than_its_grace_is_given_up(tmp_path):
 
 
 def test_a_save_after_the_step_may_take_longer_than_the_grace(tmp_path):
-    with training(tmp_path, step=0.2, save=1.5, grace=0.8) as process:
+    with training(tmp_path, step=0.2, save=2.5, grace=1.5) as process:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 143
     assert CheckpointStore(tmp_path).load().step == 2
@@ -112,7 +112,7 @@ def test_a_signal_that_the_parent_ignores_stays_ignored(tmp_path):
 def test_a_forked_child_dies_of_the_signal_as_it_would_otherwise(tmp_path):
     """A pool of reward workers ends its workers with SIGTERM."""
     code = "import os, signal, time\nfrom proximo.checkpoint.interruption import Interruption\n"
-    code += "with Interruption() as i:\n    child = os.fork()\n    if not child: time.sleep(60)\n"
+    code += "with Interruption() as i:\n    child = os.fork()\n    if not child: time.sleep(5), os._exit(0)\n"
     code += "    time.sleep(0.1); os.kill(child, signal.SIGTERM)\n"
     code += "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), i.requested)\n"
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
