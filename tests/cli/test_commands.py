@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+
 from proximo.cli import main
 from proximo.cli.program import explicit_resume
 from proximo.config.loader import guess_kind, load_recipe, read_document

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from mistakes import MISTAKES, Mistake
-from proximo.cli import main
 from written_files import write_files
+
+from proximo.cli import main
 
 TESTS = Path(__file__).parents[1]
 ALL_IN_ONE_PROCESS = """

@@ -1,6 +1,7 @@
 """YAML documents: their values, their lines, and what is refused."""
 
 import pytest
+
 from proximo.config.document import parse_document
 from proximo.errors import ConfigError
 

@@ -3,11 +3,12 @@
 import json
 
 import pytest
+from pydantic import ValidationError
+
 from proximo.config.loader import guess_kind, load_recipe, recipe_schema, resolved_json, resolved_yaml
 from proximo.config.ppo import PPOConfig
 from proximo.config.unused import unused_keys
 from proximo.errors import ConfigError
-from pydantic import ValidationError
 from recipe_files import PIPELINE, PPO, REWARD, SFT, write_recipe
 
 TEXTS = {"sft": SFT, "reward": REWARD, "ppo": PPO, "pipeline": PIPELINE}

@@ -1,6 +1,7 @@
 """`key=value`: how it is read, and where it goes."""
 
 import pytest
+
 from proximo.config.overrides import apply_overrides, parse_override
 from proximo.config.recipes import PPORecipe
 from proximo.errors import ConfigError

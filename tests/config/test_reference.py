@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from proximo.config.fields import key_paths
 from proximo.config.loader import recipe_schema
 from proximo.config.reference import KINDS, configuration_page, json_schema

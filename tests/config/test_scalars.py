@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from proximo.config.scalars import plain_scalar
 
 
@@ -39,8 +40,29 @@ def test_infinity_and_not_a_number_begin_with_a_dot():
 
 @pytest.mark.parametrize(
     "word",
-    ["no", "yes", "on", "off", "y", "N", "12:30", "1:30:00", "2020-01-01", "1_000", "0b1", "inf", "nan", "1e", ".", "-"]
-    + ["tRue", "0o8", "-0o7", "1e-5x", "٣"],
+    [
+        "no",
+        "yes",
+        "on",
+        "off",
+        "y",
+        "N",
+        "12:30",
+        "1:30:00",
+        "2020-01-01",
+        "1_000",
+        "0b1",
+        "inf",
+        "nan",
+        "1e",
+        ".",
+        "-",
+        "tRue",
+        "0o8",
+        "-0o7",
+        "1e-5x",
+        "٣",
+    ],
 )
 def test_everything_else_is_text(word):
     assert plain_scalar(word) == word

@@ -1,6 +1,7 @@
 """The key that was meant."""
 
 import pytest
+
 from proximo.config.fields import key_paths
 from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.suggestions import ELSEWHERE, suggestions
