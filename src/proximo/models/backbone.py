@@ -7,7 +7,7 @@ import warnings
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
@@ -50,6 +50,10 @@ class Backbone:
         base = base_of(model)
         with quiet_transformers():  # it only warns where it cannot; the probe turns that into a refusal
             base.set_attn_implementation(ATTENTION)
+        for module in base.modules():
+            if isinstance(module, nn.Embedding):
+                # There is no padding here, so a token that some configuration pads with trains like any other.
+                module.padding_idx = None
         layers = base.base_model
         assert isinstance(layers, PreTrainedModel)
         self.layers = layers

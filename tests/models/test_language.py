@@ -1,0 +1,174 @@
+"""The language model as trainers and engine use it: cutting, precision, checkpointing, copies, limits."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from architectures import ARCHITECTURES, build_architecture, random_sequences
+from proximo.errors import ModelError
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses, pack, pack_responses
+from proximo.models.placement import Precision
+
+LENGTHS = [9, 4, 13, 6, 8, 5, 11, 7]
+SHAPES = ["llama", "gemma2", "gpt2", "mixtral"]
+
+
+def responses(indices: list[int] | None = None) -> PackedResponses:
+    sequences = random_sequences(LENGTHS)
+    chosen = [sequences[index] for index in (indices if indices is not None else range(len(LENGTHS)))]
+    return pack_responses([each[:2] for each in chosen], [each[2:] for each in chosen])
+
+
+def gradients_of(model: LanguageModel, batches: list[PackedResponses]) -> list[Tensor]:
+    """Of the mean over all tokens of log-prob squared plus entropy, accumulated over the batches."""
+    model.model.zero_grad()
+    num_tokens = sum(batch.targets.numel() for batch in batches)
+    for batch in batches:
+        found = model.response_logprobs(batch, temperature=0.9, entropy=True)
+        assert found.entropy is not None
+        ((found.logprobs.square() + found.entropy).sum() / num_tokens).backward()
+    return [parameter.grad.clone() for _, parameter in model.trainable_parameters()]
+
+
+def worst_relative_difference(ours: list[Tensor], others: list[Tensor]) -> float:
+    return max(((a - b).norm() / b.norm().clamp_min(1e-12)).item() for a, b in zip(ours, others, strict=True))
+
+
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_cutting_into_micro_batches_does_not_change_the_gradient(architecture: str):
+    model = LanguageModel(build_architecture(architecture))
+    whole = gradients_of(model, [responses()])
+    for cut in ([[0], [1], [2], [3], [4], [5], [6], [7]], [[6, 1], [0, 3, 2], [7, 5, 4]], [[5, 4, 3, 2, 1, 0, 7, 6]]):
+        assert worst_relative_difference(gradients_of(model, [responses(indices) for indices in cut]), whole) < 1e-5
+
+
+def test_cutting_in_float64_agrees_far_beyond_float32():
+    model = LanguageModel(build_architecture("gpt2", dtype=torch.float64))
+    pieces = gradients_of(model, [responses([index]) for index in range(len(LENGTHS))])
+    assert worst_relative_difference(pieces, gradients_of(model, [responses()])) < 1e-10
+
+
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_every_trainable_tensor_gets_a_gradient(architecture: str):
+    model = LanguageModel(build_architecture(architecture))
+    gradients = gradients_of(model, [responses()])
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+    assert len(gradients) == len(list(model.model.parameters()))
+
+
+def test_temperature_divides_the_logits():
+    model = LanguageModel(build_architecture("llama"))
+    batch = responses([0])
+    with torch.no_grad():
+        logits = model.next_logits(model.hidden_states(batch.packed)[batch.predictors])
+        expected = (logits / 0.5).log_softmax(dim=-1).gather(1, batch.targets[:, None])[:, 0]
+        found = model.response_logprobs(batch, temperature=0.5).logprobs
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_an_empty_response_contributes_nothing():
+    model = LanguageModel(build_architecture("llama"))
+    with torch.no_grad():
+        found = model.response_logprobs(pack_responses([[3, 4], [5]], [[], [6, 7]]))
+        alone = model.response_logprobs(pack_responses([[5]], [[6, 7]]))
+    torch.testing.assert_close(found.logprobs, alone.logprobs, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_bf16_is_near_float32_keeps_float32_weights_and_float32_logprobs(architecture: str):
+    exact = LanguageModel(build_architecture(architecture))
+    half = LanguageModel(copy.deepcopy(exact.model), precision=Precision.BF16)
+    with torch.no_grad():
+        expected = exact.response_logprobs(responses()).logprobs
+        found = half.response_logprobs(responses()).logprobs
+    assert found.dtype == torch.float32
+    assert {parameter.dtype for parameter in half.model.parameters()} == {torch.float32}
+    assert 1e-5 < (found - expected).abs().mean() < 0.05
+    gradients = gradients_of(half, [responses()])
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
+    apart = [
+        1 - torch.cosine_similarity(a.flatten(), b.flatten(), dim=0)
+        for a, b in zip(gradients, gradients_of(exact, [responses()]), strict=True)
+    ]
+    assert max(apart) < 0.1
+
+
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_the_copy_for_rollouts_gives_the_bits_of_autocast_and_shares_what_it_does_not_cast(architecture: str):
+    model = LanguageModel(build_architecture(architecture), precision=Precision.BF16)
+    copied = model.rollout_copy()
+    with torch.no_grad():
+        assert copied.hidden_states(responses().packed).equal(model.hidden_states(responses().packed))
+        assert copied.head.weight.equal(model.head.weight)
+    shared = {parameter.data_ptr() for parameter in model.model.parameters()}
+    kinds = {parameter.dtype: parameter.data_ptr() in shared for parameter in copied.model.parameters()}
+    assert kinds == {torch.bfloat16: False, torch.float32: True}
+    assert not any(parameter.requires_grad for parameter in copied.model.parameters())
+    assert all(parameter.requires_grad for parameter in model.model.parameters())
+
+
+def test_in_float32_the_copy_for_rollouts_is_the_model_itself():
+    model = LanguageModel(build_architecture("llama"))
+    assert model.rollout_copy() is model
+
+
+def test_a_frozen_copy_stays_when_the_model_moves():
+    model = LanguageModel(build_architecture("llama"))
+    model.model.train()
+    frozen = model.frozen_copy()
+    with torch.no_grad():
+        before = frozen.hidden_states(responses().packed)
+        for _, parameter in model.trainable_parameters():
+            parameter.add_(0.1)
+        assert frozen.hidden_states(responses().packed).equal(before)
+        assert not model.hidden_states(responses().packed).equal(before)
+    assert frozen.trainable_parameters() == []
+    assert not frozen.model.training
+
+
+@pytest.mark.parametrize("architecture", SHAPES)
+def test_activation_checkpointing_changes_no_gradient(architecture: str):
+    model = LanguageModel(build_architecture(architecture))
+    plain = gradients_of(model, [responses()])
+    model.use_activation_checkpointing()
+    model.model.train()
+    for module in model.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    assert worst_relative_difference(gradients_of(model, [responses()]), plain) == 0
+
+
+def test_a_sequence_beyond_the_positions_is_an_error():
+    model = LanguageModel(build_architecture("gpt2"))
+    assert model.position_limit == 128
+    with pytest.raises(ModelError, match="a sequence of 129 tokens was given to a gpt2 model that reads at most 128"):
+        model.hidden_states(pack([[3], [4] * 129]))
+
+
+def test_a_model_without_adapter_is_not_its_own_reference():
+    model = LanguageModel(build_architecture("llama"))
+    with pytest.raises(ModelError, match="not its own reference"), model.reference_view():
+        pass
+
+
+@pytest.mark.parametrize("architecture", ["llama", "opt", "gemma2"])
+def test_a_pad_token_id_is_an_ordinary_token_and_trains(architecture: str):
+    """Padding may equal EOS: no position is masked, and no embedding row left without gradient, because of an id."""
+    plain = build_architecture(architecture)
+    options = {**ARCHITECTURES[architecture], "pad_token_id": 5, "eos_token_id": 5}
+    padded = AutoModelForCausalLM.from_config(AutoConfig.for_model(**options)).eval()
+    padded.load_state_dict(plain.state_dict())
+    batch = pack_responses([[3, 5, 5], [5, 5]], [[4, 5], [5, 6]])
+    found, gradients = [], []
+    for model in (plain, padded):
+        language_model = LanguageModel(model)
+        found.append(language_model.response_logprobs(batch).logprobs)
+        found[-1].sum().backward()
+        gradients.append(model.get_input_embeddings().weight.grad[5])
+    assert found[0].equal(found[1])
+    assert gradients[0].equal(gradients[1])
+    assert gradients[0].norm() > 0
