@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from math import lcm
 from typing import Any
 
+from proximo.data.cells import cell, text_cell
 from proximo.data.order import shuffled
 from proximo.data.reading import read_source
-from proximo.data.rows import Row, columns_found, nearest
+from proximo.data.rows import Row
 from proximo.data.source import Source
 from proximo.errors import DataError
 
@@ -50,15 +51,9 @@ def label_pairs(
 def _labelled(rows: list[Row], text: str, label: str, *, wanted: Any) -> list[str]:
     texts = []
     for row in rows:
-        for column in (text, label):
-            if column not in row.values:
-                raise DataError(
-                    f"{row.origin}: no column '{column}'; columns found: {columns_found(row)}"
-                    f"{nearest(column, row.values)}"
-                )
         # CSV gives labels as text, JSON as numbers.
-        if str(row.values[label]) == str(wanted):
-            texts.append(row.values[text])
+        if str(cell(row, label)) == str(wanted):
+            texts.append(text_cell(row, text))
     if not texts:
         found = sorted({str(row.values[label]) for row in rows})
         raise DataError(f"{rows[0].source}: no row has {label} {wanted!r}; labels found: {', '.join(found[:10])}")
