@@ -10,6 +10,7 @@ from enum import StrEnum
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.errors import ModelError
@@ -115,7 +116,8 @@ def scalar_from_language_model(source: LanguageModel, start: HeadStart, *, seed:
     setattr(model, model.base_model_prefix, copy.deepcopy(origin.base_model))
     weight = next(origin.parameters())
     width = _scalar_head(model).in_features
-    head = nn.Linear(width, 1, bias=False, device=weight.device, dtype=wide_dtype(weight))
+    # A plain nn.Linear would draw its start from the global generator.
+    head = skip_init(nn.Linear, width, 1, bias=False, device=weight.device, dtype=wide_dtype(weight))
     start_head(head, start, seed=seed)
     model.set_submodule("score", head)
     model.requires_grad_(True).eval()

@@ -1,0 +1,60 @@
+"""Switching dropout off: after it, two passes in train mode give the same bits."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from architectures import ARCHITECTURES, random_sequences
+from proximo.models.dropout import disable_dropout
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.packing import pack
+
+PROBABILITIES = {
+    "attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout", "layerdrop",
+    "activation_dropout", "router_jitter_noise",
+}  # fmt: skip
+
+
+def with_dropout(architecture: str) -> LanguageModel:
+    """Everything that an architecture can drop, at 0.3, in train mode; layers are never dropped whole here."""
+    config = AutoConfig.for_model(**ARCHITECTURES[architecture])
+    for name in PROBABILITIES & set(config.to_dict()):
+        setattr(config, name, 0.0 if name == "layerdrop" else 0.3)
+    model = AutoModelForCausalLM.from_config(config)
+    return LanguageModel(model.train())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_two_passes_in_train_mode_agree_after_it_and_not_before(architecture: str):
+    model = with_dropout(architecture)
+    packed = pack(random_sequences([9, 6]))
+    assert not model.hidden_states(packed).equal(model.hidden_states(packed))
+    assert disable_dropout(model.model) > 0
+    assert model.hidden_states(packed).equal(model.hidden_states(packed))
+    eval_mode = model.hidden_states(packed)
+    model.model.eval()
+    assert model.hidden_states(packed).equal(eval_mode)
+    assert disable_dropout(model.model) == 0
+
+
+@torch.no_grad()
+def test_the_dropout_of_an_adapter_goes_too():
+    model = with_dropout("llama")
+    disable_dropout(model.model)
+    adapted = model.with_adapter(LoRAOptions(rank=2, dropout=0.5))
+    for name, parameter in adapted.trainable_parameters():
+        if "lora_B" in name:
+            parameter.fill_(0.3)
+    adapted.model.train()
+    packed = pack(random_sequences([9, 6]))
+    assert not adapted.hidden_states(packed).equal(adapted.hidden_states(packed))
+    assert disable_dropout(adapted.model) == 14
+    assert adapted.hidden_states(packed).equal(adapted.hidden_states(packed))
+
+
+def test_the_configuration_says_so_too():
+    model = with_dropout("mixtral")
+    disable_dropout(model.model)
+    assert model.model.config.router_jitter_noise == model.model.config.attention_dropout == 0.0

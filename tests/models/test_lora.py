@@ -1,0 +1,171 @@
+"""Adapters: what trains, what the base gives with them off, merging, and what is refused."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from architectures import ARCHITECTURES, build_architecture, random_sequences
+from proximo.errors import ModelError
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions, adapter_off, add_adapter, load_adapter, merged_copy
+from proximo.models.packing import pack, pack_responses
+from proximo.models.saving import save_pretrained
+
+PACKED = pack(random_sequences([9, 3, 14, 6]))
+
+
+def adapted(architecture: str = "llama", **options) -> LanguageModel:
+    """With B away from 0, so that the adapter does something."""
+    model = LanguageModel(build_architecture(architecture)).with_adapter(LoRAOptions(rank=2, **options))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.trainable_parameters():
+            if "lora_B" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_with_the_adapter_off_the_base_comes_back_bit_for_bit(architecture: str):
+    base = LanguageModel(build_architecture(architecture)).hidden_states(PACKED)
+    model = adapted(architecture)
+    before = model.hidden_states(PACKED)
+    with model.reference_view() as reference:
+        assert reference.hidden_states(PACKED).equal(base)
+    assert model.hidden_states(PACKED).equal(before)
+    assert (before - base).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_adapter_tensor_gets_a_gradient_and_nothing_else_does(architecture: str):
+    model = adapted(architecture)
+    sequences = random_sequences([9, 14])
+    batch = pack_responses([each[:2] for each in sequences], [each[2:] for each in sequences])
+    model.response_logprobs(batch).logprobs.sum().backward()
+    for name, parameter in model.model.named_parameters():
+        assert parameter.requires_grad == ("lora_" in name), name
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert parameter.grad.abs().sum() > 0, name
+        else:
+            assert parameter.grad is None, name
+
+
+def test_a_new_adapter_is_the_base_and_its_seed_is_its_own():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    first = LanguageModel(build_architecture("llama")).with_adapter(LoRAOptions(rank=2, seed=1))
+    assert torch.rand(2).equal(expected)
+    with torch.no_grad():
+        assert first.hidden_states(PACKED).equal(LanguageModel(build_architecture("llama")).hidden_states(PACKED))
+    second, other = (
+        LanguageModel(build_architecture("llama")).with_adapter(LoRAOptions(rank=2, seed=s)) for s in (1, 2)
+    )
+    weights = [dict(each.trainable_parameters()) for each in (first, second, other)]
+    name = next(name for name in weights[0] if "lora_A" in name)
+    assert weights[0][name].equal(weights[1][name])
+    assert not weights[0][name].equal(weights[2][name])
+
+
+def test_switching_off_touches_no_requires_grad_and_survives_an_error():
+    model = adapted()
+    model.model.get_base_model().model.layers[0].self_attn.q_proj.lora_A.requires_grad_(False)
+    flags = {name: parameter.requires_grad for name, parameter in model.model.named_parameters()}
+    with torch.no_grad():
+        before = model.hidden_states(PACKED)
+
+    def fail_inside() -> None:
+        with adapter_off(model.model):
+            assert {name: p.requires_grad for name, p in model.model.named_parameters()} == flags
+            raise RuntimeError("in between")
+
+    with pytest.raises(RuntimeError, match="in between"):
+        fail_inside()
+    with torch.no_grad():
+        assert model.hidden_states(PACKED).equal(before)
+    assert {name: parameter.requires_grad for name, parameter in model.model.named_parameters()} == flags
+
+
+def test_switching_off_nests():
+    model = adapted()
+    with adapter_off(model.model):
+        with adapter_off(model.model):
+            pass
+        with torch.no_grad():
+            base = LanguageModel(build_architecture("llama")).hidden_states(PACKED)
+            assert model.hidden_states(PACKED).equal(base)
+
+
+def test_a_graph_built_before_still_has_its_gradient_after_the_reference_ran():
+    """peft's own switch turns requires_grad off on the way and would lose it."""
+    model = adapted()
+    hidden = model.hidden_states(PACKED)
+    with torch.no_grad(), model.reference_view() as reference:
+        reference.hidden_states(PACKED)
+    hidden.sum().backward()
+    assert all(parameter.grad is not None for _, parameter in model.trainable_parameters())
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral", "gemma2"])
+@torch.no_grad()
+def test_the_merged_copy_is_the_same_function_and_the_training_model_keeps_its_bits(architecture: str):
+    model = adapted(architecture)
+    before = copy.deepcopy(model.model.state_dict())
+    expected = model.hidden_states(PACKED)
+    merged = LanguageModel(merged_copy(model.model))
+    assert not any("lora" in name for name, _ in merged.model.named_parameters())
+    torch.testing.assert_close(merged.hidden_states(PACKED), expected, rtol=0, atol=5e-5)
+    assert all(tensor.equal(before[name]) for name, tensor in model.model.state_dict().items())
+    assert model.hidden_states(PACKED).equal(expected)
+
+
+def test_a_saved_adapter_loads_in_transformers_and_here(tmp_path: Path):
+    base = build_architecture("llama")
+    base.save_pretrained(tmp_path / "base")
+    source = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    model = LanguageModel(source).with_adapter(LoRAOptions(rank=2))
+    with torch.no_grad():
+        for _, parameter in model.trainable_parameters():
+            parameter.add_(0.05)
+        expected = model.hidden_states(PACKED)
+    save_pretrained(model.model, tmp_path / "adapter")
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    again = LanguageModel(load_adapter(plain, tmp_path / "adapter"))
+    sequence = random_sequences([9])[0]
+    own = AutoModelForCausalLM.from_pretrained(tmp_path / "adapter", attn_implementation="eager")
+    with torch.no_grad():
+        assert again.hidden_states(PACKED).equal(expected)
+        logits = own(input_ids=torch.tensor([sequence])).logits[0]
+        torch.testing.assert_close(again.head.logits(again.hidden_states(pack([sequence]))), logits, rtol=0, atol=2e-5)
+    assert [name for name, _ in again.trainable_parameters()] == [name for name, _ in model.trainable_parameters()]
+
+
+def test_only_the_named_layers_get_an_adapter():
+    model = add_adapter(build_architecture("llama"), LoRAOptions(rank=2, target_modules=("q_proj", "down_proj")))
+    adapters = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
+    assert adapters == {"q_proj", "down_proj"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "target", "message"),
+    [
+        ("llama", "lm_head", "the output layer or the embedding"),
+        ("qwen2", "lm_head", "the output layer or the embedding"),
+        ("llama", "embed_tokens", "the output layer or the embedding"),
+        ("llama", "query", "is no linear layer of this llama model; its layers are .*q_proj"),
+    ],
+)
+def test_a_target_that_cannot_be_adapted_is_refused(architecture: str, target: str, message: str):
+    with pytest.raises(ModelError, match=message):
+        add_adapter(build_architecture(architecture), LoRAOptions(target_modules=(target,)))
+
+
+def test_a_folder_without_adapter_is_refused(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"no adapter_config\.json"):
+        load_adapter(build_architecture("llama"), tmp_path)

@@ -1,0 +1,151 @@
+"""The probe refuses what Proximo would run wrongly, one breakage at a time. That it accepts is in test_parity."""
+
+import math
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from transformers.models.llama import modeling_llama
+
+from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
+from proximo.errors import ModelError
+from proximo.models.attention import ATTENTION
+from proximo.models.cache import RowCache
+from proximo.models.language import LanguageModel
+from proximo.models.loading import load_language_model
+from proximo.models.probe import probe_language_model, probe_scalar_model
+from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.models.sources import ModelSource
+
+SMALL = {"vocab_size": 61, "hidden_size": 32}
+REFUSED = {
+    "bloom": ({**SMALL, "n_layer": 2, "n_head": 4}, "0 of its 2 layers"),
+    "falcon": ({**SMALL, "num_hidden_layers": 2, "num_attention_heads": 4}, "0 of its 2 layers"),
+    "gptj": ({"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, "0 of its 2 layers"),
+    "mamba": ({**SMALL, "num_hidden_layers": 2}, "0 of its 2 layers"),
+    "jamba": (
+        {**LLAMA_LIKE, "num_hidden_layers": 3, "attn_layer_period": 2, "attn_layer_offset": 1},
+        "1 of its 3 layers",
+    ),
+    "qwen3_next": (LLAMA_LIKE, "layers of the kind linear_attention"),
+    "llama4_text": ({"vocab_size": 61}, "layers of the kind chunked_attention"),
+    "doge": (LLAMA_LIKE, "mask or position bias of its own"),
+}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_an_architecture_that_cannot_be_packed_is_refused_by_name_and_with_the_reason(
+    model_type: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture
+):
+    options, reason = REFUSED[model_type]
+    with pytest.raises(ModelError, match=reason) as caught:
+        load_language_model(ModelSource(config={**options, "model_type": model_type}), device=torch.device("cpu"))
+    assert model_type in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def expect_refusal(model: PreTrainedModel, message: str) -> None:
+    language_model = LanguageModel(model)
+    with pytest.raises(ModelError, match=f"the architecture {model.config.model_type} cannot be run packed.*{message}"):
+        probe_language_model(language_model)
+    assert model.config._attn_implementation == ATTENTION
+
+
+def test_a_head_that_scales_its_logits_in_secret_is_refused(monkeypatch: pytest.MonkeyPatch):
+    model = build_architecture("llama")
+    forward = type(model.lm_head).forward
+    monkeypatch.setattr(
+        type(model.lm_head), "forward", lambda self, x: forward(self, x) * (1.001 if self is model.lm_head else 1)
+    )
+    expect_refusal(model, "the logits of its head differ by")
+
+
+def test_a_layer_that_does_not_ask_for_its_window_is_refused():
+    """The window is far longer than the probe, so that no short sequence could notice."""
+    model = build_architecture("gemma2")
+    for config in (model.config, model.model.config):
+        config.sliding_window = 4096
+    layers = [layer.self_attn for layer in model.model.layers]
+    layers[0].sliding_window = 4096
+    probe_language_model(LanguageModel(model))
+    layers[0].sliding_window = None
+    expect_refusal(model, r"attention windows \[None, None\] where its configuration says \[4096, None\]")
+
+
+def test_a_model_whose_own_attention_does_something_else_is_refused(monkeypatch: pytest.MonkeyPatch):
+    plain = modeling_llama.eager_attention_forward
+
+    def with_a_twist(*arguments, scaling, **options):
+        return plain(*arguments, scaling=scaling * 1.01, **options)
+
+    monkeypatch.setattr(modeling_llama, "eager_attention_forward", with_a_twist)
+    expect_refusal(build_architecture("llama"), "the hidden states of packed sequences differ by")
+
+
+def test_a_model_that_decodes_differently_with_a_cache_is_refused(monkeypatch: pytest.MonkeyPatch):
+    update = RowCache.update
+
+    def forgetful(self, keys, values, layer_index, *rest, **options):
+        return update(self, keys * 0.99, values, layer_index, *rest, **options)
+
+    monkeypatch.setattr(RowCache, "update", forgetful)
+    expect_refusal(build_architecture("llama"), "hidden states decoded with a cache differ by")
+
+
+def test_a_model_with_broken_weights_is_refused():
+    model = build_architecture("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = math.nan
+    expect_refusal(model, "differ by nan")
+
+
+def test_an_error_inside_the_model_becomes_a_refusal_that_quotes_it(monkeypatch: pytest.MonkeyPatch):
+    model = build_architecture("llama")
+
+    def broken(*_, **__):
+        raise KeyError("rope")
+
+    monkeypatch.setattr(model.model.rotary_emb, "forward", broken)
+    expect_refusal(model, "KeyError: 'rope'")
+
+
+def test_running_out_of_memory_is_no_refusal_of_the_architecture(monkeypatch: pytest.MonkeyPatch):
+    model = build_architecture("llama")
+
+    def broken(*_, **__):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(model.model.rotary_emb, "forward", broken)
+    with pytest.raises(torch.OutOfMemoryError):
+        probe_language_model(LanguageModel(model))
+
+
+def test_dropout_is_off_in_the_probe_and_on_again_afterwards():
+    model = build_architecture("gpt2").train()
+    probe_language_model(LanguageModel(model))
+    assert model.training
+    assert model.transformer.drop.training
+
+
+WITH_CLASSIFIER = [name for name in ARCHITECTURES if name not in ("granite", "cohere")]
+
+
+@pytest.mark.parametrize("architecture", WITH_CLASSIFIER)
+def test_a_scalar_model_is_accepted(architecture: str):
+    language_model = LanguageModel(build_architecture(architecture))
+    probe_scalar_model(scalar_from_language_model(language_model, HeadStart.NORMAL))
+
+
+def test_a_scalar_head_that_is_not_the_models_own_score_is_refused(monkeypatch: pytest.MonkeyPatch):
+    scalar = scalar_from_language_model(LanguageModel(build_architecture("llama")), HeadStart.NORMAL)
+    forward = type(scalar.model).forward
+
+    def shifted(self, *arguments, **options):
+        result = forward(self, *arguments, **options)
+        result.logits += 0.01
+        return result
+
+    monkeypatch.setattr(type(scalar.model), "forward", shifted)
+    with pytest.raises(ModelError, match="the scores of its head differ by"):
+        probe_scalar_model(scalar)
