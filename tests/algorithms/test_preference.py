@@ -78,7 +78,8 @@ def test_a_sequence_that_has_ended_stands_at_its_last_score():
 
 
 def test_a_beginning_of_the_other_parts_where_it_ends():
-    longer, shorter = sequence([3, 4, 0, 0], [9.0, 1.0, 2.0, 4.0]), sequence([3, 4], [9.0, 0.5])
+    """Also where the longer one goes on with the token that the shorter one ended with."""
+    longer, shorter = sequence([3, 4, 4, 4], [9.0, 1.0, 2.0, 4.0]), sequence([3, 4], [9.0, 0.5])
     assert divergence_window(longer, shorter).item() == pytest.approx((log_loss(1.5) + log_loss(3.5)) / 2)
 
 

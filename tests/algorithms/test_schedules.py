@@ -47,6 +47,11 @@ def test_warm_up_climbs_in_equal_steps_and_wastes_no_update_at_zero(kind):
     assert (found[4] == 1) == (kind == "constant")
 
 
+def test_after_the_warm_up_the_fall_takes_all_the_updates_that_are_left():
+    assert factors("linear", warmup_updates=2)[2:11] == pytest.approx([1 - i / 8 for i in range(9)])
+    assert factors("cosine", warmup_updates=2)[6] == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 @pytest.mark.parametrize("warmup_updates", [10, 20])
 def test_a_warm_up_as_long_as_the_run_only_climbs(kind, warmup_updates):

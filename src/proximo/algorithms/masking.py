@@ -51,7 +51,6 @@ def sum_per_token(per_token: Tensor, mask: Tensor, *, denominator: Tensor | floa
 
 def _deviations(x: Tensor, mask: Tensor) -> Tensor:
     """x - mean on the mask, 0 outside."""
-    x = torch.where(mask, x, 0)
-    deviations = torch.where(mask, x - masked_mean(x, mask), 0)
+    deviations = x - masked_mean(x, mask)
     # Once more: the rounding of a large mean would otherwise be blown up where all entries are equal.
     return torch.where(mask, deviations - masked_mean(deviations, mask), 0)
