@@ -24,6 +24,7 @@ from proximo.models.lora import load_adapter
 from proximo.models.placement import Precision
 from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.quiet import quiet_transformers
+from proximo.models.randomness import own_randomness
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sources import ModelSource, adapter_base, first_part, read_config
 from proximo.models.vocabulary import vocabulary_size
@@ -95,8 +96,7 @@ def _plain_language_model(source: ModelSource, tokenizer: PreTrainedTokenizerBas
 def _random_model(config: PreTrainedConfig, source: ModelSource) -> PreTrainedModel:
     """Always drawn on the CPU, so that a seed means the same weights on every device."""
     try:
-        with torch.random.fork_rng(devices=[]), quiet_transformers():
-            torch.manual_seed(source.seed)
+        with own_randomness(torch.device("cpu"), seed=source.seed), quiet_transformers():
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     except (ValueError, TypeError, RuntimeError, KeyError, AttributeError, ImportError) as error:
         raise ModelError(f"{source.name} cannot be built from its config: {first_part(error)}") from error

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from proximo.errors import ModelError
+from proximo.models.randomness import own_randomness
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,11 +50,8 @@ def add_adapter(model: PreTrainedModel, options: LoRAOptions) -> PeftModel:
         modules_to_save=["score"] if scalar else None,
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
     )
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(options.seed)
-        with _quiet_peft():
-            adapted = get_peft_model(model, config)
+    with own_randomness(model.device, seed=options.seed), _quiet_peft():
+        adapted = get_peft_model(model, config)
     assert isinstance(adapted, PeftModel)
     return adapted
 

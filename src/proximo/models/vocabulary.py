@@ -1,5 +1,6 @@
 """Tokenizers and the vocabularies of models: reading, comparing, growing. Not the tokenising of data."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.errors import ModelError
+from proximo.models.randomness import own_randomness
 from proximo.models.sources import first_part, is_local
 
 
@@ -25,6 +27,13 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
         raise ModelError(f"the tokenizer of {path} cannot be read: {first_part(error)}") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
+
+
+def decode_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    """The text of one sequence, without special tokens."""
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
 
 
 def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -79,7 +88,8 @@ def resize_vocabulary(model: PreTrainedModel, num_tokens: int) -> None:
     old = embedding_rows(model)
     if num_tokens <= old:
         return
-    model.resize_token_embeddings(num_tokens, mean_resizing=False)
+    with own_randomness(model.device):  # it draws rows that are overwritten below
+        model.resize_token_embeddings(num_tokens, mean_resizing=False)
     for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
         if layer is None:
             continue

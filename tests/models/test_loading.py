@@ -1,0 +1,270 @@
+"""From folders, configs and seeds to models; one message for each way in which that can fail."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+
+from architectures import LLAMA_LIKE, build_architecture, random_sequences
+from builders import tiny_tokenizer
+from proximo.errors import ModelError
+from proximo.models.language import LanguageModel
+from proximo.models.loading import load_language_model, load_scalar_model
+from proximo.models.lora import LoRAOptions
+from proximo.models.packing import pack
+from proximo.models.placement import Precision
+from proximo.models.saving import save_pretrained
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sources import ModelSource
+
+CPU = torch.device("cpu")
+PACKED = pack(random_sequences([9, 4]))
+CONFIG = {**LLAMA_LIKE, "model_type": "llama"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A saved tiny Llama."""
+    build_architecture("llama").save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+def load(path: Path | str, **options: Any) -> LanguageModel:
+    return load_language_model(ModelSource(path=str(path)), device=CPU, **options)
+
+
+def load_scalar(path: Path | str, fresh_head: HeadStart | None = None, **options: Any) -> ScalarModel:
+    return load_scalar_model(ModelSource(path=str(path)), fresh_head=fresh_head, device=CPU, **options)
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@torch.no_grad()
+def test_a_folder_loads_bit_for_bit_in_eval_mode(folder: Path, capfd: pytest.CaptureFixture):
+    model = load(folder)
+    assert model.hidden_states(PACKED).equal(LanguageModel(build_architecture("llama")).hidden_states(PACKED))
+    assert not model.model.training
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_weights_become_float32_whatever_the_checkpoint_holds(folder: Path, precision: Precision):
+    build_architecture("llama").to(torch.bfloat16).save_pretrained(folder)
+    model = load(folder, precision=precision)
+    assert {parameter.dtype for parameter in model.model.parameters()} == {torch.float32}
+    assert model.precision is precision
+
+
+@torch.no_grad()
+def test_a_random_start_is_a_function_of_its_seed_alone():
+    def hidden(seed: int) -> torch.Tensor:
+        return load_language_model(ModelSource(config=CONFIG, seed=seed), device=CPU).hidden_states(PACKED)
+
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    first = hidden(1)
+    assert torch.rand(2).equal(expected)
+    assert first.equal(hidden(1))
+    assert not first.equal(hidden(2))
+
+
+def test_a_random_start_takes_size_and_special_ids_from_the_tokenizer():
+    """A class's default end token, 2 for Llama, may be any letter of this tokenizer."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = "<|user|>"
+    options = {key: value for key, value in CONFIG.items() if key not in ("vocab_size", "eos_token_id")}
+    model = load_language_model(ModelSource(config=options), device=CPU, tokenizer=tokenizer).base
+    assert model.config.vocab_size == len(tokenizer)
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == tokenizer.eos_token_id == 3
+    given = load_language_model(ModelSource(config=CONFIG), device=CPU, tokenizer=tokenizer).base
+    assert (given.config.vocab_size, given.config.eos_token_id) == (61, 2)
+
+
+@torch.no_grad()
+def test_an_adapter_folder_loads_with_its_base(folder: Path, tmp_path: Path):
+    model = load(folder).with_adapter(LoRAOptions(rank=2))
+    for _, parameter in model.trainable_parameters():
+        parameter.add_(0.05)
+    save_pretrained(model.model, tmp_path / "adapter")
+    again = load(tmp_path / "adapter")
+    assert again.has_adapter
+    assert again.hidden_states(PACKED).equal(model.hidden_states(PACKED))
+    assert len(again.trainable_parameters()) == len(model.trainable_parameters())
+
+
+def test_an_adapter_that_does_not_name_its_base_is_refused(folder: Path, tmp_path: Path):
+    model = LanguageModel(build_architecture("llama")).with_adapter(LoRAOptions(rank=2))
+    save_pretrained(model.model, tmp_path / "adapter")
+    with pytest.raises(ModelError, match="does not name its base model"):
+        load(tmp_path / "adapter")
+
+
+@torch.no_grad()
+def test_a_classifier_keeps_its_head_and_a_language_model_gets_a_fresh_one(folder: Path, tmp_path: Path):
+    reward = scalar_from_language_model(load(folder), HeadStart.NORMAL, seed=4)
+    save_pretrained(reward.model, tmp_path / "reward")
+    for fresh_head in (None, HeadStart.ZERO):
+        again = load_scalar(tmp_path / "reward", fresh_head)
+        assert again.token_scores(PACKED).equal(reward.token_scores(PACKED))
+    assert not load_scalar(folder, HeadStart.ZERO).token_scores(PACKED).any()
+    assert load_scalar(folder, HeadStart.NORMAL, seed=4).token_scores(PACKED).equal(reward.token_scores(PACKED))
+
+
+def test_a_scalar_model_may_begin_at_random():
+    source = ModelSource(config=CONFIG, seed=1)
+    model = load_scalar_model(source, fresh_head=HeadStart.NORMAL, device=CPU)
+    assert model.sequence_scores(PACKED).shape == (2,)
+
+
+def test_a_language_model_is_no_trained_reward_model(folder: Path):
+    with pytest.raises(ModelError, match="without a trained scalar head"):
+        load_scalar(folder)
+
+
+def test_an_adapter_is_no_scalar_model(folder: Path, tmp_path: Path):
+    save_pretrained(load(folder).with_adapter(LoRAOptions(rank=2)).model, tmp_path / "adapter")
+    with pytest.raises(ModelError, match="holds an adapter only"):
+        load_scalar(tmp_path / "adapter", HeadStart.ZERO)
+
+
+def test_a_classifier_of_several_labels_is_refused(folder: Path, tmp_path: Path):
+    AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3).save_pretrained(tmp_path / "three")
+    with pytest.raises(ModelError, match="has 3 labels"):
+        load_scalar(tmp_path / "three")
+
+
+def test_a_classifier_is_no_language_model(folder: Path, tmp_path: Path):
+    save_pretrained(load_scalar(folder, HeadStart.ZERO).model, tmp_path / "reward")
+    with pytest.raises(ModelError, match=r"1 missing: lm_head\.weight; 1 left over: score\.weight"):
+        load(tmp_path / "reward")
+
+
+def missing_folder(folder: Path) -> str:
+    return str(folder / "nothing")
+
+
+def no_config(folder: Path) -> str:
+    (folder / "config.json").unlink()
+    return str(folder)
+
+
+def broken_config(folder: Path) -> str:
+    (folder / "config.json").write_text('{"model_type": "llama", ')
+    return str(folder)
+
+
+def unknown_type(folder: Path) -> str:
+    edit_config(folder, model_type="lama")
+    return str(folder)
+
+
+def no_weights(folder: Path) -> str:
+    (folder / "model.safetensors").unlink()
+    return str(folder)
+
+
+def cut_weights(folder: Path) -> str:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    return str(folder)
+
+
+def wrong_shape(folder: Path) -> str:
+    edit_config(folder, hidden_size=16)
+    return str(folder)
+
+
+def a_tensor_too_few(folder: Path) -> str:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def a_layer_too_many(folder: Path) -> str:
+    edit_config(folder, num_hidden_layers=1)
+    return str(folder)
+
+
+def an_encoder(folder: Path) -> str:
+    edit_config(folder, model_type="bert")
+    return str(folder)
+
+
+def an_encoder_decoder(folder: Path) -> str:
+    edit_config(folder, model_type="t5", is_encoder_decoder=True)
+    return str(folder)
+
+
+def an_image_model(folder: Path) -> str:
+    edit_config(folder, model_type="vit")
+    return str(folder)
+
+
+def a_quantised_model(folder: Path) -> str:
+    edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    return str(folder)
+
+
+def a_hub_name_offline(_: Path) -> str:
+    return "nobody/no-such-model"
+
+
+FAULTS = {
+    missing_folder: "there is no folder .*nothing; give a model folder, or a Hub name",
+    no_config: r"is no model folder: there is no config\.json in it",
+    broken_config: "the configuration of .* cannot be read",
+    unknown_type: "the configuration of .* cannot be read: .*lama",
+    no_weights: "the weights of .* cannot be read: .*model.safetensors",
+    cut_weights: "the weights of .* cannot be read",
+    wrong_shape: r"do not fit a LlamaForCausalLM: 21 of another shape: lm_head\.weight \(\[61, 32\], not \[61, 16\]\)",
+    a_tensor_too_few: r"do not fit a LlamaForCausalLM: 1 missing: model\.layers\.1\.mlp\.up_proj\.weight",
+    a_layer_too_many: r"9 left over: model\.layers\.1\..* and 5 more",
+    an_encoder: "is an encoder .bert.: its tokens see what follows",
+    an_encoder_decoder: "is an encoder-decoder model .t5.",
+    an_image_model: "is a vit model, and transformers has no causal language model of this type",
+    a_quantised_model: "is quantised",
+    a_hub_name_offline: "the configuration of nobody/no-such-model cannot be read",
+}
+
+
+@pytest.mark.parametrize(("fault", "message"), FAULTS.items(), ids=[fault.__name__ for fault in FAULTS])
+def test_what_cannot_be_loaded_is_one_message(fault, message: str, folder: Path, capfd: pytest.CaptureFixture):
+    path = fault(folder)
+    with pytest.raises(ModelError, match=message) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "lama"}, "model_type 'lama' is unknown .*did you mean 'llama'"),
+        ({}, "model_type None is unknown"),
+        ({**CONFIG, "hiden_size": 16}, "a llama config has no key 'hiden_size'; did you mean 'hidden_size'"),
+        ({**CONFIG, "hidden_size": "big"}, "no valid llama config"),
+        ({**CONFIG, "hidden_size": 30, "num_attention_heads": 4}, "llama"),
+        ({"model_type": "bart"}, "is an encoder-decoder model"),
+    ],
+)
+def test_a_config_that_means_nothing_is_one_message(config: dict, message: str):
+    with pytest.raises(ModelError, match=message) as caught:
+        load_language_model(ModelSource(config=config), device=CPU)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_source_is_a_path_or_a_config_and_not_both():
+    with pytest.raises(ModelError, match="exactly one"):
+        ModelSource()
+    with pytest.raises(ModelError, match="exactly one"):
+        ModelSource(path="x", config=CONFIG)

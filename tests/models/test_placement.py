@@ -1,0 +1,106 @@
+"""Devices, precisions and position limits by name."""
+
+import pytest
+import torch
+
+from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
+from proximo.errors import ConfigError
+from proximo.models.placement import Precision, resolve_device, resolve_precision
+from proximo.models.positions import check_lengths, position_limit
+from proximo.models.sources import new_config
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("float32", Precision.FLOAT32), ("bf16", Precision.BF16), ("bfloat16", Precision.BF16)],
+)
+def test_precisions_by_name(name: str, expected: Precision):
+    assert resolve_precision(name) is expected
+
+
+def test_fp16_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match="fp16 is not offered: its largest number is 65504"):
+        resolve_precision("fp16")
+    with pytest.raises(ConfigError, match="must be float32 or bf16, not 'int8'"):
+        resolve_precision("int8")
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *, cuda: int = 0, mps: bool = False) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+
+@pytest.mark.parametrize(("cuda", "mps", "expected"), [(0, False, "cpu"), (0, True, "mps"), (2, True, "cuda")])
+def test_auto_takes_the_fastest_that_is_there(monkeypatch: pytest.MonkeyPatch, cuda: int, mps: bool, expected: str):
+    pretend(monkeypatch, cuda=cuda, mps=mps)
+    assert resolve_device("auto") == torch.device(expected)
+    assert resolve_device("cpu") == torch.device("cpu")
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch):
+    pretend(monkeypatch)
+    for name in ("cuda", "mps"):
+        with pytest.raises(ConfigError, match=f"device {name} was asked for, but this machine has none"):
+            resolve_device(name)
+    with pytest.raises(ConfigError, match="device must be auto, cpu, cuda, cuda:N or mps, not 'gpu'"):
+        resolve_device("gpu")
+    pretend(monkeypatch, cuda=2)
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ConfigError, match="there are 2 CUDA devices"):
+        resolve_device("cuda:2")
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_architecture_states_how_many_positions_it_reads(architecture: str):
+    assert position_limit(build_architecture(architecture).config) == 128
+
+
+LONG = {"rope_theta": 10000.0, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"rope_type": "default", "rope_theta": 10000.0}, 128),
+        ({**LONG, "rope_type": "yarn", "original_max_position_embeddings": 32}, 128),
+        ({**LONG, "rope_type": "linear"}, 128),
+        ({**LONG, "rope_type": "dynamic"}, 128),
+        ({**LONG, "rope_type": "dynamic", "original_max_position_embeddings": 32}, 32),
+        (
+            {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "short_factor": [1.0] * 4,
+                "long_factor": [2.0] * 4,
+                "original_max_position_embeddings": 32,
+            },
+            32,
+        ),
+    ],
+)
+def test_positions_that_depend_on_the_longest_sequence_are_allowed_only_where_they_do_not(rope: dict, expected: int):
+    options = {**LLAMA_LIKE, "head_dim": 8, "model_type": "llama", "rope_parameters": rope}
+    assert position_limit(new_config(options)) == expected
+
+
+def test_a_prompt_and_a_response_beyond_the_positions_are_a_configuration_error():
+    config = build_architecture("gpt2").config
+    check_lengths(config, role="policy", max_prompt_tokens=100, max_response_tokens=28)
+    with pytest.raises(
+        ConfigError, match=r"100 tokens and a response of up to 29 make 129, .*policy model \(gpt2\) reads at most 128"
+    ):
+        check_lengths(config, role="policy", max_prompt_tokens=100, max_response_tokens=29)
+
+
+def test_the_message_for_long_context_positions_says_why():
+    rope = {**LONG, "rope_type": "dynamic", "original_max_position_embeddings": 32}
+    config = new_config({**LLAMA_LIKE, "model_type": "llama", "rope_parameters": rope})
+    with pytest.raises(ConfigError, match="its dynamic rotary positions depend on the longest sequence"):
+        check_lengths(config, role="reference", max_prompt_tokens=30, max_response_tokens=30)
+
+
+def test_a_model_without_a_stated_limit_reads_anything():
+    config = new_config({"model_type": "bloom", "vocab_size": 61, "hidden_size": 32, "n_layer": 1, "n_head": 4})
+    assert position_limit(config) is None
+    check_lengths(config, role="policy", max_prompt_tokens=10**6, max_response_tokens=10**6)

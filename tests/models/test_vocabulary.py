@@ -1,0 +1,127 @@
+"""Tokenizers: reading, ends of answers, shared vocabularies, growing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from architectures import build_architecture
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.errors import ModelError
+from proximo.models.language import LanguageModel
+from proximo.models.packing import pack
+from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.models.vocabulary import (
+    check_same_vocabulary,
+    check_vocabulary,
+    end_of_sequence_ids,
+    load_tokenizer,
+    resize_vocabulary,
+    vocabulary_size,
+)
+
+
+def test_a_saved_tokenizer_comes_back(tmp_path: Path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    again = load_tokenizer(str(tmp_path))
+    assert again("hello\nyou").input_ids == tokenizer("hello\nyou").input_ids
+    assert again.chat_template == tokenizer.chat_template
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "there is no folder"), ({}, "holds no tokenizer"), ({"tokenizer.json": "{"}, "cannot be read")],
+)
+def test_a_tokenizer_that_is_not_there_or_broken_is_one_message(tmp_path: Path, content: dict | None, message: str):
+    folder = tmp_path / "tokenizer"
+    if content is not None:
+        folder.mkdir()
+        for name, text in content.items():
+            (folder / name).write_text(text)
+    with pytest.raises(ModelError, match=message):
+        load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("listed", "own", "expected"),
+    [(2, "<eos>", (2,)), ([5, 4], "<eos>", (2, 4, 5)), (None, "<eos>", (2,)), (7, None, (7,))],
+)
+def test_every_end_of_sequence_token_counts(listed: int | list[int] | None, own: str | None, expected: tuple[int, ...]):
+    model, tokenizer = tiny_language_model(), tiny_tokenizer()
+    model.generation_config.eos_token_id = listed
+    tokenizer.eos_token = own
+    assert end_of_sequence_ids(model, tokenizer) == expected
+
+
+def test_a_model_that_could_never_end_an_answer_is_refused():
+    model, tokenizer = tiny_language_model(), tiny_tokenizer()
+    model.generation_config.eos_token_id = tokenizer.eos_token = None
+    with pytest.raises(ModelError, match="no answer could end"):
+        end_of_sequence_ids(model, tokenizer)
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_refused_and_spare_rows_are_not():
+    tokenizer = tiny_tokenizer()
+    size = vocabulary_size(tokenizer)
+    check_vocabulary(tiny_language_model(vocab_size=size), tokenizer, role="policy")
+    check_vocabulary(tiny_language_model(vocab_size=size + 8), tokenizer, role="policy")
+    with pytest.raises(ModelError, match=f"has {size} tokens, but the value model embeds only {size - 1}"):
+        check_vocabulary(tiny_language_model(vocab_size=size - 1), tokenizer, role="value")
+
+
+def test_added_tokens_count_in_the_size():
+    tokenizer = tiny_tokenizer()
+    size = vocabulary_size(tokenizer)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    assert vocabulary_size(tokenizer) == size + 1
+
+
+def test_roles_that_read_other_ids_are_refused_with_an_example():
+    check_same_vocabulary(tiny_tokenizer(), tiny_tokenizer(), role="value")
+    other = tiny_tokenizer()
+    other.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
+    with pytest.raises(
+        ModelError, match=r"the value model must share .* 1 of its tokens differ, such as '<\|tool\|>' \(None"
+    ):
+        check_same_vocabulary(tiny_tokenizer(), other, role="value")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2", "gpt2", "phi", "opt"])
+@torch.no_grad()
+def test_growing_keeps_old_tokens_and_starts_new_ones_at_the_mean(architecture: str):
+    model, grown = build_architecture(architecture), build_architecture(architecture)
+    resize_vocabulary(grown, 70)
+    assert grown.get_input_embeddings().weight.shape[0] == grown.get_output_embeddings().weight.shape[0] == 70
+    assert grown.config.vocab_size == 70
+    packed = pack([[3, 4, 5]])
+    before, after = LanguageModel(model), LanguageModel(grown)
+    logits = after.next_logits(after.hidden_states(packed))
+    torch.testing.assert_close(logits[:, :61], before.next_logits(before.hidden_states(packed)), rtol=0, atol=2e-6)
+    old = model.get_input_embeddings().weight
+    assert grown.get_input_embeddings().weight[61:].equal(old.mean(dim=0).expand(9, -1))
+    if architecture == "phi":
+        torch.testing.assert_close(grown.lm_head.bias[61:], model.lm_head.bias.mean().expand(9))
+
+
+@torch.no_grad()
+def test_all_roles_grow_alike_and_without_a_random_number():
+    language_model = LanguageModel(build_architecture("llama"))
+    scalar = scalar_from_language_model(language_model, HeadStart.NORMAL)
+    torch.manual_seed(0)
+    expected = torch.rand(2)
+    torch.manual_seed(0)
+    resize_vocabulary(language_model.base, 66)
+    resize_vocabulary(scalar.base, 66)
+    assert torch.rand(2).equal(expected)
+    assert scalar.base.get_input_embeddings().weight.equal(language_model.base.get_input_embeddings().weight)
+    assert language_model.vocab_size == 66
+    assert scalar.sequence_scores(pack([[65, 3]])).isfinite().all()
+
+
+def test_tied_layers_stay_tied_and_nothing_shrinks():
+    model = build_architecture("qwen2")
+    resize_vocabulary(model, 66)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    resize_vocabulary(model, 10)
+    assert model.config.vocab_size == 66
