@@ -44,8 +44,8 @@ def test_training_returns_the_metrics_of_every_step(advantage: str) -> None:
         assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
         assert ("value/explained_variance" in line) == (advantage == "gae")
         assert line["response/tokens_max"] <= 6
-    assert history[0]["kl/sequence"] == 0
-    assert history[1]["kl/sequence"] != 0
+    assert abs(history[0]["kl/sequence"]) < 1e-5
+    assert abs(history[1]["kl/sequence"]) > 1e-4
 
 
 def test_two_runs_of_one_seed_are_equal_to_the_bit_and_another_seed_differs() -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from proximo.algorithms.schedules import learning_rate_factor
+from proximo.algorithms.schedules import Schedule, learning_rate_factor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +16,7 @@ class OptimizerOptions:
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    schedule: str = "constant"
+    schedule: Schedule = "constant"
     warmup_updates: int = 0
     final_fraction: float = 0.0
     max_gradient_norm: float | None = 1.0

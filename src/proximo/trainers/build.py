@@ -75,12 +75,22 @@ def build_language_model(
 
 
 def build_scalar_model(
-    config: ScalarModelConfig, tokenizer: PreTrainedTokenizerBase, *, head: HeadStart, place: Place, role: str
+    config: ScalarModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    fresh_head: HeadStart | None,
+    place: Place,
+    role: str,
 ) -> ScalarModel:
-    """A value or reward model from a path or config (`start: path`), with `head` where the checkpoint has none."""
+    """A value or reward model from a path or config; `fresh_head` where the checkpoint has none, None refuses that."""
     source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
     model = load_scalar_model(
-        source, head=head, device=place.device, precision=place.precision, seed=place.seed, tokenizer=tokenizer
+        source,
+        fresh_head=fresh_head,
+        device=place.device,
+        precision=place.precision,
+        seed=place.seed,
+        tokenizer=tokenizer,
     )
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
     check_vocabulary(model.base, tokenizer, role=role)
@@ -128,7 +138,7 @@ def _model_reward(
 ) -> ModelReward:
     own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
     source = ModelSource(path=config.path, revision=config.revision)
-    model = load_scalar_model(source, head=HeadStart.TRAINED, device=place.device, precision=place.precision)
+    model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
     model.model.requires_grad_(False)
     check_vocabulary(model.base, own, role="reward")
     same = own.get_vocab() == policy_tokenizer.get_vocab() and own.chat_template == policy_tokenizer.chat_template

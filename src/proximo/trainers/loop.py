@@ -1,11 +1,11 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints
@@ -243,8 +243,20 @@ class _Logs:
 
 
 @contextmanager
-def progress_warnings(progress: ProgressView) -> Iterator[None]:
+def progress_warnings(progress: ProgressView) -> Generator[None]:
     """Python warnings of the run are shown where its numbers are, not across them."""
+
+    def show(  # noqa: PLR0917  (the signature is Python's)
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        del category, filename, lineno, file, line
+        progress.warn(str(message))
+
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_args, **_named: progress.warn(str(message))
+        warnings.showwarning = show
         yield

@@ -15,7 +15,8 @@ from proximo.trainers.ppo_run import run_ppo
 from proximo.trainers.reward import run_reward
 from proximo.trainers.sft import run_sft
 
-Stage = TypeVar("Stage", SFTRecipe, RewardRecipe, PPORecipe)
+AnyStage = SFTRecipe | RewardRecipe | PPORecipe
+Stage = TypeVar("Stage", bound=AnyStage)
 
 ROLES = {"@sft": ("sft", "policy"), "@reward": ("reward", "reward")}
 """A reference in a recipe -> the stage whose result it names, and the role of that result in its checkpoint."""
@@ -41,7 +42,7 @@ def run_pipeline(recipe: PipelineRecipe, options: RunOptions) -> int:
     return 0
 
 
-def _run_stage(stage: SFTRecipe | RewardRecipe | PPORecipe, options: RunOptions) -> int:
+def _run_stage(stage: AnyStage, options: RunOptions) -> int:
     match stage:
         case SFTRecipe():
             return run_sft(stage, options)

@@ -25,7 +25,7 @@ from proximo.metrics.values import Last, MetricValue
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.vocabulary import end_of_sequence_ids
+from proximo.models.vocabulary import decode_text, end_of_sequence_ids
 from proximo.records import Experience, Finish, Prompt, Response, Scored
 from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
@@ -97,7 +97,7 @@ class PPOTrainer:
         engine = LocalEngine(
             self.policy,
             self.tokenizer,
-            eos_token_ids=end_of_sequence_ids(self.policy.model, self.tokenizer),
+            eos_token_ids=end_of_sequence_ids(self.policy.base, self.tokenizer),
             max_rows=config.rollout.max_rows,
         )
         return Roles(
@@ -271,7 +271,7 @@ class PPOTrainer:
         if not known or len(responses) % len(known):
             raise ValueError(f"{len(responses)} responses do not share out among {len(known)} prompts")
         each = len(responses) // len(known)
-        eos = set(end_of_sequence_ids(self.policy.model, self.tokenizer))
+        eos = set(end_of_sequence_ids(self.policy.base, self.tokenizer))
         records = [
             given if isinstance(given, Response) else self._bare(known[i // each], i % each, tuple(given), eos)
             for i, given in enumerate(responses)
@@ -292,7 +292,7 @@ class PPOTrainer:
             response_mask=torch.ones(len(token_ids), dtype=torch.bool),
             finish=Finish.EOS if token_ids[-1:] and token_ids[-1] in eos else Finish.LENGTH,
             policy_version=self.policy_version,
-            text=self.tokenizer.decode(token_ids, skip_special_tokens=True),
+            text=decode_text(self.tokenizer, token_ids),
         )
 
 
@@ -308,4 +308,4 @@ def as_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt | st
 
 def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
     """A reward source as it is; a plain function wrapped as one."""
-    return FunctionReward(reward) if callable(reward) else reward
+    return FunctionReward(reward) if isinstance(reward, Callable) else reward

@@ -121,7 +121,7 @@ def _build_value(
         path, revision = scorer.path, scorer.revision
         check_same_vocabulary(tokenizer, load_tokenizer(path, revision=revision), role="value")
         start = config.model_copy(update={"start": "path", "path": path, "revision": revision})
-        return build_scalar_model(start, tokenizer, head=HeadStart.TRAINED, place=place, role="value")
+        return build_scalar_model(start, tokenizer, fresh_head=None, place=place, role="value")
     if config.path is not None:
         check_same_vocabulary(tokenizer, load_tokenizer(config.path, revision=config.revision), role="value")
-    return build_scalar_model(config, tokenizer, head=HeadStart.ZERO, place=place, role="value")
+    return build_scalar_model(config, tokenizer, fresh_head=HeadStart.ZERO, place=place, role="value")

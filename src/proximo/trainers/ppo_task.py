@@ -24,9 +24,9 @@ Gold = Sequence[float | None]
 class PPOTask:
     """Drives a PPOTrainer over prompts in the order of each epoch."""
 
-    trainer = Trainer.PPO
-    best_metric = "evaluation/score"
-    best_is_lowest = False
+    trainer: Trainer = Trainer.PPO
+    best_metric: str | None = "evaluation/score"
+    best_is_lowest: bool = False
 
     def __init__(
         self,
@@ -66,12 +66,13 @@ class PPOTask:
         samples = [_sample("train", scored[i], divergences[i], gold[i]) for i in rows]
         return Record(metrics=metrics, samples=samples)
 
-    def evaluate(self) -> Record | None:
+    def evaluate(self, num_rows: int | None = None) -> Record | None:
         """One response to each held-out prompt, scored by the reward and by the gold source."""
-        if not self.held_out:
+        held_out = self.held_out[:num_rows]
+        if not held_out:
             return None
         ppo = self.ppo
-        found = evaluate_policy(ppo.roles, self.held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
+        found = evaluate_policy(ppo.roles, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
         gold = self._gold(found.scored)
         samples = [
             _sample("evaluation", scored, kl, score)

@@ -37,7 +37,7 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     held_out: list[PreferencePair] = []
     if rows.held_out:
         held_out, _ = load_preference_pairs(rows.held_out, tokenizer, how)
-    model = build_scalar_model(recipe.model, tokenizer, head=HeadStart.NORMAL, place=place, role="reward")
+    model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, place=place, role="reward")
     longest = max(len(sequence) for pair in [*pairs, *held_out] for sequence in pair_sequences(pair))
     check_lengths(model.base.config, role="reward", max_prompt_tokens=longest, max_response_tokens=0)
     if not recipe.reward.dropout:

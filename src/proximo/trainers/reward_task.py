@@ -24,6 +24,7 @@ from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.batching import plan_batches
 from proximo.models.packing import Packed, pack
 from proximo.models.scalar import ScalarModel
+from proximo.models.vocabulary import decode_text
 from proximo.trainers.loop import Record
 from proximo.trainers.measuring import peak_memory_mib
 from proximo.trainers.saving import restore_models, update_counts, writers_for
@@ -64,9 +65,9 @@ class PairScores:
 class RewardTask:
     """Teaches the chosen answer of a pair to score above the rejected one."""
 
-    trainer = Trainer.REWARD
-    best_metric = "evaluation/pair_accuracy"
-    best_is_lowest = False
+    trainer: Trainer = Trainer.REWARD
+    best_metric: str | None = "evaluation/pair_accuracy"
+    best_is_lowest: bool = False
 
     def __init__(
         self,
@@ -128,21 +129,22 @@ class RewardTask:
         )
 
     @torch.no_grad()
-    def evaluate(self) -> Record | None:
+    def evaluate(self, num_rows: int | None = None) -> Record | None:
         """Accuracy and calibration on the held-out pairs, each of which goes to samples.jsonl with its scores."""
-        if not self.held_out:
+        held_out = self.held_out[:num_rows]
+        if not held_out:
             return None
         scores: dict[int, tuple[float, float]] = {}
         loss, total = 0.0, PairScores(chosen=(), rejected=(), correct=0.0)
-        for indices, batch in self._batches(self.held_out):
-            value, part = self._loss(batch, num_pairs=len(self.held_out))
+        for indices, batch in self._batches(held_out):
+            value, part = self._loss(batch, num_pairs=len(held_out))
             loss, total = loss + value.item(), total + part
             scores |= dict(zip(indices, zip(part.chosen, part.rejected, strict=True), strict=True))
         metrics = _pair_metrics("evaluation", total) | {
             "evaluation/loss": Mean(loss * len(scores), len(scores)),
             "evaluation/calibration_error": Last(calibration(total.gaps).error),
         }
-        rows = [_sample(self.tokenizer, pair, scores[i]) for i, pair in enumerate(self.held_out)]
+        rows = [_sample(self.tokenizer, pair, scores[i]) for i, pair in enumerate(held_out)]
         return Record(metrics=metrics, samples=rows)
 
     def writers(self) -> Mapping[str, Writer]:
@@ -217,15 +219,12 @@ def _pair_metrics(group: str, total: PairScores) -> dict[str, MetricValue]:
 
 
 def _sample(tokenizer: PreTrainedTokenizerBase, pair: PreferencePair, scores: tuple[float, float]) -> dict[str, Any]:
-    def text(ids: Sequence[int]) -> str:
-        return tokenizer.decode(ids, skip_special_tokens=True)
-
     return {
         "kind": "pair",
         "prompt_id": pair.id,
-        "prompt": text(pair.prompt_token_ids),
-        "chosen": text(pair.chosen_token_ids),
-        "rejected": text(pair.rejected_token_ids),
+        "prompt": decode_text(tokenizer, pair.prompt_token_ids),
+        "chosen": decode_text(tokenizer, pair.chosen_token_ids),
+        "rejected": decode_text(tokenizer, pair.rejected_token_ids),
         "score_chosen": scores[0],
         "score_rejected": scores[1],
     }

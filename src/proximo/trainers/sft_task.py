@@ -29,9 +29,9 @@ from proximo.trainers.sections import optimizer_options
 class SFTTask:
     """Minimises the negative log-likelihood per counted token, over updates of `examples_per_step` examples."""
 
-    trainer = Trainer.SFT
-    best_metric = "evaluation/loss"
-    best_is_lowest = True
+    trainer: Trainer = Trainer.SFT
+    best_metric: str | None = "evaluation/loss"
+    best_is_lowest: bool = True
 
     def __init__(
         self,
@@ -91,17 +91,19 @@ class SFTTask:
         )
 
     @torch.no_grad()
-    def evaluate(self) -> Record | None:
-        """Loss, perplexity and bits per character on the held-out examples."""
-        if not self.held_out:
+    def evaluate(self, num_rows: int | None = None) -> Record | None:
+        """Loss, perplexity and bits per character on the held-out examples, or the first `num_rows` of them."""
+        held_out = self.held_out[:num_rows]
+        if not held_out:
             return None
-        nats = sum(self._loss(batch, 1)[0].item() for batch in self._batches(self.held_out))
-        count = sum(example.num_targets for example in self.held_out)
+        nats = sum(self._loss(batch, 1)[0].item() for batch in self._batches(held_out))
+        count = sum(example.num_targets for example in held_out)
         metrics: dict[str, MetricValue] = {
             "evaluation/loss": Mean(nats, count),
             "evaluation/perplexity": ExponentialMean(nats, count),
-            "evaluation/bits_per_character": Mean(nats / math.log(2), self.held_out_characters),
         }
+        if len(held_out) == len(self.held_out):
+            metrics["evaluation/bits_per_character"] = Mean(nats / math.log(2), self.held_out_characters)
         return Record(metrics=metrics)
 
     def writers(self) -> Mapping[str, Writer]:
