@@ -50,8 +50,9 @@ class KLConfig(Section):
     place: Literal["reward", "loss", "none"] = "reward"
     """Subtracted from the reward, added to the loss, or left out (no reference is loaded then)."""
     measure: Literal["k1", "k2", "k3", "abs", "full", "weighted_k3"] = "k1"
-    """In the reward: k1 and full have the gradient of the sequence KL, k2, k3 and abs are biased.
-    In the loss: k2, weighted_k3 and full have the gradient of the KL per state, and only they are accepted."""
+    """In the reward: k1 has the gradient of the sequence KL; full has only the part that runs through later states;
+    k2, k3 and abs are biased. In the loss: k2, weighted_k3 and full have the gradient of the KL at each state visited,
+    and only they are accepted."""
     coefficient: float = Field(0.05, ge=0)
     """Weight of the KL; the starting point where it adapts."""
     target: float | None = Field(None, gt=0)
@@ -68,7 +69,7 @@ class KLConfig(Section):
                 "or place: reward"
             )
         if self.place == "reward" and self.measure == "weighted_k3":
-            raise ValueError("measure weighted_k3 is a form for the loss; in the reward use k1 or full")
+            raise ValueError("measure weighted_k3 is a form for the loss; in the reward use k1")
         return self
 
 

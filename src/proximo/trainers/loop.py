@@ -258,5 +258,5 @@ def progress_warnings(progress: ProgressView) -> Generator[None]:
         progress.warn(str(message))
 
     with warnings.catch_warnings():
-        warnings.showwarning = show
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
         yield
