@@ -15,6 +15,7 @@ from proximo.models.attention import (
     layout_attention,
     no_mask,
     register_attention,
+    varlen_fits,
 )
 from proximo.models.backbone import checkpoint_activations
 from proximo.models.packing import pack
@@ -160,3 +161,22 @@ def test_activation_checkpointing_gives_the_same_gradients():
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
         assert plain.equal(recomputed)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the varlen kernel needs a CUDA device")
+@pytest.mark.parametrize("key_heads", [1, 4])
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_the_varlen_kernel_agrees_with_the_loop_over_sequences(window: int | None, key_heads: int):
+    options = AttentionOptions(scaling=0.3, sliding_window=window)
+    results = []
+    for dtype, device in ((torch.bfloat16, "cuda"), (torch.float64, "cpu")):
+        generator = torch.Generator().manual_seed(5)
+        inputs = [torch.randn(1, n, sum(LENGTHS), 16, generator=generator) for n in (4, key_heads, key_heads)]
+        inputs = [each.to(torch.bfloat16).to(device, dtype).requires_grad_() for each in inputs]
+        assert varlen_fits(inputs[0], inputs[2], options) is (device == "cuda")
+        output = PackedLayout(LENGTHS).attend(*inputs, options)
+        output.square().sum().backward()
+        results.append([output, *(each.grad for each in inputs)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found.double().cpu(), expected, rtol=0.05, atol=0.05)

@@ -7,9 +7,13 @@ keyword arguments, and the layout decides who attends to whom. Cached decoding h
 Legend: T packed tokens, S sequences, L tokens of one sequence, H query heads, K head width.
 """
 
+import importlib
+import importlib.util
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -143,11 +147,11 @@ class PackedLayout:
         return self._masks[length, window]
 
     def _varlen(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
         bounds = cumulative_lengths(self.lengths, query.device)
         left = -1 if options.sliding_window is None else options.sliding_window - 1
-        output = varlen_attn(
+        kernel = varlen_kernel()
+        assert kernel is not None, "varlen_fits has looked"
+        output = kernel(
             query[0].transpose(0, 1),
             key[0].transpose(0, 1),
             value[0].transpose(0, 1),
@@ -159,16 +163,26 @@ class PackedLayout:
             window_size=(left, 0),
             enable_gqa=key.shape[1] != query.shape[1],
         )
-        assert isinstance(output, Tensor), "no auxiliary output was asked for"
         return output.unsqueeze(0)
 
 
+@cache
+def varlen_kernel() -> Callable[..., Tensor] | None:
+    """torch's varlen attention, where this version has one that knows windows and grouped heads."""
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return None
+    kernel: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    known = inspect.signature(kernel).parameters
+    return kernel if {"scale", "window_size", "enable_gqa"} <= known.keys() else None
+
+
 def varlen_fits(query: Tensor, value: Tensor, options: AttentionOptions) -> bool:
-    """True where torch's varlen kernel computes what is asked: CUDA, half precision, no dropout, cap or sinks."""
+    """True where the varlen kernel computes what is asked: CUDA, half precision, no dropout, cap or sinks."""
+    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16) or varlen_kernel() is None:
+        return False
     plain = options.softcap is None and options.sinks is None and options.dropout == 0
     head_width = query.shape[-1]
-    shapes = head_width == value.shape[-1] and head_width <= 256 and head_width % 8 == 0
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and plain and shapes
+    return plain and head_width == value.shape[-1] and head_width <= 256 and head_width % 8 == 0
 
 
 def band_mask(length: int, window: int | None, device: torch.device) -> Tensor:
@@ -185,7 +199,8 @@ def explicit_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, 
     query [B, H, L, K], key and value [B, H_kv, M, K], mask bool broadcastable to [B, H, L, M] -> [B, H, L, K].
     """
     groups = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     scaling = 1 / math.sqrt(query.shape[-1]) if options.scaling is None else options.scaling
     scores = (query @ key.transpose(2, 3)) * scaling
     if options.softcap is not None:
