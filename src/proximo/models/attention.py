@@ -73,8 +73,8 @@ def layout_attention(
     where = type(module).__name__
     if layout is None:
         raise ModelError(
-            f"{where} was called without a layout; a model with '{ATTENTION}' attention runs through "
-            "LanguageModel or ScalarModel, or with layout=PackedLayout(lengths) among its keyword arguments"
+            f"{where} was called without a layout: this model belongs to a LanguageModel or ScalarModel, which pass one; "
+            "before calling it or its generate() yourself, say model.set_attn_implementation('sdpa')"
         )
     if attention_mask is not None or given.get("position_bias") is not None:
         raise ModelError(f"{where} makes an attention mask or position bias of its own, which packing cannot honour")
