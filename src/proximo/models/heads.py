@@ -58,9 +58,9 @@ class OutputHead:
         with torch.autocast(hidden.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(wide)
             raw = nn.functional.linear(hidden.to(wide), self.weight.to(wide), bias)
-        return self.finish(raw)
+        return self._finish(raw)
 
-    def finish(self, raw: Tensor) -> Tensor:
+    def _finish(self, raw: Tensor) -> Tensor:
         """W h + b -> z, before the temperature."""
         scaled = raw if self.logit_scale == 1 else raw * self.logit_scale
         return scaled if self.softcap is None else self.softcap * torch.tanh(scaled / self.softcap)
