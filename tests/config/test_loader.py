@@ -165,7 +165,9 @@ def test_files_that_are_no_recipe_are_refused(folder):
 
 def test_a_byte_order_mark_and_windows_line_ends_are_fine(folder):
     (folder / "windows.yaml").write_bytes(b"\xef\xbb\xbf" + PPO.replace("\n", "\r\n").encode())
-    assert load_recipe("ppo", "windows.yaml").recipe.ppo.num_steps == 10
+    loaded = load_recipe("ppo", "windows.yaml", ["run.seed=1"])
+    assert loaded.recipe.ppo.num_steps == 10
+    assert load_recipe("ppo", write_recipe(folder, loaded.text)).recipe.ppo.num_steps == 10
 
 
 def test_an_unknown_name_lists_the_shipped_recipes():

@@ -94,6 +94,15 @@ def test_every_line_of_standard_input_is_a_prompt(folder, capsys, monkeypatch):
     assert said.count("## sample 1, ") == said.count("## sample 2, ") == 2
 
 
+def test_chat_puts_the_prompt_into_the_template(folder, capsys):
+    save_model(folder / "model")
+    said = []
+    for argv in (["hello", "--chat"], ["<|user|>hello<eos><|assistant|>"], ["hello"]):
+        assert main(["generate", "model", *argv, "--max-new-tokens", "10"]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+
+
 def test_of_a_run_the_policy_answers_from_the_checkpoint_that_is_named(folder, capsys):
     models = {step: {"policy": tiny_language_model(seed=step)} for step in (1, 2, 3)}
     save_run(folder / "runs" / "x", models, metrics={2: 0.9, 3: 0.1})
