@@ -101,9 +101,9 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{'tokens per second':42} {'engine':>8} {'transformers':>14} {'ratio':>8}")
     compare("64 prompts, none ends early", num_prompts=64, num_samples=1, num_eos=0, rounds=rounds)
-    compare("64 prompts, ends after 43 on average", num_prompts=64, num_samples=1, num_eos=48, rounds=rounds)
-    compare("256 prompts, ends after 43", num_prompts=256, num_samples=1, num_eos=48, rounds=rounds)
-    compare("64 prompts of 4 samples, ends after 43", num_prompts=64, num_samples=4, num_eos=48, rounds=rounds)
+    compare("64 prompts, ends after 36 on average", num_prompts=64, num_samples=1, num_eos=48, rounds=rounds)
+    compare("256 prompts, ends after 36", num_prompts=256, num_samples=1, num_eos=48, rounds=rounds)
+    compare("64 prompts of 4 samples, ends after 36", num_prompts=64, num_samples=4, num_eos=48, rounds=rounds)
 
 
 if __name__ == "__main__":
