@@ -17,6 +17,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.rollout.sampling import SamplingOptions
+from proximo.trainers.generate import GenerateOptions, generate
 
 IDS = torch.tensor([[1, 7, 8, 9, 10]])
 
@@ -94,13 +96,12 @@ def test_every_line_of_standard_input_is_a_prompt(folder, capsys, monkeypatch):
     assert said.count("## sample 1, ") == said.count("## sample 2, ") == 2
 
 
-def test_chat_puts_the_prompt_into_the_template(folder, capsys):
+@pytest.mark.parametrize(("chat", "asked"), [(False, "hello"), (True, "<|user|>hello<eos><|assistant|>")])
+def test_chat_puts_the_prompt_into_the_template(folder, chat, asked):
     save_model(folder / "model")
-    said = []
-    for argv in (["hello", "--chat"], ["<|user|>hello<eos><|assistant|>"], ["hello"]):
-        assert main(["generate", "model", *argv, "--max-new-tokens", "10"]) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != said[2]
+    options = GenerateOptions(sampling=SamplingOptions(max_new_tokens=1), chat=chat)
+    (response,) = generate("model", ["hello"], options)
+    assert list(response.prompt.token_ids) == tiny_tokenizer()(asked)["input_ids"]
 
 
 def test_of_a_run_the_policy_answers_from_the_checkpoint_that_is_named(folder, capsys):

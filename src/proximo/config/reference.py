@@ -45,7 +45,8 @@ proximo config schema ppo                    # JSON schema, for an editor
   default holds. Where `kind` changes, the keys of the kind before go.
 - A section that is given in part keeps the defaults of the rest.
 - Relative paths are relative to the working directory. Environment variables are not expanded.
-- The run folder keeps the recipe (`config.yaml`) and every value that held (`config.resolved.json`).
+- The run folder keeps the recipe with its overrides as comments (`config.yaml`), and every value that held
+  (`config.resolved.json`). The latter is itself a recipe: `proximo ppo runs/x/config.resolved.json --resume`.
 """
 
 
