@@ -117,7 +117,7 @@ def test_few_samples_prove_nothing():
         ),
         ("Accuracy is much higher in training than held out", {"reward_model/pair_accuracy": 0.99}),
         ("The reward model is surer than it should be", {"evaluation/calibration_error": 0.3}),
-        ("The held-out loss rises again", {"evaluation/loss": 0.9}),
+        ("The held-out loss rises again", {"evaluation/loss": 0.46}),
     ],
 )
 def test_a_sick_reward_model_is_found(title, last):

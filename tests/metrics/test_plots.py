@@ -99,6 +99,12 @@ def test_a_drawing_names_no_place_outside_itself():
     assert "<metadata" not in plot.svg
 
 
+def test_a_drawing_styles_nothing_but_itself():
+    plot = draw_curve(CURVE, run_of(50, "score/mean"), key="a")
+    assert plot is not None
+    assert "<style" not in plot.svg
+
+
 def test_a_drawing_is_balanced_and_its_description_escaped():
     for curve in (CURVE, TIME):
         plot = draw_curve(curve, run_of(40, "score/mean", "evaluation/score", "time/score_seconds"), key="a")
@@ -134,7 +140,7 @@ def test_an_early_outlier_does_not_flatten_the_rest():
 def test_the_users_own_matplotlib_settings_neither_leak_in_nor_are_lost():
     run = run_of(9, "score/mean")
     plain = draw_curve(CURVE, run, key="a")
-    with mpl.rc_context({"lines.linewidth": 9, "font.size": 30, "svg.fonttype": "path"}):
+    with mpl.rc_context({"font.size": 30, "svg.fonttype": "path", "lines.dash_capstyle": "round", "axes.linewidth": 9}):
         assert draw_curve(CURVE, run, key="a") == plain
         assert mpl.rcParams["font.size"] == 30
 

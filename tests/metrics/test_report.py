@@ -198,7 +198,7 @@ def test_a_run_of_one_step_has_points_and_no_judgement(tmp_path: Path):
 def test_sample_pairs_join_the_same_prompts_and_keep_several_answers_in_order(tmp_path: Path):
     answers = [("p0", "a"), ("p0", "b"), ("p1", "c"), ("p2", "d")]
     records = [sample(0, 0, prompt_id=prompt, response=text) for prompt, text in answers]
-    records += [sample(5, 0, prompt_id="p9", response="middle")]
+    records += [sample(5, 0, prompt_id=prompt, response="middle") for prompt, _ in answers]
     records += [sample(9, 0, prompt_id=prompt, response=text.upper()) for prompt, text in reversed(answers[:3])]
     write_lines(tmp_path / "samples.jsonl", records)
     pairs = pair_samples(read_run(tmp_path))

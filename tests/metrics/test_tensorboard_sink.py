@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from proximo.metrics.sinks import TensorBoardSink
@@ -47,3 +48,11 @@ def test_a_resume_rewrites_the_folder_so_that_no_step_is_there_twice(tmp_path: P
     second.write(4, {"score/mean": 4.0})
     second.close()
     assert points(folder, "score/mean") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+
+
+def test_a_null_in_the_file_is_a_gap_in_the_curve(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "policy/loss": null, "score/mean": 2.0}\n')
+    TensorBoardSink(tmp_path / "tensorboard", tmp_path / "metrics.jsonl").close()
+    assert points(tmp_path / "tensorboard", "score/mean") == [(1, 2.0)]
+    with pytest.raises(KeyError):
+        points(tmp_path / "tensorboard", "policy/loss")

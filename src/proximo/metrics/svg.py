@@ -1,7 +1,7 @@
 """Turns a drawn figure into an SVG that can stand inside a page beside others. Not the drawing itself.
 
 Figures are drawn in stand-in colours, one for each role in `COLOURS`. Here each becomes a CSS variable, so that one
-picture serves a light and a dark page, and everything that names other places (ids, metadata, namespaces) goes.
+picture serves a light and a dark page. Ids become the figure's own; metadata, namespaces and style sheets go.
 """
 
 import re
@@ -26,7 +26,7 @@ def figure_to_svg(figure: Figure, *, key: str, description: str) -> str:
     FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     drawing = stream.getvalue()
     body = drawing[drawing.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r"<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = _own_ids(body, key)
     body = _short_numbers(body)
     for stand_in, variable in COLOURS.items():
