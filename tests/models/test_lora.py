@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from architectures import ARCHITECTURES, build_architecture, random_sequences
+from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture, random_sequences
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, adapter_off, add_adapter, load_adapter, merged_copy
@@ -150,6 +150,14 @@ def test_only_the_named_layers_get_an_adapter():
     model = add_adapter(build_architecture("llama"), LoRAOptions(rank=2, target_modules=("q_proj", "down_proj")))
     adapters = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
     assert adapters == {"q_proj", "down_proj"}
+
+
+def test_in_a_mixture_of_experts_only_attention_gets_an_adapter():
+    """peft would take the shared expert's layers for those of the stacked ones, which are no linear layers."""
+    config = AutoConfig.for_model("qwen2_moe", **LLAMA_LIKE, num_experts=4, moe_intermediate_size=24)
+    model = add_adapter(AutoModelForCausalLM.from_config(config), LoRAOptions(rank=2))
+    adapters = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
+    assert adapters == {"q_proj", "k_proj", "v_proj", "o_proj"}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-CONFIG_WORDS = ("dropout", "pdrop", "drop_rate", "layerdrop", "jitter", "noise")
+PROBABILITY_WORDS = ("drop", "jitter")
 """What the names of such probabilities contain: Mixtral's router, for one, multiplies its input by `jitter_noise`."""
 
 
@@ -32,7 +32,7 @@ def _zero_probabilities(values: dict, owner: nn.Module | PreTrainedConfig) -> in
     found = [
         name
         for name, value in values.items()
-        if any(word in name.lower() for word in CONFIG_WORDS) and isinstance(value, float) and value != 0
+        if any(word in name.lower() for word in PROBABILITY_WORDS) and isinstance(value, float) and value != 0
     ]
     for name in found:
         setattr(owner, name, 0.0)

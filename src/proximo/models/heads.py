@@ -235,6 +235,6 @@ def full_kl(
             reference = (reference_head.logits(reference_rows) / temperature).log_softmax(dim=-1)
         return (log_shares.exp() * (log_shares - reference)).sum(dim=-1)
 
-    pieces = zip(hidden.split(chunk_tokens), reference_hidden.detach().split(chunk_tokens), strict=True)
+    pieces = zip(hidden.split(chunk_tokens), reference_hidden.split(chunk_tokens), strict=True)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     return torch.cat([checkpoint(of_chunk, mine, other, **options) for mine, other in pieces])
