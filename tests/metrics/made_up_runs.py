@@ -126,7 +126,7 @@ def write_sft_run(folder: Path, *, num_steps: int = 300) -> Path:
                 "sft/gradient_norm": 0.4 + 2 * math.exp(-step / 20) + abs(rng.gauss(0, 0.05)),
                 "sft/learning_rate": 1e-3 * (1 - step / num_steps),
                 "throughput/train_tokens_per_second": 15200 + rng.gauss(0, 300),
-                "time/train_seconds": 0.21 + abs(rng.gauss(0, 0.01)),
+                "time/step_seconds": 0.21 + abs(rng.gauss(0, 0.01)),
             }
         if step % 50 == 0:
             line |= {"evaluation/loss": loss + 0.05, "evaluation/bits_per_character": (loss + 0.05) * 0.46}

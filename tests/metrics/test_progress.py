@@ -165,6 +165,7 @@ def test_numbers_have_about_three_digits(number, text):
 def test_changes_have_a_sign():
     assert format_change(1.0, 1.5) == "+0.50"
     assert format_change(1.5, 1.0) == "-0.50"
+    assert format_change(1.5, 1.5) == "0"
     assert format_change(None, 1.0) == ""
 
 

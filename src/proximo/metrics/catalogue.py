@@ -6,10 +6,10 @@ from proximo.metrics.alarms import Rule
 from proximo.metrics.curves import Curve
 from proximo.metrics.declared.alarms_other import COMMON_RULES, HELD_OUT_RULE, REWARD_RULES
 from proximo.metrics.declared.alarms_ppo import PPO_RULES
+from proximo.metrics.declared.curves_other import MEMORY, SPEED
 from proximo.metrics.declared.curves_other import REWARD as REWARD_CURVES
 from proximo.metrics.declared.curves_other import SFT as SFT_CURVES
-from proximo.metrics.declared.curves_other import SPEED
-from proximo.metrics.declared.curves_ppo import PPO_MAIN, PPO_MORE
+from proximo.metrics.declared.curves_ppo import PPO_MAIN, PPO_MORE, PPO_SPEED
 from proximo.metrics.declared.evaluation import EVALUATION
 from proximo.metrics.declared.experience import EXPERIENCE, ROLLOUT, SCORE
 from proximo.metrics.declared.run import RUN
@@ -25,7 +25,7 @@ CATALOGUE = Catalogue(
 CURVES: Mapping[Trainer, tuple[Curve, ...]] = {
     Trainer.SFT: (*SFT_CURVES, *SPEED),
     Trainer.REWARD: (*REWARD_CURVES, *SPEED),
-    Trainer.PPO: (*PPO_MAIN, *SPEED, *PPO_MORE),
+    Trainer.PPO: (*PPO_MAIN, *PPO_SPEED, MEMORY, *PPO_MORE),
 }
 
 RULES: Mapping[Trainer, tuple[Rule, ...]] = {

@@ -21,7 +21,8 @@ def format_change(before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return ""
     change = after - before
-    return f"{'+' if change >= 0 else '-'}{format_number(abs(change))}"
+    sign = "+" if change > 0 else "-" if change < 0 else ""
+    return sign + format_number(abs(change))
 
 
 def format_duration(seconds: float) -> str:

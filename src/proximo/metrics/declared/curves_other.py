@@ -1,48 +1,38 @@
-"""The curves of speed, which every run has, and those of supervised and reward model training. Not those of PPO."""
+"""The curves of supervised fine-tuning and of reward model training. Not those of PPO."""
 
 from proximo.metrics.curves import Curve, Section, Trace, held_out
+
+MEMORY = Curve(
+    key="memory",
+    title="Peak memory",
+    unit="MiB",
+    traces=(Trace("memory/peak_mib", "peak"),),
+    healthy="Level after the first steps. A steady climb is a leak.",
+    section=Section.SPEED,
+    from_zero=True,
+)
 
 SPEED = (
     Curve(
         key="throughput",
         title="Throughput",
         unit="tokens per second",
-        traces=(
-            Trace("throughput/rollout_tokens_per_second", "rollout"),
-            Trace("throughput/train_tokens_per_second", "training"),
-        ),
-        healthy="Level. Rollout falls as answers become longer or end at very different lengths.",
+        traces=(Trace("throughput/train_tokens_per_second", "training"),),
+        healthy="Level, but for the lengths of what is read. Falling: something else wants the machine, or memory runs "
+        "short.",
         section=Section.SPEED,
         from_zero=True,
     ),
     Curve(
         key="time",
-        title="Time of a step by phase",
+        title="Time of a step",
         unit="seconds",
-        traces=(
-            Trace("time/rollout_seconds", "rollout"),
-            Trace("time/score_seconds", "score"),
-            Trace("time/reference_seconds", "reference"),
-            Trace("time/values_seconds", "values"),
-            Trace("time/policy_logprobs_seconds", "policy log-probs"),
-            Trace("time/experience_seconds", "experience"),
-            Trace("time/train_value_seconds", "train value"),
-            Trace("time/train_policy_seconds", "train policy"),
-            Trace("time/train_seconds", "updates"),
-        ),
-        healthy="The highest band is where a faster run has to come from. Evaluation and saving are not in it.",
-        section=Section.SPEED,
-        stacked=True,
-    ),
-    Curve(
-        key="memory",
-        title="Peak memory",
-        unit="MiB",
-        traces=(Trace("memory/peak_mib", "peak"),),
-        healthy="Level after the first steps. A steady climb is a leak.",
+        traces=(Trace("time/step_seconds", "step"),),
+        healthy="Level. Evaluation and saving are not in it.",
         section=Section.SPEED,
         from_zero=True,
     ),
+    MEMORY,
 )
 
 SFT = (

@@ -1,4 +1,4 @@
-"""The curves of a PPO run, the ones that matter most first. Not those of speed, which every run has."""
+"""The curves of a PPO run, the ones that matter most first. Not those of the other trainers."""
 
 from proximo.metrics.curves import Curve, Section, Trace, held_out
 
@@ -145,5 +145,38 @@ PPO_MORE = (
         traces=(Trace("first_minibatch/max_abs_log_ratio", "largest log-ratio"),),
         healthy="Rounding only: below 0.001 in float32. More means that answers are not scored as they were sampled.",
         section=Section.MORE,
+    ),
+)
+
+PPO_SPEED = (
+    Curve(
+        key="throughput",
+        title="Throughput",
+        unit="tokens per second",
+        traces=(
+            Trace("throughput/rollout_tokens_per_second", "rollout"),
+            Trace("throughput/train_tokens_per_second", "training"),
+        ),
+        healthy="Level. Rollout falls as answers become longer or end at very different lengths.",
+        section=Section.SPEED,
+        from_zero=True,
+    ),
+    Curve(
+        key="time",
+        title="Time of a step by phase",
+        unit="seconds",
+        traces=(
+            Trace("time/rollout_seconds", "rollout"),
+            Trace("time/score_seconds", "score"),
+            Trace("time/reference_seconds", "reference"),
+            Trace("time/values_seconds", "values"),
+            Trace("time/policy_logprobs_seconds", "policy log-probs"),
+            Trace("time/experience_seconds", "experience"),
+            Trace("time/train_value_seconds", "train value"),
+            Trace("time/train_policy_seconds", "train policy"),
+        ),
+        healthy="The highest band is where a faster run has to come from. Evaluation and saving are not in it.",
+        section=Section.SPEED,
+        stacked=True,
     ),
 )

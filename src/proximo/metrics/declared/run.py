@@ -53,10 +53,8 @@ TIMED = {
     "experience": "rewards, advantages and returns",
     "train_value": "the updates of the value model",
     "train_policy": "the updates of the policy",
-    "train": "the updates, in SFT and reward model training",
     "evaluate": "evaluation on held-out data",
-    "save": "writing the checkpoint of the step before",
-    "step": "the whole step",
+    "step": "the whole step, without evaluation and saving",
 }
 
 TIME = tuple(
