@@ -6,18 +6,18 @@ of the last position are ever computed.
 """
 
 import math
-from collections.abc import Collection, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.errors import TrainingError, UserError
 from proximo.models.attention import PackedLayout
 from proximo.models.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
+from proximo.models.modes import evaluating
 from proximo.models.packing import pack
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.sampling import RandomKey, SamplingOptions, sample
@@ -141,9 +141,8 @@ class _Call:
         self._cache = cache
         self._stop = stop
         self._computed: dict[int, _ComputedPrompt] = {}
-        self._ending_ids = torch.tensor(
-            sorted({*stop.eos_token_ids, *stop.options.stop_token_ids}), device=model.device
-        )
+        ending = sorted({*stop.eos_token_ids, *stop.options.stop_token_ids})
+        self._ending_ids = torch.tensor(ending, dtype=torch.long, device=model.device)
 
     def run(self) -> None:
         """Until every sample has finished."""
@@ -210,18 +209,6 @@ class _Call:
         slot = self._scheduler.rows[row]
         assert slot is not None
         return self._samples[slot.prompt_index][slot.sample_index]
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Generator[None]:
-    """Eval mode inside; afterwards every submodule is in the mode it was in."""
-    before = [(each, each.training) for each in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for each, training in before:
-            each.training = training
 
 
 def _check_request(

@@ -3,7 +3,9 @@
 The token is the winner of an exponential race: argmax of p_i / e_i with e_i independent standard exponentials draws i
 with probability p_i (the Gumbel-max rule without its two logarithms). Rounding in the logits moves only near-ties,
 where an inverse CDF is moved by the rounding of everything before the token.
-`benchmarks/sampling.py` prints the cost of both and how often rounding changes a draw.
+`benchmarks/sampling.py`, one thread: with noise of 1e-6 on the logits 0 of 128,000 draws moved at 2k tokens and 0 of
+6,400 at 152k, against 1e-4 and 3e-3 of the inverse CDF's; a draw costs 13 us and 0.9 ms against 5 us and 0.4 ms
+(`torch.multinomial`: 45 us and 3.8 ms).
 
 Legend: B rows, V vocabulary, F tokens that end a response.
 """
