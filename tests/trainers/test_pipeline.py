@@ -1,6 +1,7 @@
 """The three steps in a row: each feeds the next, finished ones are skipped, and what they made loads elsewhere."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from proximo.config.recipes import PipelineRecipe
 from proximo.errors import ConfigError, RunFolderError
+from proximo.models.packing import pack
 from proximo.trainers import loop, pipeline
 from proximo.trainers.evaluate import run_evaluate
 from proximo.trainers.options import RunOptions
@@ -33,25 +35,27 @@ def source(function: str, rows: int) -> dict[str, Any]:
     }
 
 
-def recipe(folder: Path, **ppo: Any) -> PipelineRecipe:
+def recipe(folder: Path, *, lora: bool = False, **ppo: Any) -> PipelineRecipe:
+    adapter = {"lora": {"rank": 2, "alpha": 4}} if lora else {}
     return PipelineRecipe.model_validate(
         {
             "run": {"folder": str(folder), "tensorboard": False, "num_threads": 1},
             "sft": {
-                "model": {"config": TINY},
-                "tokenizer": {"train_vocab_size": 300},
+                "model": {"config": TINY}
+                | ({"path": str(folder.parent / "base"), "config": None} | adapter if lora else {}),
+                "tokenizer": {} if lora else {"train_vocab_size": 300},
                 "data": source("sft_rows", 20) | {"max_tokens": 190},
                 "sft": {"examples_per_step": 8},
             },
             "reward": {
                 "tokenizer": {"path": "@sft"},
-                "model": {"path": "@sft"},
+                "model": {"path": "@sft"} | adapter,
                 "data": source("preference_rows", 20) | {"max_tokens": 190},
                 "reward": {"pairs_per_step": 8},
             },
             "ppo": {
-                "policy": {"path": "@sft"},
-                "value": {"start": "reward"},
+                "policy": {"path": "@sft"} | adapter,
+                "value": {"start": "reward"} | adapter,
                 "data": source("prompt_rows", 20),
                 "reward": [{"kind": "model", "path": "@reward"}],
                 "gold": {"kind": "function", "function": "proximo.data.reviews.gold:gold_reward"},
@@ -133,3 +137,22 @@ def test_a_checkpoint_can_be_evaluated_again_with_the_same_result(
     assert "evaluation/gold" in capsys.readouterr().out
     samples = [s for s in lines(finished / "ppo" / "samples.jsonl") if s["kind"] == "evaluation" and s["step"] == 2]
     assert lines(tmp_path / "out.jsonl") == samples
+
+
+def test_with_adapters_everywhere_each_stage_starts_from_what_the_one_before_made(
+    finished: Path, tmp_path: Path
+) -> None:
+    from proximo.trainers.ppo_run import build_task
+
+    shutil.copytree(pipeline.stage_result(finished, "@sft"), tmp_path / "base")
+    made = recipe(tmp_path / "run", lora=True)
+    assert pipeline.run_pipeline(made, RunOptions(quiet=True)) == 0
+    after_sft = AutoModelForCausalLM.from_pretrained(pipeline.stage_result(tmp_path / "run", "@sft"))
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    weight = "model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(after_sft.state_dict()[weight], base.state_dict()[weight])
+    policy = build_task(pipeline.resolve_references(made.ppo, tmp_path / "run")).ppo.policy
+    ids = torch.tensor([[5, 6, 7]])
+    with policy.reference_view() as reference:
+        hidden = reference.hidden_states(pack([[5, 6, 7]]))
+    torch.testing.assert_close(reference.next_logits(hidden), after_sft(ids).logits[0], rtol=0, atol=1e-5)

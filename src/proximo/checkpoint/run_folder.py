@@ -28,7 +28,9 @@ SAMPLES = "samples.jsonl"
 TENSORBOARD = "tensorboard"
 REPORT = "report.html"
 LOG = "log.txt"
-REPLACED = (CHECKPOINTS, CONFIG, RESOLVED_CONFIG, ENVIRONMENT, METRICS, SAMPLES, TENSORBOARD, REPORT, LOG)
+MERGED = "merged"
+"""Models of a stage with their adapters added in, for the stages that start from them."""
+REPLACED = (CHECKPOINTS, CONFIG, RESOLVED_CONFIG, ENVIRONMENT, METRICS, SAMPLES, TENSORBOARD, REPORT, LOG, MERGED)
 """What a start removes of an earlier run: what a run writes, the checkpoints first. Anything else is the user's."""
 
 

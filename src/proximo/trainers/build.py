@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, RewardSourceConfig
@@ -12,10 +13,10 @@ from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
-from proximo.models.lora import LoRAOptions, add_adapter
+from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.placement import Precision, resolve_device, resolve_precision
 from proximo.models.scalar import HeadStart, ScalarModel
-from proximo.models.sources import ModelSource, is_local
+from proximo.models.sources import ModelSource
 from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.model import ModelReward
@@ -66,7 +67,10 @@ def build_language_model(
     model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
     check_vocabulary(model.base, tokenizer, role=role)
-    if config.lora is not None and not model.has_adapter:
+    if isinstance(model.model, PeftModel):
+        # An adapter that was trained before is part of where this stage starts, and so of its reference.
+        model = LanguageModel(merged_copy(model.model), precision=place.precision)
+    if config.lora is not None:
         options = lora_options(config.lora, seed=place.seed)
         model = LanguageModel(add_adapter(model.base, options), precision=place.precision)
     if config.activation_checkpointing:
@@ -148,11 +152,3 @@ def _model_reward(
         tokenizer=None if same else own,
         tokens_per_microbatch=tokens_per_microbatch,
     )
-
-
-def refuse_unreachable(path: str | None, *, key: str) -> None:
-    """Raises ConfigError for a local folder that is not there, before any model is loaded."""
-    from pathlib import Path
-
-    if path is not None and is_local(path) and not Path(path).is_dir():
-        raise ConfigError(f"{key} is {path}, but there is no such folder; give a model folder, or a Hub name")

@@ -48,22 +48,32 @@ def run_export(run: Path, out: Path, options: ExportOptions) -> int:
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
     source = model_of(find_checkpoint(run, options.checkpoint), options.role)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    temporary = atomic.temporary_beside(out)
-    if temporary.exists():
-        atomic.remove(temporary)
-    atomic.make_folder(temporary)
-    _writer(source, options)(source, temporary, dtype)
-    load_tokenizer(str(source)).save_pretrained(temporary)
-    atomic.fsync_tree(temporary)
-    atomic.publish_folder(temporary, out)
+    export_model(source, out, merge=options.merge, dtype=dtype)
     print(f"{out}: {source.name} of {source.parent}")
     return 0
 
 
-def _writer(source: Path, options: ExportOptions) -> Callable[[Path, Path, torch.dtype | None], None]:
-    if not (source / ADAPTER_CONFIG).is_file():
+def export_model(source: Path, out: Path, *, merge: bool, dtype: torch.dtype | None = None) -> None:
+    """Write one role's folder of a checkpoint to `out`, whole or not at all."""
+    temporary = atomic.temporary_beside(out)
+    if temporary.exists():
+        atomic.remove(temporary)
+    atomic.make_folder(temporary)
+    _writer(source, merge=merge)(source, temporary, dtype)
+    load_tokenizer(str(source)).save_pretrained(temporary)
+    atomic.fsync_tree(temporary)
+    atomic.publish_folder(temporary, out)
+
+
+def is_adapter(folder: Path) -> bool:
+    """True where the folder holds an adapter and not a whole model."""
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def _writer(source: Path, *, merge: bool) -> Callable[[Path, Path, torch.dtype | None], None]:
+    if not is_adapter(source):
         return _write_whole
-    return _write_merged if options.merge else _write_adapter
+    return _write_merged if merge else _write_adapter
 
 
 def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:

@@ -5,11 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proximo.checkpoint.run_folder import check_run
+from proximo.checkpoint.run_folder import MERGED, check_run
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import ConfigError
 from proximo.metrics.report import write_pipeline_report
+from proximo.trainers.export import export_model, is_adapter
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo_run import run_ppo
 from proximo.trainers.reward import run_reward
@@ -78,4 +79,12 @@ def stage_result(folder: Path, reference: str) -> Path:
             f"{reference} names the result of stage {stage}, but {folder / stage} has no checkpoint: "
             f"give the recipe a section {stage}, or name a model by its path"
         )
-    return checkpoint.path(role)
+    found = checkpoint.path(role)
+    if not is_adapter(found):
+        return found
+    # What follows starts from whole models: the base of a later adapter is what this stage made, adapter included.
+    merged = folder / stage / MERGED / checkpoint.folder.name
+    if not merged.is_dir():
+        merged.parent.mkdir(exist_ok=True)
+        export_model(found, merged, merge=True)
+    return merged
