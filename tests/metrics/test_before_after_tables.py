@@ -64,6 +64,14 @@ def test_samples_are_printed_as_they_are_and_not_as_markup(tmp_path: Path):
     assert "gold 0.85" in text
 
 
+def test_an_answer_cannot_steer_the_terminal(tmp_path: Path):
+    write_lines(tmp_path / "samples.jsonl", [sample(0, 0, response="\x1b[2Jgone\r\nnext")])
+    text = printed(print_samples, tmp_path, width=140)
+    assert "\x1b" not in text
+    assert "[2Jgone" in text
+    assert "next" in text
+
+
 def test_samples_are_limited(tmp_path: Path):
     write_lines(tmp_path / "samples.jsonl", [sample(0, index) for index in range(9)])
     text = printed(print_samples, tmp_path, width=140, limit=2)

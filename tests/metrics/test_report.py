@@ -221,6 +221,11 @@ def test_answers_without_scores_show_none(tmp_path: Path):
     assert "None" not in text
 
 
+def test_half_a_character_in_an_answer_does_not_stop_the_report(tmp_path: Path):
+    write_lines(tmp_path / "samples.jsonl", [sample(0, 0, response="broken \ud83d here\x00")])
+    assert "broken ? here" in read_page(write_report(tmp_path)).text
+
+
 def test_configuration_is_shown_as_yaml(tmp_path: Path):
     (tmp_path / "config.resolved.json").write_text(json.dumps({"model": {"path": None, "layers": [1, 2]}}))
     assert "model:\n  path: null\n  layers:\n  - 1\n" in write_report(tmp_path).read_text()

@@ -64,6 +64,7 @@ def _drawing(svg: str) -> Markup:
 def _write(folder: Path, runs: Sequence[Run]) -> Path:
     path = folder / REPORT_NAME
     half_written = path.with_suffix(".html.partial")
-    half_written.write_text(report_page(runs, title=folder.resolve().name), encoding="utf-8")
+    page = report_page(runs, title=folder.resolve().name)
+    half_written.write_text(page, encoding="utf-8", errors="replace")
     half_written.replace(path)
     return path

@@ -43,13 +43,20 @@ def before_after_table(rows: Sequence[BeforeAfter], *, title: str | None = None)
 
 
 def samples_table(pairs: Sequence[SamplePair]) -> Table:
-    """Answers side by side under their prompts, exactly as they are: nothing in them is read as markup."""
+    """Answers side by side under their prompts, as they are: nothing in them is read as markup or as a command."""
     table = Table(box=box.SIMPLE_HEAD, show_lines=True, expand=True)
     for heading in ("prompt", "before", "after"):
         table.add_column(heading, ratio=1, overflow="fold")
     for pair in pairs:
-        table.add_row(Text(pair.prompt), _answer(pair.before), _answer(pair.after))
+        table.add_row(Text(_printable(pair.prompt)), _answer(pair.before), _answer(pair.after))
     return table
+
+
+def _printable(text: str) -> str:
+    """The text with every control character but the line break replaced: an answer must not steer the terminal."""
+    return "".join(
+        character if character == "\n" or character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
 
 
 def _answer(sample: Sample | None) -> Text:
@@ -57,4 +64,6 @@ def _answer(sample: Sample | None) -> Text:
         return Text("")
     facts = {"score": sample.score, "gold": sample.gold, "KL": sample.kl}
     words = [f"{name} {format_number(number)}" for name, number in facts.items() if number is not None]
-    return Text.assemble(sample.response, "\n", (", ".join([*words, sample.finish or ""]).strip(", "), "dim"))
+    return Text.assemble(
+        _printable(sample.response), "\n", (", ".join([*words, sample.finish or ""]).strip(", "), "dim")
+    )
