@@ -73,7 +73,7 @@ def layout_attention(
     where = type(module).__name__
     if layout is None:
         raise ModelError(
-            f"{where} was called without a layout: its model belongs to a LanguageModel or ScalarModel, which pass one; "
+            f"{where} was called without a layout: LanguageModel and ScalarModel pass one to the models they own; "
             "before calling it or its generate() yourself, say model.set_attn_implementation('sdpa')"
         )
     if attention_mask is not None or given.get("position_bias") is not None:
