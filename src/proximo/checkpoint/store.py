@@ -80,13 +80,24 @@ class CheckpointStore:
             return saved
         try:
             self._write(step, writers, encoded, metric)
-            self._prune(step)
+            self.tidy()
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {error}. The latest "
                 "complete checkpoint is untouched: make room, or mend the disk, and go on from it with --resume"
             ) from error
         return _open(self._folder_of(step), with_hashes=False)
+
+    def tidy(self) -> None:
+        """Remove what is not to be kept, and whatever a crash left unfinished: the end of each save.
+
+        To be called where a run finds itself finished: a crash within the end of its last save left that undone.
+        """
+        latest = self._latest_step()
+        if latest is not None:
+            self._point_to(latest)
+            self._prune(latest)
+        atomic.clear_temporaries(self.folder)
 
     def latest(self) -> Checkpoint | None:
         """The checkpoint that a resumed run goes on from: the one that `latest` names; None before the first save.
@@ -146,10 +157,13 @@ class CheckpointStore:
         manifest = describe_folder(temporary, step=step, metric=metric)
         atomic.write_bytes(temporary / MANIFEST, manifest.encode())
         atomic.publish_folder(temporary, final)
+        self._point_to(step)
+
+    def _point_to(self, latest: int) -> None:
         best = self._best_step()
         if best is not None:
             self._point(BEST, best)
-        self._point(LATEST, step)
+        self._point(LATEST, latest)
 
     def _point(self, pointer: str, step: int) -> None:
         content = f"{self._folder_of(step).name}\n".encode()

@@ -148,8 +148,10 @@ class _Loop:
                 stopping = interruption.requested
                 if stopping:
                     interruption.step_ended()
-                if stopping or step == last or schedule.due(step):
-                    self._save(logs, step, metric)
+                due = step == last or schedule.due(step)
+                if stopping or due:
+                    # A save that only the signal asked for must not become the best: the uninterrupted run has none.
+                    self._save(logs, step, metric if due else None)
                     schedule.saved()
                 if stopping:
                     progress.note(f"stopped by a signal after step {step}; go on with --resume")
@@ -197,8 +199,16 @@ class _Loop:
                 f"{message}, so --resume would train nothing; raise the number of steps, or use --resume=auto "
                 "where a finished run is fine"
             )
+        self._finish_interrupted_end()
         open_progress(Course(trainer=self.task.trainer, total_steps=step), quiet=self.options.quiet).note(message)
         return 0
+
+    def _finish_interrupted_end(self) -> None:
+        """What a crash after the last checkpoint may have left undone: the end of its save, and the report."""
+        self.store.tidy()
+        report, metrics = self.folder.report, self.folder.metrics
+        if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
+            write_report(self.folder.path)
 
 
 class _Logs:
