@@ -45,7 +45,10 @@ def evaluate_policy(
 
 def _metrics(scored: Sequence[Scored], divergences: Sequence[float | None]) -> dict[str, MetricValue]:
     responses, scores = response_metrics(scored), score_metrics(scored)
-    return {
+    components = {
+        f"evaluation/score/{name.split('/')[1]}": value for name, value in scores.items() if name.count("/") == 2
+    }
+    return components | {
         "evaluation/score": scores["score/mean"],
         "evaluation/score_std": scores["score/std"],
         "evaluation/tokens": responses["response/tokens_mean"],

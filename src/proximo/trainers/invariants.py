@@ -12,23 +12,34 @@ FIRST_MINIBATCH_LIMITS = {
 """Before anything was learned the ratio is 1 up to rounding; above these the run is warned, above ten times stopped."""
 
 
-def check_first_minibatch(statistics: PolicyStatistics | None, *, precision: str, step: int) -> None:
-    """Warn, or stop the run, where the learner's log-probs are not those that the responses were sampled with."""
-    if statistics is None or not int(statistics.num_tokens):
-        return
+def broken_limits(statistics: PolicyStatistics, *, precision: str) -> list[tuple[str, float, float]]:
+    """(what was measured, its value, its limit) for every limit that the first minibatch of a step is beyond."""
     count = statistics.num_tokens.item()
+    if not count:
+        return []
     measured = {
         "max_abs_log_ratio": statistics.max_abs_log_ratio.item(),
         "mean_abs_log_ratio": statistics.abs_log_ratio.item() / count,
         "clip_fraction": statistics.clipped.item() / count,
     }
-    for name, limit in FIRST_MINIBATCH_LIMITS[precision].items():
-        if not measured[name] <= limit:
-            message = (
-                f"step {step}: the first minibatch has {name} = {measured[name]:.3g}, at most {limit:g} is right in "
-                f"{precision}. Nothing was learned yet, so sampler and learner disagree: likely causes are a model "
-                "with dropout or state, weights changed from outside, or responses of another model"
-            )
-            if not measured[name] <= 10 * limit:
-                raise TrainingError(message)
-            warnings.warn(message, stacklevel=2)
+    limits = FIRST_MINIBATCH_LIMITS[precision]
+    # Written so that NaN, which is below no limit, counts as beyond.
+    return [(name, measured[name], limit) for name, limit in limits.items() if not measured[name] <= limit]
+
+
+def check_first_minibatch(statistics: PolicyStatistics | None, *, precision: str, step: int) -> None:
+    """Warn, or stop the run, where the learner's log-probs are not those that the responses were sampled with.
+
+    Raises TrainingError beyond ten times a limit.
+    """
+    if statistics is None:
+        return
+    for name, value, limit in broken_limits(statistics, precision=precision):
+        message = (
+            f"step {step}: the first minibatch has {name} = {value:.3g}, at most {limit:g} is right in {precision}. "
+            "Nothing was learned yet, so sampler and learner disagree: likely causes are a model with dropout or "
+            "state, weights changed from outside, or responses of another model"
+        )
+        if not value <= 10 * limit:
+            raise TrainingError(message)
+        warnings.warn(message, stacklevel=2)

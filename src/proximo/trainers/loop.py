@@ -1,5 +1,6 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
+import time
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from proximo.metrics.recorder import Recorder
 from proximo.metrics.report import write_report
 from proximo.metrics.sinks import Sink, TensorBoardSink
 from proximo.metrics.trainers import Trainer
-from proximo.metrics.values import Last, MetricValue
+from proximo.metrics.values import Last, MetricValue, Sum
 from proximo.trainers.options import RunOptions
 
 MAY_CHANGE = (
@@ -138,8 +139,7 @@ class _Loop:
             every_steps=self.run_config.save_every_steps, every_minutes=self.run_config.save_every_minutes
         )
         if not self.folder.resuming:
-            progress.phase("evaluation")
-            self._log(logs, 0, self.task.evaluate())
+            self._log(logs, 0, self._evaluate(progress))
         with Interruption(grace_seconds=self.run_config.grace_seconds) as interruption:
             for step in range(first + 1, last + 1):
                 progress.phase("training")
@@ -164,9 +164,17 @@ class _Loop:
         every = self.run_config.evaluate_every_steps
         evaluation = None
         if step == self.task.num_steps or (every is not None and step % every == 0):
-            progress.phase("evaluation")
-            evaluation = self.task.evaluate()
+            evaluation = self._evaluate(progress)
         return self._log(logs, step, record, evaluation)
+
+    def _evaluate(self, progress: ProgressView) -> Record | None:
+        progress.phase("evaluation")
+        start = time.perf_counter()
+        record = self.task.evaluate()
+        if record is None:
+            return None
+        seconds = {"time/evaluate_seconds": Sum(time.perf_counter() - start)}
+        return Record(metrics={**record.metrics, **seconds}, samples=record.samples)
 
     def _log(self, logs: "_Logs", step: int, *records: Record | None) -> float | None:
         given = [record for record in records if record is not None]

@@ -199,10 +199,7 @@ class PPOTrainer:
             value=outcome.values.get("value_report"),
             seconds=outcome.seconds,
         )
-        if self.sampled_logprobs_serve or given == "prompts":
-            check_first_minibatch(
-                step.policy.first_minibatch, precision=self.policy.precision, step=self.steps_done + 1
-            )
+        check_first_minibatch(step.policy.first_minibatch, precision=self.policy.precision, step=self.steps_done + 1)
         self._adapt_kl(step.experience)
         self.steps_done += 1
         return step
@@ -215,7 +212,12 @@ class PPOTrainer:
         }
         if self.config.kl.place != "none":
             own["kl/coefficient"] = Last(self.kl_coefficient)
-        return experience_metrics(outcome) | update_metrics(outcome) | time_metrics(outcome) | own
+        return (
+            experience_metrics(outcome)
+            | update_metrics(outcome, precision=self.policy.precision)
+            | time_metrics(outcome, num_epochs=self.config.epochs_per_step)
+            | own
+        )
 
     def _handlers(self) -> dict[str, Callable[..., tuple[Any, ...]]]:
         calls, updates = self._inference, self._updates

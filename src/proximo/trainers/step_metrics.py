@@ -13,6 +13,7 @@ from proximo.metrics.diversity import distinct_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.records import Experience, Scored
 from proximo.trainers.experience import RawAdvantages, token_values
+from proximo.trainers.invariants import broken_limits
 from proximo.trainers.updates import Report, first_minibatch_metrics
 
 
@@ -46,8 +47,7 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         explained = explained_variance(token_values(experience), experience.returns, mask)
         metrics["value/explained_variance"] = Last(float(explained))
     else:
-        zero = [not bool(part.any()) for part in experience.advantages.split(list(lengths))]
-        metrics["group/zero_advantage_fraction"] = Mean.of(float(zero[i]) for i in valid)
+        metrics["group/zero_advantage_fraction"] = _zero_groups(experience, valid)
     return metrics
 
 
@@ -59,18 +59,20 @@ def sequence_kl(experience: Experience) -> list[float | None]:
     return list(segment_sum(torch.where(experience.mask, per_token, 0.0), experience.lengths).tolist())
 
 
-def update_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
+def update_metrics(outcome: StepOutcome, *, precision: str) -> dict[str, MetricValue]:
     """What the two training calls report, and the check of the first minibatch."""
     metrics = dict(outcome.policy.metrics)
     if outcome.value is not None:
         metrics |= outcome.value.metrics
-    if outcome.policy.first_minibatch is not None:
-        metrics |= first_minibatch_metrics(outcome.policy.first_minibatch)
+    first = outcome.policy.first_minibatch
+    if first is not None:
+        refused = bool(broken_limits(first, precision=precision))
+        metrics |= first_minibatch_metrics(first) | {"first_minibatch/refused": Sum(int(refused))}
     return metrics
 
 
-def time_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
-    """Seconds by call, and tokens per second of sampling and of training."""
+def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricValue]:
+    """Seconds by call, and tokens per second of sampling and of training (each token once per epoch and model)."""
     names = {"reference_logprobs": "reference"}
     metrics: dict[str, MetricValue] = {
         f"time/{names.get(call, call)}_seconds": Sum(seconds)
@@ -85,7 +87,8 @@ def time_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         del metrics["time/generate_seconds"]
         metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
     training = outcome.seconds["train_policy"] + outcome.seconds.get("train_value", 0.0)
-    metrics["throughput/train_tokens_per_second"] = Mean(read, training)
+    passes = num_epochs * (1 if outcome.value is None else 2)
+    metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
     metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
     return metrics
 
@@ -112,6 +115,16 @@ def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
     }
     scores = [s.score for s in kept]
     return {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)} | metrics
+
+
+def _zero_groups(experience: Experience, valid: Sequence[int]) -> Mean:
+    """Prompts none of whose responses has an advantage, over prompts."""
+    parts = experience.advantages.split(list(experience.lengths))
+    taught: dict[str, bool] = {}
+    for index in valid:
+        prompt = experience.scored[index].response.prompt.id
+        taught[prompt] = taught.get(prompt, False) or bool(parts[index].any())
+    return Mean.of(float(not teaches) for teaches in taught.values())
 
 
 def _kl_metrics(experience: Experience, valid: Sequence[int]) -> dict[str, MetricValue]:

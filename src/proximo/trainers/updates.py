@@ -199,11 +199,17 @@ def _policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
 def _update_metrics(role: str, results: Sequence[UpdateResult]) -> dict[str, MetricValue]:
     applied = [result for result in results if result.refusal is None]
     return {
-        f"{role}/loss": Mean.of(result.loss for result in applied),
+        f"{role}/loss": _mean_loss(applied),
         f"{role}/gradient_norm": Mean.of(result.gradient_norm for result in applied),
         f"{role}/learning_rate": Last(results[-1].learning_rate),
         f"{role}/skipped_updates": Sum(len(results) - len(applied)),
     }
+
+
+def _mean_loss(applied: Sequence[UpdateResult]) -> Mean:
+    """Over the tokens of all updates: each loss is the mean over its own."""
+    counts = [sum(part.num_tokens.item() for part in result.statistics) for result in applied]
+    return Mean(sum(r.loss * count for r, count in zip(applied, counts, strict=True)), sum(counts))
 
 
 def first_minibatch_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:

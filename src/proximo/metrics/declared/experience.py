@@ -140,8 +140,8 @@ EXPERIENCE = (
         name="group/zero_advantage_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of prompts all of whose responses have the same score: with a group baseline they teach "
-        "nothing. Only in runs with several responses per prompt.",
+        definition="Share of prompts all of whose responses have the same return, and so no advantage: they teach "
+        "nothing. Only in runs with a group baseline.",
         phase=Phase.EXPERIENCE,
         better=Better.DOWN,
     ),

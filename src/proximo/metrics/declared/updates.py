@@ -78,8 +78,9 @@ POLICY = (
         name="policy/entropy",
         reduction=Mean,
         unit="nats per token",
-        definition="Mean over tokens of the entropy of the next-token distribution at the sampling temperature: the "
-        "whole distribution's, not minus the log-prob of the token that was drawn.",
+        definition="Mean over tokens of minus the log-prob of the token that was drawn, at the sampling temperature: "
+        "an estimate of the mean entropy of the next-token distributions, unbiased where only the temperature shaped "
+        "them, at no cost.",
         phase=Phase.POLICY,
     ),
     Metric(
