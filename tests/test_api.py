@@ -1,0 +1,54 @@
+"""What `import proximo` offers: public names that load when first used, and nothing heavy before."""
+
+import subprocess
+import sys
+import types
+
+import pytest
+
+import proximo
+from proximo import api
+
+LOADS_LATE = """
+import sys
+import proximo
+heavy = ("torch", "transformers", "pydantic", "numpy", "proximo.api")
+loaded = [name for name in heavy if name in sys.modules]
+assert not loaded, loaded
+assert proximo.__version__.count(".") == 2
+assert not hasattr(proximo, "__wrapped__")
+assert "proximo.api" not in sys.modules
+proximo.PPOConfig
+assert "torch" in sys.modules
+"""
+
+
+def test_importing_proximo_loads_nothing_heavy_until_a_public_name_is_used() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADS_LATE], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", api.__all__)
+def test_every_public_name_is_that_of_the_api(name: str) -> None:
+    assert getattr(proximo, name) is getattr(api, name)
+
+
+def test_the_list_holds_exactly_what_the_module_offers() -> None:
+    offered = [
+        name
+        for name, value in vars(api).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    ]
+    assert sorted(offered) == list(api.__all__)
+    assert len(set(api.__all__)) == len(api.__all__)
+
+
+@pytest.mark.parametrize("name", ["PPOTrainr", "LanguageModels", "_Private", "import_module_"])
+def test_an_unknown_name_is_an_attribute_error_that_says_where_to_look(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"no public name '{name}'; proximo.api lists them"):
+        getattr(proximo, name)
+
+
+def test_an_unknown_name_cannot_be_imported() -> None:
+    with pytest.raises(ImportError, match="cannot import name 'Unheard'"):
+        from proximo import Unheard  # noqa: F401
