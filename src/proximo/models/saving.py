@@ -1,5 +1,6 @@
 """Weights to a Hugging Face folder and back into a model in use. Not atomic: that is the checkpoint store's part."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ def save_pretrained(model: PreTrainedModel | PeftModel, folder: Path) -> None:
         if isinstance(model, PeftModel):
             # "auto" would ask the Hub whether the base's vocabulary has changed.
             model.save_pretrained(str(folder), save_embedding_layers=False)
+            _order_targets(folder / "adapter_config.json")
         else:
             model.save_pretrained(folder)
 
@@ -41,6 +43,14 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
         )
     for name, weight in current.items():
         weight.copy_(saved[name])
+
+
+def _order_targets(config_file: Path) -> None:
+    """peft writes a set, in another order in every process: the files of equal runs would differ."""
+    config = json.loads(config_file.read_text(encoding="utf-8"))
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()
+    config_file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 
 def _load_adapter_weights(model: PeftModel, folder: Path) -> None:
