@@ -1,0 +1,12 @@
+"""For runs that are interrupted in this process: what costs time and computes nothing is left out."""
+
+import pytest
+
+from proximo.trainers import loop
+
+
+@pytest.fixture
+def no_report_no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take longer than tiny runs, and a killed process loses nothing that was not synced: only power does."""
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)

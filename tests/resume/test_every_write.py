@@ -1,0 +1,98 @@
+"""Killed at any write boundary and resumed, a run ends with the bits of the uninterrupted one: SFT, reward, PPO."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disk_states import Camera, Picture
+from run_outcomes import assert_same_outcome, outcome, read_lines
+from tiny_runs import KINDS, NUM_STEPS, SAVED_STEPS, Kind, changed, make_inputs, recipe_of, run
+
+from proximo.trainers import loop
+from proximo.trainers.options import RunOptions
+
+AUTO = RunOptions(quiet=True, resume="auto")
+
+pytestmark = pytest.mark.usefixtures("no_report_no_fsync")
+
+
+def film(kind: Kind, recipe: Mapping[str, Any], folder: Path) -> Camera:
+    """Run to the end, or go on to it, with a camera on the run folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        camera = Camera(folder, patch.setattr)
+        assert run(kind, recipe, AUTO) == 0
+    return camera
+
+
+def resume_from(picture: Picture, kind: Kind, recipe: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    folder = Path(recipe["run"]["folder"])
+    picture.put_back(folder)
+    assert run(kind, recipe, AUTO) == 0
+    assert_same_outcome(folder, expected, after=picture.moment)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_at_any_write_changes_nothing(kind: Kind, tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    recipe = recipe_of(kind, place)
+    camera = film(kind, recipe, place / "run")
+    expected = outcome(place / "run")
+    assert camera.num_boundaries > 200
+    assert {picture.saved_step for picture in camera} == {None, *SAVED_STEPS}
+    for picture in camera:
+        resume_from(picture, kind, recipe, expected)
+
+
+def test_a_second_kill_at_any_write_while_resuming_changes_nothing(tmp_path: Path) -> None:
+    """The first kill left lines of two steps to be cut off, and half of a checkpoint."""
+    place = make_inputs(tmp_path)
+    recipe = recipe_of("sft", place)
+    first = film("sft", recipe, place / "run")
+    expected = outcome(place / "run")
+    killed_in_a_save = next(p for p in first if p.saved_step == 2 and "_write_file" in p.moment and "state" in p.moment)
+    killed_in_a_save.put_back(place / "run")
+    second = film("sft", recipe, place / "run")
+    known = {tuple(picture.files.items()) for picture in first}
+    unseen = [picture for picture in second if tuple(picture.files.items()) not in known]
+    assert any("partial-new-metrics.jsonl" in picture.moment for picture in unseen)
+    for picture in unseen:
+        resume_from(picture, "sft", recipe, expected)
+
+
+def test_a_kill_anywhere_at_the_end_of_a_run_with_one_save_changes_nothing(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    recipe = changed(recipe_of("sft", place), {"run.save_every_steps": None})
+    camera = film("sft", recipe, place / "run")
+    expected = outcome(place / "run")
+    at_the_end = [picture for picture in camera if picture.logged_lines == NUM_STEPS + 1]
+    assert len(at_the_end) > 10
+    for picture in at_the_end:
+        resume_from(picture, "sft", recipe, expected)
+
+
+def test_a_run_killed_before_its_report_gets_it_when_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_report(folder: Path) -> Path:
+        (folder / "report.html").write_text(str(len(read_lines(folder / "metrics.jsonl"))))
+        return folder / "report.html"
+
+    place = make_inputs(tmp_path)
+    recipe = recipe_of("sft", place)
+    report = place / "run" / "report.html"
+    run("sft", recipe, AUTO)
+    assert not report.exists()
+    monkeypatch.setattr(loop, "write_report", write_report)
+    assert run("sft", recipe, AUTO) == 0
+    assert report.read_text() == str(NUM_STEPS + 1)
+
+    report.write_text("of an earlier, shorter run")
+    os.utime(report, (0, 0))
+    assert run("sft", recipe, AUTO) == 0
+    assert report.read_text() == str(NUM_STEPS + 1)
+
+    report.write_text("the latest")
+    os.utime(report, (time.time() + 60,) * 2)
+    assert run("sft", recipe, AUTO) == 0
+    assert report.read_text() == "the latest"

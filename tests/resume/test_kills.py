@@ -1,0 +1,76 @@
+"""Real processes, really killed: the run that goes on ends with the bits of one that was never interrupted."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lives import Driver, environment, write_recipe
+from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome, read_lines
+from tiny_runs import KINDS, LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, run
+
+from proximo.trainers.options import RunOptions
+
+CHANGES: dict[Kind, dict[str, Any]] = {
+    "sft": {"tokenizer": {"train_vocab_size": 280}},
+    "reward": {"run.keep_last": 3},
+    "ppo": {"policy.lora": LORA},
+}
+"""Processes differ in the order of their sets and hash tables: a tokenizer that is trained anew must not."""
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    with Driver() as started:
+        yield started
+
+
+@pytest.mark.usefixtures("no_report_no_fsync")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_of_killed_processes_ends_with_the_same_bits(kind: Kind, tmp_path: Path, driver: Driver) -> None:
+    """One dies in training, one within a save, one between the log and the save."""
+    place = make_inputs(tmp_path)
+    recipe = changed(recipe_of(kind, place), {"run.tensorboard": True, **CHANGES[kind]})
+    run(kind, recipe, RunOptions(quiet=True))
+    expected = outcome(place / "run")
+    (place / "run").rename(place / "uninterrupted")
+    draw = random.Random(f"kills of {kind}")
+    kills = [
+        {"at": "call", "step": draw.randint(2, 4), "number": draw.randrange(5000)},
+        {"at": "effect", "save": 1, "effect": draw.randrange(25), "moment": draw.choice(["before", "torn", "after"])},
+        {"at": "line", "line": 1, "moment": "after"},
+    ]
+    lives = [driver.live(kind, recipe, kill) for kill in kills]
+    driver.live(kind, recipe)
+    assert_same_outcome(place / "run", expected, after=", ".join(life.where for life in lives))
+    assert_steps_once_in_tensorboard(place / "run" / "tensorboard", NUM_STEPS)
+
+
+@pytest.mark.usefixtures("no_report_no_fsync")
+def test_sigterm_to_the_command_saves_exits_143_and_the_resumed_run_has_the_same_bits(
+    tmp_path: Path, driver: Driver
+) -> None:
+    place = make_inputs(tmp_path)
+    many = {"run.save_every_steps": None, "run.evaluate_every_steps": None, "ppo.num_steps": 30}
+    recipe = changed(recipe_of("ppo", place), many)
+    run("ppo", recipe, RunOptions(quiet=True))
+    expected = outcome(place / "run")
+    (place / "run").rename(place / "uninterrupted")
+    command = [sys.executable, "-m", "proximo", "ppo", str(write_recipe(recipe)), "--quiet"]
+    metrics = place / "run" / "metrics.jsonl"
+    with subprocess.Popen(command, env=environment()) as process:
+        while process.poll() is None and not (metrics.exists() and metrics.read_bytes().count(b"\n") > 1):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 143
+    steps = [line["step"] for line in read_lines(metrics)]
+    latest = (place / "run" / "checkpoints" / "latest").read_text()
+    assert latest == f"step-{steps[-1]:06d}\n"
+    assert 0 < steps[-1] < 30
+    driver.live("ppo", recipe)
+    assert_same_outcome(place / "run", expected, after=f"SIGTERM in step {steps[-1]}")

@@ -1,0 +1,84 @@
+"""What a trainer may carry from step to step besides weights: adapters, dropout, coefficients, precision, signals."""
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disk_states import Camera
+from run_outcomes import assert_same_outcome, outcome
+from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs, recipe_of, run
+
+from proximo.checkpoint.logs import JsonLines
+from proximo.trainers.options import RunOptions
+
+AUTO = RunOptions(quiet=True, resume="auto")
+NO_CRITIC = {"ppo.advantage": "group_standardised", "ppo.responses_per_prompt": 2}
+
+VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
+    "sft with dropout and tied embeddings": ("sft", {"model.config": GPT2_WITH_DROPOUT, "sft.dropout": True}),
+    "sft of an adapter": ("sft", {"model.lora": LORA}),
+    "sft in bf16": ("sft", {"run.precision": "bf16"}),
+    "reward with dropout": ("reward", {"model.config": GPT2_WITH_DROPOUT, "reward.dropout": True}),
+    "reward with an adapter": ("reward", {"model.lora": LORA, "reward.loss": "divergence_window"}),
+    "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
+    "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.place": "loss", "ppo.kl.measure": "k2"}),
+    "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
+}
+
+pytestmark = pytest.mark.usefixtures("no_report_no_fsync")
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_resuming_changes_nothing(name: str, tmp_path: Path) -> None:
+    """From the first checkpoint with lines of a step to redo, and from the second with none."""
+    kind, changes = VARIANTS[name]
+    place = make_inputs(tmp_path)
+    recipe = changed(recipe_of(kind, place), changes)
+    with pytest.MonkeyPatch.context() as patch:
+        camera = Camera(place / "run", patch.setattr)
+        assert run(kind, recipe, AUTO) == 0
+    expected = outcome(place / "run")
+    for saved_step, logged_lines in ((2, 4), (4, 5)):
+        picture = [p for p in camera if (p.saved_step, p.logged_lines) == (saved_step, logged_lines)][-1]
+        picture.put_back(place / "run")
+        assert run(kind, recipe, RunOptions(quiet=True, resume="must")) == 0
+        assert_same_outcome(place / "run", expected, after=picture.moment)
+
+
+def test_the_kl_coefficient_differs_at_every_save(tmp_path: Path) -> None:
+    """So that the runs above would show it, were it forgotten."""
+    place = make_inputs(tmp_path)
+    run("ppo", recipe_of("ppo", place), AUTO)
+    found = outcome(place / "run")
+    assert len({found[f"metrics of step {step}"]["kl/coefficient"] for step in range(1, 6)}) == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signal_saves_and_the_resumed_run_has_the_same_bits_and_the_same_best(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = make_inputs(tmp_path)
+    recipe = changed(recipe_of(kind, place), {"run.evaluate_every_steps": 1})
+    run(kind, recipe, AUTO)
+    expected = outcome(place / "run")
+    with monkeypatch.context() as patch:
+        signal_after_line(patch, "metrics.jsonl", step=1)
+        assert run(kind, recipe, RunOptions(quiet=True, overwrite=True)) == 143
+    assert (place / "run" / "checkpoints" / "latest").read_text() == "step-000001\n"
+    assert run(kind, recipe, RunOptions(quiet=True, resume="must")) == 0
+    assert_same_outcome(place / "run", expected, after="SIGTERM in step 1")
+
+
+def signal_after_line(patch: pytest.MonkeyPatch, log: str, *, step: int) -> None:
+    """Send this process a SIGTERM when the line of a step is written."""
+    really = JsonLines.append
+
+    def append(self: JsonLines, record: Mapping[str, Any]) -> None:
+        really(self, record)
+        if record["step"] == step and Path(self._file.name).name == log:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    patch.setattr(JsonLines, "append", append)

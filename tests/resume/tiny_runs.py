@@ -1,0 +1,166 @@
+"""Tiny runs of the three trainers as recipes: models of width 16, characters for tokens. Not the interrupting of them.
+
+Every recipe takes five steps and saves after the second, the fourth and the fifth, so that the last save prunes.
+Nothing is constant: learning rates, the KL coefficient, the number of micro-batches; whatever a resume forgets shows.
+"""
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
+from proximo.models.language import LanguageModel
+from proximo.models.saving import save_pretrained
+from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.trainers.options import RunOptions
+from proximo.trainers.ppo_run import run_ppo
+from proximo.trainers.reward import run_reward
+from proximo.trainers.sft import run_sft
+
+Kind = Literal["sft", "reward", "ppo"]
+KINDS: tuple[Kind, ...] = ("sft", "reward", "ppo")
+NUM_STEPS = 5
+SAVED_STEPS = (2, 4, 5)
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+GPT2_WITH_DROPOUT = {
+    "model_type": "gpt2",
+    "n_embd": 16,
+    "n_layer": 1,
+    "n_head": 2,
+    "n_positions": 64,
+    "resid_pdrop": 0.2,
+    "embd_pdrop": 0.2,
+    "attn_pdrop": 0.2,
+}
+LORA = {"rank": 2, "alpha": 4.0}
+
+
+def make_inputs(place: Path) -> Path:
+    """Write a tokenizer, a reward model and data for all three trainers below `place`; returns it."""
+    place.mkdir(parents=True, exist_ok=True)
+    tiny_tokenizer().save_pretrained(place / "tokenizer")
+    scalar = scalar_from_language_model(
+        LanguageModel(tiny_language_model(seed=1, num_hidden_layers=1)), HeadStart.NORMAL, seed=2
+    )
+    save_pretrained(scalar.model, place / "reward_model")
+    tiny_tokenizer().save_pretrained(place / "reward_model")
+    tiny_language_model(seed=3, num_hidden_layers=1).save_pretrained(place / "language_model")
+    tiny_tokenizer().save_pretrained(place / "language_model")
+    draw = random.Random(4)
+    rows = [
+        {"prompt": _words(draw, 2), "response": _words(draw, 3), "chosen": _words(draw, 3), "rejected": _words(draw, 2)}
+        for _ in range(12)
+    ]
+    for name, columns in COLUMNS.items():
+        lines = [json.dumps({column: row[column] for column in columns}) for row in rows]
+        (place / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return place
+
+
+COLUMNS = {"texts": ("prompt", "response"), "pairs": ("prompt", "chosen", "rejected"), "prompts": ("prompt",)}
+
+
+def _words(draw: random.Random, count: int) -> str:
+    return " ".join("".join(draw.choices("abcdefgh", k=draw.randint(1, 4))) for _ in range(count))
+
+
+def share_of_vowels(
+    prompts: Sequence[str], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """A reward whose best response is plain to see."""
+    del prompts, metadata
+    return [sum(letter in "aeiou" for letter in text) / (len(text) + 1) for text in responses]
+
+
+def recipe_of(kind: Kind, place: Path) -> dict[str, Any]:
+    """The recipe of a trainer over the inputs in `place`; its run folder is `place/run`."""
+    run = {
+        "folder": str(place / "run"),
+        "seed": 5,
+        "device": "cpu",
+        "num_threads": 1,
+        "save_every_steps": 2,
+        "evaluate_every_steps": 2,
+        "samples_per_step": 1,
+        "tensorboard": False,
+    }
+    sections = {"sft": _sft, "reward": _reward, "ppo": _ppo}[kind](place)
+    return {"run": run, "tokenizer": {"path": str(place / "tokenizer")}, **sections}
+
+
+def _sft(place: Path) -> dict[str, Any]:
+    return {
+        "model": {"config": LLAMA},
+        "data": {"sources": [{"path": str(place / "texts.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
+        "sft": {"num_epochs": 2, "examples_per_step": 4, "tokens_per_microbatch": 40, "optimizer": _optimizer()},
+    }
+
+
+def _reward(place: Path) -> dict[str, Any]:
+    return {
+        "model": {"config": LLAMA},
+        "data": {"sources": [{"path": str(place / "pairs.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
+        "reward": {"num_epochs": 2, "pairs_per_step": 4, "tokens_per_microbatch": 60, "optimizer": _optimizer()},
+    }
+
+
+def _ppo(place: Path) -> dict[str, Any]:
+    return {
+        "policy": {"config": LLAMA},
+        "value": {"start": "reward"},
+        "data": {"sources": [{"path": str(place / "prompts.jsonl")}], "held_out_rows": 2, "max_prompt_tokens": 12},
+        "reward": [
+            {"kind": "model", "path": str(place / "reward_model")},
+            {"kind": "function", "function": "tiny_runs:share_of_vowels", "weight": 4.0},
+        ],
+        "gold": {"kind": "function", "name": "gold", "function": "tiny_runs:share_of_vowels"},
+        "ppo": {
+            "num_steps": NUM_STEPS,
+            "prompts_per_step": 4,
+            "epochs_per_step": 1,
+            "minibatch_responses": 3,
+            "tokens_per_microbatch": 40,
+            "kl": {"coefficient": 0.1, "target": 0.5, "horizon": 20},
+            "rollout": {"max_new_tokens": 4, "max_rows": 4},
+            "policy_optimizer": _optimizer(),
+            "value_optimizer": _optimizer(),
+        },
+    }
+
+
+def _optimizer() -> dict[str, Any]:
+    return {"learning_rate": 1e-2, "schedule": "cosine", "warmup_updates": 2, "weight_decay": 0.01}
+
+
+def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe with values at dotted keys replaced."""
+    copy = json.loads(json.dumps(recipe))
+    for key, value in changes.items():
+        *above, last = key.split(".")
+        section = copy
+        for name in above:
+            section = section.setdefault(name, {})
+        section[last] = value
+    return copy
+
+
+def run(kind: Kind, recipe: Mapping[str, Any], options: RunOptions) -> int:
+    """Run the recipe in this process, as the command line would; returns the exit status."""
+    runners: dict[Kind, Callable[[], int]] = {
+        "sft": lambda: run_sft(SFTRecipe.model_validate(recipe), options),
+        "reward": lambda: run_reward(RewardRecipe.model_validate(recipe), options),
+        "ppo": lambda: run_ppo(PPORecipe.model_validate(recipe), options),
+    }
+    return runners[kind]()
