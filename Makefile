@@ -6,8 +6,11 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 .PHONY: demo test soak lint clean
 
-demo: $(VENV)/.installed
-	$(BIN)/proximo pipeline demo --overwrite
+demo:
+	@start=$$(date +%s); $(MAKE) --no-print-directory $(VENV)/.installed && \
+	ready=$$(date +%s); echo "set up in $$((ready - start)) s" && \
+	$(BIN)/proximo pipeline demo --overwrite && \
+	echo "ran in $$(($$(date +%s) - ready)) s"
 
 test: $(VENV)/.installed-test
 	$(BIN)/ruff check .

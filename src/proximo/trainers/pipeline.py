@@ -5,11 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.console import Console
+
 from proximo.checkpoint.run_folder import MERGED, check_run
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import ConfigError
 from proximo.metrics.report import write_pipeline_report
+from proximo.metrics.tables import print_before_after, print_samples
 from proximo.trainers.export import export_model, is_adapter
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo_run import run_ppo
@@ -39,7 +42,12 @@ def run_pipeline(recipe: PipelineRecipe, options: RunOptions) -> int:
         status = _run_stage(resolve_references(stage, folder), options)
         if status != 0:
             return status
-    write_pipeline_report(folder)
+    report = write_pipeline_report(folder)
+    if not options.quiet:
+        console = Console()
+        print_before_after(Path(recipe.ppo.run.folder), console=console)
+        print_samples(Path(recipe.ppo.run.folder), console=console)
+        console.print(f"report: {report}", soft_wrap=True)
     return 0
 
 
