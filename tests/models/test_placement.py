@@ -84,6 +84,14 @@ def test_positions_that_depend_on_the_longest_sequence_are_allowed_only_where_th
     assert position_limit(new_config(options)) == expected
 
 
+def test_positions_given_per_kind_of_layer_are_all_looked_at():
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    dynamic = {**LONG, "rope_type": "dynamic", "original_max_position_embeddings": 32}
+    config = build_architecture("gemma3").config
+    config.rope_parameters = {"full_attention": dynamic, "sliding_attention": plain}
+    assert position_limit(config) == 32
+
+
 def test_a_prompt_and_a_response_beyond_the_positions_are_a_configuration_error():
     config = build_architecture("gpt2").config
     check_lengths(config, role="policy", max_prompt_tokens=100, max_response_tokens=28)
