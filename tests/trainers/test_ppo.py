@@ -5,8 +5,9 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
-from proximo.errors import TrainingError
+from proximo.errors import ModelError, TrainingError
 from proximo.records import Finish
+from proximo.trainers.endings import ending_ids
 from proximo.trainers.ppo import PPOTrainer
 
 PROMPTS = ["ab", "cde", "f", "gh"]
@@ -161,3 +162,18 @@ def test_the_kl_in_the_loss_runs_with_every_measure(measure: str) -> None:
 def test_full_kl_in_the_reward_is_close_to_k1_on_average() -> None:
     (_, line) = trainer(kl={"measure": "full"}).train(PROMPTS, reward=count_a)
     assert line["reward/mean"] <= line["score/mean"]
+
+
+def test_a_model_that_cannot_be_packed_is_refused_at_once() -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2))
+    with pytest.raises(ModelError, match="bloom"):
+        PPOTrainer(model, tiny_tokenizer())
+
+
+def test_an_answer_ends_at_the_chat_templates_end_of_turn_too() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("<eos>", "<|system|>")
+    model = tiny_language_model()
+    assert ending_ids(model, tokenizer) == (2, tokenizer.convert_tokens_to_ids("<|system|>"))

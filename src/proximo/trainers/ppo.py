@@ -24,14 +24,16 @@ from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
+from proximo.models.probe import probe_language_model
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.vocabulary import decode_text, end_of_sequence_ids
+from proximo.models.vocabulary import decode_text
 from proximo.records import Experience, Finish, Prompt, Response, Scored
 from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey
 from proximo.trainers.calls import InferenceCalls, Roles, absent_inputs, step_graph
+from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.sections import optimizer_options
@@ -76,7 +78,7 @@ class PPOTrainer:
         self.config = config or PPOConfig()
         self.seed = seed
         self.tokenizer = tokenizer
-        self.policy = policy if isinstance(policy, LanguageModel) else LanguageModel(policy)
+        self.policy = policy if isinstance(policy, LanguageModel) else _probed(policy)
         self.roles = self._make_roles(reference, value)
         self.kl_coefficient = self.config.kl.coefficient
         self.steps_done = 0
@@ -97,7 +99,7 @@ class PPOTrainer:
         engine = LocalEngine(
             self.policy,
             self.tokenizer,
-            eos_token_ids=end_of_sequence_ids(self.policy.base, self.tokenizer),
+            eos_token_ids=ending_ids(self.policy.base, self.tokenizer),
             max_rows=config.rollout.max_rows,
         )
         return Roles(
@@ -273,7 +275,7 @@ class PPOTrainer:
         if not known or len(responses) % len(known):
             raise ValueError(f"{len(responses)} responses do not share out among {len(known)} prompts")
         each = len(responses) // len(known)
-        eos = set(end_of_sequence_ids(self.policy.base, self.tokenizer))
+        eos = set(ending_ids(self.policy.base, self.tokenizer))
         records = [
             given if isinstance(given, Response) else self._bare(known[i // each], i % each, tuple(given), eos)
             for i, given in enumerate(responses)
@@ -296,6 +298,13 @@ class PPOTrainer:
             policy_version=self.policy_version,
             text=decode_text(self.tokenizer, token_ids),
         )
+
+
+def _probed(model: PreTrainedModel) -> LanguageModel:
+    """A model that the caller brings is proven packable first, as a loaded one is."""
+    language_model = LanguageModel(model)
+    probe_language_model(language_model)
+    return language_model
 
 
 def as_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt | str]) -> list[Prompt]:
