@@ -41,6 +41,8 @@ def test_batches_are_balanced(seed: int) -> None:
         ([5, 4, 3, 2, 1], 8, [[0, 3, 4], [1, 2]]),
         ([50, 2, 2], 10, [[0], [1], [2]]),
         ([6, 6, 6], 10, [[0], [1], [2]]),
+        ([6, 6, 6, 1, 1], 10, [[0, 3], [1, 4], [2]]),
+        ([100, 4, 4, 2], 60, [[0], [1, 2, 3]]),
     ],
 )
 def test_small_plans_worked_by_hand(lengths: list[int], budget: int, expected: list[list[int]]) -> None:

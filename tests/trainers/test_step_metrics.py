@@ -128,23 +128,22 @@ def test_a_token_that_the_policy_did_not_write_counts_nowhere() -> None:
 
 
 def test_without_a_critic_the_prompts_that_teach_nothing_are_counted() -> None:
-    """Two prompts with two responses each: one teaches nothing; a third prompt was lost."""
-    first, second, third = (prompt(name) for name in ("p0", "p1", "p2"))
-    batch = tuple(scored(1.0, of=response((7,), to=asked)) for asked in (first, second, first, second))
-    lost = scored(NAN, of=response((7,), to=third), state=ScoreState.INFRASTRUCTURE_FAULT)
+    """Three prompts with two responses each: one teaches, though not by all of its responses; a fourth was lost."""
+    asked = [prompt(name) for name in ("p0", "p1", "p2", "p0", "p1", "p2")]
+    lost = scored(NAN, of=response((7,), to=prompt("p3")), state=ScoreState.INFRASTRUCTURE_FAULT)
     made = experience(
-        scored=(*batch, lost),
-        lengths=(1,) * 5,
-        mask=torch.tensor([True] * 4 + [False]),
-        old_logprobs=torch.zeros(5),
+        scored=(*(scored(1.0, of=response((7,), to=each)) for each in asked), lost),
+        lengths=(1,) * 7,
+        mask=torch.tensor([True] * 6 + [False]),
+        old_logprobs=torch.zeros(7),
         reference_logprobs=None,
         values=None,
-        rewards=torch.ones(5),
-        advantages=torch.tensor([0.0, 0.0, 0.5, 0.0, 0.0]),
+        rewards=torch.ones(7),
+        advantages=torch.tensor([0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]),
         returns=None,
     )
     found = line(experience_metrics(outcome(made)))
-    assert found["group/zero_advantage_fraction"] == 0.5
+    assert found["group/zero_advantage_fraction"] == pytest.approx(2 / 3)
     assert "value/explained_variance" not in found
 
 
