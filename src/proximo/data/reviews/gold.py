@@ -1,0 +1,119 @@
+"""The gold score of the embedded example: what a review is worth, in closed form, from the text alone. No model.
+
+A review is worth what the reviewer thinks of the thing, times what the text is worth as a review:
+
+    gold = (1 + 4 opinion) / 5 * form * topic * variety * shape
+
+The first factor is the reviewer's stars (1 to 5) out of five; each of the others is 1 for a flawless review. So gold
+lies in [0, 1], 1 is reached by every flawless review full of praise, and text that is no review gets 0. A score of
+this form cannot be bought with one property at the cost of another: the best sentence four times over gets 0.25.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from proximo.data.reviews.grammar import PARTS, opinion_of, read_sentence, split_sentences, well_formed
+from proximo.data.reviews.words import KINDS, Kind
+from proximo.errors import DataError
+
+SHORTEST = 3
+LONGEST = 4
+"""How many sentences a review should have."""
+COMPONENTS = ("opinion", "form", "topic", "variety", "shape")
+
+KIND_OF_NOUN: Mapping[str, Kind] = {noun: kind for kind in KINDS for noun in kind.nouns}
+KIND_OF_WORD: Mapping[str, Kind] = {
+    word: kind for kind in KINDS for word in (kind.did.split()[0], *kind.part, *kind.parts, *kind.good, *kind.bad)
+}
+"""Words other than nouns that fit one kind of thing and no other."""
+
+
+def gold_score(prompt: str, response: str) -> float:
+    """The worth of a review, in [0, 1]."""
+    parts = gold_components(prompt, response)
+    stars = 1 + 4 * parts["opinion"]
+    return stars / 5 * parts["form"] * parts["topic"] * parts["variety"] * parts["shape"]
+
+
+def gold_components(prompt: str, response: str) -> dict[str, float]:
+    """The five properties of a review, each in [0, 1] and each computed without the others."""
+    noun = thing_of(prompt)
+    sentences = split_sentences(response)
+    return {
+        "opinion": opinion(sentences),
+        "form": form(sentences),
+        "topic": topic(noun, response),
+        "variety": variety(sentences),
+        "shape": shape(sentences),
+    }
+
+
+def gold_reward(
+    prompts: Sequence[str], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]], **_options: Any
+) -> list[dict[str, float]]:
+    """The gold score as a reward function: `score` and its components, for each response."""
+    del metadata
+    pairs = zip(prompts, responses, strict=True)
+    return [{"score": gold_score(*pair), **gold_components(*pair)} for pair in pairs]
+
+
+def thing_of(prompt: str) -> str:
+    """The noun that the prompt asks about.
+
+    Raises:
+        DataError: the prompt names no thing of the example, or more than one.
+    """
+    nouns = {word for word in _words(prompt) if word in KIND_OF_NOUN}
+    if len(nouns) != 1:
+        raise DataError(
+            "the gold score of the reviews needs a prompt that names one thing of the example "
+            f"(such as {', '.join(sorted(KIND_OF_NOUN)[:4])}), but {prompt!r} names {len(nouns)}: "
+            "score these prompts with another reward"
+        )
+    return nouns.pop()
+
+
+def opinion(sentences: Sequence[str]) -> float:
+    """Share of praise among the opinions (negation turns one round); 0 where there is no opinion."""
+    opinions = [clause.opinion for sentence in sentences for clause in read_sentence(sentence) if clause.opinion]
+    return opinions.count(1) / len(opinions) if opinions else 0.0
+
+
+def form(sentences: Sequence[str]) -> float:
+    """Share of sentences that the grammar reads and that are written with capital and full stop; a cut one is not."""
+    return sum(map(well_formed, sentences)) / len(sentences) if sentences else 0.0
+
+
+def topic(noun: str, response: str) -> float:
+    """Share of fitting words among those that belong to one thing or kind; halved where the thing is not named."""
+    words = _words(response)
+    kind = KIND_OF_NOUN[noun]
+    fits = [word == noun for word in words if word in KIND_OF_NOUN]
+    fits += [KIND_OF_WORD[word] is kind for word in words if word in KIND_OF_WORD]
+    return sum(fits) / len(fits) * (1.0 if noun in words else 0.5) if fits else 0.0
+
+
+def variety(sentences: Sequence[str]) -> float:
+    """The smaller of two shares: different ones among the sentences, different ones among parts and opinion words."""
+    content = [word for word in _words(" ".join(sentences)) if word in PARTS or opinion_of(word)]
+    spoken = [sentence.lower() for sentence in sentences]
+    return min(_distinct(spoken), _distinct(content)) if spoken else 0.0
+
+
+def shape(sentences: Sequence[str]) -> float:
+    """The smaller of two: right length (3 to 4 sentences), and the share of neighbours in order, opening to closing."""
+    number = len(sentences)
+    length = min(number / SHORTEST, 1.0, max(0.0, 1 - (number - LONGEST) / 4))
+    places = [clauses[0].frame.place for clauses in map(read_sentence, sentences) if clauses]
+    in_order = [before <= after for before, after in pairwise(places)]
+    return min(length, sum(in_order) / len(in_order) if in_order else 1.0)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z]+", text.lower())
+
+
+def _distinct(items: Sequence[str]) -> float:
+    return len(set(items)) / len(items) if items else 1.0

@@ -1,0 +1,177 @@
+"""The data sets of the embedded example: reviews for SFT, noisy preference pairs, prompts. Not files: plain rows.
+
+Row i is a function of (seed, i) alone, so any slice of a data set can be made without the rest. Things of the
+held-out split appear in no row of the training split.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+from proximo.data.reviews import drafts
+from proximo.data.reviews.drafts import Draft, Flaw, Thing, clean_draft
+from proximo.data.reviews.gold import gold_score
+from proximo.data.reviews.words import KINDS, PROMPTS
+from proximo.errors import ConfigError
+
+Row = dict[str, str]
+
+SPLITS = ("train", "held_out")
+HELD_OUT_EVERY = 5
+"""One thing in five is held out."""
+NOISE_BLOCK = 100
+"""Flipped pairs are counted out in blocks of this many rows, so the noise rate is exact in each block."""
+SMALLEST_GAP = 0.02
+"""The least difference in gold between the two reviews of a pair."""
+
+FORM_FLAWS = (drafts.drop_capital, drafts.drop_word, drafts.mix_words, drafts.drop_stop)
+FLAWS_COMPARED: tuple[tuple[Flaw, float], ...] = (
+    (drafts.change_mind, 4),
+    (drafts.stray, 3),
+    (drafts.repeat_word, 2),
+    *((flaw, 0.75) for flaw in FORM_FLAWS),
+    (drafts.cut_off, 0.75),
+    (drafts.repeat_sentence, 1),
+    (drafts.shuffle_sentences, 0.75),
+    (drafts.shorten, 0.75),
+    (drafts.lengthen, 1),
+)
+NO_REVIEWS = (drafts.salad, drafts.one_word, drafts.one_sentence, drafts.nothing)
+PRAISES = (0.2, 0.4, 0.6, 0.9)
+"""How inclined to praise reviewers are; each is as frequent."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlawRates:
+    """The probability that a review gets each sort of flaw; each is drawn for itself, so flaws are independent."""
+
+    form: float = 0.12
+    cut: float = 0.05
+    stray: float = 0.2
+    repeat_word: float = 0.15
+    repeat_sentence: float = 0.08
+    shuffle: float = 0.08
+    short: float = 0.05
+    long: float = 0.08
+
+
+MIXED = FlawRates()
+"""Reviews as SFT finds them: most are flawed in some way."""
+
+
+def sft_rows(num_rows: int, seed: int, *, rates: FlawRates = MIXED) -> list[Row]:
+    """`prompt` and `response`: reviews by all sorts of reviewers about things of the training split."""
+    rows = []
+    for row in range(num_rows):
+        rng = _rng(seed, "sft", row)
+        thing, prompt = _draw_prompt(rng, "train")
+        rows.append({"prompt": prompt, "response": mixed_draft(rng, thing, rates).text})
+    return rows
+
+
+def preference_rows(num_rows: int, seed: int, *, noise: float = 0.15, rates: FlawRates = MIXED) -> list[Row]:
+    """`prompt`, `chosen` and `rejected`: two reviews of one thing, the one of higher gold chosen but for the noise.
+
+    Ties are drawn again. Which rows are flipped is what `flipped_rows` says; the rows themselves do not tell.
+    """
+    flipped = flipped_rows(num_rows, seed, noise=noise)
+    rows = []
+    for row in range(num_rows):
+        rng = _rng(seed, "pairs", row)
+        thing, prompt = _draw_prompt(rng, "train")
+        better, worse = _ordered_pair(rng, thing, prompt, rates)
+        chosen, rejected = (worse, better) if flipped[row] else (better, worse)
+        rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    return rows
+
+
+def flipped_rows(num_rows: int, seed: int, *, noise: float = 0.15) -> list[bool]:
+    """Which preference pairs are in the wrong order: exactly a share `noise` of every 100 rows, in random places.
+
+    Raises:
+        ConfigError: `noise` is not a whole number of hundredths from 0 to 1.
+    """
+    num_flipped = round(noise * NOISE_BLOCK)
+    if not 0 <= num_flipped <= NOISE_BLOCK or abs(num_flipped / NOISE_BLOCK - noise) > 1e-9:
+        raise ConfigError(f"noise must be a whole number of hundredths from 0 to 1, got {noise}: round it")
+    flipped: list[bool] = []
+    for block in range(-(-num_rows // NOISE_BLOCK)):
+        chosen = set(_rng(seed, "noise", block).sample(range(NOISE_BLOCK), num_flipped))
+        flipped.extend(index in chosen for index in range(NOISE_BLOCK))
+    return flipped[:num_rows]
+
+
+def prompt_rows(num_rows: int, seed: int, split: str = "train") -> list[Row]:
+    """`prompt` alone. The splits `train` and `held_out` ask about different things; other data sets are of `train`."""
+    return [{"prompt": _draw_prompt(_rng(seed, split, row), split)[1]} for row in range(num_rows)]
+
+
+def things(split: str) -> list[Thing]:
+    """All things of a split: one in five of each kind, spread over its nouns and traits, is held out.
+
+    Raises:
+        ConfigError: there is no such split.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"the split of the reviews must be one of {', '.join(SPLITS)}, got {split!r}")
+    return [thing for thing, held_out in _all_things() if held_out == (split == "held_out")]
+
+
+def mixed_draft(rng: Random, thing: Thing, rates: FlawRates) -> Draft:
+    """A review by a reviewer of random inclination, with each flaw put in at its rate."""
+    draft = clean_draft(rng, thing, praise=rng.choice(PRAISES))
+    for flaw, rate in _flaws(rng, rates):
+        if rng.random() < rate:
+            draft = flaw(rng, draft)
+    return draft
+
+
+def _flaws(rng: Random, rates: FlawRates) -> list[tuple[Flaw, float]]:
+    """The flaws in the order in which they are put in: those of content, of length and order, then those of form."""
+    return [
+        (drafts.stray, rates.stray),
+        (drafts.repeat_word, rates.repeat_word),
+        (drafts.lengthen, rates.long),
+        (drafts.repeat_sentence, rates.repeat_sentence),
+        (drafts.shuffle_sentences, rates.shuffle),
+        (drafts.shorten, rates.short),
+        (rng.choice(FORM_FLAWS), rates.form),
+        (drafts.cut_off, rates.cut),
+    ]
+
+
+def _ordered_pair(rng: Random, thing: Thing, prompt: str, rates: FlawRates) -> tuple[str, str]:
+    while True:
+        pair = [draft.text for draft in _rivals(rng, thing, rates)]
+        worse, better = sorted(pair, key=lambda text: gold_score(prompt, text))
+        if gold_score(prompt, better) - gold_score(prompt, worse) >= SMALLEST_GAP:
+            return better, worse
+
+
+def _rivals(rng: Random, thing: Thing, rates: FlawRates) -> tuple[Draft, Draft]:
+    """Two reviews of one thing, or a clean review and the same with one flaw, or with nothing of a review left."""
+    draw = rng.random()
+    if draw < 0.45:
+        return mixed_draft(rng, thing, rates), mixed_draft(rng, thing, rates)
+    clean = clean_draft(rng, thing, praise=rng.choice(PRAISES))
+    if draw < 0.95:
+        flaw = rng.choices([flaw for flaw, _ in FLAWS_COMPARED], weights=[weight for _, weight in FLAWS_COMPARED])[0]
+        return clean, flaw(rng, clean)
+    return clean, rng.choice(NO_REVIEWS)(rng, clean)
+
+
+def _draw_prompt(rng: Random, split: str) -> tuple[Thing, str]:
+    thing = rng.choice(things(split))
+    return thing, rng.choice(PROMPTS).format(thing=thing.name)
+
+
+def _all_things() -> Iterator[tuple[Thing, bool]]:
+    for kind in KINDS:
+        for row, noun in enumerate(kind.nouns):
+            for column, trait in enumerate(kind.traits):
+                thing = Thing(kind=kind, noun=noun, name=trait.format(noun))
+                yield thing, (row + column) % HELD_OUT_EVERY == 0
+
+
+def _rng(seed: int, purpose: str, position: int) -> Random:
+    return Random(f"{seed}/{purpose}/{position}")
