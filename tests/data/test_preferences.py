@@ -114,6 +114,12 @@ def test_transcripts_that_part_early_keep_their_later_turns_in_the_response() ->
     assert [message["role"] for message in chat.chosen] == ["assistant", "user", "assistant"]
 
 
+def test_a_transcript_that_ends_with_the_human_ends_with_the_answer_before() -> None:
+    start = "\n\nHuman: ask\n\nAssistant:"
+    values = {"chosen": f"{start} good\n\nHuman: ask", "rejected": f"{start} bad"}
+    assert load(values, as_messages=True)[0][0].chosen == (GOOD,)
+
+
 def test_responses_with_the_same_beginning_are_not_split_within_it() -> None:
     start = "\n\nHuman: a\n\nAssistant:"
     pair = load({"chosen": f"{start} I am", "rejected": f"{start} I can"})[0][0]
@@ -135,6 +141,8 @@ def test_whole_conversations_part_at_an_assistants_turn() -> None:
     assert pair.prompt == (SYSTEM, USER)
     assert pair.chosen == (GOOD, USER, GOOD)
     assert pair.rejected == (GOOD, other, BAD)
+    late = load({"chosen": [USER, GOOD, USER, GOOD], "rejected": [USER, GOOD, USER, BAD]})[0][0]
+    assert (late.prompt, late.chosen, late.rejected) == ((USER, GOOD, USER), (GOOD,), (BAD,))
 
 
 def test_equal_responses_are_dropped_and_empty_ones_kept_and_both_are_counted() -> None:

@@ -1,6 +1,7 @@
 """Prompts from rows: what is asked, the reference answer, the metadata; too long is dropped or loses its beginning."""
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from builders import tiny_tokenizer
 from proximo.data.prompts import PromptOptions, load_prompts
@@ -102,6 +103,14 @@ def test_a_truncated_prompt_keeps_its_end_and_its_text_is_cut_alike() -> None:
     assert [prompt.text for prompt in prompts] == ["defgh", "xyz"]
     assert prompts[0].token_ids == tuple(tiny_tokenizer()("defgh")["input_ids"])
     assert (report.num_truncated, report.num_too_long) == (1, 0)
+
+
+def test_a_truncated_prompt_keeps_its_bos() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    row = Row(source="made", number=1, values={"prompt": "abcdefgh"})
+    prompt = load_prompts([row], tokenizer, PromptOptions(max_tokens=5, too_long="truncate"))[0][0]
+    assert (prompt.token_ids, prompt.text) == ((1, 10, 11, 12, 13), "efgh")
 
 
 def test_a_truncated_conversation_loses_its_oldest_turns_and_stays_one() -> None:
