@@ -26,9 +26,9 @@ SMALLEST_GAP = 0.02
 
 FORM_FLAWS = (drafts.drop_capital, drafts.drop_word, drafts.mix_words, drafts.drop_stop)
 FLAWS_COMPARED: tuple[tuple[Flaw, float], ...] = (
-    (drafts.change_mind, 4),
-    (drafts.stray, 3),
-    (drafts.repeat_word, 2),
+    (drafts.change_mind, 6),
+    (drafts.stray, 2),
+    (drafts.repeat_word, 1),
     *((flaw, 0.75) for flaw in FORM_FLAWS),
     (drafts.cut_off, 0.75),
     (drafts.repeat_sentence, 1),
@@ -37,7 +37,7 @@ FLAWS_COMPARED: tuple[tuple[Flaw, float], ...] = (
     (drafts.lengthen, 1),
 )
 NO_REVIEWS = (drafts.salad, drafts.one_word, drafts.one_sentence, drafts.nothing)
-PRAISES = (0.2, 0.4, 0.6, 0.9)
+PRAISES = (0.05, 0.3, 0.6, 0.95)
 """How inclined to praise reviewers are; each is as frequent."""
 
 
@@ -45,14 +45,14 @@ PRAISES = (0.2, 0.4, 0.6, 0.9)
 class FlawRates:
     """The probability that a review gets each sort of flaw; each is drawn for itself, so flaws are independent."""
 
-    form: float = 0.12
+    form: float = 0.1
     cut: float = 0.05
-    stray: float = 0.2
-    repeat_word: float = 0.15
+    stray: float = 0.08
+    repeat_word: float = 0.06
     repeat_sentence: float = 0.08
-    shuffle: float = 0.08
-    short: float = 0.05
-    long: float = 0.08
+    shuffle: float = 0.06
+    short: float = 0.08
+    long: float = 0.06
 
 
 MIXED = FlawRates()
