@@ -1,0 +1,84 @@
+"""The wheel, built offline and installed alone in an empty environment: what a user gets, and nothing missing."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Standard output of a command in a clean environment: no path of this one leads into it."""
+    known = {key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "OMP_NUM_THREADS")}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=known, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
+    (built,) = folder.glob("proximo-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory) -> Path:
+    """A new environment with the wheel; its dependencies are read from this one, behind everything of its own."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False, symlinks=True)
+    pip = ("-m", "pip", "--disable-pip-version-check", "--python", folder / "bin" / "python")
+    run(sys.executable, *pip, "install", "-q", "--no-index", "--no-deps", wheel, cwd=folder)
+    (site_packages,) = folder.glob("lib/python3*/site-packages")
+    # Path files there are not read in turn, so that the editable install of the source does not come along.
+    (site_packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return folder
+
+
+@pytest.fixture
+def empty(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("empty")
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_the_licence(wheel) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        held = set(archive.namelist())
+    wanted = {
+        path.relative_to(SOURCE).as_posix()
+        for path in (SOURCE / "proximo").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert wanted <= held
+    assert any(name.startswith("proximo/recipes/") and name.endswith(".yaml") for name in held)
+    assert any(name.startswith("proximo/metrics/templates/") for name in held)
+    assert any(name.endswith("dist-info/licenses/LICENSE") for name in held)
+    assert {name.partition("/")[0].partition("-")[0] for name in held} == {"proximo"}
+
+
+def test_the_installed_command_works_from_an_empty_folder(environment, empty) -> None:
+    proximo = environment / "bin" / "proximo"
+    where = run(environment / "bin" / "python", "-c", "import proximo; print(proximo.__file__)", cwd=empty)
+    assert Path(where.strip()).is_relative_to(environment)
+    assert run(proximo, "--version", cwd=empty).startswith("proximo 0.")
+    names = {line.split()[0] for line in run(proximo, "recipes", "list", cwd=empty).splitlines()}
+    assert names == {path.stem for path in (SOURCE / "proximo" / "recipes").glob("*.yaml")}
+    assert "demo is a valid pipeline recipe" in run(proximo, "config", "check", "demo", cwd=empty)
+    assert list(empty.iterdir()) == []
+
+
+def test_the_installed_package_writes_a_report(environment, empty) -> None:
+    lines = [{"step": step, "sft/loss": 3.0 - step, "progress/step": step} for step in (1, 2)]
+    (empty / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run(environment / "bin" / "proximo", "report", ".", cwd=empty)
+    assert "<svg" in (empty / "report.html").read_text()
