@@ -1,26 +1,28 @@
-"""Writing reviews of the embedded example: a clean draft, and the flaws that are put into it one by one. No scores.
+"""Writing clean reviews of the embedded example. Not the flaws that are put into them, and no scores.
 
 Whatever is random draws from the `Random` that the caller hands over, so a review is a function of its seed.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 
 from proximo.data.reviews.grammar import (
     FRAMES,
-    PARTS,
+    OPINION_SLOTS,
     SLOTS,
+    Frame,
     Place,
-    opinion_of,
     read_sentence,
     slots_of,
     write_sentence,
 )
-from proximo.data.reviews.words import BAD, GOOD, KINDS, Kind
+from proximo.data.reviews.words import BAD, DISLIKED, GOOD, LIKED, Kind
 
 OWN_WORD_SHARE = 0.35
 """How often an opinion word is one of the kind's own."""
+CONTENT_SLOTS = frozenset(("part", "parts", "any_part", *OPINION_SLOTS))
+"""What a clean review says once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,10 +47,6 @@ class Draft:
         return " ".join(self.sentences)
 
 
-Flaw = Callable[[Random, Draft], Draft]
-"""Puts one flaw into a draft; the draft comes back unchanged where there is no place for the flaw."""
-
-
 def clean_draft(rng: Random, thing: Thing, *, praise: float) -> Draft:
     """A flawless review of 3 or 4 sentences; each opinion praises with probability `praise`."""
     plan = [Place.PART, Place.VERDICT]
@@ -60,11 +58,11 @@ def clean_draft(rng: Random, thing: Thing, *, praise: float) -> Draft:
         plan.insert(plan.index(Place.PART), Place.PART)
     sentences: list[str] = []
     for place in plan:
-        sentences.append(_new_sentence(rng, thing, sentences, place=place, praise=praise))
+        sentences.append(new_sentence(rng, thing, sentences, place=place, praise=praise))
     return Draft(thing=thing, sentences=tuple(sentences))
 
 
-def _new_sentence(rng: Random, thing: Thing, before: Sequence[str], *, place: Place, praise: float) -> str:
+def new_sentence(rng: Random, thing: Thing, before: Sequence[str], *, place: Place, praise: float) -> str:
     """A sentence that repeats no part and no opinion word of the sentences before it."""
     used = {word for sentence in before for clause in read_sentence(sentence) for word in clause.words.values()}
     first = _clause_text(rng, thing, used, place=place, opinion=_draw_opinion(rng, praise))
@@ -82,191 +80,38 @@ def _draw_opinion(rng: Random, praise: float) -> int:
 
 
 def _clause_text(rng: Random, thing: Thing, used: set[str], *, place: Place, opinion: int) -> str:
-    frames = [frame for frame in FRAMES if frame.place is place and frame.states in (0, opinion)]
+    possible = [frame for frame in FRAMES if frame.place is place and frame.states in (0, opinion)]
+    fresh = [frame for frame in possible if _has_fresh_words(frame, thing, used, opinion)] or possible
     # Negation is rarer in reviews than the frames are.
-    frame = rng.choices(frames, weights=[0.4 if frame.sign < 0 else 1.0 for frame in frames])[0]
+    frame = rng.choices(fresh, weights=[0.4 if frame.sign < 0 else 1.0 for frame in fresh])[0]
     words = {slot: _fill(rng, thing, used, slot=slot, opinion=opinion * frame.sign) for slot in slots_of(frame)}
     return frame.text.format(**words)
 
 
+def _has_fresh_words(frame: Frame, thing: Thing, used: set[str], opinion: int) -> bool:
+    content = [slot for slot in slots_of(frame) if slot in CONTENT_SLOTS]
+    return all(set(_fitting_words(thing, slot, opinion * frame.sign)) - used for slot in content)
+
+
 def _fill(rng: Random, thing: Thing, used: set[str], *, slot: str, opinion: int) -> str:
+    words = _fitting_words(thing, slot, opinion)
+    if slot not in CONTENT_SLOTS:
+        return rng.choice(words)
+    fresh = [word for word in words if word not in used] or list(words)
+    own = [word for word in fresh if word in (*thing.kind.good, *thing.kind.bad)]
+    general = [word for word in fresh if word not in own]
+    return rng.choice(own if own and (not general or rng.random() < OWN_WORD_SHARE) else general)
+
+
+def _fitting_words(thing: Thing, slot: str, opinion: int) -> tuple[str, ...]:
+    """The words that can stand in the slot of a clause about the thing, where it thinks `opinion`."""
     kind = thing.kind
-    match slot:
-        case "noun":
-            return thing.noun
-        case "did":
-            return kind.did
-        case "part" | "parts" | "any_part":
-            words = {"part": kind.part, "parts": kind.parts, "any_part": (*kind.part, *kind.parts)}[slot]
-        case "adjective" | "a_adjective" | "an_adjective":
-            own, general = (kind.good, GOOD) if opinion > 0 else (kind.bad, BAD)
-            words = own if rng.random() < OWN_WORD_SHARE else general
-            words = tuple(word for word in words if word in SLOTS[slot]) or _fitting(general, slot)
-        case "feel":
-            words = tuple(word for word in SLOTS[slot] if opinion_of(word) == opinion)
-        case _:
-            return rng.choice(SLOTS[slot])
-    return rng.choice([word for word in words if word not in used] or words)
-
-
-def _fitting(words: Sequence[str], slot: str) -> tuple[str, ...]:
-    return tuple(word for word in words if word in SLOTS[slot])
-
-
-# Flaws of content: each lowers one component of the gold score and leaves the others as they are.
-
-
-def change_mind(rng: Random, draft: Draft) -> Draft:
-    """One sentence with an opinion is written anew with the opposite one (or another one, of two clauses)."""
-    candidates = [
-        index for index, sentence in enumerate(draft.sentences) if any(c.opinion for c in read_sentence(sentence))
-    ]
-    if not candidates:
-        return draft
-    index = rng.choice(candidates)
-    clause = read_sentence(draft.sentences[index])[0]
-    others = draft.sentences[:index] + draft.sentences[index + 1 :]
-    praise = 0.0 if clause.opinion > 0 else 1.0
-    sentence = _new_sentence(rng, draft.thing, others, place=clause.frame.place, praise=praise)
-    return _with_sentence(draft, index, sentence)
-
-
-def stray(rng: Random, draft: Draft) -> Draft:
-    """The mind wanders to a thing of another kind: at least one sentence is about it, the rest half the time."""
-    kind = rng.choice([kind for kind in KINDS if kind is not draft.thing.kind])
-    noun = rng.choice(kind.nouns)
-    other = Thing(kind=kind, noun=noun, name=noun)
-    sentences = list(draft.sentences)
-    first = rng.randrange(len(sentences))
-    for index, sentence in enumerate(sentences):
-        clauses = read_sentence(sentence)
-        if clauses and (index == first or rng.random() < 0.5):
-            place, praise = clauses[0].frame.place, 1.0 if clauses[0].opinion > 0 else 0.0
-            sentences[index] = _new_sentence(rng, other, sentences, place=place, praise=praise)
-    return replace(draft, sentences=tuple(sentences))
-
-
-def repeat_sentence(rng: Random, draft: Draft) -> Draft:
-    """One sentence stands twice in a row, in place of its neighbour."""
-    if len(draft.sentences) < 2:
-        return draft
-    index = rng.randrange(len(draft.sentences) - 1)
-    return _with_sentence(draft, index + 1, draft.sentences[index])
-
-
-def repeat_word(rng: Random, draft: Draft) -> Draft:
-    """A favourite word: one of the parts or opinion words stands in most places where it fits and says the same."""
-    read = [clause for sentence in draft.sentences for clause in read_sentence(sentence)]
-    favourites = [word for clause in read for word in clause.words.values() if word in PARTS or opinion_of(word)]
-    if not favourites:
-        return draft
-    favourite = rng.choice(favourites)
-
-    def swap(slot: str, word: str) -> str:
-        same = favourite in SLOTS[slot] and opinion_of(favourite) == opinion_of(word)
-        return favourite if same and rng.random() < 0.8 else word
-
-    return replace(draft, sentences=tuple(_rewrite(sentence, swap) for sentence in draft.sentences))
-
-
-def _rewrite(sentence: str, swap: Callable[[str, str], str]) -> str:
-    """The sentence with the word of each slot put through `swap(slot, word)`; unread sentences stay as they are."""
-    clauses = read_sentence(sentence)
-    texts = [c.frame.text.format(**{slot: swap(slot, word) for slot, word in c.words.items()}) for c in clauses]
-    conjunction = " but " if " but " in sentence else " and "
-    return write_sentence(conjunction.join(texts)) if texts else sentence
-
-
-def shuffle_sentences(rng: Random, draft: Draft) -> Draft:
-    """The sentences in another order."""
-    return replace(draft, sentences=tuple(rng.sample(draft.sentences, len(draft.sentences))))
-
-
-def shorten(rng: Random, draft: Draft) -> Draft:
-    """Only one or two of the sentences."""
-    keep = sorted(rng.sample(range(len(draft.sentences)), min(rng.choice((1, 2, 2)), len(draft.sentences))))
-    return replace(draft, sentences=tuple(draft.sentences[index] for index in keep))
-
-
-def lengthen(rng: Random, draft: Draft) -> Draft:
-    """One to three more sentences of every sort, in order."""
-    sentences = list(draft.sentences)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        place = rng.choice((Place.PART, Place.PART, Place.VERDICT, Place.CLOSING))
-        praise = float(any(c.opinion > 0 for s in sentences for c in read_sentence(s)))
-        sentence = _new_sentence(rng, draft.thing, sentences, place=place, praise=praise)
-        places = [read_sentence(s)[0].frame.place if read_sentence(s) else Place.OPENING for s in sentences]
-        sentences.insert(sum(other <= place for other in places), sentence)
-    return replace(draft, sentences=tuple(sentences))
-
-
-# Flaws of form.
-
-
-def drop_capital(rng: Random, draft: Draft) -> Draft:
-    """Small letters: at least one sentence begins with one, the rest half the time."""
-    first = rng.randrange(len(draft.sentences))
-    small = [s[:1].lower() + s[1:] if n == first or rng.random() < 0.5 else s for n, s in enumerate(draft.sentences)]
-    return replace(draft, sentences=tuple(small))
-
-
-def drop_word(rng: Random, draft: Draft) -> Draft:
-    """One sentence lacks a word."""
-
-    def edit(words: list[str]) -> list[str]:
-        index = rng.randrange(len(words))
-        return words[:index] + words[index + 1 :]
-
-    return _edit_words(rng, draft, edit)
-
-
-def mix_words(rng: Random, draft: Draft) -> Draft:
-    """The words of one sentence in another order."""
-    return _edit_words(rng, draft, lambda words: rng.sample(words, len(words)))
-
-
-def drop_stop(rng: Random, draft: Draft) -> Draft:
-    """One sentence lacks its full stop."""
-    index = rng.randrange(len(draft.sentences))
-    return _with_sentence(draft, index, draft.sentences[index].removesuffix("."))
-
-
-def cut_off(rng: Random, draft: Draft) -> Draft:
-    """The last sentence breaks off."""
-    words = draft.sentences[-1].removesuffix(".").split(" ")
-    return _with_sentence(draft, len(draft.sentences) - 1, " ".join(words[: rng.randrange(1, max(2, len(words)))]))
-
-
-# Text that is no review at all.
-
-
-def salad(rng: Random, draft: Draft) -> Draft:
-    """All words of the review in another order."""
-    words = draft.text.replace(".", " .").split(" ")
-    return replace(draft, sentences=(" ".join(rng.sample(words, len(words))),))
-
-
-def one_word(rng: Random, draft: Draft) -> Draft:
-    """A word of the review, over and over."""
-    word = rng.choice(draft.text.removesuffix(".").split(" "))
-    return replace(draft, sentences=(" ".join([word] * rng.randrange(1, 25)),))
-
-
-def one_sentence(rng: Random, draft: Draft) -> Draft:
-    """A sentence of the review, over and over."""
-    return replace(draft, sentences=(rng.choice(draft.sentences),) * rng.randrange(2, 6))
-
-
-def nothing(_rng: Random, draft: Draft) -> Draft:
-    """No text, or only a full stop."""
-    return replace(draft, sentences=(".",))
-
-
-def _with_sentence(draft: Draft, index: int, sentence: str) -> Draft:
-    return replace(draft, sentences=(*draft.sentences[:index], sentence, *draft.sentences[index + 1 :]))
-
-
-def _edit_words(rng: Random, draft: Draft, edit: Callable[[list[str]], list[str]]) -> Draft:
-    index = rng.randrange(len(draft.sentences))
-    words = draft.sentences[index].removesuffix(".").split(" ")
-    return _with_sentence(draft, index, " ".join(edit(words)) + ".")
+    own = {"noun": (thing.noun,), "did": (kind.did,), "part": kind.part, "parts": kind.parts}
+    if slot in own:
+        return own[slot]
+    if slot == "any_part":
+        return (*kind.part, *kind.parts)
+    if slot not in OPINION_SLOTS:
+        return SLOTS[slot]
+    sayable = (*GOOD, *LIKED, *kind.good) if opinion > 0 else (*BAD, *DISLIKED, *kind.bad)
+    return tuple(word for word in sayable if word in SLOTS[slot])

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from proximo.data.reviews import drafts
-from proximo.data.reviews.drafts import Draft, Flaw, Thing, clean_draft
+from proximo.data.reviews import flaws
+from proximo.data.reviews.drafts import Draft, Thing, clean_draft
+from proximo.data.reviews.flaws import Flaw
 from proximo.data.reviews.gold import gold_score
 from proximo.data.reviews.words import KINDS, PROMPTS
 from proximo.errors import ConfigError
@@ -24,19 +25,19 @@ NOISE_BLOCK = 100
 SMALLEST_GAP = 0.02
 """The least difference in gold between the two reviews of a pair."""
 
-FORM_FLAWS = (drafts.drop_capital, drafts.drop_word, drafts.mix_words, drafts.drop_stop)
+FORM_FLAWS = (flaws.drop_capital, flaws.drop_word, flaws.mix_words, flaws.drop_stop)
 FLAWS_COMPARED: tuple[tuple[Flaw, float], ...] = (
-    (drafts.change_mind, 6),
-    (drafts.stray, 2),
-    (drafts.repeat_word, 1),
+    (flaws.change_mind, 6),
+    (flaws.stray, 2),
+    (flaws.repeat_word, 1),
     *((flaw, 0.75) for flaw in FORM_FLAWS),
-    (drafts.cut_off, 0.75),
-    (drafts.repeat_sentence, 1),
-    (drafts.shuffle_sentences, 0.75),
-    (drafts.shorten, 0.75),
-    (drafts.lengthen, 1),
+    (flaws.cut_off, 0.75),
+    (flaws.repeat_sentence, 1),
+    (flaws.shuffle_sentences, 0.75),
+    (flaws.shorten, 0.75),
+    (flaws.lengthen, 1.5),
 )
-NO_REVIEWS = (drafts.salad, drafts.one_word, drafts.one_sentence, drafts.nothing)
+NO_REVIEWS = (flaws.salad, flaws.one_word, flaws.one_sentence, flaws.nothing)
 PRAISES = (0.05, 0.3, 0.6, 0.95)
 """How inclined to praise reviewers are; each is as frequent."""
 
@@ -129,14 +130,14 @@ def mixed_draft(rng: Random, thing: Thing, rates: FlawRates) -> Draft:
 def _flaws(rng: Random, rates: FlawRates) -> list[tuple[Flaw, float]]:
     """The flaws in the order in which they are put in: those of content, of length and order, then those of form."""
     return [
-        (drafts.stray, rates.stray),
-        (drafts.repeat_word, rates.repeat_word),
-        (drafts.lengthen, rates.long),
-        (drafts.repeat_sentence, rates.repeat_sentence),
-        (drafts.shuffle_sentences, rates.shuffle),
-        (drafts.shorten, rates.short),
+        (flaws.stray, rates.stray),
+        (flaws.repeat_word, rates.repeat_word),
+        (flaws.lengthen, rates.long),
+        (flaws.repeat_sentence, rates.repeat_sentence),
+        (flaws.shuffle_sentences, rates.shuffle),
+        (flaws.shorten, rates.short),
         (rng.choice(FORM_FLAWS), rates.form),
-        (drafts.cut_off, rates.cut),
+        (flaws.cut_off, rates.cut),
     ]
 
 
@@ -151,7 +152,7 @@ def _ordered_pair(rng: Random, thing: Thing, prompt: str, rates: FlawRates) -> t
 def _rivals(rng: Random, thing: Thing, rates: FlawRates) -> tuple[Draft, Draft]:
     """Two reviews of one thing, or a clean review and the same with one flaw, or with nothing of a review left."""
     draw = rng.random()
-    if draw < 0.45:
+    if draw < 0.75:
         return mixed_draft(rng, thing, rates), mixed_draft(rng, thing, rates)
     clean = clean_draft(rng, thing, praise=rng.choice(PRAISES))
     if draw < 0.95:

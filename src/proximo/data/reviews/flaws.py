@@ -1,0 +1,170 @@
+"""What can be wrong with a review of the embedded example: each function puts one flaw into a draft. No scores.
+
+First flaws of content, of length and of order, which leave every sentence well formed; then flaws of form; at the
+end, text that is no review at all. Whatever is random draws from the `Random` that the caller hands over.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from proximo.data.reviews.drafts import Draft, Thing, new_sentence
+from proximo.data.reviews.grammar import PARTS, SLOTS, Place, opinion_of, read_sentence, write_sentence
+from proximo.data.reviews.words import KINDS
+
+Flaw = Callable[[Random, Draft], Draft]
+"""Puts one flaw into a draft; the draft comes back unchanged where there is no place for the flaw."""
+
+
+def change_mind(rng: Random, draft: Draft) -> Draft:
+    """One sentence with an opinion is written anew with the opposite one (or another one, of two clauses)."""
+    candidates = [
+        index for index, sentence in enumerate(draft.sentences) if any(c.opinion for c in read_sentence(sentence))
+    ]
+    if not candidates:
+        return draft
+    index = rng.choice(candidates)
+    clause = read_sentence(draft.sentences[index])[0]
+    others = draft.sentences[:index] + draft.sentences[index + 1 :]
+    praise = 0.0 if clause.opinion > 0 else 1.0
+    sentence = new_sentence(rng, draft.thing, others, place=clause.frame.place, praise=praise)
+    return _with_sentence(draft, index, sentence)
+
+
+def stray(rng: Random, draft: Draft) -> Draft:
+    """The mind wanders to a thing of another kind: at least one sentence is about it, the rest half the time."""
+    kind = rng.choice([kind for kind in KINDS if kind is not draft.thing.kind])
+    noun = rng.choice(kind.nouns)
+    other = Thing(kind=kind, noun=noun, name=noun)
+    sentences = list(draft.sentences)
+    first = rng.randrange(len(sentences))
+    for index, sentence in enumerate(sentences):
+        clauses = read_sentence(sentence)
+        if clauses and (index == first or rng.random() < 0.5):
+            place, praise = clauses[0].frame.place, 1.0 if clauses[0].opinion > 0 else 0.0
+            sentences[index] = new_sentence(rng, other, sentences, place=place, praise=praise)
+    return replace(draft, sentences=tuple(sentences))
+
+
+def repeat_sentence(rng: Random, draft: Draft) -> Draft:
+    """One sentence stands twice in a row, in place of its neighbour."""
+    if len(draft.sentences) < 2:
+        return draft
+    index = rng.randrange(len(draft.sentences) - 1)
+    return _with_sentence(draft, index + 1, draft.sentences[index])
+
+
+def repeat_word(rng: Random, draft: Draft) -> Draft:
+    """A favourite word: one of the parts or opinion words stands in most places where it fits and says the same."""
+    read = [clause for sentence in draft.sentences for clause in read_sentence(sentence)]
+    favourites = [word for clause in read for word in clause.words.values() if word in PARTS or opinion_of(word)]
+    for favourite in rng.sample(favourites, len(favourites)):
+        sentences = tuple(_favouring(rng, sentence, favourite) for sentence in draft.sentences)
+        if sentences != draft.sentences:
+            return replace(draft, sentences=sentences)
+    return draft
+
+
+def _favouring(rng: Random, sentence: str, favourite: str) -> str:
+    def swap(slot: str, word: str) -> str:
+        same = favourite in SLOTS[slot] and opinion_of(favourite) == opinion_of(word)
+        return favourite if same and rng.random() < 0.8 else word
+
+    return _rewrite(sentence, swap)
+
+
+def _rewrite(sentence: str, swap: Callable[[str, str], str]) -> str:
+    """The sentence with the word of each slot put through `swap(slot, word)`; unread sentences stay as they are."""
+    clauses = read_sentence(sentence)
+    texts = [c.frame.text.format(**{slot: swap(slot, word) for slot, word in c.words.items()}) for c in clauses]
+    conjunction = " but " if " but " in sentence else " and "
+    return write_sentence(conjunction.join(texts)) if texts else sentence
+
+
+def shuffle_sentences(rng: Random, draft: Draft) -> Draft:
+    """The sentences in another order."""
+    return replace(draft, sentences=tuple(rng.sample(draft.sentences, len(draft.sentences))))
+
+
+def shorten(rng: Random, draft: Draft) -> Draft:
+    """Only one or two of the sentences."""
+    keep = sorted(rng.sample(range(len(draft.sentences)), min(rng.choice((1, 2, 2)), len(draft.sentences))))
+    return replace(draft, sentences=tuple(draft.sentences[index] for index in keep))
+
+
+def lengthen(rng: Random, draft: Draft) -> Draft:
+    """One to three more sentences of every sort, in order."""
+    sentences = list(draft.sentences)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        place = rng.choice((Place.PART, Place.PART, Place.VERDICT, Place.CLOSING))
+        praise = float(any(c.opinion > 0 for s in sentences for c in read_sentence(s)))
+        sentence = new_sentence(rng, draft.thing, sentences, place=place, praise=praise)
+        places = [read_sentence(s)[0].frame.place if read_sentence(s) else Place.OPENING for s in sentences]
+        sentences.insert(sum(other <= place for other in places), sentence)
+    return replace(draft, sentences=tuple(sentences))
+
+
+def drop_capital(rng: Random, draft: Draft) -> Draft:
+    """Small letters: at least one sentence begins with one, the rest half the time."""
+    first = rng.randrange(len(draft.sentences))
+    small = [s[:1].lower() + s[1:] if n == first or rng.random() < 0.5 else s for n, s in enumerate(draft.sentences)]
+    return replace(draft, sentences=tuple(small))
+
+
+def drop_word(rng: Random, draft: Draft) -> Draft:
+    """One sentence lacks a word."""
+
+    def edit(words: list[str]) -> list[str]:
+        index = rng.randrange(len(words))
+        return words[:index] + words[index + 1 :]
+
+    return _edit_words(rng, draft, edit)
+
+
+def mix_words(rng: Random, draft: Draft) -> Draft:
+    """The words of one sentence in another order."""
+    return _edit_words(rng, draft, lambda words: rng.sample(words, len(words)))
+
+
+def drop_stop(rng: Random, draft: Draft) -> Draft:
+    """One sentence lacks its full stop."""
+    index = rng.randrange(len(draft.sentences))
+    return _with_sentence(draft, index, draft.sentences[index].removesuffix("."))
+
+
+def cut_off(rng: Random, draft: Draft) -> Draft:
+    """The last sentence breaks off."""
+    words = draft.sentences[-1].removesuffix(".").split(" ")
+    return _with_sentence(draft, len(draft.sentences) - 1, " ".join(words[: rng.randrange(1, max(2, len(words)))]))
+
+
+def salad(rng: Random, draft: Draft) -> Draft:
+    """All words of the review in another order."""
+    words = draft.text.replace(".", " .").split(" ")
+    return replace(draft, sentences=(" ".join(rng.sample(words, len(words))),))
+
+
+def one_word(rng: Random, draft: Draft) -> Draft:
+    """A word of the review, over and over."""
+    word = rng.choice(draft.text.removesuffix(".").split(" "))
+    return replace(draft, sentences=(" ".join([word] * rng.randrange(1, 25)),))
+
+
+def one_sentence(rng: Random, draft: Draft) -> Draft:
+    """A sentence of the review, over and over."""
+    return replace(draft, sentences=(rng.choice(draft.sentences),) * rng.randrange(2, 6))
+
+
+def nothing(_rng: Random, draft: Draft) -> Draft:
+    """No text, or only a full stop."""
+    return replace(draft, sentences=(".",))
+
+
+def _with_sentence(draft: Draft, index: int, sentence: str) -> Draft:
+    return replace(draft, sentences=(*draft.sentences[:index], sentence, *draft.sentences[index + 1 :]))
+
+
+def _edit_words(rng: Random, draft: Draft, edit: Callable[[list[str]], list[str]]) -> Draft:
+    index = rng.randrange(len(draft.sentences))
+    words = draft.sentences[index].removesuffix(".").split(" ")
+    return _with_sentence(draft, index, " ".join(edit(words)) + ".")
