@@ -50,6 +50,7 @@ def test_what_is_no_number_is_a_fault_and_not_a_score(verdict) -> None:
         (lambda p, r, m: [1.0, 2.0], "1 were wanted, it returned 2"),
         (lambda p, r, m: 1.0, "returned float"),
         (lambda p, r, m: [{"reward": 1.0}], "without 'score'"),
+        (lambda p, r, m: ["good"], "must return a number.*returned .good."),
         (lambda p, r, m: 1 / 0, "raised ZeroDivisionError"),
     ],
 )

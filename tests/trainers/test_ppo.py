@@ -6,9 +6,11 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.errors import ModelError, TrainingError
-from proximo.records import Finish
+from proximo.records import Finish, Response, Scored
 from proximo.trainers.endings import ending_ids
+from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.ppo import PPOTrainer
+from records_made import prompt
 
 PROMPTS = ["ab", "cde", "f", "gh"]
 
@@ -135,7 +137,24 @@ def test_the_adaptive_coefficient_follows_the_kl() -> None:
     made = trainer(num_steps=3, kl={"target": 1e-9, "horizon": 8, "coefficient": 0.1})
     history = made.train(PROMPTS, reward=count_a)
     assert made.kl_coefficient > 0.1
-    assert history[-1]["kl/coefficient"] == made.kl_coefficient
+    # Each line has the coefficient that its step was charged; it moves afterwards.
+    assert history[0]["kl/coefficient"] == 0.1
+    assert made.kl_coefficient == pytest.approx(history[-1]["kl/coefficient"] * 1.2)
+
+
+def test_answers_that_are_left_out_as_cut_off_do_not_steer_the_kl_coefficient() -> None:
+    made = trainer(num_steps=1, truncated="mask", kl={"target": 1.0, "horizon": 10, "coefficient": 1.0})
+    base = {"response_mask": torch.ones(2, dtype=torch.bool), "policy_version": 0, "text": ""}
+    cut, ended = (
+        Response(prompt=prompt(), sample_index=0, token_ids=(5, 2), logprobs=torch.zeros(2), finish=finish, **base)
+        for finish in (Finish.LENGTH, Finish.EOS)
+    )
+    passes = Passes(old_logprobs=torch.zeros(8), reference_logprobs=torch.full((8,), -0.6), values=torch.zeros(12))
+    scored = [Scored(response=each, score=1.0) for each in (cut, cut, cut, ended)]
+    experience, _ = make_experience(scored, passes, config=made.config, kl_coefficient=1.0)
+    made._adapt_kl(experience)
+    # 1.2 nats in the one answer that counts are above the target; with three zeros beside it, they would be below.
+    assert made.kl_coefficient == pytest.approx(1 + 0.2 / 10)
 
 
 def test_without_kl_there_is_no_reference() -> None:

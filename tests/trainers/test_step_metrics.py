@@ -98,6 +98,12 @@ def test_a_step_in_numbers_worked_by_hand() -> None:
     assert line(experience_metrics(outcome(experience()))) == pytest.approx(EXPECTED, rel=1e-5)
 
 
+def test_a_response_without_a_token_that_counts_has_no_part_in_the_means_of_reward_and_kl() -> None:
+    made = experience(mask=torch.tensor([True] * 3 + [False] * 6))
+    found = line(experience_metrics(outcome(made)))
+    assert (found["reward/mean"], found["kl/sequence"]) == (pytest.approx(2.3), pytest.approx(-0.5))
+
+
 def test_a_run_without_a_reference_has_no_kl() -> None:
     made = experience(reference_logprobs=None)
     found = line(experience_metrics(outcome(made)))

@@ -94,11 +94,18 @@ class FunctionReward:
         parts = verdict if isinstance(verdict, Mapping) else {"score": verdict}
         if "score" not in parts:
             raise TrainingError(f"reward function {self.name!r} returned a mapping without 'score': {sorted(parts)}")
-        if any(value is None or not math.isfinite(float(value)) for value in parts.values()):
+        try:
+            numbers = {key: math.nan if value is None else float(value) for key, value in parts.items()}
+        except (TypeError, ValueError) as error:
+            raise TrainingError(
+                f"reward function {self.name!r} must return a number, a mapping to numbers or None for each response, "
+                f"it returned {verdict!r:.80}"
+            ) from error
+        if not all(math.isfinite(number) for number in numbers.values()):
             reason = f"{self.name} returned {verdict!r}"
             return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
-        components = {key: float(value) for key, value in parts.items() if key != "score" and value is not None}
-        return Scored(response=response, score=float(parts["score"] or 0.0), components=components)
+        score = numbers.pop("score")
+        return Scored(response=response, score=score, components=numbers)
 
 
 def _metadata(response: Response) -> dict[str, Any]:

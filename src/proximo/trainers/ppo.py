@@ -2,7 +2,7 @@
 
 trainer = PPOTrainer(policy, tokenizer, config=PPOConfig(...))
 responses = trainer.generate(prompts)
-stats = trainer.step(responses, scores)
+stats = trainer.step(prompts, responses, scores)
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +39,7 @@ from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.sections import optimizer_options
 from proximo.trainers.step_metrics import (
     StepOutcome,
+    counted_responses,
     experience_metrics,
     sequence_kl,
     time_metrics,
@@ -200,6 +201,7 @@ class PPOTrainer:
             policy=outcome.values["policy_report"],
             value=outcome.values.get("value_report"),
             seconds=outcome.seconds,
+            kl_coefficient=None if self.config.kl.place == "none" else self.kl_coefficient,
         )
         check_first_minibatch(step.policy.first_minibatch, precision=self.policy.precision, step=self.steps_done + 1)
         self._adapt_kl(step.experience)
@@ -212,8 +214,8 @@ class PPOTrainer:
             "progress/policy_version": Last(self.policy_version),
             "progress/prompts": Last(self.steps_done * self.config.prompts_per_step),
         }
-        if self.config.kl.place != "none":
-            own["kl/coefficient"] = Last(self.kl_coefficient)
+        if outcome.kl_coefficient is not None:
+            own["kl/coefficient"] = Last(outcome.kl_coefficient)
         return (
             experience_metrics(outcome)
             | update_metrics(outcome, precision=self.policy.precision)
@@ -253,8 +255,8 @@ class PPOTrainer:
 
     def _adapt_kl(self, experience: Experience) -> None:
         kl = self.config.kl
-        divergences = [value for value, s in zip(sequence_kl(experience), experience.scored, strict=True) if s.valid]
-        observed = [value for value in divergences if value is not None]
+        divergences = sequence_kl(experience)
+        observed = [value for i in counted_responses(experience) if (value := divergences[i]) is not None]
         if kl.target is not None and observed:
             self.kl_coefficient = adaptive_kl(
                 self.kl_coefficient,

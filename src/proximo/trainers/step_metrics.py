@@ -26,6 +26,8 @@ class StepOutcome:
     policy: Report
     value: Report | None
     seconds: Mapping[str, float]
+    kl_coefficient: float | None = None
+    """What one nat cost in this step; None in a run without KL."""
 
 
 def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
@@ -34,21 +36,27 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     mask, lengths = experience.mask, experience.lengths
     totals = segment_sum(torch.where(mask, experience.rewards, 0.0), lengths).tolist()
     valid = [i for i, scored in enumerate(experience.scored) if scored.valid]
+    counted = counted_responses(experience)
     metrics: dict[str, MetricValue] = response_metrics(experience.scored) | score_metrics(experience.scored)
     metrics |= {
-        "reward/mean": Mean.of(totals[i] for i in valid),
+        "reward/mean": Mean.of(totals[i] for i in counted),
         "advantage/mean": Mean(raw.mean * raw.num_tokens, raw.num_tokens),
         "advantage/std": Deviation(raw.num_tokens, raw.mean, raw.variance * raw.num_tokens),
         "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
     }
     if experience.reference_logprobs is not None:
-        metrics |= _kl_metrics(experience, valid)
+        metrics |= _kl_metrics(experience, counted)
     if experience.returns is not None:
         explained = explained_variance(token_values(experience), experience.returns, mask)
         metrics["value/explained_variance"] = Last(float(explained))
     else:
         metrics["group/zero_advantage_fraction"] = _zero_groups(experience, valid)
     return metrics
+
+
+def counted_responses(experience: Experience) -> list[int]:
+    """The responses of which a token counts: not those without a score, nor those cut off under `truncated: mask`."""
+    return [i for i, part in enumerate(experience.mask.split(list(experience.lengths))) if part.any()]
 
 
 def sequence_kl(experience: Experience) -> list[float | None]:
@@ -127,13 +135,13 @@ def _zero_groups(experience: Experience, valid: Sequence[int]) -> Mean:
     return Mean.of(float(not teaches) for teaches in taught.values())
 
 
-def _kl_metrics(experience: Experience, valid: Sequence[int]) -> dict[str, MetricValue]:
+def _kl_metrics(experience: Experience, counted: Sequence[int]) -> dict[str, MetricValue]:
     assert experience.reference_logprobs is not None
     mask, count = experience.mask, int(experience.mask.sum())
     policy, reference = experience.old_logprobs, experience.reference_logprobs
     per_response = sequence_kl(experience)
     return {
-        "kl/sequence": Mean.of(value for i in valid if (value := per_response[i]) is not None),
+        "kl/sequence": Mean.of(value for i in counted if (value := per_response[i]) is not None),
         "kl/per_token": Mean(_sum(k1(policy, reference), mask), count),
         "kl/k3_per_token": Mean(_sum(k3(policy, reference), mask), count),
     }

@@ -124,7 +124,7 @@ class UpdateCalls:
         members = [index for index, count in enumerate(counted) if count]
         if not members:
             raise TrainingError(
-                f"step {step}: no response has a token that counts; all {len(counted)} were empty, cut off under "
+                f"step {step + 1}: no response has a token that counts; all {len(counted)} were empty, cut off under "
                 "truncated: mask, or could not be scored"
             )
         # Tokens outside the mask may hold anything, NaN included: nothing of them enters a loss.
@@ -182,7 +182,7 @@ class UpdateCalls:
         skipped = [result.refusal for result in results if result.refusal]
         if len(skipped) > self.config.max_skipped_fraction * len(results):
             raise TrainingError(
-                f"step {step}: {len(skipped)} of {len(results)} updates of the {role} were skipped, more than "
+                f"step {step + 1}: {len(skipped)} of {len(results)} updates of the {role} were skipped, more than "
                 f"max_skipped_fraction = {self.config.max_skipped_fraction:g} allows; the last reason: {skipped[-1]}"
             )
 
