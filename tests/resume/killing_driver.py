@@ -164,7 +164,8 @@ def kill_by_the_clock(process: int, job: dict[str, Any]) -> None:
         size = now
     time.sleep(kill["seconds"])
     os.kill(process, signal.SIGKILL)
-    Path(job["note"]).write_text(f"by the clock, {kill['seconds']} s after line {kill['lines']} of this life")
+    *_, last = log.read_text().splitlines()
+    Path(job["note"]).write_text(f"by the clock, {kill['seconds']:.3f} s after a line; then the last was {last[:12]}")
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
 
 from proximo.checkpoint.atomic import TEMPORARY_PREFIX
 from proximo.metrics.catalogue import CATALOGUE
@@ -58,7 +58,7 @@ def assert_same_outcome(folder: Path, expected: dict[str, Any], *, after: str) -
 
 def assert_steps_once_in_tensorboard(folder: Path, num_steps: int) -> None:
     """Raises AssertionError where the event files do not have every step of a curve exactly once, from 0 on."""
-    events = EventAccumulator(str(folder))
+    events = EventAccumulator(str(folder), size_guidance={TENSORS: 0})  # 0 keeps all, the default ten
     events.Reload()
     steps = [event.step for event in events.Tensors("progress/step")]
     assert steps == list(range(num_steps + 1)), f"steps in TensorBoard: {steps}"

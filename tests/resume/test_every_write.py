@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from disk_states import Camera, Picture
 from run_outcomes import assert_same_outcome, outcome, read_lines
 from tiny_runs import KINDS, NUM_STEPS, SAVED_STEPS, Kind, changed, make_inputs, recipe_of, run
 
+from proximo.checkpoint import atomic
+from proximo.checkpoint.logs import JsonLines
 from proximo.trainers import loop
 from proximo.trainers.options import RunOptions
 
@@ -71,6 +73,32 @@ def test_a_kill_anywhere_at_the_end_of_a_run_with_one_save_changes_nothing(tmp_p
     assert len(at_the_end) > 10
     for picture in at_the_end:
         resume_from(picture, "sft", recipe, expected)
+
+
+def test_the_lines_of_a_step_are_on_disk_before_its_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power failure could leave a checkpoint and lose the lines that led to it, which no resume writes again."""
+    place = make_inputs(tmp_path)
+    events: list[str] = []
+
+    def note(owner: Any, name: str, event: Callable[..., str]) -> None:
+        really = getattr(owner, name)
+
+        def noting(*given: Any) -> None:
+            really(*given)
+            events.append(event(*given))
+
+        monkeypatch.setattr(owner, name, noting)
+
+    note(JsonLines, "append", lambda log, _record: f"append {Path(log._file.name).name}")
+    note(JsonLines, "sync", lambda log: f"sync {Path(log._file.name).name}")
+    note(atomic, "_rename", lambda _path, new_path: f"rename {new_path.name}")
+    run("reward", recipe_of("reward", place), AUTO)
+    for step in SAVED_STEPS:
+        before = events[: events.index(f"rename step-{step:06d}")]
+        for log in ("metrics.jsonl", "samples.jsonl"):
+            assert [event for event in before if event.endswith(log)][-1] == f"sync {log}"
 
 
 def test_a_run_killed_before_its_report_gets_it_when_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

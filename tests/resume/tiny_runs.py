@@ -145,7 +145,7 @@ def _optimizer() -> dict[str, Any]:
 
 
 def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe with values at dotted keys replaced."""
+    """The recipe with values at dotted keys replaced; under an adapter, a saved base instead of a random one."""
     copy = json.loads(json.dumps(recipe))
     for key, value in changes.items():
         *above, last = key.split(".")
@@ -153,6 +153,9 @@ def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
         for name in above:
             section = section.setdefault(name, {})
         section[last] = value
+    for model in (copy.get("model", {}), copy.get("policy", {})):
+        if "lora" in model and model.pop("config", None) is not None:
+            model["path"] = str(Path(copy["tokenizer"]["path"]).with_name("language_model"))
     return copy
 
 
