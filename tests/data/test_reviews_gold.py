@@ -49,10 +49,10 @@ def flawed(**changes: float) -> dict[str, float]:
         (f"{OPENING} The lid is very tasty. {VERDICT} {CLOSING}", flawed(topic=4 / 5)),
         (f"I bought the pan last week. {LID} {VERDICT} {CLOSING}", flawed(topic=3 / 4)),
         (f"{LID} {HANDLE} {CLOSING}", flawed(topic=1 / 2)),
-        # Variety: the smaller of the shares of different sentences and of different parts and opinion words.
+        # Variety: the smaller of the shares of different sentences and of different parts.
         (f"{OPENING} {OPENING} {LID} {VERDICT}", flawed(variety=3 / 4)),
-        (f"{LID} The handle is good. {VERDICT}", flawed(variety=4 / 5)),
-        (f"{LID} We love the lid. {VERDICT}", flawed(variety=4 / 5)),
+        (f"{LID} The handle is very good. {VERDICT}", flawed()),
+        (f"{LID} We love the lid. {VERDICT}", flawed(variety=1 / 2)),
         # Shape: 3 to 4 sentences, from the opening to the closing.
         (f"{OPENING} {VERDICT}", flawed(shape=2 / 3)),
         (f"{OPENING} {LID} {HANDLE} {VERDICT} {CLOSING}", flawed(shape=3 / 4)),

@@ -55,9 +55,9 @@ def repeat_sentence(rng: Random, draft: Draft) -> Draft:
 
 
 def repeat_word(rng: Random, draft: Draft) -> Draft:
-    """A favourite word: one of the parts or opinion words stands in most places where it fits and says the same."""
+    """A favourite: one of the parts stands in most places where a part can stand."""
     read = [clause for sentence in draft.sentences for clause in read_sentence(sentence)]
-    favourites = [word for clause in read for word in clause.words.values() if word in PARTS or opinion_of(word)]
+    favourites = [word for clause in read for word in clause.words.values() if word in PARTS]
     for favourite in rng.sample(favourites, len(favourites)):
         sentences = tuple(_favouring(rng, sentence, favourite) for sentence in draft.sentences)
         if sentences != draft.sentences:
@@ -124,6 +124,20 @@ def drop_word(rng: Random, draft: Draft) -> Draft:
 def mix_words(rng: Random, draft: Draft) -> Draft:
     """The words of one sentence in another order."""
     return _edit_words(rng, draft, lambda words: rng.sample(words, len(words)))
+
+
+def misspell(rng: Random, draft: Draft) -> Draft:
+    """In one sentence a word lacks its beginning or its end, or runs into the next word."""
+
+    def edit(words: list[str]) -> list[str]:
+        index = rng.randrange(len(words))
+        cut = rng.randrange(1, max(2, len(words[index])))
+        kept = words[index][:cut] if rng.random() < 0.5 else words[index][cut:]
+        if rng.random() < 0.5 and index + 1 < len(words):
+            return [*words[:index], kept + words[index + 1], *words[index + 2 :]]
+        return [*words[:index], kept, *words[index + 1 :]]
+
+    return _edit_words(rng, draft, edit)
 
 
 def drop_stop(rng: Random, draft: Draft) -> Draft:

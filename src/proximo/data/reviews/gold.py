@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from proximo.data.reviews.grammar import PARTS, opinion_of, read_sentence, split_sentences, well_formed
+from proximo.data.reviews.grammar import PARTS, read_sentence, split_sentences, well_formed
 from proximo.data.reviews.words import KINDS, Kind
 from proximo.errors import DataError
 
@@ -96,8 +96,8 @@ def topic(noun: str, response: str) -> float:
 
 
 def variety(sentences: Sequence[str]) -> float:
-    """The smaller of two shares: different ones among the sentences, different ones among parts and opinion words."""
-    content = [word for word in _words(" ".join(sentences)) if word in PARTS or opinion_of(word)]
+    """The smaller of two shares: different ones among the sentences, different ones among the parts named."""
+    content = [word for word in _words(" ".join(sentences)) if word in PARTS]
     spoken = [sentence.lower() for sentence in sentences]
     return min(_distinct(spoken), _distinct(content)) if spoken else 0.0
 

@@ -25,7 +25,7 @@ NOISE_BLOCK = 100
 SMALLEST_GAP = 0.02
 """The least difference in gold between the two reviews of a pair."""
 
-FORM_FLAWS = (flaws.drop_capital, flaws.drop_word, flaws.mix_words, flaws.drop_stop)
+FORM_FLAWS = (flaws.drop_capital, flaws.drop_word, flaws.mix_words, flaws.drop_stop, flaws.misspell)
 FLAWS_COMPARED: tuple[tuple[Flaw, float], ...] = (
     (flaws.change_mind, 6),
     (flaws.stray, 2),
@@ -38,7 +38,7 @@ FLAWS_COMPARED: tuple[tuple[Flaw, float], ...] = (
     (flaws.lengthen, 1.5),
 )
 NO_REVIEWS = (flaws.salad, flaws.one_word, flaws.one_sentence, flaws.nothing)
-PRAISES = (0.05, 0.3, 0.6, 0.95)
+PRAISES = (0.05, 0.15, 0.4, 0.9)
 """How inclined to praise reviewers are; each is as frequent."""
 
 
@@ -46,14 +46,14 @@ PRAISES = (0.05, 0.3, 0.6, 0.95)
 class FlawRates:
     """The probability that a review gets each sort of flaw; each is drawn for itself, so flaws are independent."""
 
-    form: float = 0.1
-    cut: float = 0.05
-    stray: float = 0.08
-    repeat_word: float = 0.06
-    repeat_sentence: float = 0.08
+    form: float = 0.08
+    cut: float = 0.04
+    stray: float = 0.05
+    repeat_word: float = 0.05
+    repeat_sentence: float = 0.06
     shuffle: float = 0.06
     short: float = 0.08
-    long: float = 0.06
+    long: float = 0.05
 
 
 MIXED = FlawRates()
