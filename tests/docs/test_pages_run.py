@@ -1,0 +1,120 @@
+"""The commands and Python blocks of the pages, run as they stand there, with a tiny model in place of each real one.
+
+Every `sh` block of a page is run in one folder, from the top of the page to its end. Training commands get overrides
+that make them small; `TINY` has them all.
+"""
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from pages import PAGES, ROOT, blocks
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.cli import main
+from proximo.config.loader import load_recipe
+
+HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+NOT_OURS = ("make", "source", "pip")
+"""Programs whose commands are not run: they set up the machine."""
+MINUTES = ["proximo", "pipeline", "demo", "--overwrite"]
+"""The demo itself; its tiny form is run instead."""
+SHELL_PAGES = ("README", "getting-started", "pipeline")
+COMMON = ["run.precision=float32", "run.device=cpu", "run.tensorboard=false"]
+PPO = [
+    *COMMON,
+    *["ppo.num_steps=1", "ppo.prompts_per_step=4", "ppo.responses_per_prompt=1", "ppo.rollout.max_new_tokens=4"],
+    *["data.held_out_rows=2", "data.max_prompt_tokens=60"],
+]
+TINY = {
+    "sft": [*COMMON, "model.path=tiny", "data.held_out_rows=4", "data.max_tokens=60", "sft.examples_per_step=8"],
+    "reward": [*COMMON, "data.held_out_rows=4", "data.max_tokens=60", "reward.pairs_per_step=8"],
+    "ppo": PPO,
+    "ppo-function": [*PPO, "policy.path=tiny"],
+}
+"""By recipe: what makes it run in a second."""
+
+
+def write_rows(path: Path, rows: Sequence[dict]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A folder with the files that the pages speak of, and the tiny model."""
+    monkeypatch.chdir(tmp_path)
+    save_tiny(tmp_path / "tiny")
+    asked = [f"add {number} and {number}: " for number in range(16)]
+    write_rows(tmp_path / "texts.jsonl", [{"prompt": text, "response": "an answer"} for text in asked])
+    write_rows(tmp_path / "pairs.jsonl", [{"prompt": text, "chosen": "yes", "rejected": "no"} for text in asked])
+    write_rows(tmp_path / "prompts.jsonl", [{"prompt": text} for text in asked])
+    write_rows(tmp_path / "questions.jsonl", [{"prompt": text, "answer": "1"} for text in asked])
+    yield tmp_path
+    sys.modules.pop("my_reward", None)
+
+
+def save_tiny(path: Path) -> None:
+    tiny_language_model().save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The lines of all sh blocks as arguments, comments left out, `$(cat FILE)` filled in."""
+    lines = [line for block in blocks(page, "sh") for line in block.text.splitlines() if line.strip()]
+    overrides = " ".join(shlex.quote(word) for word in (ROOT / "src/proximo/recipes/tiny.txt").read_text().split())
+    filled = [line.replace("$(cat src/proximo/recipes/tiny.txt)", overrides) for line in lines]
+    assert not any("$" in line for line in filled), "only the tiny override is known"
+    return [shlex.split(line, comments=True) for line in filled]
+
+
+def small(arguments: list[str]) -> list[str]:
+    """The same command with its tiny overrides, before its options."""
+    command, recipe = arguments[0], arguments[1] if len(arguments) > 1 else ""
+    if command not in ("sft", "reward", "ppo") or "--dry-run" in arguments:
+        return arguments
+    given = {argument.partition("=")[0] for argument in arguments}
+    # A model that the page made is kept; sizes are replaced, as the last of two values holds.
+    extra = [each for each in TINY[recipe] if not (each.startswith("model.path") and "model.path" in given)]
+    return [*arguments, *extra]
+
+
+def page_named(stem: str) -> Path:
+    folder = ROOT if stem == "README" else ROOT / "docs"
+    return folder / f"{stem}.md"
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Python blocks that begin with the name of a file are that file."""
+    for block in blocks(page, "python"):
+        name = re.match(r"# (\w+\.py)\n", block.text)
+        if name:
+            (folder / name[1]).write_text(block.text)
+
+
+@pytest.mark.parametrize("stem", SHELL_PAGES)
+def test_the_commands_of_a_page_run_one_after_the_other(stem: str, folder: Path) -> None:
+    write_files(page_named(stem), folder)
+    for words in commands(page_named(stem)):
+        if words[0] in NOT_OURS or words == MINUTES:
+            continue
+        assert words[0] == "proximo", words
+        assert main(small(words[1:])) == 0, words
+
+
+def test_the_tiny_override_makes_every_part_of_the_demo_small_and_changes_nothing_else() -> None:
+    """It names existing keys only, and none of them is about how the demo learns."""
+    overrides = (ROOT / "src/proximo/recipes/tiny.txt").read_text().split()
+    assert load_recipe("pipeline", "demo", overrides).recipe
+    assert not [each for each in overrides if "optimizer" in each or ".kl" in each]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+def test_the_python_blocks_of_a_page_are_one_session_that_runs(page: Path, folder: Path) -> None:
+    namespace: dict = {}
+    for block in blocks(page, "python"):
+        code = block.text.replace(HUB_MODEL, str(folder / "tiny"))
+        exec(compile(code, f"{page.name}, line {block.line}", "exec"), namespace)
