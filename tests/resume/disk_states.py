@@ -43,6 +43,12 @@ class Picture:
         return None if content is None else int(content.decode().strip().removeprefix("step-"))
 
     @property
+    def saved_lines(self) -> bytes:
+        """The lines of metrics.jsonl up to that checkpoint, times and all: nothing that is saved is done again."""
+        lines = (self.files.get("metrics.jsonl") or b"").splitlines(keepends=True)
+        return b"" if self.saved_step is None else b"".join(lines[: self.saved_step + 1])
+
+    @property
     def logged_lines(self) -> int:
         """Whole lines of metrics.jsonl."""
         return (self.files.get("metrics.jsonl") or b"").count(b"\n")

@@ -34,6 +34,7 @@ def resume_from(picture: Picture, kind: Kind, recipe: Mapping[str, Any], expecte
     picture.put_back(folder)
     assert run(kind, recipe, AUTO) == 0
     assert_same_outcome(folder, expected, after=picture.moment)
+    assert (folder / "metrics.jsonl").read_bytes().startswith(picture.saved_lines)
 
 
 @pytest.mark.parametrize("kind", KINDS)
