@@ -2,6 +2,7 @@
 
 import math
 import time
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,7 @@ def test_what_is_no_number_is_a_fault_and_not_a_score(verdict) -> None:
         (lambda p, r, m: [{"reward": 1.0}], "without 'score'"),
         (lambda p, r, m: ["good"], "must return a number.*returned .good."),
         (lambda p, r, m: 1 / 0, "raised ZeroDivisionError"),
+        (lambda p, r, m: [{"score": 1.0, "is ok": 1}], "component 'is ok'.*letters, digits"),
     ],
 )
 def test_a_function_that_breaks_its_contract_stops_the_run(function, message: str) -> None:
@@ -81,6 +83,13 @@ def test_no_responses_call_nothing() -> None:
 def test_a_wrong_import_path_is_a_config_error(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         import_function(path)
+
+
+def test_a_module_that_fails_on_import_is_a_config_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fails_on_import.py").write_text("x = undefined_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="NameError: name 'undefined_name' is not defined"):
+        import_function("fails_on_import:f")
 
 
 def test_an_import_path_names_a_function() -> None:

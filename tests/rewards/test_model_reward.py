@@ -171,6 +171,25 @@ def test_the_budget_and_the_company_do_not_matter_across_tokenizers_either() -> 
     assert scores(together, batch) == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_score_that_is_no_number_is_a_fault() -> None:
+    model = reward_model()
+    with torch.no_grad():
+        model.base.get_submodule("score").weight.fill_(math.nan)
+    (found,) = ModelReward(model, name="broken").score(SHARED[:1])
+    assert found.state is ScoreState.INFRASTRUCTURE_FAULT
+    assert found.reason == "broken gave nan"
+
+
+def test_what_is_too_long_under_its_own_tokenizer_is_a_fault_and_the_others_are_scored() -> None:
+    origin = LanguageModel(tiny_language_model(max_position_embeddings=16))
+    source = ModelReward(scalar_from_language_model(origin, HeadStart.NORMAL), tokenizer=other_tokenizer())
+    texts = ("ok", "much too long for it", "yes")
+    found = source.score([response(UNREADABLE, to=asked(text="say: "), text=text) for text in texts])
+    assert [each.valid for each in found] == [True, False, True]
+    assert found[1].reason is not None
+    assert "reads at most 16 of its tokens, the response makes 26" in found[1].reason
+
+
 @pytest.mark.parametrize(
     ("beside", "named", "reads_text"),
     [

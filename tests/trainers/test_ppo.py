@@ -2,14 +2,20 @@
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
+from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.rows import Row
 from proximo.errors import ModelError, TrainingError
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.records import Finish, Response, Scored
 from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
-from proximo.trainers.ppo import PPOTrainer
+from proximo.trainers.ppo import PPOTrainer, as_prompts
 from records_made import prompt
 
 PROMPTS = ["ab", "cde", "f", "gh"]
@@ -196,3 +202,55 @@ def test_an_answer_ends_at_the_chat_templates_end_of_turn_too() -> None:
     tokenizer.chat_template = tokenizer.chat_template.replace("<eos>", "<|system|>")
     model = tiny_language_model()
     assert ending_ids(model, tokenizer) == (2, tokenizer.convert_tokens_to_ids("<|system|>"))
+
+
+def language_model(**options) -> LanguageModel:
+    return LanguageModel(tiny_language_model(**options))
+
+
+@pytest.mark.parametrize(
+    ("policy", "others", "message"),
+    [
+        (
+            lambda: language_model().with_adapter(LoRAOptions(rank=2)),
+            lambda: {"reference": language_model()},
+            "leave reference out",
+        ),
+        (language_model, lambda: {"reference": language_model(vocab_size=70)}, "logits for 70 tokens"),
+        (
+            lambda: language_model(vocab_size=70),
+            lambda: {"value": scalar_from_language_model(language_model(), HeadStart.ZERO)},
+            "value model embeds 64 tokens",
+        ),
+        (lambda: language_model(vocab_size=32), dict, "policy model embeds only 32"),
+        (lambda: language_model(dtype=torch.bfloat16), dict, "policy model has weights in bfloat16.*torch.float32"),
+        (lambda: language_model(dtype=torch.float16), dict, "weights in float16"),
+    ],
+)
+def test_models_that_do_not_fit_together_are_refused_before_the_first_step(policy, others, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        PPOTrainer(policy(), tiny_tokenizer(), **others())
+
+
+def test_float64_weights_are_welcome() -> None:
+    model = tiny_language_model(dtype=torch.float64)
+    config = PPOConfig(num_steps=1, prompts_per_step=4, rollout={"max_new_tokens": 4})
+    (line,) = PPOTrainer(model, tiny_tokenizer(), config=config).train(PROMPTS, reward=count_a)
+    assert line["policy/skipped_updates"] == 0
+
+
+def test_a_text_has_the_ids_that_a_row_of_data_has_and_no_end_of_sequence() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
+    rows = [Row(source="s", number=n, values={"prompt": text}) for n, text in enumerate(PROMPTS)]
+    loaded, _ = load_prompts(rows, tokenizer, PromptOptions())
+    assert [p.token_ids for p in as_prompts(tokenizer, PROMPTS)] == [p.token_ids for p in loaded]
+    assert loaded[0].token_ids == (1, *tiny_tokenizer()("ab")["input_ids"])
+
+
+def test_a_template_that_rewrites_turns_does_not_keep_plain_text_from_being_trained_on() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|assistant|>{% endif", "<|assistant|>think:{% endif")
+    assert ending_ids(tiny_language_model(), tokenizer) == (2,)

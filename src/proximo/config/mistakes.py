@@ -37,6 +37,7 @@ WANTED = {
     "less_than": "below {lt}",
     "less_than_equal": "at most {le}",
     "literal_error": "{expected}",
+    "string_pattern_mismatch": "letters, digits, '_', '.' and '-' only",
     "string_type": "text",
     "too_long": "a list of at most {max_length}",
     "too_short": "a list of at least {min_length}",

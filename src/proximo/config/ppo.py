@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from proximo.config.base import Section
 from proximo.config.run import OptimizerConfig
+from proximo.metrics.definitions import COMPONENT
 
 
 class RolloutConfig(Section):
@@ -167,7 +168,7 @@ class ModelRewardConfig(Section):
 
     kind: Literal["model"]
     """A one-label sequence classifier."""
-    name: str = "reward_model"
+    name: str = Field("reward_model", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     path: str
     """A folder or Hub name; in a pipeline `@reward`."""
@@ -184,7 +185,7 @@ class FunctionRewardConfig(Section):
 
     kind: Literal["function"]
     """A function named by its import path."""
-    name: str = "function"
+    name: str = Field("function", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     function: str
     """`package.module:function`, called with lists of prompts, responses and metadata. docs/rewards.md."""

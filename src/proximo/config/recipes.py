@@ -7,7 +7,14 @@ from pydantic import Field, model_validator
 from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
 from proximo.config.ppo import FunctionRewardConfig, PPOConfig, RewardSourceConfig
-from proximo.config.run import ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig, TokenizerConfig
+from proximo.config.run import (
+    RANDOM_BASE,
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScalarModelConfig,
+    TokenizerConfig,
+)
 
 
 class SFTConfig(Section):
@@ -127,6 +134,8 @@ class PPORecipe(Section):
             raise ValueError("value.start is reward, but no reward source is of kind model")
         if self.policy.lora is not None and self.reference is not None:
             raise ValueError("with policy.lora the base is the reference: remove reference, or train without LoRA")
+        if self.ppo.uses_critic and self.policy.config is not None and self.value.lora and self.value.start == "policy":
+            raise ValueError(f"value starts from the policy, which is a random start: {RANDOM_BASE}")
         if self.reference is not None and self.reference.lora is not None:
             raise ValueError("a reference is not trained: remove reference.lora")
         return self

@@ -76,6 +76,12 @@ class LoRAConfig(Section):
     """Names of the modules that get an adapter; `all-linear` is every linear layer but the head."""
 
 
+RANDOM_BASE = (
+    "lora needs trained weights (path) below it: only the adapter is saved, and a random base from config lies in no "
+    "folder that it could be loaded with; remove lora"
+)
+
+
 class ModelConfig(Section):
     """A causal language model: from a folder, from the Hub, or random from a config."""
 
@@ -96,6 +102,8 @@ class ModelConfig(Section):
             raise ValueError("exactly one of path (trained weights) and config (a random start) is needed")
         if self.config is not None and "model_type" not in self.config:
             raise ValueError("config needs model_type, the architecture's name in transformers (for example llama)")
+        if self.config is not None and self.lora is not None:
+            raise ValueError(RANDOM_BASE)
         return self
 
 
@@ -130,6 +138,8 @@ class ScalarModelConfig(Section):
             raise ValueError("exactly one of path and config is needed where start is path")
         if self.start != "path" and given:
             raise ValueError(f"path and config are for start: path; start is {self.start}")
+        if self.config is not None and self.lora is not None:
+            raise ValueError(RANDOM_BASE)
         return self
 
 
@@ -147,7 +157,7 @@ class OptimizerConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up."""
     warmup_updates: int = Field(0, ge=0)
-    """Updates in which the learning rate rises linearly from 0."""
+    """Updates in which the learning rate rises linearly, from 1 / (warmup_updates + 1) of the peak at the first."""
     final_fraction: float = Field(0.0, ge=0, le=1)
     """Learning rate at the end of a linear or cosine schedule, as a fraction of the peak."""
     max_gradient_norm: float | None = Field(1.0, gt=0)

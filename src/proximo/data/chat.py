@@ -57,13 +57,17 @@ def render_conversation(
 def end_of_turn_ids(encoder: Encoder) -> tuple[int, ...]:
     """Ids of the mark that the chat template puts after an assistant's text: a rollout must stop there.
 
-    Empty where there is no template, or it puts no special token there.
+    Empty where there is no template, it puts no special token there, or it cannot render a conversation turn by turn:
+    a policy that only continues plain text needs no template, and data in messages is refused where it is rendered.
     """
     if not encoder.tokenizer.chat_template:
         return ()
     ask: Message = {"role": "user", "content": "a"}
     reply: Message = {"role": "assistant", "content": "b"}
-    rendered = render_conversation(encoder, [ask], [[reply]], origin="end of turn", append_eos=False)
+    try:
+        rendered = render_conversation(encoder, [ask], [[reply]], origin="end of turn", append_eos=False)
+    except (DataError, ModelError):
+        return ()
     if not _ends_with_mark(rendered.responses[0], encoder):
         return ()
     return encoder.texts([rendered.responses[0][-1].text])[0]

@@ -11,6 +11,9 @@ from enum import StrEnum
 
 from proximo.metrics.values import MetricValue
 
+COMPONENT = r"[A-Za-z0-9_.\-]+"
+"""What a named part of a score may be called: it stands in the names of metrics."""
+
 
 class Phase(StrEnum):
     """Which part of a run measures the metric."""
@@ -55,7 +58,7 @@ class Metric:
         if not self.is_pattern:
             return name == self.name
         before, _, after = self.name.partition("<component>")
-        return re.fullmatch(re.escape(before) + r"[A-Za-z0-9_.\-]+" + re.escape(after), name) is not None
+        return re.fullmatch(re.escape(before) + COMPONENT + re.escape(after), name) is not None
 
 
 class UnknownMetricError(LookupError):

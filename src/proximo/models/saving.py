@@ -17,7 +17,7 @@ def save_pretrained(model: PreTrainedModel | PeftModel, folder: Path) -> None:
         if isinstance(model, PeftModel):
             # "auto" would ask the Hub whether the base's vocabulary has changed.
             model.save_pretrained(str(folder), save_embedding_layers=False)
-            _order_targets(folder / "adapter_config.json")
+            _settle_adapter_config(folder / "adapter_config.json")
         else:
             model.save_pretrained(folder)
 
@@ -45,11 +45,18 @@ def load_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
         weight.copy_(saved[name])
 
 
-def _order_targets(config_file: Path) -> None:
-    """peft writes a set, in another order in every process: the files of equal runs would differ."""
+def _settle_adapter_config(config_file: Path) -> None:
+    """Targets in order, and a local base by its absolute path.
+
+    peft writes the targets as a set, in another order in every process: the files of equal runs would differ. And it
+    writes the base as it was given, which is found from one working directory only.
+    """
     config = json.loads(config_file.read_text(encoding="utf-8"))
     if isinstance(config["target_modules"], list):
         config["target_modules"].sort()
+    base = config["base_model_name_or_path"]
+    if base and Path(base).is_dir():
+        config["base_model_name_or_path"] = str(Path(base).absolute())
     config_file.write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 

@@ -3,11 +3,13 @@
 import importlib
 import math
 import queue
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from proximo.errors import ConfigError, TrainingError
+from proximo.metrics.definitions import COMPONENT
 from proximo.records import Finish, Response, Scored, ScoreState
 
 Verdict = float | int | Mapping[str, float] | None
@@ -23,10 +25,10 @@ def import_function(path: str) -> Callable[..., Any]:
         raise ConfigError(f"a function is named as package.module:function, got {path!r}")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # it is the user's code that runs here
         raise ConfigError(
-            f"function {path!r}: module {module_name!r} cannot be imported ({error}); "
-            "is it installed, or in the folder that you started from?"
+            f"function {path!r}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}); "
+            "is it installed or in the folder that you started from, and does it import by itself?"
         ) from error
     found = vars(module).get(name)
     if not callable(found):
@@ -104,6 +106,12 @@ class FunctionReward:
         if not all(math.isfinite(number) for number in numbers.values()):
             reason = f"{self.name} returned {verdict!r}"
             return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
+        unnamed = [key for key in numbers if not re.fullmatch(COMPONENT, key)]
+        if unnamed:
+            raise TrainingError(
+                f"reward function {self.name!r} returned a component {unnamed[0]!r}, which cannot name a metric: use "
+                "letters, digits, '_', '.' and '-' only"
+            )
         score = numbers.pop("score")
         return Scored(response=response, score=score, components=numbers)
 

@@ -1,5 +1,6 @@
 """Scores from a reward model: the value of its head at the last token of the response."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,7 @@ from proximo.data.tokenise import Encoder
 from proximo.models.batching import plan_batches
 from proximo.models.packing import pack
 from proximo.models.scalar import ScalarModel
-from proximo.records import Response, Scored
+from proximo.records import Response, Scored, ScoreState
 
 
 class ModelReward:
@@ -35,15 +36,29 @@ class ModelReward:
 
     @torch.no_grad()
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """One score per response, the same in whatever company it is scored."""
+        """One score per response, the same in whatever company it is scored.
+
+        A response that is too long for a model with its own tokenizer, or whose score is no number, is a fault.
+        """
         sequences = [self._token_ids(response) for response in responses]
-        scores = [0.0] * len(sequences)
         lengths = [len(sequence) for sequence in sequences]
-        for batch in plan_batches(lengths, token_budget=self.tokens_per_microbatch):
-            packed = pack([sequences[i] for i in batch], device=self.model.device)
+        limit = self.model.position_limit
+        # The policy's own ids were measured before training: here too many of them are a mistake of the caller.
+        readable = [i for i, length in enumerate(lengths) if self.encoder is None or limit is None or length <= limit]
+        scores: list[float | None] = [None] * len(sequences)
+        for batch in plan_batches([lengths[i] for i in readable], token_budget=self.tokens_per_microbatch):
+            packed = pack([sequences[readable[i]] for i in batch], device=self.model.device)
             for index, score in zip(batch, self.model.sequence_scores(packed).tolist(), strict=True):
-                scores[index] = score
-        return [Scored(response=r, score=s) for r, s in zip(responses, scores, strict=True)]
+                scores[readable[index]] = score
+        return [self._scored(*found) for found in zip(responses, scores, lengths, strict=True)]
+
+    def _scored(self, response: Response, score: float | None, length: int) -> Scored:
+        if score is not None and math.isfinite(score):
+            return Scored(response=response, score=score)
+        reason = f"{self.name} gave {score}"
+        if score is None:
+            reason = f"{self.name} reads at most {self.model.position_limit} of its tokens, the response makes {length}"
+        return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
 
     def _token_ids(self, response: Response) -> tuple[int, ...]:
         if self.encoder is None:

@@ -10,13 +10,13 @@ from transformers import PreTrainedTokenizerBase
 from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, RewardSourceConfig
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.tokenizer_training import train_tokenizer
-from proximo.errors import ConfigError
+from proximo.errors import ConfigError, ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.placement import Precision, resolve_device, resolve_precision
 from proximo.models.scalar import HeadStart, ScalarModel
-from proximo.models.sources import ModelSource
+from proximo.models.sources import ModelSource, adapter_base
 from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.model import ModelReward
@@ -64,18 +64,31 @@ def build_language_model(
 ) -> LanguageModel:
     """The model of a role with an embedding for every token, and its adapter if it has one."""
     source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
+    if config.lora is not None:
+        refuse_second_adapter(source, role=role)
     model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
     check_vocabulary(model.base, tokenizer, role=role)
     if isinstance(model.model, PeftModel):
         # An adapter that was trained before is part of where this stage starts, and so of its reference.
-        model = LanguageModel(merged_copy(model.model), precision=place.precision)
+        whole = merged_copy(model.model).requires_grad_(True)  # peft had frozen it
+        model = LanguageModel(whole, precision=place.precision)
     if config.lora is not None:
         options = lora_options(config.lora, seed=place.seed)
         model = LanguageModel(add_adapter(model.base, options), precision=place.precision)
     if config.activation_checkpointing:
-        checkpoint_activations(model)
+        model.use_activation_checkpointing()
     return model
+
+
+def refuse_second_adapter(source: ModelSource, *, role: str) -> None:
+    """Raises ModelError where a new adapter would be saved above a base that no folder holds: merged in memory only."""
+    if adapter_base(source) is not None:
+        raise ModelError(
+            f"the {role} model would get a new adapter, but starts from {source.name}, which is an adapter itself; "
+            "what both are added to lies in no folder, so the checkpoint would load as another model. Write it first "
+            "with `proximo export RUN OUT --merge`, and start from OUT"
+        )
 
 
 def build_scalar_model(
@@ -106,13 +119,8 @@ def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place:
     if config.lora is not None:
         model = model.with_adapter(lora_options(config.lora, seed=place.seed))
     if config.activation_checkpointing:
-        checkpoint_activations(model)
+        model.use_activation_checkpointing()
     return model
-
-
-def checkpoint_activations(model: LanguageModel | ScalarModel) -> None:
-    """Recompute activations in the backward pass; the non-reentrant form, which frozen inputs do not break."""
-    model.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
 def lora_options(config: LoRAConfig, *, seed: int) -> LoRAOptions:

@@ -8,7 +8,7 @@ from proximo.data.rows import Row
 from proximo.models.loading import load_language_model
 from proximo.models.placement import resolve_device
 from proximo.models.sources import ModelSource
-from proximo.models.vocabulary import load_tokenizer
+from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.records import Response
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -49,6 +49,9 @@ def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> li
     rows = [Row(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(prompts, 1)]
     asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=options.chat))
     language = load_language_model(ModelSource(path=path), device=resolve_device(options.device))
+    if language.has_adapter:  # its base has no rows for the tokens that the run added
+        resize_vocabulary(language.base, vocabulary_size(tokenizer))
+    check_vocabulary(language.base, tokenizer, role="policy")
     engine = LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
     key = RandomKey(seed=options.seed, purpose="generate")
     return engine.generate(asked, num_samples=options.num_samples, options=options.sampling, key=key)

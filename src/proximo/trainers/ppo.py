@@ -15,7 +15,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from proximo.algorithms.controllers import adaptive_kl
 from proximo.config.ppo import PPOConfig
 from proximo.config.run import OptimizerConfig
+from proximo.data.exchange import Exchange
 from proximo.data.order import rows_at
+from proximo.data.rendering import encode_exchanges
+from proximo.data.tokenise import Encoder
 from proximo.dataflow.executor import LocalExecutor
 from proximo.errors import TrainingError
 from proximo.learner.minibatches import num_minibatches
@@ -32,6 +35,7 @@ from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey
+from proximo.trainers.brought import check_models
 from proximo.trainers.calls import InferenceCalls, Roles, absent_inputs, step_graph
 from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
@@ -54,15 +58,15 @@ class PPOTrainer:
     Args:
         policy: trained in place.
         tokenizer: the policy's.
-        reference: what the KL pulls towards; None takes a frozen copy of the policy, or its base under LoRA. Unused
-            where the configuration gives the KL no place.
+        reference: what the KL pulls towards; None takes a frozen copy of the policy, or its base under LoRA, beside
+            which none may be given. Unused where the configuration gives the KL no place.
         value: the critic; None starts one from the policy's backbone with a fresh head.
         reward: scores responses in `train`; `step` is given scores instead.
         config: what is done.
         seed: of all sampling and shuffling.
 
     Raises:
-        ModelError: a model cannot be packed, or the vocabularies differ.
+        ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class PPOTrainer:
         self.seed = seed
         self.tokenizer = tokenizer
         self.policy = policy if isinstance(policy, LanguageModel) else _probed(policy)
+        check_models(self.policy, tokenizer, reference=reference, value=value)
         self.roles = self._make_roles(reference, value)
         self.kl_coefficient = self.config.kl.coefficient
         self.steps_done = 0
@@ -88,7 +93,7 @@ class PPOTrainer:
 
     def _make_roles(self, reference: LanguageModel | None, value: ScalarModel | None) -> Roles:
         config = self.config
-        if config.kl.place == "none" or self.policy.has_adapter:
+        if config.kl.place == "none" or self.policy.has_adapter:  # an adapter's base is the reference
             reference = None
         elif reference is None:
             reference = self.policy.frozen_copy()
@@ -310,11 +315,12 @@ def _probed(model: PreTrainedModel) -> LanguageModel:
 
 
 def as_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt | str]) -> list[Prompt]:
-    """Prompt records as they are; texts tokenised, with their place as id."""
+    """Prompt records as they are; texts tokenised as `load_prompts` does (no EOS), with their place as id."""
+    texts = [Exchange(origin="prompt", prompt=given) for given in prompts if isinstance(given, str)]
+    _, encoded = encode_exchanges(Encoder(tokenizer), texts)
+    ids = iter(encoded)
     return [
-        given
-        if isinstance(given, Prompt)
-        else Prompt(id=str(index), token_ids=tuple(tokenizer(given)["input_ids"]), text=given)
+        Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=given) if isinstance(given, str) else given
         for index, given in enumerate(prompts)
     ]
 

@@ -1,5 +1,7 @@
 """`proximo ppo`: from the recipe to a running task. Not the steps (ppo_task.py, ppo.py)."""
 
+from collections.abc import Mapping, Sequence
+
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.ppo import ModelRewardConfig
@@ -8,8 +10,10 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.models.language import LanguageModel
 from proximo.models.positions import check_lengths
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sources import ModelSource
 from proximo.models.vocabulary import check_same_vocabulary, load_tokenizer
 from proximo.records import Prompt
+from proximo.rewards.model import ModelReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.trainers.build import (
     Place,
@@ -19,6 +23,7 @@ from proximo.trainers.build import (
     build_tokenizer,
     finish_scalar_model,
     prepare_place,
+    refuse_second_adapter,
 )
 from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
@@ -56,13 +61,19 @@ def build_task(recipe: PPORecipe) -> PPOTask:
     ]
     gold = sources.pop()[1] if recipe.gold else None
     reward = WeightedReward(sources)
+    # A reward model with a tokenizer of its own counts other tokens, and says of each answer whether it fits.
+    judges = {f"reward ({s.name})": s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
     policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
-    _check_positions(recipe, policy, [*prompts, *held_out])
+    reference = _build_reference(recipe, tokenizer, place=place)
+    value = _build_value(recipe, policy, tokenizer, place=place)
+    _check_positions(
+        recipe, [*prompts, *held_out], {"policy": policy, "reference": reference, "value": value, **judges}
+    )
     trainer = PPOTrainer(
         policy,
         tokenizer,
-        reference=_build_reference(recipe, tokenizer, place=place),
-        value=_build_value(recipe, policy, tokenizer, place=place),
+        reference=reference,
+        value=value,
         reward=reward,
         config=recipe.ppo,
         seed=recipe.run.seed,
@@ -84,14 +95,19 @@ def budget(recipe: PPORecipe) -> int:
     return recipe.ppo.tokens_per_microbatch
 
 
-def _check_positions(recipe: PPORecipe, policy: LanguageModel, prompts: list[Prompt]) -> None:
+def _check_positions(
+    recipe: PPORecipe, prompts: Sequence[Prompt], models: Mapping[str, LanguageModel | ScalarModel | None]
+) -> None:
+    """Raises ConfigError where a model that reads the policy's ids cannot read the longest prompt with its answer."""
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    check_lengths(
-        policy.base.config,
-        role="policy",
-        max_prompt_tokens=longest,
-        max_response_tokens=recipe.ppo.rollout.max_new_tokens,
-    )
+    for role, model in models.items():
+        if model is not None:
+            check_lengths(
+                model.base.config,
+                role=role,
+                max_prompt_tokens=longest,
+                max_response_tokens=recipe.ppo.rollout.max_new_tokens,
+            )
 
 
 def _build_reference(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel | None:
@@ -114,6 +130,8 @@ def _build_value(
         return None
     config = recipe.value
     if config.start == "policy":
+        if config.lora is not None:
+            refuse_second_adapter(ModelSource(path=recipe.policy.path, config=recipe.policy.config), role="value")
         model = scalar_from_language_model(policy, HeadStart.ZERO, seed=place.seed)
         return finish_scalar_model(model, config, place=place)
     if config.start == "reward":
