@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 from pages import PAGES, ROOT, blocks
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
-from proximo.config.loader import load_recipe
+from proximo.config.loader import guess_kind, load_recipe
 
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NOT_OURS = ("make", "source", "pip")
@@ -118,3 +119,26 @@ def test_the_python_blocks_of_a_page_are_one_session_that_runs(page: Path, folde
     for block in blocks(page, "python"):
         code = block.text.replace(HUB_MODEL, str(folder / "tiny"))
         exec(compile(code, f"{page.name}, line {block.line}", "exec"), namespace)
+
+
+SECTIONS = """
+run: {folder: runs/page}
+policy: {path: owner/model}
+data: {sources: [{path: owner/prompts}]}
+reward: [{kind: model, path: owner/reward}]
+"""
+"""What a part of a PPO recipe on a page is put into."""
+
+
+@pytest.mark.parametrize("stem", ["pipeline", "rewards"])
+def test_the_recipes_of_a_page_are_valid(stem: str, folder: Path) -> None:
+    """Whole ones as they are, parts of one in the place that they belong to."""
+    texts = [block.text for block in blocks(page_named(stem), "yaml")]
+    assert texts
+    for text in texts:
+        given = yaml.safe_load(text)
+        whole = given if "run" in given else {**yaml.safe_load(SECTIONS), **given}
+        (folder / "page.yaml").write_text(yaml.safe_dump(whole))
+        kind = guess_kind(whole)
+        assert kind is not None, text
+        assert load_recipe(kind, str(folder / "page.yaml"), ()).recipe
