@@ -150,7 +150,7 @@ EXPERIENCE = (
         reduction=Last,
         unit="fraction",
         definition="1 - Var(returns - values) / Var(returns) over the tokens of the step, with the values of the "
-        "rollout: 1 is a perfect critic, 0 one no better than a constant. Absent where all returns are equal.",
+        "rollout: 1 is a perfect critic, 0 one no better than a constant. It is 0, too, where all returns are equal.",
         phase=Phase.EXPERIENCE,
         better=Better.UP,
     ),

@@ -28,7 +28,7 @@ FIRST_MINIBATCH = (
         name="first_minibatch/clip_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of those tokens whose ratio lies outside the clip range already.",
+        definition="Share of those tokens whose ratio is beyond the clip range already, on the side where it counts.",
         phase=Phase.POLICY,
         better=Better.DOWN,
     ),
@@ -114,7 +114,7 @@ VALUE = (
         reduction=Mean,
         unit="score squared",
         definition="Value loss (half the squared error, clipped where that is on), mean over the tokens of all "
-        "updates, before its coefficient.",
+        "updates.",
         phase=Phase.VALUE,
         better=Better.DOWN,
     ),
