@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proximo.checkpoint.environment import PACKAGES, describe_environment
-from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, fingerprint_rows
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints
 from proximo.errors import RunFolderError
 
 SAVED = Fingerprints(
@@ -68,13 +68,6 @@ def test_another_environment_is_allowed_on_request_and_nothing_else_is():
 def test_an_empty_section_differs_from_an_absent_one():
     with pytest.raises(RunFolderError, match=r"lora: \(absent\) -> \{\}"):
         check_fingerprints(SAVED, changed(config=SAVED.config | {"lora": {}}))
-
-
-def test_rows_have_one_fingerprint_by_contents_and_order():
-    rows = [{"id": "a", "tokens": [1, 2]}, {"id": "b", "tokens": [3]}]
-    assert fingerprint_rows(rows) == fingerprint_rows({"tokens": row["tokens"], "id": row["id"]} for row in rows)
-    others = [rows[::-1], rows[:1], [*rows, {}], [{"id": "a", "tokens": [12]}, rows[1]], [1, 23], [12, 3], []]
-    assert len({fingerprint_rows(part) for part in [rows, *others]}) == len(others) + 1
 
 
 def test_the_environment_says_what_decides_the_bits():

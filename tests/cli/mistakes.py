@@ -79,7 +79,16 @@ RECIPES = (
         "remove lora",
     ),
     _override(
-        "critic's adapter on a random start",
+        "critic's adapter on a policy's random start",
+        "value.lora={rank: 2}",
+        "value starts from the policy, which is a random start",
+        files={
+            "r.yaml": PPO.replace("path: owner/model", "config: {model_type: llama}")
+            + "tokenizer:\n  path: owner/model\n"
+        },
+    ),
+    _override(
+        "adapter of a reward model on a random start",
         "model={config: {model_type: llama}, lora: {rank: 2}}",
         "lora needs trained weights",
         kind="reward",

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from proximo.data.order import batch_at, epoch_order, num_batches, rows_at, shuffled
+from proximo.data.order import epoch_order, rows_at, shuffled
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2, 7, 1000])
@@ -42,19 +42,12 @@ def test_every_place_of_an_order_is_about_uniform() -> None:
 
 @pytest.mark.parametrize(("num_rows", "batch_size"), [(10, 3), (3, 10), (7, 7), (1, 4)])
 def test_batches_walk_through_epoch_after_epoch_without_a_gap(num_rows: int, batch_size: int) -> None:
-    num_epochs = 5
-    count = num_batches(num_rows, batch_size=batch_size, num_epochs=num_epochs)
-    walked = [
-        row
-        for batch in range(count)
-        for row in batch_at(batch, batch_size=batch_size, num_rows=num_rows, seed=4, num_epochs=num_epochs)
-    ]
-    epochs = [row for epoch in range(num_epochs) for row in epoch_order(num_rows, seed=4, epoch=epoch)]
-    assert walked == epochs
-
-
-def test_without_an_end_every_batch_is_full() -> None:
-    assert [len(batch_at(batch, batch_size=4, num_rows=3, seed=0)) for batch in range(6)] == [4] * 6
+    starts = range(0, 5 * num_rows, batch_size)
+    batches = [rows_at(start, batch_size, num_rows=num_rows, seed=4) for start in starts]
+    assert {len(batch) for batch in batches} == {batch_size}
+    walked = [row for batch in batches for row in batch]
+    epochs = [row for epoch in range(20) for row in epoch_order(num_rows, seed=4, epoch=epoch)]
+    assert walked == epochs[: len(walked)]
 
 
 def test_a_batch_does_not_depend_on_what_was_asked_before() -> None:
@@ -66,8 +59,6 @@ def test_a_batch_does_not_depend_on_what_was_asked_before() -> None:
     assert rows_at(1234, 5, num_rows=100, seed=9) == late[:-1]
 
 
-def test_a_batch_beyond_the_last_epoch_and_a_batch_of_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="beyond 1 epochs of 3 rows"):
-        batch_at(1, batch_size=3, num_rows=3, seed=0, num_epochs=1)
+def test_a_batch_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
         rows_at(0, 1, num_rows=0, seed=0)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.rollout.sampling import SamplingOptions
+from proximo.trainers import evaluate
 from proximo.trainers.generate import GenerateOptions, generate
+from proximo.trainers.loop import Record
 
 IDS = torch.tensor([[1, 7, 8, 9, 10]])
 
@@ -232,3 +235,29 @@ def test_a_report_is_written_for_a_run_and_for_a_pipeline(folder, capsys):
     assert capsys.readouterr().out == "runs/p/sft/report.html\n"
     assert main(["report", "runs/p"]) == 0
     assert "<html" in Path("runs/p/report.html").read_text()
+
+
+class Evaluated:
+    """A run's task with one sample that could not be scored."""
+
+    def restore(self, checkpoint):
+        pass
+
+    def evaluate(self, num_rows):
+        return Record(metrics={}, samples=[{"response": "ab", "components": {"r": math.nan}}])
+
+
+def test_samples_of_an_evaluation_are_valid_json_whatever_their_numbers(folder, monkeypatch, capsys):
+    save_run(folder / "run", {1: {"policy": tiny_language_model()}})
+    monkeypatch.setattr(evaluate, "build_task", lambda run: Evaluated())
+    assert main(["evaluate", "run", "--output", "samples.jsonl"]) == 0
+    assert "null" in Path("samples.jsonl").read_text()
+    assert json.loads(Path("samples.jsonl").read_text())["components"] == {"r": None}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"policy": {}}'])
+def test_a_damaged_configuration_is_named(folder, capsys, content):
+    save_run(folder / "run", {1: {"policy": tiny_language_model()}})
+    Path("run/config.resolved.json").write_text(content)
+    assert main(["evaluate", "run"]) == 2
+    assert "run/config.resolved.json is damaged" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import torch
 from proximo.checkpoint import atomic
 from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.config.recipes import SFTRecipe
-from proximo.errors import DataError, RunFolderError
+from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Mean
 from proximo.trainers import loop
@@ -167,6 +167,44 @@ def test_a_resume_with_other_threads_needs_permission(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="num_threads"):
         start(tmp_path / "run", resume="must")
     assert start(tmp_path / "run", resume="must", allow_different_environment=True) == 0
+
+
+def test_settings_that_choose_the_environment_may_differ_with_the_same_permission(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    other = {"num_threads": 2, "device": "cpu"}
+    with pytest.raises(RunFolderError, match=r"(?s)run.device.*run.num_threads"):
+        start(tmp_path / "run", run=other, resume="must")
+    with pytest.raises(RunFolderError, match=r"run.seed"):
+        start(tmp_path / "run", run=other | {"seed": 7}, resume="must", allow_different_environment=True)
+    assert start(tmp_path / "run", run=other, resume="must", allow_different_environment=True) == 0
+
+
+def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    start(tmp_path / "run", resume="must")
+    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    steps = [line.split()[1] for line in log if line.startswith("step ")]
+    assert steps == ["0/5", "1/5", "2/5", "3/5", "3/5", "4/5", "5/5"]
+    assert log[-1].startswith("finished: 5 steps")
+    start(tmp_path / "run", overwrite=True)
+    assert len((tmp_path / "run" / "log.txt").read_text().splitlines()) == 7
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+@pytest.mark.parametrize(("phase", "step"), [("training", 1), ("evaluation", 0)])
+def test_where_memory_runs_out_the_settings_to_lower_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, phase: str, step: int
+) -> None:
+    def fail(*given: Any) -> Record:
+        raise error
+
+    task = Counting()
+    monkeypatch.setattr(task, {"training": "step", "evaluation": "evaluate"}[phase], fail)
+    wanted = rf"step {step}: memory ran out in {phase}; lower sft.tokens_per_microbatch"
+    with pytest.raises(TrainingError, match=wanted):
+        start(tmp_path / "run", task)
 
 
 def test_resuming_a_finished_run_is_an_error_unless_auto(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ from proximo.data.rows import Row
 from proximo.errors import ModelError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
+from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.records import Finish, Response, Scored
+from proximo.rewards.function import FunctionReward
 from proximo.trainers.endings import ending_ids
+from proximo.trainers.evaluation import evaluate_policy
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.ppo import PPOTrainer, as_prompts
 from records_made import prompt
@@ -254,3 +257,24 @@ def test_a_template_that_rewrites_turns_does_not_keep_plain_text_from_being_trai
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = tokenizer.chat_template.replace("<|assistant|>{% endif", "<|assistant|>think:{% endif")
     assert ending_ids(tiny_language_model(), tokenizer) == (2,)
+
+
+def test_where_memory_runs_out_in_a_step_its_call_is_named() -> None:
+    made = trainer()
+
+    def fail(*given, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made.roles.engine.generate = fail
+    with pytest.raises(TrainingError, match="step 1: memory ran out in generate; lower ppo.tokens_per_microbatch"):
+        made.train(PROMPTS, reward=count_a)
+
+
+def test_a_greedy_evaluation_takes_the_most_likely_tokens() -> None:
+    made = trainer(evaluate_greedy=True)
+    prompts = as_prompts(made.tokenizer, PROMPTS)
+    found = evaluate_policy(made.roles, prompts, reward=FunctionReward(count_a), config=made.config, seed=0)
+    for each in found.scored:
+        asked, written = each.response.prompt.token_ids, each.response.token_ids
+        logits = made.policy.next_logits(made.policy.hidden_states(pack([[*asked, *written]])))
+        assert logits[len(asked) - 1 : -1].argmax(-1).tolist() == list(written)

@@ -1,8 +1,7 @@
 """What must stay the same for a resumed run to have the same bits, and the refusal when it did not."""
 
-import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -27,14 +26,6 @@ class Fingerprints:
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """From the state of a checkpoint."""
         return cls(config=content["config"], data=content["data"], environment=content["environment"])
-
-
-def fingerprint_rows(rows: Iterable[Any]) -> str:
-    """The SHA-256 of JSON values in their order, in hexadecimal: for data as it was read."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps(row, sort_keys=True).encode() + b"\n")
-    return digest.hexdigest()
 
 
 def check_fingerprints(

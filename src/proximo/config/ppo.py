@@ -117,6 +117,8 @@ class PPOConfig(Section):
     """The run stops when more than this fraction of the updates of a step is skipped."""
     max_faulty_fraction: float = Field(0.2, ge=0, le=1)
     """The run stops when more than this fraction of a batch could not be scored."""
+    evaluate_greedy: bool = False
+    """Evaluate with the most likely token instead of sampling."""
     kl: KLConfig = KLConfig()
     """The pull towards the reference."""
     rollout: RolloutConfig = RolloutConfig()

@@ -1,4 +1,4 @@
-"""The order of rows as a function of (seed, epoch), and batches as a function of position. No state, no stream."""
+"""The order of rows as a function of (seed, epoch), rows as a function of position. No state, no stream."""
 
 import hashlib
 from functools import lru_cache
@@ -35,25 +35,6 @@ def rows_at(position: int, count: int, *, num_rows: int, seed: int) -> list[int]
         position += len(taken)
         count -= len(taken)
     return rows
-
-
-def batch_at(batch: int, *, batch_size: int, num_rows: int, seed: int, num_epochs: int | None = None) -> list[int]:
-    """The rows of batch number `batch`, counted from 0.
-
-    With `num_epochs` the last batch ends with the last epoch, so it may be smaller; a batch beyond it is a ValueError.
-    """
-    position = batch * batch_size
-    count = batch_size
-    if num_epochs is not None:
-        count = min(count, num_epochs * num_rows - position)
-        if count <= 0:
-            raise ValueError(f"batch {batch} lies beyond {num_epochs} epochs of {num_rows} rows")
-    return rows_at(position, count, num_rows=num_rows, seed=seed)
-
-
-def num_batches(num_rows: int, *, batch_size: int, num_epochs: int) -> int:
-    """How many batches cover the epochs; the last one may be smaller."""
-    return -(-num_rows * num_epochs // batch_size)
 
 
 @lru_cache(maxsize=4)

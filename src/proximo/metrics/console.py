@@ -1,11 +1,12 @@
 """Progress of a run for the person who started it: a live view on a terminal, plain lines elsewhere, or silence.
 
-Not a log: nothing here is kept, and nothing is computed but the time that is left.
+Only `LoggedProgress` keeps what it is told. Nothing is computed but the time that is left.
 """
 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console, Group
@@ -133,6 +134,37 @@ class PlainProgress:
         self._quiet.warn(message)
 
     def close(self) -> None: ...
+
+
+class LoggedProgress:
+    """Another view, and a file in which its plain lines stay.
+
+    The file is appended to, on resume too: it tells what each process said, steps that were redone among it.
+    """
+
+    def __init__(self, course: Course, log: Path, shown: ProgressView) -> None:
+        self._shown = shown
+        self._file = log.open("a", encoding="utf-8", buffering=1)
+        self._kept = PlainProgress(course, Console(file=self._file, force_terminal=False, color_system=None))
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._kept.write(step, metrics)
+        self._shown.write(step, metrics)
+
+    def phase(self, name: str) -> None:
+        self._shown.phase(name)
+
+    def note(self, message: str) -> None:
+        self._kept.note(message)
+        self._shown.note(message)
+
+    def warn(self, message: str) -> None:
+        self._kept.warn(message)
+        self._shown.warn(message)
+
+    def close(self) -> None:
+        self._shown.close()
+        self._file.close()
 
 
 class TerminalProgress:

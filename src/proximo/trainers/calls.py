@@ -79,12 +79,14 @@ class InferenceCalls:
         self.reward = reward
         self.config = config
 
-    def generate(self, prompts: Sequence[Prompt], *, key: RandomKey, policy_version: int) -> list[Response]:
-        """Sample the configured number of responses to each prompt."""
+    def generate(
+        self, prompts: Sequence[Prompt], *, key: RandomKey, policy_version: int, greedy: bool = False
+    ) -> list[Response]:
+        """Sample the configured number of responses to each prompt; `greedy` takes the most likely tokens."""
         return self.roles.engine.generate(
             prompts,
             num_samples=self.config.responses_per_prompt,
-            options=sampling_options(self.config),
+            options=sampling_options(self.config, greedy=greedy),
             key=key,
             policy_version=policy_version,
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.run_folder import RESOLVED_CONFIG
 from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import RunFolderError, UserError
@@ -39,21 +40,34 @@ def run_evaluate(folder: Path, *, checkpoint: str = "latest", num_prompts: int |
         raise UserError(f"the run in {run} held out no data: set data.held_out_rows or data.evaluation_sources")
     _print(record, title=f"{run}, step {found.step}")
     if output is not None:
-        output.write_text("".join(json.dumps({"step": found.step, **sample}) + "\n" for sample in record.samples))
+        with JsonLines(output) as lines:
+            for sample in record.samples:
+                lines.append({"step": found.step, **sample})
     return 0
 
 
 def build_task(run: Path) -> Task:
-    """The task of a run from the configuration that was saved with it."""
+    """The task of a run from the configuration that was saved with it. Raises RunFolderError where it is damaged."""
     saved = run / RESOLVED_CONFIG
     if not saved.is_file():
         raise RunFolderError(f"{run} has no {RESOLVED_CONFIG}, so its models and data are not known")
-    content = json.loads(saved.read_text(encoding="utf-8"))
-    if "policy" in content:
-        return ppo_run.build_task(PPORecipe.model_validate(content))
-    if "sft" in content:
-        return sft.build_task(SFTRecipe.model_validate(content))
-    return reward.build_task(RewardRecipe.model_validate(content))
+    match _saved_recipe(saved):
+        case PPORecipe() as recipe:
+            return ppo_run.build_task(recipe)
+        case SFTRecipe() as recipe:
+            return sft.build_task(recipe)
+        case RewardRecipe() as recipe:
+            return reward.build_task(recipe)
+
+
+def _saved_recipe(saved: Path) -> SFTRecipe | RewardRecipe | PPORecipe:
+    try:
+        content = json.loads(saved.read_text(encoding="utf-8"))
+        kind = PPORecipe if "policy" in content else SFTRecipe if "sft" in content else RewardRecipe
+        return kind.model_validate(content)
+    except (ValueError, TypeError) as error:  # no JSON, no mapping, or not what a recipe holds
+        reason = str(error).partition("\n")[0]
+        raise RunFolderError(f"{saved} is damaged, or of another version ({reason}): it cannot be evaluated") from error
 
 
 def _print(record: Record, *, title: str) -> None:

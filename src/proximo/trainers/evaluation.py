@@ -26,13 +26,13 @@ class Evaluation:
 def evaluate_policy(
     roles: Roles, prompts: Sequence[Prompt], *, reward: RewardSource, config: PPOConfig, seed: int
 ) -> Evaluation:
-    """Sample as the rollout does and score.
+    """Sample as the rollout does, or take the most likely tokens (`evaluate_greedy`), and score.
 
     The random numbers have a purpose of their own and no step, so that evaluations compare across steps.
     """
     calls = InferenceCalls(roles, reward, config.model_copy(update={"responses_per_prompt": 1}))
     key = RandomKey(seed=seed, purpose="evaluation", step=0)
-    responses = calls.generate(prompts, key=key, policy_version=0)
+    responses = calls.generate(prompts, key=key, policy_version=0, greedy=config.evaluate_greedy)
     (scored,) = calls.score(responses)
     divergences: list[float | None] = [None] * len(responses)
     if config.kl.place != "none":

@@ -18,12 +18,13 @@ from proximo.checkpoint.store import Checkpoint, CheckpointStore, Writer
 from proximo.config.base import Section
 from proximo.config.run import RunConfig
 from proximo.errors import RunFolderError
-from proximo.metrics.console import Course, ProgressView, open_progress
+from proximo.metrics.console import Course, LoggedProgress, ProgressView, open_progress
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.report import write_report
 from proximo.metrics.sinks import Sink, TensorBoardSink
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, MetricValue, Sum
+from proximo.trainers.memory import memory_advice
 from proximo.trainers.options import RunOptions
 
 MAY_CHANGE = (
@@ -40,6 +41,8 @@ MAY_CHANGE = (
 
 A longer `ppo.num_steps` stretches a falling learning rate, which is what extending a run means.
 """
+ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device")
+"""Settings that choose the environment: a resume may give them otherwise where the environment may be another."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,10 +125,10 @@ class _Loop:
         for log in (self.folder.metrics, self.folder.samples):
             cut_back(log, first if self.folder.resuming else -1)
         course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
-        progress = open_progress(course, quiet=self.options.quiet)
-        for note in self.task.notes:
-            progress.note(note)
+        progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
         try:
+            for note in self.task.notes:
+                progress.note(note)
             with (
                 _Logs(self.folder, progress, tensorboard=self.run_config.tensorboard) as logs,
                 progress_warnings(progress),
@@ -139,11 +142,12 @@ class _Loop:
             every_steps=self.run_config.save_every_steps, every_minutes=self.run_config.save_every_minutes
         )
         if not self.folder.resuming:
-            self._log(logs, 0, self._evaluate(progress))
+            self._log(logs, 0, self._evaluate(progress, 0))
         with Interruption(grace_seconds=self.run_config.grace_seconds) as interruption:
             for step in range(first + 1, last + 1):
                 progress.phase("training")
-                record = self.task.step(step)
+                with memory_advice(self.task.trainer, "training", step=step):
+                    record = self.task.step(step)
                 metric = self._finish_step(logs, progress, step, record)
                 stopping = interruption.requested
                 if stopping:
@@ -164,13 +168,14 @@ class _Loop:
         every = self.run_config.evaluate_every_steps
         evaluation = None
         if step == self.task.num_steps or (every is not None and step % every == 0):
-            evaluation = self._evaluate(progress)
+            evaluation = self._evaluate(progress, step)
         return self._log(logs, step, record, evaluation)
 
-    def _evaluate(self, progress: ProgressView) -> Record | None:
+    def _evaluate(self, progress: ProgressView, step: int) -> Record | None:
         progress.phase("evaluation")
         start = time.perf_counter()
-        record = self.task.evaluate()
+        with memory_advice(self.task.trainer, "evaluation", step=step):
+            record = self.task.evaluate()
         if record is None:
             return None
         seconds = {"time/evaluate_seconds": Sum(time.perf_counter() - start)}
@@ -191,11 +196,12 @@ class _Loop:
         if not self.folder.resuming:
             return 0
         checkpoint = self.store.load()
+        other_environment = self.options.allow_different_environment
         check_fingerprints(
             Fingerprints.from_json(checkpoint.state["fingerprints"]),
             self.fingerprints,
-            may_change=MAY_CHANGE,
-            allow_different_environment=self.options.allow_different_environment,
+            may_change=(*MAY_CHANGE, *(ENVIRONMENT_SETTINGS if other_environment else ())),
+            allow_different_environment=other_environment,
         )
         self.task.restore(checkpoint)
         return checkpoint.step

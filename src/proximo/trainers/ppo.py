@@ -19,11 +19,12 @@ from proximo.data.exchange import Exchange
 from proximo.data.order import rows_at
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import Encoder
-from proximo.dataflow.executor import LocalExecutor
+from proximo.dataflow.executor import Handler, LocalExecutor
 from proximo.errors import TrainingError
 from proximo.learner.minibatches import num_minibatches
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
+from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
@@ -40,6 +41,7 @@ from proximo.trainers.calls import InferenceCalls, Roles, absent_inputs, step_gr
 from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
+from proximo.trainers.memory import memory_advice
 from proximo.trainers.sections import optimizer_options
 from proximo.trainers.step_metrics import (
     StepOutcome,
@@ -191,15 +193,16 @@ class PPOTrainer:
     ) -> StepOutcome:
         """One step, from prompts or from scored responses, through the graph of calls.
 
-        Raises TrainingError where too much of the batch could not be scored, too many updates were skipped, or the
-        learner's log-probs are not the sampler's.
+        Raises TrainingError where too much of the batch could not be scored, too many updates were skipped, the
+        learner's log-probs are not the sampler's, or memory ran out.
         """
         given = "prompts" if scored is None else "scored"
         graph = step_graph(self.config, sampled_serve=self.sampled_logprobs_serve, given=given)
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
             inputs = {"responses": [s.response for s in scored], "scored": scored}
-        outcome = LocalExecutor(graph, self._handlers()).run(inputs | absent_inputs(graph))
+        handlers = {name: self._with_memory_advice(name, handler) for name, handler in self._handlers().items()}
+        outcome = LocalExecutor(graph, handlers).run(inputs | absent_inputs(graph))
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
@@ -228,7 +231,7 @@ class PPOTrainer:
             | own
         )
 
-    def _handlers(self) -> dict[str, Callable[..., tuple[Any, ...]]]:
+    def _handlers(self) -> dict[str, Handler]:
         calls, updates = self._inference, self._updates
         return {
             "generate": lambda prompts: (self.generate(prompts),),
@@ -243,6 +246,13 @@ class PPOTrainer:
                 updates.train_policy(experience, kl_coefficient=self.kl_coefficient, step=self.steps_done),
             ),
         }
+
+    def _with_memory_advice(self, name: str, handler: Handler) -> Handler:
+        def run(*given: Any) -> tuple[Any, ...]:
+            with memory_advice(Trainer.PPO, name, step=self.steps_done + 1):
+                return handler(*given)
+
+        return run
 
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
         old, reference, full, values = passes

@@ -62,13 +62,12 @@ def build_task(recipe: PPORecipe) -> PPOTask:
     gold = sources.pop()[1] if recipe.gold else None
     reward = WeightedReward(sources)
     # A reward model with a tokenizer of its own counts other tokens, and says of each answer whether it fits.
-    judges = {f"reward ({s.name})": s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
+    judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
     policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
     reference = _build_reference(recipe, tokenizer, place=place)
     value = _build_value(recipe, policy, tokenizer, place=place)
-    _check_positions(
-        recipe, [*prompts, *held_out], {"policy": policy, "reference": reference, "value": value, **judges}
-    )
+    readers = {**judges, "policy": policy, "reference": reference, "value": value}
+    _check_positions(recipe, [*prompts, *held_out], readers)
     trainer = PPOTrainer(
         policy,
         tokenizer,
