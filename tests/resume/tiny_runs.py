@@ -56,7 +56,7 @@ def make_inputs(place: Path) -> Path:
     )
     save_pretrained(scalar.model, place / "reward_model")
     tiny_tokenizer().save_pretrained(place / "reward_model")
-    tiny_language_model(seed=3, num_hidden_layers=1).save_pretrained(place / "language_model")
+    save_pretrained(tiny_language_model(seed=3, num_hidden_layers=1), place / "language_model")
     tiny_tokenizer().save_pretrained(place / "language_model")
     draw = random.Random(4)
     rows = [
