@@ -15,11 +15,13 @@ from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.store import CheckpointStore
 
 TRAIN = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.store import CheckpointStore
 
+# A shell that runs the tests in the background ignores SIGINT, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 folder, step_seconds, save_seconds, grace_seconds = sys.argv[1], *map(float, sys.argv[2:5])
 store = CheckpointStore(Path(folder), keep_last=2)
 
