@@ -42,9 +42,9 @@ def shipped_recipe(name: str) -> ShippedRecipe:
     recipes = {recipe.name: recipe for recipe in shipped_recipes()}
     if name not in recipes:
         close = get_close_matches(name, recipes, n=1)
-        meant = f"; did you mean {close[0]}" if close else ""
+        meant = f"; did you mean {close[0]}?" if close else "."
         raise ConfigError(
-            f"no recipe {name}{meant}. Shipped recipes: {', '.join(recipes)}. "
+            f"no recipe {name}{meant} Shipped recipes: {', '.join(recipes)}. "
             "A recipe of your own goes by its path, which ends in .yaml"
         )
     return recipes[name]
