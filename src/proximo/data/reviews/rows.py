@@ -27,10 +27,10 @@ SMALLEST_GAP = 0.02
 
 FORM_FLAWS = (flaws.drop_capital, flaws.drop_word, flaws.mix_words, flaws.drop_stop, flaws.misspell)
 FLAWS_COMPARED: tuple[tuple[Flaw, float], ...] = (
-    (flaws.change_mind, 6),
-    (flaws.stray, 2),
+    (flaws.change_mind, 4),
+    (flaws.stray, 4),
     (flaws.repeat_word, 1),
-    *((flaw, 0.75) for flaw in FORM_FLAWS),
+    *((flaw, 1) for flaw in FORM_FLAWS),
     (flaws.cut_off, 0.75),
     (flaws.repeat_sentence, 1),
     (flaws.shuffle_sentences, 0.75),
