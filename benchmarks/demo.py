@@ -12,16 +12,18 @@ import statistics
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import yaml
 from matplotlib.figure import Figure
 
 MAXIMUM_GOLD = 1.0
 SWEEP = {"ten times": 10.0, "once": 1.0, "zero": 0.0}
-SWEEP_STEPS = 140
-"""Twice the steps of the example: over-optimisation takes its time."""
+SWEEP_STEPS = 120
+"""Three times those of the example: over-optimisation takes its time."""
 
 
 def main() -> None:
@@ -63,9 +65,15 @@ def run_sweep(folder: Path, factor: float) -> None:
         f"run.folder={sweep_folder(folder, factor).parent}",
         f"ppo.policy.path={model(folder, 'sft', 'policy')}",
         f"ppo.reward.0.path={model(folder, 'reward', 'reward')}",
-        f"ppo.ppo.kl.coefficient={0.05 * factor:g}",
+        f"ppo.ppo.kl.coefficient={recipe_coefficient() * factor:g}",
         f"ppo.ppo.num_steps={SWEEP_STEPS}",
     )
+
+
+def recipe_coefficient() -> float:
+    """The KL coefficient of the example."""
+    text = (files("proximo") / "recipes" / "demo.yaml").read_text(encoding="utf-8")
+    return yaml.safe_load(text)["ppo"]["ppo"]["kl"]["coefficient"]
 
 
 def proximo(*arguments: str) -> None:

@@ -5,6 +5,7 @@ Whatever is random draws from the `Random` that the caller hands over, so a revi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from proximo.data.reviews.grammar import (
@@ -103,6 +104,7 @@ def _fill(rng: Random, thing: Thing, used: set[str], *, slot: str, opinion: int)
     return rng.choice(own if own and (not general or rng.random() < OWN_WORD_SHARE) else general)
 
 
+@cache
 def _fitting_words(thing: Thing, slot: str, opinion: int) -> tuple[str, ...]:
     """The words that can stand in the slot of a clause about the thing, where it thinks `opinion`."""
     kind = thing.kind

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache, lru_cache
 
 from proximo.data.reviews.words import (
     ADVERBS,
@@ -109,6 +110,7 @@ def opinion_of(word: str) -> int:
     return (word in PRAISE) - (word in BLAME)
 
 
+@cache
 def slots_of(frame: Frame) -> tuple[str, ...]:
     """The names of the open slots, in order."""
     return tuple(re.findall(r"{(\w+)}", frame.text))
@@ -135,6 +137,7 @@ def read_clause(text: str) -> Clause | None:
     return None
 
 
+@lru_cache(maxsize=1 << 16)
 def read_sentence(sentence: str) -> tuple[Clause, ...]:
     """The clauses of a sentence, whatever its capitals and with or without its full stop; empty where none is read."""
     text = sentence.removesuffix(".").lower()

@@ -6,6 +6,7 @@ held-out split appear in no row of the training split.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from proximo.data.reviews import flaws
@@ -27,8 +28,8 @@ SMALLEST_GAP = 0.02
 
 FORM_FLAWS = (flaws.drop_capital, flaws.drop_word, flaws.mix_words, flaws.drop_stop, flaws.misspell)
 FLAWS_COMPARED: tuple[tuple[Flaw, float], ...] = (
-    (flaws.change_mind, 4),
-    (flaws.stray, 4),
+    (flaws.change_mind, 6),
+    (flaws.stray, 6),
     (flaws.repeat_word, 1),
     *((flaw, 1) for flaw in FORM_FLAWS),
     (flaws.cut_off, 0.75),
@@ -107,7 +108,8 @@ def prompt_rows(num_rows: int, seed: int, split: str = "train") -> list[Row]:
     return [{"prompt": _draw_prompt(_rng(seed, split, row), split)[1]} for row in range(num_rows)]
 
 
-def things(split: str) -> list[Thing]:
+@cache
+def things(split: str) -> tuple[Thing, ...]:
     """All things of a split: one in five of each kind, spread over its nouns and traits, is held out.
 
     Raises:
@@ -115,7 +117,7 @@ def things(split: str) -> list[Thing]:
     """
     if split not in SPLITS:
         raise ConfigError(f"the split of the reviews must be one of {', '.join(SPLITS)}, got {split!r}")
-    return [thing for thing, held_out in _all_things() if held_out == (split == "held_out")]
+    return tuple(thing for thing, held_out in _all_things() if held_out == (split == "held_out"))
 
 
 def mixed_draft(rng: Random, thing: Thing, rates: FlawRates) -> Draft:
@@ -152,10 +154,10 @@ def _ordered_pair(rng: Random, thing: Thing, prompt: str, rates: FlawRates) -> t
 def _rivals(rng: Random, thing: Thing, rates: FlawRates) -> tuple[Draft, Draft]:
     """Two reviews of one thing, or a clean review and the same with one flaw, or with nothing of a review left."""
     draw = rng.random()
-    if draw < 0.75:
+    if draw < 0.65:
         return mixed_draft(rng, thing, rates), mixed_draft(rng, thing, rates)
     clean = clean_draft(rng, thing, praise=rng.choice(PRAISES))
-    if draw < 0.95:
+    if draw < 0.96:
         flaw = rng.choices([flaw for flaw, _ in FLAWS_COMPARED], weights=[weight for _, weight in FLAWS_COMPARED])[0]
         return clean, flaw(rng, clean)
     return clean, rng.choice(NO_REVIEWS)(rng, clean)

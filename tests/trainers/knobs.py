@@ -1,0 +1,269 @@
+"""The table of test_every_knob.py: for each key of a recipe another value of it, and the run in which it shows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from builders import CHARACTERS
+from proximo.config import data, ppo, recipes, run
+from proximo.config.base import Section
+from tiny_runs import LORA, Kind
+
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A field, and what its other value is; `base` holds in both runs. `$` in a text is the folder of the inputs."""
+
+    section: type[Section]
+    name: str
+    kind: Kind
+    change: Changes
+    base: Changes = field(default_factory=dict)
+    stops: str = ""
+    """What the error says, where the other value ends the run."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.section.__name__}.{self.name}"
+
+
+def texts(**options: Any) -> dict[str, Any]:
+    return {"data.sources": [{"path": "$/texts.jsonl", **options}]}
+
+
+def two_sources(first: float, second: float) -> dict[str, Any]:
+    paths = ("$/texts.jsonl", "$/other.jsonl")
+    return {"data.sources": [{"path": p, "weight": w} for p, w in zip(paths, (first, second), strict=True)]}
+
+
+def scorer(**options: Any) -> dict[str, Any]:
+    return {"reward": [{"kind": "model", "path": "$/reward_model", **options}]}
+
+
+def function(**options: Any) -> dict[str, Any]:
+    name = "knobs:share_of"
+    return {"value": {"start": "policy"}, "reward": [{"kind": "function", "function": name, **options}]}
+
+
+def share_of(prompts: Any, responses: Any, metadata: Any, *, letter: str = "a") -> list[float]:
+    return [text.count(letter) / (len(text) + 1) for text in responses]
+
+
+def mostly_fails(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    return [float("nan"), *(1.0 for _ in responses[1:])]
+
+
+def rows(word: str = "ab") -> list[dict[str, str]]:
+    return [{"prompt": word * (row % 3 + 1), "response": word * (row % 2 + 1)} for row in range(12)]
+
+
+GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"start": "policy"}}
+STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
+CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
+POLICY_LORA = {"policy.lora": LORA}
+FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}<eos>{% endfor %}"
+DROPOUT = {"model": {"path": "$/with_dropout"}}
+
+KNOBS = [
+    Knob(run.RunConfig, "seed", "ppo", {"run.seed": 6}),
+    Knob(run.RunConfig, "precision", "sft", {"run.precision": "bf16"}),
+    Knob(run.RunConfig, "save_every_steps", "sft", {"run.save_every_steps": 3}),
+    Knob(run.RunConfig, "save_every_minutes", "sft", {"run.save_every_minutes": 1e-9}, {"run.save_every_steps": None}),
+    Knob(run.RunConfig, "keep_last", "sft", {"run.keep_last": 3}),
+    Knob(run.RunConfig, "evaluate_every_steps", "sft", {"run.evaluate_every_steps": 1}),
+    Knob(run.RunConfig, "samples_per_step", "ppo", {"run.samples_per_step": 2}),
+    Knob(run.RunConfig, "tensorboard", "sft", {"run.tensorboard": True}),
+    Knob(run.TokenizerConfig, "path", "sft", {"tokenizer.path": "$/other_tokenizer"}),
+    Knob(run.TokenizerConfig, "train_vocab_size", "sft", {"tokenizer": {"train_vocab_size": 280}}),
+    Knob(
+        run.TokenizerConfig, "chat_template", "sft", {"tokenizer.chat_template": TEMPLATE}, {"data.as_messages": True}
+    ),
+    Knob(run.TokenizerConfig, "added_tokens", "sft", {"tokenizer.added_tokens": ["<new>"]}),
+    Knob(run.LoRAConfig, "rank", "ppo", {"policy.lora.rank": 3}, POLICY_LORA),
+    Knob(run.LoRAConfig, "alpha", "ppo", {"policy.lora.alpha": 8.0}, POLICY_LORA),
+    Knob(run.LoRAConfig, "target_modules", "ppo", {"policy.lora.target_modules": ["q_proj"]}, POLICY_LORA),
+    Knob(run.ModelConfig, "path", "sft", {"model": {"path": "$/language_model"}}, {"model": {"path": "$/other_model"}}),
+    Knob(run.ModelConfig, "revision", "sft", {"model.revision": "second"}, {"model": {"path": "owner/model"}}),
+    Knob(run.ModelConfig, "config", "sft", {"model.config.initializer_range": 0.5}),
+    Knob(run.ModelConfig, "lora", "ppo", POLICY_LORA, {"policy": {"path": "$/language_model"}}),
+    Knob(run.ModelConfig, "activation_checkpointing", "sft", {"model.activation_checkpointing": True}),
+    Knob(run.ScalarModelConfig, "start", "ppo", {"value.start": "policy"}),
+    Knob(
+        run.ScalarModelConfig,
+        "path",
+        "ppo",
+        {"value": {"path": "$/other_model"}},
+        {"value": {"path": "$/language_model"}},
+    ),
+    Knob(run.ScalarModelConfig, "revision", "ppo", {"value.revision": "second"}, {"value": {"path": "owner/model"}}),
+    Knob(run.ScalarModelConfig, "config", "reward", {"model.config.initializer_range": 0.5}),
+    Knob(run.ScalarModelConfig, "lora", "ppo", {"value.lora": LORA}),
+    Knob(run.ScalarModelConfig, "activation_checkpointing", "reward", {"model.activation_checkpointing": True}),
+    Knob(run.OptimizerConfig, "learning_rate", "sft", {"sft.optimizer.learning_rate": 2e-2}),
+    Knob(run.OptimizerConfig, "betas", "sft", {"sft.optimizer.betas": [0.8, 0.9]}),
+    Knob(run.OptimizerConfig, "eps", "sft", {"sft.optimizer.eps": 1e-2}),
+    Knob(run.OptimizerConfig, "weight_decay", "sft", {"sft.optimizer.weight_decay": 0.5}),
+    Knob(run.OptimizerConfig, "schedule", "sft", {"sft.optimizer.schedule": "linear"}),
+    Knob(run.OptimizerConfig, "warmup_updates", "sft", {"sft.optimizer.warmup_updates": 0}),
+    Knob(run.OptimizerConfig, "final_fraction", "sft", {"sft.optimizer.final_fraction": 0.5}),
+    Knob(run.OptimizerConfig, "max_gradient_norm", "sft", {"sft.optimizer.max_gradient_norm": 1e-4}),
+    Knob(data.SourceConfig, "path", "sft", {"data.sources": [{"path": "$/other.jsonl"}]}),
+    Knob(data.SourceConfig, "function", "sft", {"data.sources": [{"function": "knobs:rows"}]}),
+    Knob(
+        data.SourceConfig,
+        "arguments",
+        "sft",
+        {"data.sources": [{"function": "knobs:rows", "arguments": {"word": "ba"}}]},
+        {"data.sources": [{"function": "knobs:rows"}]},
+    ),
+    Knob(data.SourceConfig, "format", "sft", texts(format="parquet"), stops="parquet"),
+    Knob(
+        data.SourceConfig, "split", "sft", texts(path="$/splits", split="second"), texts(path="$/splits", split="first")
+    ),
+    Knob(data.SourceConfig, "separator", "sft", texts(path="$/lines.txt", separator="--"), texts(path="$/lines.txt")),
+    Knob(data.SourceConfig, "columns", "sft", texts(columns={"response": "prompt", "prompt": "response"})),
+    Knob(data.SourceConfig, "weight", "sft", two_sources(3, 1), two_sources(1, 1)),
+    Knob(data.SourceConfig, "max_rows", "sft", texts(max_rows=8)),
+    Knob(data.DataConfig, "sources", "sft", {"data.sources": [{"path": "$/texts.jsonl"}, {"path": "$/other.jsonl"}]}),
+    Knob(
+        data.DataConfig,
+        "proportions",
+        "sft",
+        {"data.proportions": [3, 1]},
+        {"data.proportions": [1, 1], "data.phase": 0},
+    ),
+    Knob(data.DataConfig, "phase", "sft", {"data.phase": 1}, {"data.proportions": [1, 1], "data.phase": 0}),
+    Knob(data.DataConfig, "held_out_rows", "sft", {"data.held_out_rows": 3}),
+    Knob(
+        data.DataConfig,
+        "evaluation_sources",
+        "sft",
+        {"data.evaluation_sources": [{"path": "$/other.jsonl"}]},
+        {"data.held_out_rows": 0},
+    ),
+    Knob(data.DataConfig, "too_long", "sft", {"data.too_long": "truncate"}, {"data.max_tokens": 14}),
+    Knob(data.DataConfig, "as_messages", "sft", {"data.as_messages": True}),
+    Knob(data.DataConfig, "system", "sft", {"data.system": "abc"}, {"data.as_messages": True}),
+    Knob(data.TextDataConfig, "form", "sft", {"data.form": "text"}, texts(path="$/both.jsonl")),
+    Knob(data.TextDataConfig, "train_on", "sft", {"data.train_on": "everything"}),
+    Knob(data.TextDataConfig, "layout", "sft", {"data.layout": "blocks"}, texts(path="$/lines.txt")),
+    Knob(data.TextDataConfig, "max_tokens", "sft", {"data.max_tokens": 14}),
+    Knob(data.PreferenceDataConfig, "form", "reward", {"data.form": "conversational"}),
+    Knob(data.PreferenceDataConfig, "max_tokens", "reward", {"data.max_tokens": 18}),
+    Knob(data.PromptDataConfig, "max_prompt_tokens", "ppo", {"data.max_prompt_tokens": 6}),
+    Knob(data.PromptDataConfig, "first_words", "ppo", {"data.first_words": 1}),
+    Knob(recipes.SFTConfig, "num_epochs", "sft", {"sft.num_epochs": 3}),
+    Knob(recipes.SFTConfig, "examples_per_step", "sft", {"sft.examples_per_step": 3}),
+    Knob(recipes.SFTConfig, "tokens_per_microbatch", "sft", {"sft.tokens_per_microbatch": 400}),
+    Knob(recipes.SFTConfig, "dropout", "sft", {"sft.dropout": True}, DROPOUT),
+    Knob(recipes.RewardTrainingConfig, "num_epochs", "reward", {"reward.num_epochs": 3}),
+    Knob(recipes.RewardTrainingConfig, "pairs_per_step", "reward", {"reward.pairs_per_step": 3}),
+    Knob(recipes.RewardTrainingConfig, "tokens_per_microbatch", "reward", {"reward.tokens_per_microbatch": 900}),
+    Knob(recipes.RewardTrainingConfig, "loss", "reward", {"reward.loss": "divergence_window"}),
+    Knob(recipes.RewardTrainingConfig, "centring", "reward", {"reward.centring": 0.5}),
+    Knob(recipes.RewardTrainingConfig, "dropout", "reward", {"reward.dropout": True}, DROPOUT),
+    Knob(
+        recipes.PPORecipe,
+        "reference",
+        "ppo",
+        {"reference": {"path": "$/other_model"}},
+        {"policy": {"path": "$/language_model"}},
+    ),
+    Knob(recipes.PPORecipe, "gold", "ppo", {"gold": None}),
+    Knob(ppo.RolloutConfig, "max_new_tokens", "ppo", {"ppo.rollout.max_new_tokens": 3}),
+    Knob(
+        ppo.RolloutConfig,
+        "min_new_tokens",
+        "ppo",
+        {"ppo.rollout.min_new_tokens": 30},
+        {"ppo.rollout.max_new_tokens": 30},
+    ),
+    Knob(ppo.RolloutConfig, "temperature", "ppo", {"ppo.rollout.temperature": 0.5}),
+    Knob(ppo.RolloutConfig, "top_k", "ppo", {"ppo.rollout.top_k": 2}),
+    Knob(ppo.RolloutConfig, "top_p", "ppo", {"ppo.rollout.top_p": 0.3}),
+    Knob(ppo.RolloutConfig, "stop_token_ids", "ppo", {"ppo.rollout.stop_token_ids": list(range(6, 40))}),
+    Knob(ppo.RolloutConfig, "stop_strings", "ppo", {"ppo.rollout.stop_strings": list(CHARACTERS[:30])}),
+    Knob(ppo.RolloutConfig, "max_rows", "ppo", {"ppo.rollout.max_rows": 2}),
+    Knob(ppo.KLConfig, "place", "ppo", {"ppo.kl.place": "none"}),
+    Knob(ppo.KLConfig, "measure", "ppo", {"ppo.kl.measure": "k3"}),
+    Knob(ppo.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
+    Knob(ppo.KLConfig, "target", "ppo", {"ppo.kl.target": None}),
+    Knob(ppo.KLConfig, "horizon", "ppo", {"ppo.kl.horizon": 40}),
+    Knob(ppo.PPOConfig, "num_steps", "ppo", {"ppo.num_steps": 3}),
+    Knob(ppo.PPOConfig, "prompts_per_step", "ppo", {"ppo.prompts_per_step": 5}),
+    Knob(ppo.PPOConfig, "responses_per_prompt", "ppo", {"ppo.responses_per_prompt": 2}),
+    Knob(ppo.PPOConfig, "epochs_per_step", "ppo", {"ppo.epochs_per_step": 2}),
+    Knob(ppo.PPOConfig, "minibatch_responses", "ppo", {"ppo.minibatch_responses": 2}),
+    Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
+    Knob(ppo.PPOConfig, "advantage", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
+    Knob(ppo.PPOConfig, "gamma", "ppo", {"ppo.gamma": 0.5}),
+    Knob(ppo.PPOConfig, "lam", "ppo", {"ppo.lam": 0.5}),
+    Knob(ppo.PPOConfig, "standardise_advantages", "ppo", {"ppo.standardise_advantages": False}),
+    Knob(ppo.PPOConfig, "clip_low", "ppo", {"ppo.clip_low": 0.9}, STEEP),
+    Knob(ppo.PPOConfig, "clip_high", "ppo", {"ppo.clip_high": 2.0}, STEEP),
+    Knob(ppo.PPOConfig, "value_clip", "ppo", {"ppo.value_clip": None}, STEEP | {"ppo.value_clip": 1e-3}),
+    Knob(
+        ppo.PPOConfig, "truncated", "ppo", {"ppo.truncated": "mask"}, {"ppo.rollout.stop_token_ids": list(range(6, 16))}
+    ),
+    Knob(ppo.PPOConfig, "score_truncated", "ppo", {"ppo.score_truncated": False}, CUT),
+    Knob(ppo.PPOConfig, "score_clip", "ppo", {"ppo.score_clip": 0.01}),
+    Knob(ppo.PPOConfig, "max_ratio", "ppo", {"ppo.max_ratio": 1.0001, "ppo.max_skipped_fraction": 1.0}, STEEP),
+    Knob(ppo.PPOConfig, "max_kl", "ppo", {"ppo.max_kl": 1e-9, "ppo.max_skipped_fraction": 1.0}, STEEP),
+    Knob(
+        ppo.PPOConfig,
+        "max_skipped_fraction",
+        "ppo",
+        {"ppo.max_skipped_fraction": 0.01},
+        STEEP | {"ppo.max_kl": 1e-9, "ppo.max_skipped_fraction": 1.0},
+        "max_skipped_fraction",
+    ),
+    Knob(
+        ppo.PPOConfig,
+        "max_faulty_fraction",
+        "ppo",
+        {"ppo.max_faulty_fraction": 0.1},
+        FAULTY | {"ppo.max_faulty_fraction": 0.5},
+        "max_faulty_fraction",
+    ),
+    Knob(ppo.PPOConfig, "evaluate_greedy", "ppo", {"ppo.evaluate_greedy": True}),
+    Knob(ppo.PPOConfig, "policy_optimizer", "ppo", {"ppo.policy_optimizer": None}),
+    Knob(ppo.PPOConfig, "value_optimizer", "ppo", {"ppo.value_optimizer": {"learning_rate": 1e-5}}),
+    Knob(ppo.ModelRewardConfig, "kind", "ppo", scorer(), function()),
+    Knob(ppo.ModelRewardConfig, "name", "ppo", scorer(name="other"), scorer()),
+    Knob(ppo.ModelRewardConfig, "path", "ppo", scorer(path="$/other_scorer"), scorer()),
+    Knob(
+        ppo.ModelRewardConfig,
+        "revision",
+        "ppo",
+        scorer(path="owner/scorer", revision="second"),
+        scorer(path="owner/scorer"),
+    ),
+    Knob(ppo.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_tokenizer"), scorer()),
+    Knob(ppo.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
+    Knob(ppo.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
+    Knob(ppo.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),
+    Knob(ppo.FunctionRewardConfig, "function", "ppo", function(function="tiny_runs:share_of_vowels"), function()),
+    Knob(ppo.FunctionRewardConfig, "arguments", "ppo", function(arguments={"letter": "b"}), function()),
+    Knob(ppo.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
+]
+
+SHOWN_ELSEWHERE = {
+    (run.RunConfig, "folder"): (
+        "trainers/test_loop.py",
+        "test_a_run_writes_one_line_per_step_and_one_before_the_first",
+    ),
+    (run.RunConfig, "device"): ("models/test_placement.py", "test_auto_takes_the_fastest_that_is_there"),
+    (run.RunConfig, "num_threads"): ("trainers/test_loop.py", "test_a_resume_with_other_threads_needs_permission"),
+    (
+        run.RunConfig,
+        "grace_seconds",
+    ): ("checkpoint/test_interruption.py", "test_a_step_that_takes_longer_than_its_grace_is_given_up"),
+    (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
+    (
+        ppo.FunctionRewardConfig,
+        "timeout_seconds",
+    ): ("rewards/test_function_reward.py", "test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for"),
+}
