@@ -11,7 +11,7 @@ from proximo.errors import RunFolderError
 
 SAVED = Fingerprints(
     config={"ppo": {"learning_rate": 1e-6, "epochs": 2}, "run": {"folder": "a", "save_every_steps": 10}},
-    data={"prompts": {"num_rows": 100, "sha256": "aa"}},
+    inputs={"prompts": {"num_rows": 100, "sha256": "aa"}},
     environment={"torch": "2.13.0", "num_threads": 2},
 )
 
@@ -27,7 +27,7 @@ def test_nothing_changed_is_fine_also_through_json():
 def test_every_differing_field_is_listed_with_both_values():
     now = Fingerprints(
         config={"ppo": {"learning_rate": 1e-5, "clip": None}, "run": SAVED.config["run"]},
-        data={"prompts": {"num_rows": 101, "sha256": "ab"}},
+        inputs={"prompts": {"num_rows": 101, "sha256": "ab"}},
         environment={"torch": "2.14.0", "num_threads": 2},
     )
     with pytest.raises(RunFolderError) as caught:
@@ -37,7 +37,7 @@ def test_every_differing_field_is_listed_with_both_values():
         "ppo.learning_rate: 1e-06 -> 1e-05",
         "ppo.epochs: 2 -> (absent)",
         "ppo.clip: (absent) -> null",
-        "data (saved -> now):",
+        "inputs (saved -> now):",
         "prompts.num_rows: 100 -> 101",
         'prompts.sha256: "aa" -> "ab"',
         'torch: "2.13.0" -> "2.14.0"',
@@ -58,7 +58,7 @@ def test_some_settings_may_change():
 
 def test_another_environment_is_allowed_on_request_and_nothing_else_is():
     check_fingerprints(SAVED, changed(environment={"torch": "3"}), allow_different_environment=True)
-    now = changed(environment={"torch": "3"}, data={})
+    now = changed(environment={"torch": "3"}, inputs={})
     with pytest.raises(RunFolderError) as caught:
         check_fingerprints(SAVED, now, allow_different_environment=True)
     assert "environment" not in str(caught.value)

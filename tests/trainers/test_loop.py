@@ -30,7 +30,7 @@ class Counting:
 
     def __init__(self, num_steps: int = 5, *, data: str = "rows", fail_at: int | None = None) -> None:
         self.num_steps = num_steps
-        self.data_fingerprint: Mapping[str, Any] = {"rows": data}
+        self.inputs_fingerprint: Mapping[str, Any] = {"rows": data}
         self.weight = 0.0
         self.fail_at = fail_at
 
@@ -192,7 +192,15 @@ def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> Non
     assert len((tmp_path / "run" / "log.txt").read_text().splitlines()) == 7
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError()])
+def failed_cpu_allocation() -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), failed_cpu_allocation()], ids=repr
+)
 @pytest.mark.parametrize(("phase", "step"), [("training", 1), ("evaluation", 0)])
 def test_where_memory_runs_out_the_settings_to_lower_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, phase: str, step: int

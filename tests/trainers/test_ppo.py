@@ -187,6 +187,31 @@ def test_the_kl_in_the_loss_runs_with_every_measure(measure: str) -> None:
     assert history[-1]["policy/skipped_updates"] == 0
 
 
+@pytest.mark.parametrize("place", ["reward", "loss"])
+def test_the_full_kl_costs_one_pass_of_each_model(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(num_steps=1, prompts_per_step=4, minibatch_responses=8, epochs_per_step=1, kl=full_kl(place))
+    passes: list[str] = []
+    for name, model in (("policy", made.policy), ("reference", made.roles.reference)):
+        assert model is not None
+        monkeypatch.setattr(model, "hidden_states", counted(model.hidden_states, name, passes))
+    made.train(PROMPTS, reward=count_a)
+    # The policy once for the KL of the reward, and once in the only update; or once in the update for both.
+    expected = {"reward": ["policy", "policy", "reference"], "loss": ["policy", "reference", "reference"]}
+    assert sorted(passes) == expected[place]
+
+
+def full_kl(place: str) -> dict[str, str]:
+    return {"place": place, "measure": "full"}
+
+
+def counted(run, name: str, passes: list[str]):
+    def counting(packed):
+        passes.append(name)
+        return run(packed)
+
+    return counting
+
+
 def test_full_kl_in_the_reward_is_close_to_k1_on_average() -> None:
     (_, line) = trainer(kl={"measure": "full"}).train(PROMPTS, reward=count_a)
     assert line["reward/mean"] <= line["score/mean"]

@@ -1,7 +1,7 @@
 """PPO learns what it is rewarded for, in every form of its advantages and of its KL: a task with a known best score.
 
 Each prompt is a letter, and the score is the share of that letter in the response: 1 at best, about 1 in 64 at the
-start. The thresholds stand three standard deviations below the mean over 20 seeds (the figures are in the table).
+start. Each threshold stands three standard deviations below the mean over 20 seeds.
 """
 
 from collections.abc import Sequence
@@ -42,3 +42,18 @@ def learn(form: str, *, seed: int, num_steps: int = 30) -> list[float]:
     )
     trainer = PPOTrainer(tiny_language_model(seed=seed), tiny_tokenizer(chat=False), config=config, seed=seed)
     return [line["score/mean"] for line in trainer.train(LETTERS, reward=share_of_the_letter)]
+
+
+@pytest.mark.parametrize(
+    ("form", "mean_of_seeds", "deviation"),
+    [
+        ("gae", 0.966, 0.028),
+        ("gae_kl_in_loss", 0.940, 0.088),
+        ("group_centred", 0.958, 0.059),
+        ("group_standardised", 0.965, 0.060),
+    ],
+)
+def test_the_score_comes_near_the_best(form: str, mean_of_seeds: float, deviation: float) -> None:
+    scores = learn(form, seed=0)
+    assert scores[0] < 0.1
+    assert mean(scores[-5:]) > mean_of_seeds - 3 * deviation

@@ -53,14 +53,14 @@ def sft_task(dtype: torch.dtype = torch.float32, **config) -> SFTTask:
     options = SFTConfig(**({"examples_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
     data = examples()
     return SFTTask(
-        model, tiny_tokenizer(), data, data, config=options, seed=0, data_fingerprint={}, held_out_characters=10
+        model, tiny_tokenizer(), data, data, config=options, seed=0, inputs_fingerprint={}, held_out_characters=10
     )
 
 
 def reward_task(dtype: torch.dtype = torch.float32, **config) -> RewardTask:
     model = scalar_from_language_model(LanguageModel(tiny_language_model(dtype=dtype)), HeadStart.NORMAL, seed=1)
     options = RewardTrainingConfig(**({"pairs_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
-    return RewardTask(model, tiny_tokenizer(), pairs(), pairs(), config=options, seed=0, data_fingerprint={})
+    return RewardTask(model, tiny_tokenizer(), pairs(), pairs(), config=options, seed=0, inputs_fingerprint={})
 
 
 def gradients(task: SFTTask | RewardTask) -> dict[str, torch.Tensor]:
@@ -154,7 +154,7 @@ def test_dropout_in_sft_depends_on_the_step_alone() -> None:
             [],
             config=SFTConfig(num_epochs=3, examples_per_step=6, dropout=True, optimizer={"learning_rate": 0.1}),
             seed=0,
-            data_fingerprint={},
+            inputs_fingerprint={},
         )
         torch.rand(3)
         for step in steps:

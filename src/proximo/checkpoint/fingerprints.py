@@ -12,10 +12,11 @@ _ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprints:
-    """Three JSON mappings, nested at will: settings, data, and the environment of `describe_environment`."""
+    """Three JSON mappings, nested at will: settings, inputs, and the environment of `describe_environment`."""
 
     config: Mapping[str, Any]
-    data: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    """Data, tokenizers, and models that no checkpoint holds."""
     environment: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
@@ -25,7 +26,7 @@ class Fingerprints:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """From the state of a checkpoint."""
-        return cls(config=content["config"], data=content["data"], environment=content["environment"])
+        return cls(config=content["config"], inputs=content["inputs"], environment=content["environment"])
 
 
 def check_fingerprints(
@@ -40,13 +41,14 @@ def check_fingerprints(
     may_change: dotted paths of settings that may differ, each with all that lies below it, such as "run.folder".
     """
     config = [line for path, line in _differences(saved.config, current.config) if not _covered(path, may_change)]
-    data = [line for _, line in _differences(saved.data, current.data)]
+    inputs = [line for _, line in _differences(saved.inputs, current.inputs)]
     environment = [line for _, line in _differences(saved.environment, current.environment)]
     problems = []
     if config:
         problems.append(_listing("settings", config, "give them the saved values, or start a run in another folder"))
-    if data:
-        problems.append(_listing("data", data, "bring the same data back, or start a run in another folder"))
+    if inputs:
+        advice = "bring the same data and models back, or start a run in another folder"
+        problems.append(_listing("inputs", inputs, advice))
     if environment and not allow_different_environment:
         advice = "--allow-different-environment goes on, but the bits may differ from those of an uninterrupted run"
         problems.append(_listing("environment", environment, advice))

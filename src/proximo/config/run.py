@@ -25,7 +25,8 @@ class RunConfig(Section):
     save_every_minutes: float | None = Field(None, gt=0)
     """Minutes between checkpoints, measured at the end of a step."""
     keep_last: int = Field(2, ge=2)
-    """Checkpoints kept beside the best one; at least 2, since the newest may be damaged by a full disk."""
+    """Checkpoints kept beside the best one; at least 2, since the newest may be damaged by a full disk. The best one
+    is chosen among the steps that are both saved and evaluated."""
     grace_seconds: float = Field(25.0, ge=0)
     """After the first SIGTERM or SIGINT the step may take this long to end before the run exits without it."""
     evaluate_every_steps: int | None = Field(None, ge=1)

@@ -46,6 +46,11 @@ class ScalarModel:
         return base_of(self.model)
 
     @property
+    def has_adapter(self) -> bool:
+        """True under LoRA: the base stays as it was loaded."""
+        return isinstance(self.model, PeftModel)
+
+    @property
     def precision(self) -> Precision:
         """The arithmetic of the backbone; the head's is at least float32."""
         return self.backbone.precision

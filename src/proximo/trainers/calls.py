@@ -10,7 +10,7 @@ from torch import Tensor
 from proximo.config.ppo import PPOConfig
 from proximo.dataflow.graph import Call, Graph, build_graph
 from proximo.models.batching import plan_batches
-from proximo.models.heads import full_kl
+from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.scalar import ScalarModel
@@ -109,12 +109,12 @@ class InferenceCalls:
     @torch.no_grad()
     def reference_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor, Tensor | None]:
         """[T] of the reference; and [T] the KL over the whole vocabulary where it is measured."""
+        if self.config.kl.measure == "full" and self.config.kl.place == "reward":
+            logprobs, divergence = self._over_batches(responses, self._reference_and_full_kl).unbind(-1)
+            return logprobs, divergence
         model = self.roles.reference or self.roles.policy
         with self.reference_view():
-            logprobs = self._over_batches(responses, self._logprobs_of(model))
-        if self.config.kl.measure != "full" or self.config.kl.place != "reward":
-            return logprobs, None
-        return logprobs, self._over_batches(responses, self.full_kl)
+            return self._over_batches(responses, self._logprobs_of(model)), None
 
     @torch.no_grad()
     def values(self, responses: Sequence[Response]) -> tuple[Tensor]:
@@ -124,14 +124,27 @@ class InferenceCalls:
             raise ValueError("there is no value model in this run")
         return (self._over_batches(responses, model.response_values, extra=1),)
 
-    def full_kl(self, batch: PackedResponses) -> Tensor:
-        """[N] KL of the policy from the reference at each state, from hidden states of both, in chunks."""
-        policy, reference = self.roles.policy, self.roles.reference or self.roles.policy
+    def full_kl(self, hidden: Tensor, batch: PackedResponses) -> Tensor:
+        """[N] KL of the policy, whose hidden states [N, D] are given, from the reference at each state, in chunks."""
+        return self._full_kl(hidden, self._reference_hidden(batch))
+
+    def _reference_hidden(self, batch: PackedResponses) -> Tensor:
+        model = self.roles.reference or self.roles.policy
         with torch.no_grad(), self.reference_view():
-            reference_hidden = reference.hidden_states(batch.packed)[batch.predictors]
-        hidden = policy.hidden_states(batch.packed)[batch.predictors]
+            return model.hidden_states(batch.packed)[batch.predictors]
+
+    def _full_kl(self, hidden: Tensor, reference_hidden: Tensor) -> Tensor:
+        policy, reference = self.roles.policy, self.roles.reference or self.roles.policy
         temperature = self.config.rollout.temperature
         return full_kl(hidden, policy.head, reference_hidden, reference.head, temperature=temperature)
+
+    def _reference_and_full_kl(self, batch: PackedResponses) -> Tensor:
+        """[N, 2]: the reference's log-probs and the KL, from one pass of each model."""
+        policy, reference = self.roles.policy, self.roles.reference or self.roles.policy
+        reference_hidden, temperature = self._reference_hidden(batch), self.config.rollout.temperature
+        hidden = policy.hidden_states(batch.packed)[batch.predictors]
+        found = token_logprobs(reference_hidden, reference.head, batch.targets, temperature=temperature)
+        return torch.stack([found.logprobs, self._full_kl(hidden, reference_hidden)], dim=-1)
 
     def reference_view(self):
         """A context in which the reference speaks: the adapter is off where the policy serves as its own."""

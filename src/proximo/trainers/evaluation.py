@@ -30,7 +30,9 @@ def evaluate_policy(
 
     The random numbers have a purpose of their own and no step, so that evaluations compare across steps.
     """
-    calls = InferenceCalls(roles, reward, config.model_copy(update={"responses_per_prompt": 1}))
+    # Shown as the sum of k1 whatever the run measures: a KL over the vocabulary would be computed for nothing.
+    kl = config.kl.model_copy(update={"measure": "k1"})
+    calls = InferenceCalls(roles, reward, config.model_copy(update={"responses_per_prompt": 1, "kl": kl}))
     key = RandomKey(seed=seed, purpose="evaluation", step=0)
     responses = calls.generate(prompts, key=key, policy_version=0, greedy=config.evaluate_greedy)
     (scored,) = calls.score(responses)

@@ -60,7 +60,8 @@ class Task(Protocol):
     trainer: Trainer
     num_steps: int
     device: str
-    data_fingerprint: Mapping[str, Any]
+    inputs_fingerprint: Mapping[str, Any]
+    """What a resumed run must find unchanged: data, tokenizers, and models that no checkpoint holds."""
     notes: Sequence[str]
     """Lines for the person who watches: what was loaded, what was dropped."""
     best_metric: str | None
@@ -113,7 +114,9 @@ class _Loop:
         )
         self.resolved = recipe.model_dump(mode="json")
         self.environment = describe_environment(device=task.device)
-        self.fingerprints = Fingerprints(config=self.resolved, data=task.data_fingerprint, environment=self.environment)
+        self.fingerprints = Fingerprints(
+            config=self.resolved, inputs=task.inputs_fingerprint, environment=self.environment
+        )
 
     def run(self) -> int:
         first = self._restore()

@@ -22,8 +22,15 @@ def memory_advice(trainer: Trainer, phase: str, *, step: int) -> Generator[None]
     """Raises TrainingError in the place of an allocation that failed on the device or in Python."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not _ran_out(error):
+            raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise TrainingError(
             f"step {step}: memory ran out in {phase}; {SETTINGS[trainer]}; neither changes the result ({reason})"
         ) from error
+
+
+def _ran_out(error: Exception) -> bool:
+    """On the CPU torch says so in the text of a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.ppo import ModelRewardConfig
@@ -14,6 +15,7 @@ from proximo.models.sources import ModelSource
 from proximo.models.vocabulary import check_same_vocabulary, load_tokenizer
 from proximo.records import Prompt
 from proximo.rewards.model import ModelReward
+from proximo.rewards.source import RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.trainers.build import (
     Place,
@@ -30,6 +32,7 @@ from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.rows import read_split
+from proximo.trainers.unchanged import inputs_fingerprint
 
 
 def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
@@ -84,9 +87,20 @@ def build_task(recipe: PPORecipe) -> PPOTask:
         reward=reward,
         gold=gold,
         samples_per_step=recipe.run.samples_per_step,
-        data_fingerprint=rows.fingerprints,
+        inputs_fingerprint=inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)),
         notes=(f"data: {rows.description}", f"prompts: {report}"),
     )
+
+
+def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> dict[str, nn.Module]:
+    """What the run reads of other folders at every start: the reference, bases below adapters, reward models."""
+    models: dict[str, nn.Module] = {s.name: s.model.model for _, s in sources if isinstance(s, ModelReward)}
+    roles = trainer.roles
+    if trainer.config.kl.place != "none" or roles.policy.has_adapter:
+        models["reference"] = (roles.reference or roles.policy).model
+    if roles.value is not None and roles.value.has_adapter:
+        models["value_base"] = roles.value.model
+    return models
 
 
 def budget(recipe: PPORecipe) -> int:

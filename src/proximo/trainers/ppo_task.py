@@ -37,7 +37,7 @@ class PPOTask:
         reward: RewardSource,
         gold: RewardSource | None,
         samples_per_step: int,
-        data_fingerprint: Mapping[str, Any],
+        inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),
     ) -> None:
         self.ppo = ppo
@@ -46,7 +46,7 @@ class PPOTask:
         self.reward = reward
         self.gold = gold
         self.samples_per_step = samples_per_step
-        self.data_fingerprint = data_fingerprint
+        self.inputs_fingerprint = inputs_fingerprint
         self.notes = notes
         self.device = str(ppo.policy.device)
         self.num_steps = ppo.config.num_steps

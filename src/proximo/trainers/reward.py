@@ -11,6 +11,7 @@ from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.reward_task import RewardTask, pair_sequences
 from proximo.trainers.rows import read_split
+from proximo.trainers.unchanged import inputs_fingerprint
 
 
 def run_reward(recipe: RewardRecipe, options: RunOptions) -> int:
@@ -49,6 +50,6 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
         held_out,
         config=recipe.reward,
         seed=recipe.run.seed,
-        data_fingerprint=rows.fingerprints,
+        inputs_fingerprint=inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {}),
         notes=(f"data: {rows.description}", f"training pairs: {report}"),
     )

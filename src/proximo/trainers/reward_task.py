@@ -78,7 +78,7 @@ class RewardTask:
         *,
         config: RewardTrainingConfig,
         seed: int,
-        data_fingerprint: Mapping[str, Any],
+        inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),
     ) -> None:
         self.model = model
@@ -87,7 +87,7 @@ class RewardTask:
         self.held_out = held_out
         self.config = config
         self.seed = seed
-        self.data_fingerprint = data_fingerprint
+        self.inputs_fingerprint = inputs_fingerprint
         self.notes = notes
         self.device = str(model.device)
         self.num_steps = max(1, math.ceil(config.num_epochs * len(pairs) / config.pairs_per_step))

@@ -22,7 +22,7 @@ class SplitRows:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """What a resumed run must find unchanged."""
+        """Of the contents of both."""
         return {"training": fingerprint(self.training), "held_out": fingerprint(self.held_out)}
 
 

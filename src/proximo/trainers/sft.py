@@ -12,6 +12,7 @@ from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.rows import read_split
 from proximo.trainers.sft_task import SFTTask
+from proximo.trainers.unchanged import inputs_fingerprint
 
 
 def run_sft(recipe: SFTRecipe, options: RunOptions) -> int:
@@ -54,7 +55,7 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
         held_out,
         config=recipe.sft,
         seed=recipe.run.seed,
-        data_fingerprint=rows.fingerprints,
+        inputs_fingerprint=inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {}),
         held_out_characters=held_out_characters,
         notes=(f"data: {rows.description}", f"training examples: {report}"),
     )

@@ -42,7 +42,7 @@ class SFTTask:
         *,
         config: SFTConfig,
         seed: int,
-        data_fingerprint: Mapping[str, Any],
+        inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),
         held_out_characters: int = 0,
     ) -> None:
@@ -52,7 +52,7 @@ class SFTTask:
         self.held_out = held_out
         self.config = config
         self.seed = seed
-        self.data_fingerprint = data_fingerprint
+        self.inputs_fingerprint = inputs_fingerprint
         self.notes = notes
         self.held_out_characters = held_out_characters
         self.device = str(model.device)

@@ -23,6 +23,7 @@ from proximo.learner.minibatches import plan_minibatches
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.batching import plan_batches
+from proximo.models.heads import token_logprobs
 from proximo.models.packing import PackedResponses
 from proximo.records import Experience
 from proximo.trainers.calls import InferenceCalls, pack_members
@@ -70,12 +71,15 @@ class UpdateCalls:
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
             temperature = config.rollout.temperature
-            logprobs = self.roles.policy.response_logprobs(batch.packed, temperature=temperature).logprobs
+            policy = self.roles.policy
+            hidden = policy.hidden_states(batch.packed.packed)[batch.packed.predictors]
+            found = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature)
+            logprobs = found.logprobs
             old, advantages = batch.columns["old_logprobs"], batch.columns["advantages"]
             (clean,) = select(batch.mask, logprobs)
             per_token = clipped_policy_loss(clean, old, advantages, **clips)
             if config.kl.place == "loss":
-                per_token = per_token + kl_coefficient * self._kl_in_loss(clean, batch)
+                per_token = per_token + kl_coefficient * self._kl_in_loss(clean, hidden, batch)
             statistics = policy_statistics(logprobs, old, advantages, batch.mask, **clips)
             return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens), statistics
 
@@ -160,9 +164,9 @@ class UpdateCalls:
             for members in chosen
         ]
 
-    def _kl_in_loss(self, logprobs: Tensor, batch: Microbatch) -> Tensor:
+    def _kl_in_loss(self, logprobs: Tensor, hidden: Tensor, batch: Microbatch) -> Tensor:
         if self.config.kl.measure == "full":
-            return self.inference.full_kl(batch.packed)
+            return self.inference.full_kl(hidden, batch.packed)
         reference = batch.columns["reference_logprobs"]
         if self.config.kl.measure == "weighted_k3":
             return kl.weighted_k3(logprobs, batch.columns["old_logprobs"], reference)
