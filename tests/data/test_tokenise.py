@@ -1,7 +1,9 @@
 """One way to tokenise: the same ids wherever a text is met, BOS and EOS once, in parts and whole."""
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from builders import tiny_tokenizer
 from proximo.data.examples import ExampleOptions, load_text_examples
@@ -84,6 +86,26 @@ def test_prompt_and_response_are_tokenised_apart(tokenizer) -> None:
     for response, text in zip(encoded[0].responses, ("42", " b"), strict=True):
         assert list(encoded[0].prompt.ids) == tokenizer("a: ", add_special_tokens=False)["input_ids"]
         assert list(response.ids) == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_characters_that_the_tokenizer_cannot_write_are_counted(real_tokenizers) -> None:
+    text = {"prompt": "A café ß noir", "response": " oui…"}
+    _, report = load_text_examples(rows(text), tiny_tokenizer(), ExampleOptions())
+    assert report.unwritable == {"é": 1, "ß": 1, "…": 1}
+    assert "the tokenizer cannot write 3 of the characters ('ß' 'é' '…'), which stand 3 times" in str(report)
+    for name, tokenizer in real_tokenizers.items():
+        _, report = load_prompts(rows(text), tokenizer, PromptOptions())
+        assert not report.unwritable or name == "tiny_bpe"
+    _, report = load_prompts(rows({"prompt": "plain"}), tiny_tokenizer(), PromptOptions())
+    assert "cannot write" not in str(report)
+
+
+def test_a_letter_that_stands_in_a_known_word_alone_is_not_lost() -> None:
+    core = Tokenizer(models.WordLevel(vocab={"<unk>": 0, "word": 1, "one": 2}, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+    _, report = load_prompts(rows({"prompt": "one word"}, {"prompt": "one other"}), words, PromptOptions())
+    assert report.unwritable.keys() == {"h", "t"}
 
 
 def test_boundaries_that_would_merge_are_counted(real_tokenizers) -> None:

@@ -84,6 +84,7 @@ def load_text_examples(
         num_ties=len(rows) - len(paired),
         num_empty_responses=sum(not exchange.responses[0] for exchange in exchanges),
         num_merged_boundaries=merges,
+        unwritable=encoder.unwritable(rendered),
         num_checked_boundaries=checked,
         num_tokens=sum(len(example.token_ids) for example in examples),
         **counts,

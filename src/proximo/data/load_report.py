@@ -1,6 +1,7 @@
 """What became of the rows of a load: kept, dropped, cut. Numbers only."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +28,8 @@ class LoadReport:
     num_merged_boundaries: int = 0
     """Examples whose joined text would give other tokens than prompt and response apart, of those checked."""
     num_checked_boundaries: int = 0
+    unwritable: Mapping[str, int] = field(default_factory=dict)
+    """Characters that the tokenizer has no token for, with how often they stand in distinct texts."""
     num_tokens: int = 0
     """Tokens of everything kept."""
     num_characters: int = 0
@@ -49,5 +52,12 @@ class LoadReport:
             parts.append(
                 f"{self.num_merged_boundaries:,} of {self.num_checked_boundaries:,} checked have other tokens "
                 "as one text (a separator may be missing between prompt and response, or a prompt ends in a space)"
+            )
+        if self.unwritable:
+            most = sorted(self.unwritable, key=lambda character: -self.unwritable[character])[:5]
+            parts.append(
+                f"the tokenizer cannot write {len(self.unwritable):,} of the characters "
+                f"({' '.join(map(repr, most))}{' ...' if len(self.unwritable) > len(most) else ''}), "
+                f"which stand {sum(self.unwritable.values()):,} times in the texts and are lost"
             )
         return f"{', '.join(parts)}; {self.num_tokens:,} tokens"

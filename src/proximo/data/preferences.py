@@ -93,6 +93,7 @@ def load_preference_pairs(
         num_truncated=sum(fitted.is_truncated for _, _, fitted in kept),
         num_empty_responses=sum(not text for _, _, fitted in kept for text in fitted.exchange.responses),
         num_merged_boundaries=merges,
+        unwritable=encoder.unwritable(rendered),
         num_checked_boundaries=checked,
         num_tokens=sum(pair.num_tokens for pair in pairs),
     )

@@ -55,7 +55,7 @@ def load_prompts(
     identities = row_ids(rows)
     exchanges = [_opening(exchange, options.first_words) for exchange in prompt_exchanges(rows)]
     exchanges = in_form(exchanges, to_messages=options.as_messages, system=options.system)
-    _, encoded = encode_exchanges(encoder, exchanges)
+    rendered, encoded = encode_exchanges(encoder, exchanges)
     fitted = [
         fit(encoder, exchange, tokens, max_tokens=options.max_tokens, too_long=options.too_long)
         for exchange, tokens in zip(exchanges, encoded, strict=True)
@@ -72,6 +72,7 @@ def load_prompts(
         num_too_long=len(rows) - len(prompts),
         num_truncated=sum(is_truncated for _, is_truncated in kept),
         num_duplicate_prompts=len(prompts) - len({prompt.token_ids for prompt in prompts}),
+        unwritable=encoder.unwritable(rendered),
         num_tokens=sum(len(prompt.token_ids) for prompt in prompts),
     )
     if not prompts:

@@ -154,6 +154,22 @@ class Encoder:
         merges = sum(whole != parts for whole, parts in zip(self.texts(texts), apart, strict=True))
         return merges, len(texts)
 
+    def unwritable(self, batch: Sequence[Rendered]) -> dict[str, int]:
+        """Characters that the tokenizer leaves out, or has only its unknown token for, and how often they are there."""
+        texts = dict.fromkeys(
+            segment.text for item in batch for part in (item.prompt, *item.responses) for segment in part
+        )
+        holder: dict[str, str] = {}
+        for text in texts:
+            for character in set(text) - holder.keys():
+                holder[character] = text
+        alone = [character for character in sorted(holder) if not character.isspace()]
+        unknown = {self.tokenizer.unk_token_id} - {self.end_id, self.tokenizer.bos_token_id}
+        suspects = [c for c, ids in zip(alone, self.texts(alone), strict=True) if not set(ids) - unknown]
+        # A vocabulary of whole words may know a letter within its word only.
+        lost = {c for c in suspects if c not in self.text(self.texts([holder[c]])[0])}
+        return {c: sum(text.count(c) for text in texts) for c in suspects if c in lost}
+
     def _call(self, texts: list[str]) -> list[list[int]]:
         # verbose=False: a text longer than the model's positions is counted in the report, not warned about here.
         return self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
