@@ -67,6 +67,12 @@ RECIPES = (
     _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
     _override("KL form with another gradient", "ppo.kl={place: loss, measure: k3}", "k3 in the loss", "weighted_k3"),
+    _override(
+        "centring without a place",
+        "reward={loss: divergence_window, centring: 0.1}",
+        "centring belongs to loss: bradley_terry",
+        kind="reward",
+    ),
     _override("bootstrap of scored answers", "ppo.truncated=bootstrap", "score_truncated: false"),
     _override("rewards of one name", "reward.1={kind: model, path: a/b}", "different names"),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "letters, digits", "'my reward'"),

@@ -15,10 +15,11 @@ from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.records import Finish, Response, Scored
 from proximo.rewards.function import FunctionReward
+from proximo.trainers.brought import as_prompts
 from proximo.trainers.endings import ending_ids
 from proximo.trainers.evaluation import evaluate_policy
 from proximo.trainers.experience import Passes, make_experience
-from proximo.trainers.ppo import PPOTrainer, as_prompts
+from proximo.trainers.ppo import PPOTrainer
 from records_made import prompt
 
 PROMPTS = ["ab", "cde", "f", "gh"]

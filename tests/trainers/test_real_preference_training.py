@@ -74,7 +74,7 @@ def test_a_reward_model_learns_pairs_of(name: str, tokenizer_folder: Path, tmp_p
 def test_the_five_sets_train_as_one_mixture(tokenizer_folder: Path, tmp_path: Path) -> None:
     caps = [f"data.sources.{index}.max_rows=8" for index in range(5)]
     task = build_task(recipe(tokenizer_folder, tmp_path, *caps, "reward.num_epochs=1"))
-    assert 0 < len(task.pairs) <= 40 - NUM_HELD_OUT
-    origins = {pair.id.rpartition("-")[0] for pair in task.pairs}
+    assert 0 < len(task.examples) <= 40 - NUM_HELD_OUT
+    origins = {pair.id.rpartition("-")[0] for pair in task.examples}
     assert len(origins) == 5
     assert math.isfinite(number(task.step(1).metrics["reward_model/loss"]))

@@ -19,7 +19,8 @@ from builders import tiny_language_model
 from proximo.config.ppo import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.records import Finish, Response
-from proximo.trainers.ppo import PPOTrainer, as_prompts
+from proximo.trainers.brought import as_prompts
+from proximo.trainers.ppo import PPOTrainer
 
 EOS, MAX_TOKENS, BETA = 2, 3, 0.7
 PREFIXES = [prefix for n in range(MAX_TOKENS) for prefix in product((0, 1), repeat=n)]

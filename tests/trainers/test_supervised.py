@@ -1,20 +1,24 @@
 """SFT and reward training: the gradient does not depend on the cut, the loss is what it says, and both learn."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from test_updates import Gathered, worst_difference
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.recipes import RewardTrainingConfig, SFTConfig
+from proximo.config.recipes import RewardRecipe, RewardTrainingConfig, SFTConfig
 from proximo.data.examples import TextExample
 from proximo.data.preferences import PreferencePair
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.trainers.reward import build_task as build_reward_task
 from proximo.trainers.reward_task import RewardTask, pair_sequences
 from proximo.trainers.sft_task import SFTTask
+from tiny_runs import changed, make_inputs, recipe_of
 
 FAST = {"learning_rate": 1e-2}
 
@@ -163,3 +167,13 @@ def test_dropout_in_sft_depends_on_the_step_alone() -> None:
 
     assert torch.equal(run([1, 2]), run([1, 2]))
     assert not torch.equal(run([1, 1]), run([1, 2]))
+
+
+@pytest.mark.parametrize(("loss", "noted"), [("bradley_terry", False), ("divergence_window", True)])
+def test_margins_that_the_loss_has_no_place_for_are_noted(loss: str, noted: bool, tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    row = {"prompt": "ab", "chosen": "cd", "rejected": "ef", "margin": 0.5}
+    (place / "pairs.jsonl").write_text("".join(json.dumps({**row, "prompt": "ab" * n}) + "\n" for n in range(1, 5)))
+    recipe = changed(recipe_of("reward", place), {"reward.loss": loss})
+    task = build_reward_task(RewardRecipe.model_validate(recipe))
+    assert ("the margins of 2 pairs are not used" in " ".join(task.notes)) == noted

@@ -45,11 +45,17 @@ class RewardTrainingConfig(Section):
     """`bradley_terry` compares the scores of the last tokens; `divergence_window` those of all tokens from where
     the two answers part (as DeepSpeed-Chat)."""
     centring: float = Field(0.0, ge=0)
-    """Weight of the squared sum of both scores, which keeps scores near 0."""
+    """Weight of the squared sum of both scores, which keeps scores near 0; for `bradley_terry`."""
     dropout: bool = False
     """Keep the model's own dropout in training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear")
     """Optimizer of the model."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.centring > 0 and self.loss != "bradley_terry":
+            raise ValueError(f"centring belongs to loss: bradley_terry; with {self.loss} leave it out")
+        return self
 
 
 def _check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:

@@ -9,16 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms.controllers import adaptive_kl
 from proximo.config.ppo import PPOConfig
 from proximo.config.run import OptimizerConfig
-from proximo.data.exchange import Exchange
 from proximo.data.order import rows_at
-from proximo.data.rendering import encode_exchanges
-from proximo.data.tokenise import Encoder
 from proximo.dataflow.executor import Handler, LocalExecutor
 from proximo.errors import TrainingError
 from proximo.learner.minibatches import num_minibatches
@@ -28,15 +24,13 @@ from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
-from proximo.models.probe import probe_language_model
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.vocabulary import decode_text
-from proximo.records import Experience, Finish, Prompt, Response, Scored
-from proximo.rewards.function import FunctionReward, RewardFunction
+from proximo.records import Experience, Prompt, Response, Scored
+from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey
-from proximo.trainers.brought import check_models
+from proximo.trainers.brought import as_probed, as_prompts, as_responses, as_source, check_models
 from proximo.trainers.calls import InferenceCalls, Roles, absent_inputs, step_graph
 from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
@@ -85,7 +79,7 @@ class PPOTrainer:
         self.config = config or PPOConfig()
         self.seed = seed
         self.tokenizer = tokenizer
-        self.policy = policy if isinstance(policy, LanguageModel) else _probed(policy)
+        self.policy = policy if isinstance(policy, LanguageModel) else as_probed(policy)
         check_models(self.policy, tokenizer, reference=reference, value=value)
         self.roles = self._make_roles(reference, value)
         self.kl_coefficient = self.config.kl.coefficient
@@ -288,53 +282,15 @@ class PPOTrainer:
 
     def _adopt(self, prompts: Sequence[Prompt | str], responses: Sequence[Response | Sequence[int]]) -> list[Response]:
         """Responses as records; those written by somebody else get the log-probs that the policy gives them."""
-        known = as_prompts(self.tokenizer, prompts)
-        if not known or len(responses) % len(known):
-            raise ValueError(f"{len(responses)} responses do not share out among {len(known)} prompts")
-        each = len(responses) // len(known)
-        eos = set(ending_ids(self.policy.base, self.tokenizer))
-        records = [
-            given if isinstance(given, Response) else self._bare(known[i // each], i % each, tuple(given), eos)
-            for i, given in enumerate(responses)
-        ]
-        bare = [record for record in records if len(record.logprobs) != len(record.token_ids)]
-        if not bare:
+        records = as_responses(
+            self.tokenizer,
+            as_prompts(self.tokenizer, prompts),
+            responses,
+            ending_ids=ending_ids(self.policy.base, self.tokenizer),
+            policy_version=self.policy_version,
+        )
+        if all(len(record.logprobs) == len(record.token_ids) for record in records):
             return records
         (logprobs,) = self._inference.policy_logprobs(records)
         pieces = logprobs.split([len(record.token_ids) for record in records])
         return [replace(record, logprobs=piece) for record, piece in zip(records, pieces, strict=True)]
-
-    def _bare(self, prompt: Prompt, sample_index: int, token_ids: tuple[int, ...], eos: set[int]) -> Response:
-        return Response(
-            prompt=prompt,
-            sample_index=sample_index,
-            token_ids=token_ids,
-            logprobs=torch.empty(0),
-            response_mask=torch.ones(len(token_ids), dtype=torch.bool),
-            finish=Finish.EOS if token_ids[-1:] and token_ids[-1] in eos else Finish.LENGTH,
-            policy_version=self.policy_version,
-            text=decode_text(self.tokenizer, token_ids),
-        )
-
-
-def _probed(model: PreTrainedModel) -> LanguageModel:
-    """A model that the caller brings is proven packable first, as a loaded one is."""
-    language_model = LanguageModel(model)
-    probe_language_model(language_model)
-    return language_model
-
-
-def as_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt | str]) -> list[Prompt]:
-    """Prompt records as they are; texts tokenised as `load_prompts` does (no EOS), with their place as id."""
-    texts = [Exchange(origin="prompt", prompt=given) for given in prompts if isinstance(given, str)]
-    _, encoded = encode_exchanges(Encoder(tokenizer), texts)
-    ids = iter(encoded)
-    return [
-        Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=given) if isinstance(given, str) else given
-        for index, given in enumerate(prompts)
-    ]
-
-
-def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
-    """A reward source as it is; a plain function wrapped as one."""
-    return FunctionReward(reward) if isinstance(reward, Callable) else reward

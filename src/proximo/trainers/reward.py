@@ -1,5 +1,7 @@
 """`proximo reward`: from the recipe to a running task. Not the steps (reward_task.py)."""
 
+from collections.abc import Sequence
+
 from proximo.config.recipes import RewardRecipe
 from proximo.data.preferences import PairOptions, PreferencePair, load_preference_pairs
 from proximo.errors import ConfigError
@@ -51,5 +53,13 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
         config=recipe.reward,
         seed=recipe.run.seed,
         inputs_fingerprint=inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {}),
-        notes=(f"data: {rows.description}", f"training pairs: {report}"),
+        notes=(f"data: {rows.description}", f"training pairs: {report}", *_unused_margins(recipe, pairs)),
     )
+
+
+def _unused_margins(recipe: RewardRecipe, pairs: Sequence[PreferencePair]) -> list[str]:
+    """A note where rows have margins that the loss has no place for."""
+    count = sum(pair.margin is not None for pair in pairs)
+    if not count or recipe.reward.loss == "bradley_terry":
+        return []
+    return [f"the margins of {count:,} pairs are not used: only loss bradley_terry has a place for them"]

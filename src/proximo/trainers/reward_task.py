@@ -1,34 +1,28 @@
 """Training of a reward model on preference pairs, step by step. Not the run around it (loop.py)."""
 
-import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window, pair_accuracy
-from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.config.recipes import RewardTrainingConfig
-from proximo.data.order import rows_at
 from proximo.data.preferences import PreferencePair
-from proximo.learner.update import Learner
+from proximo.learner.update import UpdateResult
 from proximo.metrics.calibration import calibration
 from proximo.metrics.trainers import Trainer
-from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
+from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.batching import plan_batches
 from proximo.models.packing import Packed, pack
 from proximo.models.scalar import ScalarModel
 from proximo.models.vocabulary import decode_text
 from proximo.trainers.loop import Record
-from proximo.trainers.measuring import peak_memory_mib
-from proximo.trainers.saving import restore_models, update_counts, writers_for
-from proximo.trainers.sections import optimizer_options
+from proximo.trainers.supervised_task import SupervisedTask, mean_loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +56,12 @@ class PairScores:
         return [chosen - rejected for chosen, rejected in zip(self.chosen, self.rejected, strict=True)]
 
 
-class RewardTask:
+class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfig]):
     """Teaches the chosen answer of a pair to score above the rejected one."""
 
     trainer: Trainer = Trainer.REWARD
+    role: ClassVar[str] = "reward"
+    metric_group: ClassVar[str] = "reward_model"
     best_metric: str | None = "evaluation/pair_accuracy"
     best_is_lowest: bool = False
 
@@ -81,52 +77,33 @@ class RewardTask:
         inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),
     ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.pairs = pairs
-        self.held_out = held_out
-        self.config = config
-        self.seed = seed
-        self.inputs_fingerprint = inputs_fingerprint
-        self.notes = notes
-        self.device = str(model.device)
-        self.num_steps = max(1, math.ceil(config.num_epochs * len(pairs) / config.pairs_per_step))
-        self.learners = {
-            "reward": Learner(model.model, optimizer_options(config.optimizer), num_updates=self.num_steps)
-        }
+        super().__init__(
+            model,
+            tokenizer,
+            pairs,
+            held_out,
+            config=config,
+            examples_per_step=config.pairs_per_step,
+            seed=seed,
+            inputs_fingerprint=inputs_fingerprint,
+            notes=notes,
+        )
 
-    def step(self, step: int) -> Record:
-        """One update over the next pairs in the order of their epoch."""
-        start = time.perf_counter()
-        size = self.config.pairs_per_step
-        indices = rows_at((step - 1) * size, size, num_rows=len(self.pairs), seed=self.seed)
-        chosen = [self.pairs[i] for i in indices]
-        result = self.learners["reward"].update(
+    def learn(
+        self, chosen: Sequence[PreferencePair], *, seed: int | None
+    ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
+        """One update; the loss is the mean over the pairs."""
+        result = self.learners[self.role].update(
             [batch for _, batch in self._batches(chosen)],
             lambda batch: self._loss(batch, num_pairs=len(chosen)),
-            seed=(self.seed << 32) + step * 65_536 if self.config.dropout else None,
+            seed=seed,
         )
-        seconds = time.perf_counter() - start
-        skipped = result.refusal is not None
         total = reduce(add, result.statistics)
-        read = sum(
-            len(pair.prompt_token_ids) * 2 + len(pair.chosen_token_ids) + len(pair.rejected_token_ids)
-            for pair in chosen
-        )
-        return Record(
-            metrics=_pair_metrics("reward_model", total)
-            | {
-                "reward_model/loss": Mean(0, 0) if skipped else Mean(result.loss * len(chosen), len(chosen)),
-                "reward_model/gradient_norm": Mean(0, 0) if skipped else Mean(result.gradient_norm, 1),
-                "reward_model/learning_rate": Last(result.learning_rate),
-                "reward_model/pairs": Sum(len(chosen)),
-                "reward_model/skipped_updates": Sum(int(skipped)),
-                "progress/epoch": Last(step * size / len(self.pairs)),
-                "time/step_seconds": Sum(seconds),
-                "throughput/train_tokens_per_second": Mean(read, seconds),
-                "memory/peak_mib": Max(peak_memory_mib(self.model.device)),
-            }
-        )
+        own = _pair_metrics("reward_model", total) | {
+            "reward_model/loss": mean_loss(result, len(chosen)),
+            "reward_model/pairs": Sum(len(chosen)),
+        }
+        return result, own, sum(len(sequence) for pair in chosen for sequence in pair_sequences(pair))
 
     @torch.no_grad()
     def evaluate(self, num_rows: int | None = None) -> Record | None:
@@ -146,18 +123,6 @@ class RewardTask:
         }
         rows = [_sample(self.tokenizer, pair, scores[i]) for i, pair in enumerate(held_out)]
         return Record(metrics=metrics, samples=rows)
-
-    def writers(self) -> Mapping[str, Writer]:
-        """The model as `reward`, and its optimizer."""
-        return writers_for({"reward": self.model}, self.learners, self.tokenizer)
-
-    def state(self) -> Mapping[str, Any]:
-        """The position in the schedule; data order is a function of the step."""
-        return {"updates": update_counts(self.learners)}
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Weights and optimizer."""
-        restore_models(checkpoint, {"reward": self.model}, self.learners)
 
     def _batches(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], PairBatch]]:
         sequences = [pair_sequences(pair) for pair in pairs]

@@ -1,35 +1,32 @@
 """Supervised fine-tuning, step by step. Not the reading of its recipe (sft.py) nor the run around it (loop.py)."""
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.losses import sft_loss
-from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.config.recipes import SFTConfig
 from proximo.data.examples import TextExample
-from proximo.data.order import rows_at
-from proximo.learner.update import Learner
+from proximo.learner.update import UpdateResult
 from proximo.metrics.trainers import Trainer
-from proximo.metrics.values import ExponentialMean, Last, Max, Mean, MetricValue, Sum
+from proximo.metrics.values import ExponentialMean, Mean, MetricValue, Sum
 from proximo.models.batching import plan_batches
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack
 from proximo.trainers.loop import Record
-from proximo.trainers.measuring import peak_memory_mib
-from proximo.trainers.saving import restore_models, update_counts, writers_for
-from proximo.trainers.sections import optimizer_options
+from proximo.trainers.supervised_task import SupervisedTask, mean_loss
 
 
-class SFTTask:
+class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
     """Minimises the negative log-likelihood per counted token, over updates of `examples_per_step` examples."""
 
     trainer: Trainer = Trainer.SFT
+    role: ClassVar[str] = "policy"
+    metric_group: ClassVar[str] = "sft"
     best_metric: str | None = "evaluation/loss"
     best_is_lowest: bool = True
 
@@ -46,49 +43,34 @@ class SFTTask:
         notes: Sequence[str] = (),
         held_out_characters: int = 0,
     ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.examples = examples
-        self.held_out = held_out
-        self.config = config
-        self.seed = seed
-        self.inputs_fingerprint = inputs_fingerprint
-        self.notes = notes
+        super().__init__(
+            model,
+            tokenizer,
+            examples,
+            held_out,
+            config=config,
+            examples_per_step=config.examples_per_step,
+            seed=seed,
+            inputs_fingerprint=inputs_fingerprint,
+            notes=notes,
+        )
         self.held_out_characters = held_out_characters
-        self.device = str(model.device)
-        self.num_steps = max(1, math.ceil(config.num_epochs * len(examples) / config.examples_per_step))
-        self.learners = {
-            "policy": Learner(model.model, optimizer_options(config.optimizer), num_updates=self.num_steps)
-        }
 
-    def step(self, step: int) -> Record:
-        """One update over the next examples in the order of their epoch."""
-        start = time.perf_counter()
-        size = self.config.examples_per_step
-        indices = rows_at((step - 1) * size, size, num_rows=len(self.examples), seed=self.seed)
-        chosen = [self.examples[i] for i in indices]
+    def learn(
+        self, chosen: Sequence[TextExample], *, seed: int | None
+    ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
+        """One update; the loss is the mean over the counted tokens of all of them."""
         count = sum(example.num_targets for example in chosen)
-        result = self.learners["policy"].update(
-            self._batches(chosen), lambda batch: self._loss(batch, count), seed=self._dropout_seed(step)
+        result = self.learners[self.role].update(
+            self._batches(chosen), lambda batch: self._loss(batch, count), seed=seed
         )
-        seconds = time.perf_counter() - start
-        read = sum(len(example.token_ids) for example in chosen)
-        skipped = result.refusal is not None
-        nats = Mean(0, 0) if skipped else Mean(result.loss * count, count)
-        return Record(
-            metrics={
-                "sft/loss": nats,
-                "sft/perplexity": ExponentialMean(nats.total, nats.count),
-                "sft/tokens": Sum(count),
-                "sft/gradient_norm": Mean(0, 0) if skipped else Mean(result.gradient_norm, 1),
-                "sft/learning_rate": Last(result.learning_rate),
-                "sft/skipped_updates": Sum(int(skipped)),
-                "progress/epoch": Last(step * size / len(self.examples)),
-                "time/step_seconds": Sum(seconds),
-                "throughput/train_tokens_per_second": Mean(read, seconds),
-                "memory/peak_mib": Max(peak_memory_mib(self.model.device)),
-            }
-        )
+        nats = mean_loss(result, count)
+        own: dict[str, MetricValue] = {
+            "sft/loss": nats,
+            "sft/perplexity": ExponentialMean(nats.total, nats.count),
+            "sft/tokens": Sum(count),
+        }
+        return result, own, sum(len(example.token_ids) for example in chosen)
 
     @torch.no_grad()
     def evaluate(self, num_rows: int | None = None) -> Record | None:
@@ -106,18 +88,6 @@ class SFTTask:
             metrics["evaluation/bits_per_character"] = Mean(nats / math.log(2), self.held_out_characters)
         return Record(metrics=metrics)
 
-    def writers(self) -> Mapping[str, Writer]:
-        """The model as `policy`, and its optimizer."""
-        return writers_for({"policy": self.model}, self.learners, self.tokenizer)
-
-    def state(self) -> Mapping[str, Any]:
-        """The position in the schedule; data order is a function of the step."""
-        return {"updates": update_counts(self.learners)}
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Weights and optimizer."""
-        restore_models(checkpoint, {"policy": self.model}, self.learners)
-
     def _batches(self, examples: Sequence[TextExample]) -> list[PackedResponses]:
         lengths = [len(example.token_ids) for example in examples]
         plan = plan_batches(lengths, token_budget=self.config.tokens_per_microbatch)
@@ -126,9 +96,6 @@ class SFTTask:
     def _loss(self, batch: PackedResponses, count: int) -> tuple[Tensor, None]:
         logprobs = self.model.response_logprobs(batch, temperature=1.0).logprobs
         return sft_loss(logprobs).sum() / count, None
-
-    def _dropout_seed(self, step: int) -> int | None:
-        return (self.seed << 32) + step * 65_536 if self.config.dropout else None
 
 
 def pack_examples(examples: Sequence[TextExample], *, device: torch.device) -> PackedResponses:

@@ -1,0 +1,106 @@
+"""What fine-tuning and reward training share: one model, one update per step over the next rows. Not their losses."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.config.recipes import RewardTrainingConfig, SFTConfig
+from proximo.data.order import rows_at
+from proximo.learner.update import Learner, UpdateResult
+from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
+from proximo.trainers.loop import Record
+from proximo.trainers.measuring import peak_memory_mib
+from proximo.trainers.saving import restore_models, update_counts, writers_for
+from proximo.trainers.sections import optimizer_options
+
+Model = TypeVar("Model", LanguageModel, ScalarModel)
+Example = TypeVar("Example")
+Config = TypeVar("Config", SFTConfig, RewardTrainingConfig)
+
+
+class SupervisedTask(Generic[Model, Example, Config]):
+    """Owns the model and its learner. A subclass says what one update over some examples is."""
+
+    role: ClassVar[str]
+    """The model's folder in a checkpoint."""
+    metric_group: ClassVar[str]
+    """First part of the names of the update's metrics."""
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: PreTrainedTokenizerBase,
+        examples: Sequence[Example],
+        held_out: Sequence[Example],
+        *,
+        config: Config,
+        examples_per_step: int,
+        seed: int,
+        inputs_fingerprint: Mapping[str, Any],
+        notes: Sequence[str],
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.examples = examples
+        self.held_out = held_out
+        self.config = config
+        self.examples_per_step = examples_per_step
+        self.seed = seed
+        self.inputs_fingerprint = inputs_fingerprint
+        self.notes = notes
+        self.device = str(model.device)
+        self.num_steps = max(1, math.ceil(config.num_epochs * len(examples) / examples_per_step))
+        self.learners = {
+            self.role: Learner(model.model, optimizer_options(config.optimizer), num_updates=self.num_steps)
+        }
+
+    def learn(self, chosen: Sequence[Example], *, seed: int | None) -> tuple[UpdateResult, dict[str, MetricValue], int]:
+        """One update: its result, the metrics that only this kind of training has, and the number of tokens read.
+
+        `seed` is that of the dropout; None where there is none.
+        """
+        raise NotImplementedError
+
+    def step(self, step: int) -> Record:
+        """One update over the next examples in the order of their epoch."""
+        start = time.perf_counter()
+        size = self.examples_per_step
+        indices = rows_at((step - 1) * size, size, num_rows=len(self.examples), seed=self.seed)
+        # Every micro-batch of an update has a seed of its own, counted up from the update's.
+        seed = (self.seed << 32) + step * 65_536 if self.config.dropout else None
+        result, own, num_tokens = self.learn([self.examples[i] for i in indices], seed=seed)
+        seconds = time.perf_counter() - start
+        skipped, group = result.refusal is not None, self.metric_group
+        shared: dict[str, MetricValue] = {
+            f"{group}/gradient_norm": Mean(0, 0) if skipped else Mean(result.gradient_norm, 1),
+            f"{group}/learning_rate": Last(result.learning_rate),
+            f"{group}/skipped_updates": Sum(int(skipped)),
+            "progress/epoch": Last(step * size / len(self.examples)),
+            "time/step_seconds": Sum(seconds),
+            "throughput/train_tokens_per_second": Mean(num_tokens, seconds),
+            "memory/peak_mib": Max(peak_memory_mib(self.model.device)),
+        }
+        return Record(metrics=own | shared)
+
+    def writers(self) -> Mapping[str, Writer]:
+        """The model under its role, and its optimizer."""
+        return writers_for({self.role: self.model}, self.learners, self.tokenizer)
+
+    def state(self) -> Mapping[str, Any]:
+        """The position in the schedule; data order is a function of the step."""
+        return {"updates": update_counts(self.learners)}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Weights and optimizer."""
+        restore_models(checkpoint, {self.role: self.model}, self.learners)
+
+
+def mean_loss(result: UpdateResult, count: int) -> Mean:
+    """The loss of an update over `count` rows or tokens; nothing where the update was skipped."""
+    return Mean(0, 0) if result.refusal is not None else Mean(result.loss * count, count)
