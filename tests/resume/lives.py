@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import yaml
+
 from tiny_runs import Kind
 
 HERE = Path(__file__).parent

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from lives import Driver, environment, write_recipe
-from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome, read_lines
-from tiny_runs import KINDS, LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, run
 
 from proximo.trainers.options import RunOptions
+from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome, read_lines
+from tiny_runs import KINDS, LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, run
 
 CHANGES: dict[Kind, dict[str, Any]] = {
     "sft": {"tokenizer": {"train_vocab_size": 280}},

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from lives import Driver, environment, write_recipe
+
 from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
 

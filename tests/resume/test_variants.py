@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from disk_states import Camera
-from run_outcomes import assert_same_outcome, outcome
-from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs, recipe_of, run
 
 from proximo.checkpoint.logs import JsonLines
 from proximo.trainers.options import RunOptions
+from run_outcomes import assert_same_outcome, outcome
+from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs, recipe_of, run
 
 AUTO = RunOptions(quiet=True, resume="auto")
 NO_CRITIC = {"ppo.advantage": "group_standardised", "ppo.responses_per_prompt": 2}
