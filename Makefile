@@ -13,8 +13,8 @@ demo:
 	echo "ran in $$(($$(date +%s) - ready)) s"
 
 test: $(VENV)/.installed-test
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/ty check --error-on-warning
 	$(BIN)/python -m pytest -n 2 -m "not soak"
