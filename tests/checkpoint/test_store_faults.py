@@ -10,6 +10,7 @@ from pathlib import Path
 import checkpoint_faults
 import pytest
 from checkpoint_faults import FaultyDisk, Stopped, is_whole, save
+from safetensors import SafetensorError
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.store import CheckpointStore
@@ -128,6 +129,15 @@ def test_a_full_disk_is_one_error_and_the_run_can_save_again(tmp_path, monkeypat
         with pytest.raises(CheckpointError, match=r"step 3 could not be written.*No space left.*--resume"):
             save(CheckpointStore(folder, keep_last=1), disk, 3)
         assert_nothing_lost(SCENARIOS["pruning"], folder, disk)
+
+
+def test_what_safetensors_says_of_a_full_disk_is_the_same_error(tmp_path):
+    def refuse(path: Path) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(CheckpointError, match=r"step 1 could not be written.*No space left.*--resume"):
+        CheckpointStore(tmp_path, keep_last=1).save(1, {"policy": refuse}, {})
+    assert CheckpointStore(tmp_path, keep_last=1).latest() is None
 
 
 @pytest.mark.parametrize("moment", ["torn", "after"])

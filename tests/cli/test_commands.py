@@ -1,5 +1,6 @@
 """The command line itself: help, shipped recipes, configuration, dry runs, and how trainers are started."""
 
+import errno
 import json
 import os
 import subprocess
@@ -263,3 +264,31 @@ def test_config_schema_is_json_schema_with_descriptions(capsys):
     assert schema["$defs"]["PPOConfig"]["properties"]["lam"]["description"].startswith("Decay of the advantage")
     assert main(["config", "schema"]) == 0
     assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 4
+
+
+@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 1), (errno.EROFS, 1)])
+def test_a_disk_that_refuses_is_one_message(monkeypatch, capsys, number, status):
+    def refuse(*given, **options):
+        raise OSError(number, os.strerror(number), "report.html")
+
+    monkeypatch.setattr("proximo.cli.program.typer.main.get_command", lambda app: Refusing(refuse))
+    assert main(["report", "x"]) == status
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: the disk refuses: [Errno {number}]")
+    assert "Traceback" not in error
+
+
+def test_another_error_of_the_system_keeps_its_traceback(monkeypatch):
+    def fail(*given, **options):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("proximo.cli.program.typer.main.get_command", lambda app: Refusing(fail))
+    with pytest.raises(OSError, match="Invalid argument"):
+        main(["report", "x"])
+
+
+class Refusing:
+    """A command line whose every command fails in the same way."""
+
+    def __init__(self, fail):
+        self.main = fail

@@ -174,3 +174,15 @@ def test_changes_have_a_sign():
 )
 def test_durations_are_short(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    view = open_progress(Course(trainer=Trainer.SFT, total_steps=2))
+    view.note("lost")
+    view.write(1, {"sft/loss": 1.0})
+    view.close()

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
+from builders import tiny_language_model
 from proximo.errors import ConfigError
 from proximo.models.placement import Precision, resolve_device, resolve_precision
 from proximo.models.positions import check_lengths, position_limit
@@ -99,6 +100,12 @@ def test_a_prompt_and_a_response_beyond_the_positions_are_a_configuration_error(
         ConfigError, match=r"100 tokens and a response of up to 29 make 129, .*policy model \(gpt2\) reads at most 128"
     ):
         check_lengths(config, role="policy", max_prompt_tokens=100, max_response_tokens=29)
+
+
+def test_examples_beyond_the_positions_name_the_key_to_lower():
+    config = tiny_language_model("gpt2").config
+    with pytest.raises(ConfigError, match=r"examples of up to 300 tokens, but the policy model.*lower data.max_tokens"):
+        check_lengths(config, role="policy", max_prompt_tokens=300, max_response_tokens=0)
 
 
 def test_the_message_for_long_context_positions_says_why():

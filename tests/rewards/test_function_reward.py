@@ -4,7 +4,9 @@ import math
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Response, Scored, ScoreState
@@ -59,6 +61,36 @@ def test_what_is_no_number_is_a_fault_and_not_a_score(verdict) -> None:
 def test_a_function_that_breaks_its_contract_stops_the_run(function, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         FunctionReward(function).score([response()])
+
+
+def test_arrays_and_tensors_are_sequences_too() -> None:
+    batch = [response(), response()]
+    for made in (np.array([1.0, 2.5]), torch.tensor([1.0, 2.5])):
+        found = FunctionReward(lambda p, r, m, made=made: made).score(batch)
+        assert [each.score for each in found] == [1.0, 2.5]
+
+
+def test_an_error_of_the_function_is_named_with_its_place() -> None:
+    line = fails.__code__.co_firstlineno + 1
+    with pytest.raises(TrainingError, match=rf"raised KeyError: 'x' \(.*test_function_reward.py, line {line}\)"):
+        FunctionReward(fails).score([response()])
+
+
+def fails(prompts, responses, metadata):
+    return {}["x"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (lambda texts: texts, {}),
+        (lambda prompts, responses, metadata: [], {"weight": 2}),
+        (lambda prompts, responses, metadata, *, weight: [], {}),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_a_mistake_before_the_run(function, arguments) -> None:
+    with pytest.raises(ConfigError, match="'short' is called as function.*but its signature is"):
+        FunctionReward(function, name="short", arguments=arguments)
 
 
 def test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for() -> None:

@@ -192,6 +192,16 @@ def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> Non
     assert len((tmp_path / "run" / "log.txt").read_text().splitlines()) == 7
 
 
+def test_what_ended_a_run_stands_in_its_log(tmp_path: Path) -> None:
+    task = Counting()
+    task.step = lambda step: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        start(tmp_path / "run", task)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "Traceback" in log
+    assert log.endswith("ZeroDivisionError: integer division or modulo by zero\n")
+
+
 def failed_cpu_allocation() -> RuntimeError:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(10**15)

@@ -156,3 +156,19 @@ def test_with_adapters_everywhere_each_stage_starts_from_what_the_one_before_mad
     with policy.reference_view() as reference:
         hidden = reference.hidden_states(pack([[5, 6, 7]]))
     torch.testing.assert_close(reference.next_logits(hidden), after_sft(ids).logits[0], rtol=0, atol=1e-5)
+
+
+def test_a_pipeline_that_was_moved_is_evaluated_and_goes_on(finished: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(finished, tmp_path / "copy")
+    (tmp_path / "copy").rename(moved)
+    hidden = finished.with_name("hidden")
+    finished.rename(hidden)
+    try:
+        assert run_evaluate(moved / "ppo", num_prompts=None, output=None) == 0
+        longer = recipe(moved, num_steps=3)
+        assert pipeline.run_pipeline(longer, RunOptions(resume="must", quiet=True)) == 0
+    finally:
+        hidden.rename(finished)
+    steps = [json.loads(line)["step"] for line in (moved / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [0, 1, 2, 3]

@@ -8,7 +8,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
-from proximo.errors import ModelError, TrainingError
+from proximo.errors import DataError, ModelError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
@@ -98,7 +98,7 @@ def test_scores_that_do_not_fit_the_responses_are_refused() -> None:
     made = trainer()
     with pytest.raises(ValueError, match="do not share out among 4 prompts"):
         made.step(PROMPTS, [[5]] * 6, [0.0] * 6)
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(DataError, match="got 3 for 4 responses"):
         made.step(PROMPTS, [[5]] * 4, [0.0] * 3)
 
 

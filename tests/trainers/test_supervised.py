@@ -169,6 +169,14 @@ def test_dropout_in_sft_depends_on_the_step_alone() -> None:
     assert not torch.equal(run([1, 1]), run([1, 2]))
 
 
+@pytest.mark.parametrize(("warmup", "noted"), [(1, False), (2, True)])
+def test_a_warm_up_that_the_run_does_not_outlast_is_noted(warmup: int, noted: bool) -> None:
+    optimizer = {"learning_rate": 1e-2, "warmup_updates": warmup}
+    task = sft_task(num_epochs=2, examples_per_step=6, optimizer=optimizer)
+    assert task.num_steps == 2
+    assert ("the policy model never reaches its peak" in " ".join(task.notes)) == noted
+
+
 @pytest.mark.parametrize(("loss", "noted"), [("bradley_terry", False), ("divergence_window", True)])
 def test_margins_that_the_loss_has_no_place_for_are_noted(loss: str, noted: bool, tmp_path: Path) -> None:
     place = make_inputs(tmp_path)

@@ -56,6 +56,17 @@ def check_fingerprints(
         raise RunFolderError("the run cannot be resumed with what has changed since.\n" + "\n".join(problems))
 
 
+def place_free(value: Any, pipeline_folder: str) -> Any:
+    """Settings in which paths below the pipeline's folder begin with `@pipeline`, so that the folder may be moved."""
+    if isinstance(value, Mapping):
+        return {name: place_free(part, pipeline_folder) for name, part in value.items()}
+    if isinstance(value, list):
+        return [place_free(part, pipeline_folder) for part in value]
+    if isinstance(value, str) and pipeline_folder and value.startswith(f"{pipeline_folder}/"):
+        return f"@pipeline/{value.removeprefix(f'{pipeline_folder}/')}"
+    return value
+
+
 def _listing(what: str, lines: list[str], advice: str) -> str:
     return "\n".join([f"{what} (saved -> now):", *(f"  {line}" for line in lines), f"  {advice}"])
 

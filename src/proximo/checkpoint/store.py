@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from safetensors import SafetensorError
+
 from proximo.checkpoint import atomic
 from proximo.checkpoint.manifest import MANIFEST, DamagedError, describe_folder, read_manifest, verify_folder
 from proximo.errors import CheckpointError
@@ -81,7 +83,7 @@ class CheckpointStore:
         try:
             self._write(step, writers, encoded, metric)
             self.tidy()
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # safetensors wraps what the disk says
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {error}. The latest "
                 "complete checkpoint is untouched: make room, or mend the disk, and go on from it with --resume"

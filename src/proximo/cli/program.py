@@ -1,5 +1,6 @@
 """Puts the commands together, and turns errors into one message and an exit status. Not what a command does."""
 
+import errno
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -10,6 +11,8 @@ import typer
 from proximo.cli import configuration, recipes, training, using
 from proximo.errors import ProximoError
 
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+"""What a disk says that is full, read-only or broken, and not a mistake of the program."""
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 # Plain help, and tracebacks left to Python: the rich variants cost start-up time and reflow the examples.
 app = typer.Typer(
@@ -32,6 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = command.main(args=arguments, prog_name="proximo", standalone_mode=False)
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        return _refuse(f"the disk refuses: {error}; what was complete before is untouched (docs/checkpoint.md)", 1)
     except typer.TyperException as error:
         return _refuse(f"{error.format_message()} (`proximo {_command_of(arguments)}--help` tells more)", 2)
     return status if isinstance(status, int) else 0

@@ -71,7 +71,8 @@ def messages_cell(row: Row, field: str) -> tuple[Message, ...]:
     value = cell(row, field)
     turns = [value] if isinstance(value, Mapping) else value
     if not isinstance(turns, list | tuple) or not turns:
-        raise DataError(f"{row.origin}: column '{field}' must be a list of messages, got {describe(value)}")
+        wanted = "text or a list of messages" if field == "prompt" else "a list of messages"
+        raise DataError(f"{row.origin}: column '{field}' must be {wanted}, got {describe(value)}")
     return tuple(_message(turn, row, f"'{field}', message {index}") for index, turn in enumerate(turns, start=1))
 
 

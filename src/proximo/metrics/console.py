@@ -70,12 +70,19 @@ def open_progress(
     course: Course, *, console: Console | None = None, quiet: bool = False, every_seconds: float = 0.0
 ) -> ProgressView:
     """The view that fits the place: live on a terminal, else a line per step, at most one in `every_seconds`."""
-    console = console or Console(stderr=True)
+    console = console or _Lasting(stderr=True)
     if quiet:
         return QuietProgress(console)
     if console.is_terminal and not console.is_dumb_terminal:
         return TerminalProgress(course, console)
     return PlainProgress(course, console, every_seconds=every_seconds)
+
+
+class _Lasting(Console):
+    """A console whose reader may go away: what is then printed is lost, and the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 class QuietProgress:
@@ -161,6 +168,10 @@ class LoggedProgress:
     def warn(self, message: str) -> None:
         self._kept.warn(message)
         self._shown.warn(message)
+
+    def keep(self, text: str) -> None:
+        """Write to the file alone."""
+        self._file.write(text)
 
     def close(self) -> None:
         self._shown.close()

@@ -125,7 +125,14 @@ def _saved_config(source: ModelSource) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(source.path, revision=source.revision)
     except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"the configuration of {source.path} cannot be read: {first_part(error)}") from error
+        raise ModelError(
+            f"the configuration of {source.path} cannot be read: {first_part(error)}{not_here(source.path)}"
+        ) from error
+
+
+def not_here(path: str) -> str:
+    """What to add where a name could not be read: it was taken for one of the Hub, and may be a mistyped folder."""
+    return "" if is_local(path) else f"; as a folder, {path} does not exist (seen from {Path.cwd()})"
 
 
 def first_part(error: Exception) -> str:

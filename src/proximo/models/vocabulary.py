@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.errors import ModelError
 from proximo.models.randomness import own_randomness
-from proximo.models.sources import first_part, is_local
+from proximo.models.sources import first_part, is_local, not_here
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -24,7 +24,7 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
     except Exception as error:  # tokenizers raise plain Exception for malformed JSON
-        raise ModelError(f"the tokenizer of {path} cannot be read: {first_part(error)}") from error
+        raise ModelError(f"the tokenizer of {path} cannot be read: {first_part(error)}{not_here(path)}") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
 

@@ -1,10 +1,12 @@
 """Scores from a Python function that the user names. Not for code that a model wrote: the function is trusted."""
 
 import importlib
+import inspect
 import math
 import queue
 import re
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +54,7 @@ class FunctionReward:
         timeout_seconds: float = 600.0,
     ) -> None:
         self.name = name
-        self.function = function
+        self.function = _callable_with(function, arguments or {}, name=name)
         self.arguments = dict(arguments or {})
         self.timeout_seconds = timeout_seconds
 
@@ -62,6 +64,8 @@ class FunctionReward:
             return []
         prompts = [r.prompt.text if r.prompt.text is not None else list(r.prompt.messages or ()) for r in responses]
         verdicts = self._call(prompts, [r.text for r in responses], [_metadata(r) for r in responses])
+        if hasattr(verdicts, "tolist"):  # arrays of numpy and tensors
+            verdicts = verdicts.tolist()
         if not isinstance(verdicts, Sequence) or len(verdicts) != len(responses):
             count = len(verdicts) if isinstance(verdicts, Sequence) else type(verdicts).__name__
             raise TrainingError(
@@ -89,7 +93,11 @@ class FunctionReward:
                 f"within timeout_seconds = {self.timeout_seconds:g}"
             ) from None
         if error is not None:
-            raise TrainingError(f"reward function {self.name!r} raised {type(error).__name__}: {error}") from error
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            raise TrainingError(
+                f"reward function {self.name!r} raised {type(error).__name__}: {error} "
+                f"({place.filename}, line {place.lineno})"
+            ) from error
         return verdicts
 
     def _scored(self, response: Response, verdict: Verdict) -> Scored:
@@ -114,6 +122,23 @@ class FunctionReward:
             )
         score = numbers.pop("score")
         return Scored(response=response, score=score, components=numbers)
+
+
+def _callable_with(function: RewardFunction, arguments: Mapping[str, Any], *, name: str) -> RewardFunction:
+    """The function itself. Raises ConfigError where it cannot be called as it will be, before anything is removed."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none to look at
+        return function
+    try:
+        signature.bind([], [], [], **arguments)
+    except TypeError as error:
+        given = "".join(f", {key}=..." for key in arguments)
+        raise ConfigError(
+            f"reward function {name!r} is called as function(prompts, responses, metadata{given}), but its signature "
+            f"is {signature}: {error}"
+        ) from error
+    return function
 
 
 def _metadata(response: Response) -> dict[str, Any]:

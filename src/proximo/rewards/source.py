@@ -1,11 +1,12 @@
 """What every source of scores looks like. Not the shaping of scores into rewards: that is algorithms/shaping.py."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from proximo.records import Response, Scored
 
 
+@runtime_checkable
 class RewardSource(Protocol):
     """Gives each response one score, with the named parts that it was made of."""
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -63,11 +64,29 @@ def build_task(run: Path) -> Task:
 def _saved_recipe(saved: Path) -> SFTRecipe | RewardRecipe | PPORecipe:
     try:
         content = json.loads(saved.read_text(encoding="utf-8"))
+        content = _where_it_lies(content, saved.parent)
         kind = PPORecipe if "policy" in content else SFTRecipe if "sft" in content else RewardRecipe
         return kind.model_validate(content)
-    except (ValueError, TypeError) as error:  # no JSON, no mapping, or not what a recipe holds
+    except (ValueError, TypeError, KeyError) as error:  # no JSON, no mapping, or not what a recipe holds
         reason = str(error).partition("\n")[0]
         raise RunFolderError(f"{saved} is damaged, or of another version ({reason}): it cannot be evaluated") from error
+
+
+def _where_it_lies(content: Any, run: Path) -> Any:
+    """The settings of a stage whose pipeline was moved: what lay below the old folder is looked for below the new."""
+    before, now = Path(content["run"]["folder"]).parent, run.parent
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: moved(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [moved(part) for part in value]
+        if not isinstance(value, str) or not value.startswith(f"{before}/") or Path(value).exists():
+            return value
+        found = now / Path(value).relative_to(before)
+        return str(found) if found.exists() else value
+
+    return content if before == now else moved(content)
 
 
 def _print(record: Record, *, title: str) -> None:

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import torch
 from peft import PeftModel
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.checkpoint import atomic
-from proximo.errors import RunFolderError
+from proximo.errors import CheckpointError, RunFolderError
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merged_copy
 from proximo.models.quiet import quiet_transformers
@@ -59,10 +60,14 @@ def export_model(source: Path, out: Path, *, merge: bool, dtype: torch.dtype | N
     if temporary.exists():
         atomic.remove(temporary)
     atomic.make_folder(temporary)
-    _writer(source, merge=merge)(source, temporary, dtype)
-    load_tokenizer(str(source)).save_pretrained(temporary)
-    atomic.fsync_tree(temporary)
-    atomic.publish_folder(temporary, out)
+    try:
+        _writer(source, merge=merge)(source, temporary, dtype)
+        load_tokenizer(str(source)).save_pretrained(temporary)
+        atomic.fsync_tree(temporary)
+        atomic.publish_folder(temporary, out)
+    except (OSError, SafetensorError) as error:  # safetensors wraps what the disk says
+        atomic.remove(temporary)
+        raise CheckpointError(f"the model could not be written to {out}: {error}; nothing is there now") from error
 
 
 def is_adapter(folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from proximo.checkpoint.environment import describe_environment
-from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free
 from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.logs import JsonLines, cut_back
 from proximo.checkpoint.run_folder import RunFolder, check_run, open_run
@@ -115,7 +116,9 @@ class _Loop:
         self.resolved = recipe.model_dump(mode="json")
         self.environment = describe_environment(device=task.device)
         self.fingerprints = Fingerprints(
-            config=self.resolved, inputs=task.inputs_fingerprint, environment=self.environment
+            config=place_free(self.resolved, options.pipeline_folder),
+            inputs=task.inputs_fingerprint,
+            environment=self.environment,
         )
 
     def run(self) -> int:
@@ -137,6 +140,9 @@ class _Loop:
                 progress_warnings(progress),
             ):
                 return self._steps(first, last, logs, progress)
+        except Exception:
+            progress.keep(traceback.format_exc())
+            raise
         finally:
             progress.close()
 

@@ -16,5 +16,7 @@ class RunOptions:
     """Resume with other versions, another processor or thread count; the last bits may differ then."""
     quiet: bool = False
     """Print nothing but warnings and errors."""
+    pipeline_folder: str = ""
+    """Of a stage of a pipeline: what lies below it is the same wherever the pipeline is moved to."""
     recipe_text: str = ""
     """The recipe as it was written, kept in the run folder as config.yaml."""

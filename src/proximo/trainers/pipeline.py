@@ -35,7 +35,7 @@ def run_pipeline(recipe: PipelineRecipe, options: RunOptions) -> int:
     folder = Path(recipe.run.folder)
     stages = [stage for stage in (recipe.sft, recipe.reward, recipe.ppo) if stage is not None]
     # A stage that was not reached yet has no run to resume: for the stages, resume always means "start or go on".
-    options = replace(options, resume="never" if options.resume == "never" else "auto")
+    options = replace(options, resume="never" if options.resume == "never" else "auto", pipeline_folder=str(folder))
     for stage in stages:
         check_run(Path(stage.run.folder), resume=options.resume, overwrite=options.overwrite)
     for stage in stages:

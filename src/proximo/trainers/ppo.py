@@ -12,11 +12,12 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms.controllers import adaptive_kl
+from proximo.algorithms.losses import PolicyStatistics
 from proximo.config.ppo import PPOConfig
 from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
-from proximo.errors import TrainingError
+from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.learner.minibatches import num_minibatches
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
@@ -30,7 +31,16 @@ from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey
-from proximo.trainers.brought import as_probed, as_prompts, as_responses, as_source, check_models
+from proximo.trainers.brought import (
+    as_policy,
+    as_prompts,
+    as_reference,
+    as_responses,
+    as_scored,
+    as_source,
+    as_value,
+    check_models,
+)
 from proximo.trainers.calls import InferenceCalls, Roles, absent_inputs, step_graph
 from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
@@ -70,16 +80,21 @@ class PPOTrainer:
         policy: LanguageModel | PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        reference: LanguageModel | None = None,
-        value: ScalarModel | None = None,
+        reference: LanguageModel | PreTrainedModel | None = None,
+        value: ScalarModel | PreTrainedModel | None = None,
         reward: RewardSource | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
     ) -> None:
+        if config is not None and not isinstance(config, PPOConfig):
+            raise ConfigError(f"config must be a PPOConfig, got {type(config).__name__}: write PPOConfig(**config)")
+        if seed < 0:
+            raise ConfigError(f"the seed must be at least 0, got {seed}")
         self.config = config or PPOConfig()
         self.seed = seed
         self.tokenizer = tokenizer
-        self.policy = policy if isinstance(policy, LanguageModel) else as_probed(policy)
+        self.policy = as_policy(policy)
+        reference, value = as_reference(reference), as_value(value)
         check_models(self.policy, tokenizer, reference=reference, value=value)
         self.roles = self._make_roles(reference, value)
         self.kl_coefficient = self.config.kl.coefficient
@@ -119,7 +134,12 @@ class PPOTrainer:
         if self.roles.value is not None:
             options = optimizer_options(config.value_optimizer)
             value = Learner(self.roles.value.model, options, num_updates=num_updates)
-        return UpdateCalls(self._inference, policy=policy, value=value, seed=self.seed)
+        return UpdateCalls(
+            self._inference, policy=policy, value=value, seed=self.seed, check_first=self._check_first_minibatch
+        )
+
+    def _check_first_minibatch(self, statistics: PolicyStatistics, step: int) -> None:
+        check_first_minibatch(statistics, precision=self.policy.precision, step=step + 1)
 
     @property
     def learners(self) -> dict[str, Learner]:
@@ -147,18 +167,17 @@ class PPOTrainer:
         self,
         prompts: Sequence[Prompt | str],
         responses: Sequence[Response | Sequence[int]],
-        scores: Sequence[float],
+        scores: Sequence[float | None],
     ) -> dict[str, float]:
         """Learn from responses that you scored yourself, and return the step's metrics.
 
         `responses` come from `generate`, or are plain lists of token ids; then the policy's log-probs are computed
-        for them. One score per response; prompts as given to `generate` (one for each response, or each group).
+        for them. One score per response; None, or a number that is not finite, leaves the response out of everything.
+        Prompts as given to `generate` (one for each response, or each group).
+
+        Raises DataError where the numbers of prompts, responses and scores do not fit together.
         """
-        scored = [
-            Scored(response=response, score=float(score))
-            for response, score in zip(self._adopt(prompts, responses), scores, strict=True)
-        ]
-        return self._line(self.run_step(scored=scored))
+        return self._line(self.run_step(scored=as_scored(self._adopt(prompts, responses), scores)))
 
     def train(
         self,
@@ -170,11 +189,17 @@ class PPOTrainer:
         """Run the steps that are left, over the prompts in the order of each epoch, scored by `reward`.
 
         `reward` is a source, or a function of lists of prompts, responses and metadata; None keeps the trainer's.
-        Returns the metrics of every step; `on_step` gets each as it comes.
+        Returns the metrics of every step; `on_step` gets each as it comes. Raises ConfigError where no step is left.
         """
         if reward is not None:
             self._inference.reward = as_source(reward)
         known, size, history = as_prompts(self.tokenizer, prompts), self.config.prompts_per_step, []
+        if not known:
+            raise DataError("there are no prompts to train on")
+        if self.steps_done >= self.config.num_steps:
+            raise ConfigError(
+                f"all {self.config.num_steps} steps were taken: give the trainer a config with more num_steps"
+            )
         while self.steps_done < self.config.num_steps:
             rows = rows_at(self.steps_done * size, size, num_rows=len(known), seed=self.seed)
             history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
@@ -205,7 +230,6 @@ class PPOTrainer:
             seconds=outcome.seconds,
             kl_coefficient=None if self.config.kl.place == "none" else self.kl_coefficient,
         )
-        check_first_minibatch(step.policy.first_minibatch, precision=self.policy.precision, step=self.steps_done + 1)
         self._adapt_kl(step.experience)
         self.steps_done += 1
         return step
@@ -287,6 +311,7 @@ class PPOTrainer:
             as_prompts(self.tokenizer, prompts),
             responses,
             ending_ids=ending_ids(self.policy.base, self.tokenizer),
+            num_tokens=self.policy.vocab_size,
             policy_version=self.policy_version,
         )
         if all(len(record.logprobs) == len(record.token_ids) for record in records):

@@ -16,6 +16,7 @@ from proximo.trainers.loop import Record
 from proximo.trainers.measuring import peak_memory_mib
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.saving import restore_models, update_counts, writers_for
+from proximo.trainers.sections import schedule_notes
 from proximo.trainers.step_metrics import sequence_kl
 
 Gold = Sequence[float | None]
@@ -47,7 +48,7 @@ class PPOTask:
         self.gold = gold
         self.samples_per_step = samples_per_step
         self.inputs_fingerprint = inputs_fingerprint
-        self.notes = notes
+        self.notes: Sequence[str] = (*notes, *schedule_notes(ppo.learners), *_repeat_note(ppo, prompts))
         self.device = str(ppo.policy.device)
         self.num_steps = ppo.config.num_steps
 
@@ -108,6 +109,13 @@ class PPOTask:
             return [None] * len(scored)
         found = self.gold.score([each.response for each in scored])
         return [each.score if each.valid else None for each in found]
+
+
+def _repeat_note(ppo: PPOTrainer, prompts: Sequence[Prompt]) -> list[str]:
+    size = ppo.config.prompts_per_step
+    if len(prompts) >= size:
+        return []
+    return [f"there are {len(prompts)} prompts, fewer than prompts_per_step = {size}: each step repeats some of them"]
 
 
 def _gold_metric(name: str, gold: Gold) -> dict[str, MetricValue]:

@@ -1,7 +1,20 @@
 """Sections of the configuration as the plain values that the floors below take. No models are built here."""
 
+from collections.abc import Mapping
+
 from proximo.config.run import OptimizerConfig
 from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.update import Learner
+
+
+def schedule_notes(learners: Mapping[str, Learner]) -> list[str]:
+    """A line for every model whose warm-up is not over when the run is."""
+    return [
+        f"the learning rate of the {role} model never reaches its peak: warmup_updates is "
+        f"{learner.options.warmup_updates}, and the run has {learner.num_updates} updates"
+        for role, learner in learners.items()
+        if learner.options.warmup_updates >= learner.num_updates
+    ]
 
 
 def optimizer_options(config: OptimizerConfig) -> OptimizerOptions:

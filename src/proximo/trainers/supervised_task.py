@@ -17,7 +17,7 @@ from proximo.models.scalar import ScalarModel
 from proximo.trainers.loop import Record
 from proximo.trainers.measuring import peak_memory_mib
 from proximo.trainers.saving import restore_models, update_counts, writers_for
-from proximo.trainers.sections import optimizer_options
+from proximo.trainers.sections import optimizer_options, schedule_notes
 
 Model = TypeVar("Model", LanguageModel, ScalarModel)
 Example = TypeVar("Example")
@@ -53,12 +53,12 @@ class SupervisedTask(Generic[Model, Example, Config]):
         self.examples_per_step = examples_per_step
         self.seed = seed
         self.inputs_fingerprint = inputs_fingerprint
-        self.notes = notes
         self.device = str(model.device)
         self.num_steps = max(1, math.ceil(config.num_epochs * len(examples) / examples_per_step))
         self.learners = {
             self.role: Learner(model.model, optimizer_options(config.optimizer), num_updates=self.num_steps)
         }
+        self.notes: Sequence[str] = (*notes, *schedule_notes(self.learners))
 
     def learn(self, chosen: Sequence[Example], *, seed: int | None) -> tuple[UpdateResult, dict[str, MetricValue], int]:
         """One update: its result, the metrics that only this kind of training has, and the number of tokens read.

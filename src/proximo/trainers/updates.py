@@ -1,6 +1,6 @@
 """The calls of a PPO step that train: epochs of minibatches over one experience. Not the optimizer step itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -56,8 +56,18 @@ class Report:
 class UpdateCalls:
     """Handlers of the calls that train: the policy and, where there is one, the value model."""
 
-    def __init__(self, inference: InferenceCalls, *, policy: Learner, value: Learner | None, seed: int) -> None:
+    def __init__(
+        self,
+        inference: InferenceCalls,
+        *,
+        policy: Learner,
+        value: Learner | None,
+        seed: int,
+        check_first: Callable[[PolicyStatistics, int], None] | None = None,
+    ) -> None:
+        """`check_first` sees the first minibatch of each step, counted from 0, before anything is learned from it."""
         self.inference = inference
+        self.check_first = check_first
         self.roles = inference.roles
         self.config = inference.config
         self.policy_learner = policy
@@ -87,7 +97,10 @@ class UpdateCalls:
         if experience.reference_logprobs is not None:
             columns["reference_logprobs"] = experience.reference_logprobs
         minibatches = self._minibatches(experience, columns, step=step)
-        results = [self.policy_learner.update(batches, loss, guard=self._guard) for batches in minibatches]
+        results = [
+            self.policy_learner.update(batches, loss, guard=self._guard if number else self._first_guard(step))
+            for number, batches in enumerate(minibatches)
+        ]
         self._stop_if_too_many_skipped(results, "policy", step)
         totals = reduce(add, (part for result in results for part in result.statistics))
         return Report(
@@ -171,6 +184,16 @@ class UpdateCalls:
         if self.config.kl.measure == "weighted_k3":
             return kl.weighted_k3(logprobs, batch.columns["old_logprobs"], reference)
         return kl.k2(logprobs, reference)
+
+    def _first_guard(self, step: int) -> Callable[[Sequence[PolicyStatistics]], str | None]:
+        """The guard of a step's first minibatch, which also stops the run while nothing was learned yet."""
+
+        def guard(parts: Sequence[PolicyStatistics]) -> str | None:
+            if self.check_first is not None:
+                self.check_first(reduce(add, parts), step)
+            return self._guard(parts)
+
+        return guard
 
     def _guard(self, parts: Sequence[PolicyStatistics]) -> str | None:
         total, config = reduce(add, parts), self.config
