@@ -67,6 +67,22 @@ RECIPES = (
     _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
     _override("KL form with another gradient", "ppo.kl={place: loss, measure: k3}", "k3 in the loss", "weighted_k3"),
+    _override("average that is not kept", "ppo.evaluate_average=true", "evaluate_average needs average_decay"),
+    _override(
+        "moving a reference that is not there",
+        "ppo.kl={place: none, reference_every_steps: 2}",
+        "kl.reference_every_steps needs a reference",
+    ),
+    _recipe(
+        "moving the base below an adapter",
+        PPO.replace("owner/model", "owner/model\n  lora: {rank: 2}") + "  kl: {reference_every_steps: 2}\n",
+        "base below the adapter, which cannot move",
+    ),
+    _recipe(
+        "average of an adapter",
+        PPO.replace("owner/model", "owner/model\n  lora: {rank: 2}") + "  average_decay: 0.9\n",
+        "ppo.average_decay averages whole models",
+    ),
     _override(
         "centring without a place",
         "reward={loss: divergence_window, centring: 0.1}",

@@ -60,6 +60,10 @@ class KLConfig(Section):
     """Adapt the coefficient so that the mean KL of a response (nats, sum of k1) approaches this; null keeps it."""
     horizon: int = Field(10_000, ge=1)
     """Responses over which the coefficient adapts."""
+    reference_every_steps: int | None = Field(None, ge=1)
+    """The reference moves towards the policy after every so many steps; null keeps it where it started."""
+    reference_decay: float = Field(0.0, ge=0, lt=1)
+    """What is kept of the reference when it moves: 0 makes it a copy of the policy."""
 
     @model_validator(mode="after")
     def _right_gradient(self) -> Self:
@@ -159,6 +163,10 @@ class PPOConfig(Section):
     """A response cut at the limit: worth 0 after its end, the value model's guess, or left out altogether."""
     evaluate_greedy: bool = False
     """Evaluate with the most likely token instead of sampling."""
+    average_decay: float | None = Field(None, gt=0, lt=1)
+    """Keep a moving average of the policy with this decay per step, saved as `average` in every checkpoint."""
+    evaluate_average: bool = False
+    """Evaluate that average instead of the policy."""
     rollout: RolloutConfig = RolloutConfig()
     """How responses are sampled."""
     score: ScoreConfig = ScoreConfig()
@@ -204,6 +212,10 @@ class PPOConfig(Section):
             raise ValueError(
                 f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more"
             )
+        if self.evaluate_average and self.average_decay is None:
+            raise ValueError("evaluate_average needs average_decay: without it there is no average")
+        if self.kl.reference_every_steps is not None and self.kl.place == "none":
+            raise ValueError("kl.reference_every_steps needs a reference, and with kl.place none there is none")
         if self.truncated == "bootstrap" and (self.score.truncated or not self.uses_critic):
             raise ValueError(
                 "truncated: bootstrap needs advantage: gae and score.truncated: false; with a score the value after "

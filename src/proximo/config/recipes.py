@@ -142,6 +142,13 @@ class PPORecipe(Section):
             raise ValueError("with policy.lora the base is the reference: remove reference, or train without LoRA")
         if self.ppo.uses_critic and self.policy.config is not None and self.value.lora and self.value.start == "policy":
             raise ValueError(f"value starts from the policy, which is a random start: {RANDOM_BASE}")
+        if self.policy.lora is not None and self.ppo.kl.reference_every_steps is not None:
+            raise ValueError(
+                "with policy.lora the reference is the base below the adapter, which cannot move: remove "
+                "ppo.kl.reference_every_steps, or train without LoRA"
+            )
+        if self.policy.lora is not None and self.ppo.average_decay is not None:
+            raise ValueError("ppo.average_decay averages whole models: remove it, or train without LoRA")
         if self.reference is not None and self.reference.lora is not None:
             raise ValueError("a reference is not trained: remove reference.lora")
         return self

@@ -41,6 +41,8 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         yield from _given(ppo.kl, ("measure", "coefficient", "target", "horizon"), f"{prefix}kl.", "place is none")
     elif ppo.kl.target is None:
         yield from _given(ppo.kl, ("horizon",), f"{prefix}kl.", "without target the coefficient does not adapt")
+    if ppo.kl.reference_every_steps is None:
+        yield from _given(ppo.kl, ("reference_decay",), f"{prefix}kl.", "without reference_every_steps it stays")
     if ppo.policy_optimizer is not None:
         yield from _unused_in_optimizer(ppo.policy_optimizer, f"{prefix}policy_optimizer.")
     if ppo.uses_critic:

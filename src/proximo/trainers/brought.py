@@ -26,8 +26,12 @@ def check_models(
     *,
     reference: LanguageModel | None = None,
     value: ScalarModel | None = None,
+    moves: bool = False,
 ) -> None:
-    """Raises ModelError where the models of the roles do not fit together, or hold weights that cannot be trained."""
+    """Raises ModelError where the models of the roles do not fit together, or hold weights that cannot be trained.
+
+    `moves` says that the reference or an average follows the policy.
+    """
     for role, model in (("policy", policy), ("reference", reference), ("value", value)):
         if model is not None:
             _refuse_half_precision(model, role=role)
@@ -36,6 +40,11 @@ def check_models(
         raise ModelError(
             "a reference was given beside a policy with an adapter, whose base with the adapter off is the reference: "
             "leave reference out, or bring a policy without an adapter"
+        )
+    if policy.has_adapter and moves:
+        raise ModelError(
+            "kl.reference_every_steps and average_decay move whole models, but the policy has an adapter: leave them "
+            "out, or bring a policy without an adapter"
         )
     if reference is not None and reference.vocab_size != policy.vocab_size:
         raise ModelError(

@@ -18,6 +18,7 @@ from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
 from proximo.errors import ConfigError, DataError, TrainingError
+from proximo.learner.averaging import follow
 from proximo.learner.minibatches import num_minibatches
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
@@ -95,8 +96,11 @@ class PPOTrainer:
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
         reference, value = as_reference(reference), as_value(value)
-        check_models(self.policy, tokenizer, reference=reference, value=value)
+        moves = self.config.average_decay is not None or self.config.kl.reference_every_steps is not None
+        check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
         self.roles = self._make_roles(reference, value)
+        self.average = None if self.config.average_decay is None else self.policy.frozen_copy()
+        """The moving average of the policy, where one is kept."""
         self.kl_coefficient = self.config.kl.coefficient
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
@@ -113,15 +117,23 @@ class PPOTrainer:
         for model in (self.policy, value):
             if model is not None:
                 disable_dropout(model.model)
-        engine = LocalEngine(
-            self.policy,
-            self.tokenizer,
-            eos_token_ids=ending_ids(self.policy.base, self.tokenizer),
-            max_rows=config.rollout.max_rows,
-        )
         return Roles(
-            policy=self.policy, reference=reference, value=value if config.uses_critic else None, engine=engine
+            policy=self.policy,
+            reference=reference,
+            value=value if config.uses_critic else None,
+            engine=self._engine_of(self.policy),
         )
+
+    def _engine_of(self, policy: LanguageModel) -> LocalEngine:
+        endings = ending_ids(self.policy.base, self.tokenizer)
+        return LocalEngine(policy, self.tokenizer, eos_token_ids=endings, max_rows=self.config.rollout.max_rows)
+
+    @property
+    def evaluated_roles(self) -> Roles:
+        """The roles of an evaluation: with `evaluate_average` the average stands for the policy."""
+        if self.average is None or not self.config.evaluate_average:
+            return self.roles
+        return replace(self.roles, policy=self.average, engine=self._engine_of(self.average))
 
     def _make_updates(self) -> UpdateCalls:
         config = self.config
@@ -232,6 +244,7 @@ class PPOTrainer:
         )
         self._adapt_kl(step.experience)
         self.steps_done += 1
+        self._move_followers()
         return step
 
     def metrics(self, outcome: StepOutcome) -> dict[str, MetricValue]:
@@ -299,6 +312,14 @@ class PPOTrainer:
                 horizon=kl.horizon,
                 num_sequences=len(observed),
             )
+
+    def _move_followers(self) -> None:
+        """The models that are made of the policy's past: its average, and a reference that is refreshed."""
+        if self.average is not None and self.config.average_decay is not None:
+            follow(self.average.model, self.policy.model, decay=self.config.average_decay)
+        kl, reference = self.config.kl, self.roles.reference
+        if kl.reference_every_steps and reference is not None and self.steps_done % kl.reference_every_steps == 0:
+            follow(reference.model, self.policy.model, decay=kl.reference_decay)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         recorder = Recorder()

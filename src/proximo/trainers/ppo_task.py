@@ -73,7 +73,7 @@ class PPOTask:
         if not held_out:
             return None
         ppo = self.ppo
-        found = evaluate_policy(ppo.roles, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
+        found = evaluate_policy(ppo.evaluated_roles, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
         gold = self._gold(found.scored)
         samples = [
             _sample("evaluation", scored, kl, score)
@@ -82,7 +82,7 @@ class PPOTask:
         return Record(metrics=found.metrics | _gold_metric("evaluation/gold", gold), samples=samples)
 
     def writers(self) -> Mapping[str, Writer]:
-        """Policy, value model and their optimizers."""
+        """Policy and value model with their optimizers; the average and a reference that moves."""
         return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer)
 
     def state(self) -> Mapping[str, Any]:
@@ -101,8 +101,14 @@ class PPOTask:
         self.ppo.kl_coefficient = state["kl_coefficient"]
 
     def _models(self) -> dict[str, LanguageModel | ScalarModel]:
-        value = self.ppo.roles.value
-        return {"policy": self.ppo.policy} | ({} if value is None else {"value": value})
+        moving = self.ppo.config.kl.reference_every_steps is not None
+        held = {
+            "policy": self.ppo.policy,
+            "value": self.ppo.roles.value,
+            "average": self.ppo.average,
+            "reference": self.ppo.roles.reference if moving else None,
+        }
+        return {role: model for role, model in held.items() if model is not None}
 
     def _gold(self, scored: Sequence[Scored]) -> Gold:
         if self.gold is None:

@@ -49,7 +49,9 @@ def model_of(checkpoint: Checkpoint, role: str | None = None) -> Path:
 
     Raises RunFolderError where the checkpoint has no such model.
     """
-    held = [name for name in ("policy", "reward", "value") if (checkpoint.folder / name).is_dir()]
+    held = [
+        name for name in ("policy", "reward", "value", "average", "reference") if (checkpoint.folder / name).is_dir()
+    ]
     wanted = role or (held[0] if held else "policy")
     if wanted not in held:
         raise RunFolderError(f"the checkpoint {checkpoint.folder} has no {wanted} model; it has {', '.join(held)}")
