@@ -83,6 +83,7 @@ RECIPES = (
         PPO.replace("owner/model", "owner/model\n  lora: {rank: 2}") + "  average_decay: 0.9\n",
         "ppo.average_decay averages whole models",
     ),
+    _override("frozen layers below an adapter", "policy={path: a/b, lora: {rank: 2}, frozen_layers: 1}", "exclude"),
     _override(
         "centring without a place",
         "reward={loss: divergence_window, centring: 0.1}",

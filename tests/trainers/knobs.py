@@ -89,6 +89,8 @@ KNOBS = [
     Knob(run.ModelConfig, "revision", "sft", {"model.revision": "second"}, {"model": {"path": "owner/model"}}),
     Knob(run.ModelConfig, "config", "sft", {"model.config.initializer_range": 0.5}),
     Knob(run.ModelConfig, "lora", "ppo", POLICY_LORA, {"policy": {"path": "$/language_model"}}),
+    Knob(run.ModelConfig, "frozen_layers", "sft", {"model.frozen_layers": 1}),
+    Knob(run.ScalarModelConfig, "frozen_layers", "reward", {"model.frozen_layers": 1}),
     Knob(run.ModelConfig, "activation_checkpointing", "sft", {"model.activation_checkpointing": True}),
     Knob(run.ScalarModelConfig, "start", "ppo", {"value.start": "policy"}),
     Knob(

@@ -94,6 +94,8 @@ class ModelConfig(Section):
     """A Hugging Face config with `model_type`, for a random start. `vocab_size` may be left to the tokenizer."""
     lora: LoRAConfig | None = None
     """Train an adapter only; the base stays as it is and serves as the reference."""
+    frozen_layers: int = Field(0, ge=0)
+    """The first layers, and the embeddings below them, that are not trained."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
@@ -105,6 +107,8 @@ class ModelConfig(Section):
             raise ValueError("config needs model_type, the architecture's name in transformers (for example llama)")
         if self.config is not None and self.lora is not None:
             raise ValueError(RANDOM_BASE)
+        if self.frozen_layers and self.lora is not None:
+            raise ValueError("frozen_layers and lora exclude each other: under an adapter no layer is trained")
         return self
 
 
@@ -122,6 +126,8 @@ class ScalarModelConfig(Section):
     """A Hugging Face config for a random start, instead of a path."""
     lora: LoRAConfig | None = None
     """Train an adapter and the head only."""
+    frozen_layers: int = Field(0, ge=0)
+    """The first layers, and the embeddings below them, that are not trained."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
 
@@ -141,6 +147,8 @@ class ScalarModelConfig(Section):
             raise ValueError(f"path and config are for start: path; start is {self.start}")
         if self.config is not None and self.lora is not None:
             raise ValueError(RANDOM_BASE)
+        if self.frozen_layers and self.lora is not None:
+            raise ValueError("frozen_layers and lora exclude each other: under an adapter no layer is trained")
         return self
 
 

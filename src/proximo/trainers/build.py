@@ -11,6 +11,7 @@ from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, RewardSo
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError, ModelError
+from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
@@ -76,6 +77,7 @@ def build_language_model(
     if config.lora is not None:
         options = lora_options(config.lora, seed=place.seed)
         model = LanguageModel(add_adapter(model.base, options), precision=place.precision)
+    freeze_layers(model.base, config.frozen_layers)
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
     return model
@@ -118,6 +120,7 @@ def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place:
     """Adapter and activation checkpointing as the section asks."""
     if config.lora is not None:
         model = model.with_adapter(lora_options(config.lora, seed=place.seed))
+    freeze_layers(model.base, config.frozen_layers)
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
     return model

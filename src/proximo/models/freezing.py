@@ -1,0 +1,32 @@
+"""The lower layers of a model kept as they are. Not adapters, whose base is frozen as a whole: lora.py."""
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from proximo.errors import ModelError
+
+
+def freeze_layers(base: PreTrainedModel, count: int) -> None:
+    """Take the first `count` layers, and the embeddings below them, out of training; 0 leaves all in it.
+
+    Embeddings that are tied to the output layer stay in training with it. Raises ModelError where the model has fewer
+    layers, or none that can be told.
+    """
+    if count == 0:
+        return
+    layers = _layers(base)
+    if count > len(layers):
+        raise ModelError(f"frozen_layers is {count}, but the {base.config.model_type} model has {len(layers)} layers")
+    for layer in layers[:count]:
+        layer.requires_grad_(False)
+    embeddings, output = base.get_input_embeddings(), base.get_output_embeddings()
+    if output is None or output.weight is not embeddings.weight:
+        embeddings.requires_grad_(False)
+
+
+def _layers(base: PreTrainedModel) -> nn.ModuleList:
+    depth = base.config.get_text_config().num_hidden_layers
+    stacks = [module for module in base.modules() if isinstance(module, nn.ModuleList) and len(module) == depth]
+    if not stacks:
+        raise ModelError(f"the layers of a {base.config.model_type} model are not known: leave frozen_layers out")
+    return stacks[0]
