@@ -73,7 +73,7 @@ RECIPES = (
         "centring belongs to loss: bradley_terry",
         kind="reward",
     ),
-    _override("bootstrap of scored answers", "ppo.truncated=bootstrap", "score_truncated: false"),
+    _override("bootstrap of scored answers", "ppo.truncated=bootstrap", "score.truncated: false"),
     _override("rewards of one name", "reward.1={kind: model, path: a/b}", "different names"),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "letters, digits", "'my reward'"),
     _override("model without origin", "policy.path=null", "exactly one of path", "config"),

@@ -159,9 +159,9 @@ def test_a_dry_run_says_which_model_takes_which_role(folder, capsys, overrides, 
 
 
 def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):
-    overrides = ["ppo.advantage=group_centred", "ppo.responses_per_prompt=2", "ppo.lam=0.5"]
+    overrides = ["ppo.advantage.estimator=group_centred", "ppo.responses_per_prompt=2", "ppo.advantage.lam=0.5"]
     assert main(["ppo", write_recipe(folder, PPO), *overrides]) == 143
-    assert capsys.readouterr().err == "note: ppo.lam has no effect: advantage group_centred has no critic\n"
+    assert capsys.readouterr().err == "note: ppo.advantage.lam has no effect: advantage group_centred has no critic\n"
 
 
 @pytest.mark.parametrize(
@@ -260,6 +260,6 @@ def test_config_schema_is_json_schema_with_descriptions(capsys):
     assert main(["config", "schema", "ppo"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["additionalProperties"] is False
-    assert schema["$defs"]["PPOConfig"]["properties"]["lam"]["description"].startswith("Decay of the advantage")
+    assert schema["$defs"]["AdvantageConfig"]["properties"]["lam"]["description"].startswith("Decay of the advantage")
     assert main(["config", "schema"]) == 0
     assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 4

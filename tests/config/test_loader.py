@@ -35,9 +35,9 @@ def test_a_recipe_of_each_kind_loads(folder, kind):
 
 
 def test_the_kept_text_names_its_overrides_in_comments_and_loads_again(folder):
-    loaded = load_recipe("ppo", write_recipe(folder, PPO), ["run.seed=3", "ppo.lam=1"])
-    assert loaded.text == "# override: run.seed=3\n# override: ppo.lam=1\n" + PPO
-    assert (loaded.recipe.run.seed, loaded.recipe.ppo.lam) == (3, 1.0)
+    loaded = load_recipe("ppo", write_recipe(folder, PPO), ["run.seed=3", "ppo.advantage.lam=1"])
+    assert loaded.text == "# override: run.seed=3\n# override: ppo.advantage.lam=1\n" + PPO
+    assert (loaded.recipe.run.seed, loaded.recipe.ppo.advantage.lam) == (3, 1.0)
     assert load_recipe("ppo", write_recipe(folder, loaded.text)).recipe.run.seed == 0
 
 
@@ -71,11 +71,11 @@ def test_stages_of_a_pipeline_share_its_run(folder):
 
 
 def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder):
-    text = PPO.replace("num_steps: 10", "num_stps: 10\n  gamma: two") + "run2: 3\n"
+    text = PPO.replace("num_steps: 10", "num_stps: 10\n  advantage: {gamma: two}") + "run2: 3\n"
     assert refusal(folder, text, "run.seed=-1", "ppo.kl.place=reword") == (
         "/r.yaml has 5 mistakes:\n"
         "  line 13: ppo.num_stps is not a known key; did you mean ppo.num_steps?\n"
-        "  line 14: ppo.gamma must be a number, got 'two'\n"
+        "  line 14: ppo.advantage.gamma must be a number, got 'two'\n"
         "  line 15: run2 is not a known key; did you mean run?\n"
         "  override run.seed=-1: run.seed must be at least 0, got -1\n"
         "  override ppo.kl.place=reword: ppo.kl.place must be 'reward', 'loss' or 'none', got 'reword'"
@@ -88,7 +88,7 @@ def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder
         ("ppo.num_steps=1.5", ["a whole number", "got 1.5"]),
         ("ppo.num_steps=true", ["a whole number", "true"]),
         ("ppo.num_steps=1e999", ["a finite number", "inf"]),
-        ("ppo.gamma=.nan", ["ppo.gamma must be a finite number"]),
+        ("ppo.advantage.gamma=.nan", ["ppo.advantage.gamma must be a finite number"]),
         ("ppo.top_p=0.9", ["did you mean ppo.rollout.top_p?"]),
         ("run.tensorboard=perhaps", ["true or false", "'perhaps'"]),
         ("run.folder=3", ["text (put it in quotes)", "got 3"]),
@@ -197,11 +197,16 @@ def test_the_ppo_section_is_usable_by_itself_with_the_same_rules():
 
 def test_keys_that_do_nothing_are_told(folder):
     path = write_recipe(folder, PPO)
-    overrides = ["ppo.advantage=group_centred", "ppo.responses_per_prompt=4", "ppo.lam=0.9", "value.start=reward"]
+    overrides = [
+        "ppo.advantage.estimator=group_centred",
+        "ppo.responses_per_prompt=4",
+        "ppo.advantage.lam=0.9",
+        "value.start=reward",
+    ]
     overrides += ["ppo.kl.place=none", "ppo.kl.coefficient=0.1", "reference.path=a/b"]
     told = unused_keys(load_recipe("ppo", path, overrides).recipe)
     assert [sentence.split(" has no effect")[0] for sentence in told] == [
-        "ppo.lam",
+        "ppo.advantage.lam",
         "ppo.kl.coefficient",
         "value",
         "reference",

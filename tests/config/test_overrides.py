@@ -67,8 +67,8 @@ def test_a_later_override_wins():
 
 
 def test_null_stays_where_the_key_may_be_null_and_else_restores_the_default():
-    tree = {"ppo": {"value_clip": 0.3, "num_steps": 3}}
-    assert applied(tree, "ppo.value_clip=null", "ppo.num_steps=null") == {"ppo": {"value_clip": None}}
+    tree = {"ppo": {"value_loss": {"clip": 0.3}, "num_steps": 3}}
+    assert applied(tree, "ppo.value_loss.clip=null", "ppo.num_steps=null") == {"ppo": {"value_loss": {"clip": None}}}
 
 
 def test_another_kind_drops_what_only_the_kind_before_has():

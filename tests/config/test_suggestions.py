@@ -26,7 +26,7 @@ def best(typed, schema=PPORecipe, tree=None):
         ("ppo.kl.coef", "ppo.kl.coefficient"),
         ("ppo.Num-Steps", "ppo.num_steps"),
         ("lr", "ppo.policy_optimizer.learning_rate"),
-        ("ppo.gae_lambda", "ppo.lam"),
+        ("ppo.gae_lambda", "ppo.advantage.lam"),
         ("run.output_dir", "run.folder"),
         ("tokeniser", "tokenizer"),
         ("reward.1.pth", "reward.1.path"),

@@ -20,6 +20,7 @@ def build(
     values: list[float] | None = None,
     full_kl: list[float] | None = None,
     kl_coefficient: float = 0.1,
+    advantage: dict | None = None,
     **options,
 ) -> Experience:
     old = torch.cat([s.response.logprobs for s in batch])
@@ -29,7 +30,7 @@ def build(
         values=None if values is None else torch.tensor(values),
         full_kl=None if full_kl is None else torch.tensor(full_kl),
     )
-    config = PPOConfig(**({"standardise_advantages": False, "kl": {"place": "none"}} | options))
+    config = PPOConfig(**({"advantage": {"standardise": False} | (advantage or {}), "kl": {"place": "none"}} | options))
     return make_experience(batch, passes, config=config, kl_coefficient=kl_coefficient)[0]
 
 
@@ -50,7 +51,7 @@ def test_each_measure_of_the_kl_enters_the_reward(measure: str, penalty: float) 
 
 
 def test_gae_with_gamma_and_lambda_one_gives_the_score_minus_the_value() -> None:
-    made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], lam=1.0)
+    made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], advantage={"lam": 1.0})
     torch.testing.assert_close(made.advantages, torch.tensor([0.8, 0.7, 0.6]), **CLOSE)
     torch.testing.assert_close(made.returns, torch.tensor([1.0, 1.0, 1.0]), **CLOSE)
     torch.testing.assert_close(token_values(made), torch.tensor([0.2, 0.3, 0.4]))
@@ -58,9 +59,17 @@ def test_gae_with_gamma_and_lambda_one_gives_the_score_minus_the_value() -> None
 
 def test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstraps() -> None:
     cut = scored(1.0, of=response(finish=Finish.LENGTH))
-    zero = build([cut], values=[0.0, 0.0, 0.0, 0.5], lam=1.0)
-    bootstrap = build([cut], values=[0.0, 0.0, 0.0, 0.5], lam=1.0, truncated="bootstrap", score_truncated=False)
-    ended = build([scored(1.0)], values=[0.0, 0.0, 0.0, 0.5], lam=1.0, truncated="bootstrap", score_truncated=False)
+    zero = build([cut], values=[0.0, 0.0, 0.0, 0.5], advantage={"lam": 1.0})
+    bootstrap = build(
+        [cut], values=[0.0, 0.0, 0.0, 0.5], advantage={"lam": 1.0}, truncated="bootstrap", score={"truncated": False}
+    )
+    ended = build(
+        [scored(1.0)],
+        values=[0.0, 0.0, 0.0, 0.5],
+        advantage={"lam": 1.0},
+        truncated="bootstrap",
+        score={"truncated": False},
+    )
     assert zero.advantages.tolist() == [1.0, 1.0, 1.0]
     assert bootstrap.advantages.tolist() == [0.5, 0.5, 0.5]
     assert ended.advantages.tolist() == [1.0, 1.0, 1.0]
@@ -68,7 +77,7 @@ def test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstr
 
 def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
     batch = [scored(1.0), scored(50.0, of=response(finish=Finish.LENGTH)), scored(3.0)]
-    made = build(batch, values=[0.0] * 12, truncated="mask", standardise_advantages=True, lam=1.0)
+    made = build(batch, values=[0.0] * 12, truncated="mask", advantage={"standardise": True, "lam": 1.0})
     assert made.mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3
     assert made.advantages[3:6].tolist() == [0.0] * 3
     assert made.advantages[made.mask].mean().abs() < 1e-6
@@ -79,7 +88,7 @@ def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
 def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage: str) -> None:
     good = [scored(1.0), scored(3.0)]
     faulty = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
-    options = {"advantage": advantage, "responses_per_prompt": 2, "lam": 1.0, "standardise_advantages": True}
+    options = {"advantage": {"estimator": advantage, "lam": 1.0, "standardise": True}, "responses_per_prompt": 2}
     values = [0.1] * 8 if advantage == "gae" else None
     alone = build(good, values=values, **options)
     with_fault = build([*good, faulty], values=None if values is None else [*values, *[math.nan] * 4], **options)
@@ -89,7 +98,9 @@ def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage:
 
 
 def test_tokens_that_a_tool_wrote_carry_no_reward_and_are_skipped() -> None:
-    made = build([scored(1.0, of=response(mask=[True, False, True]))], values=[0.0, 7.0, 0.0, 0.0], lam=0.5)
+    made = build(
+        [scored(1.0, of=response(mask=[True, False, True]))], values=[0.0, 7.0, 0.0, 0.0], advantage={"lam": 0.5}
+    )
     assert made.rewards.tolist() == [0.0, 0.0, 1.0]
     torch.testing.assert_close(made.advantages, torch.tensor([0.5, 0.0, 1.0]), **CLOSE)
 
@@ -100,7 +111,7 @@ def test_groups_are_the_responses_to_one_prompt_and_the_kl_belongs_to_the_return
     made = build(
         batch,
         reference=[-1.0, -3.0, -1.0],
-        advantage="group_centred",
+        advantage={"estimator": "group_centred"},
         responses_per_prompt=2,
         kl={"place": "reward"},
         kl_coefficient=0.5,
@@ -116,5 +127,5 @@ def test_an_empty_response_has_no_token_to_learn_from() -> None:
 
 def test_scores_are_clipped_and_cut_responses_can_go_without_one() -> None:
     batch = [scored(9.0), scored(-9.0), scored(9.0, of=response(finish=Finish.LENGTH))]
-    made = build(batch, values=[0.0] * 12, score_clip=2.0, score_truncated=False)
+    made = build(batch, values=[0.0] * 12, score={"clip": 2.0, "truncated": False})
     assert made.rewards[[2, 5, 8]].tolist() == [2.0, -2.0, 0.0]

@@ -43,7 +43,7 @@ def model(seed: int) -> PreTrainedModel:
 
 def made_trainer(**options: Any) -> PPOTrainer:
     alone = {"prompts_per_step": 1, "minibatch_responses": 1, "epochs_per_step": 1, "num_steps": 1}
-    plain = {"gamma": 1.0, "lam": 1.0, "standardise_advantages": False}
+    plain = {"advantage": {"gamma": 1.0, "lam": 1.0, "standardise": False}}
     optimizer = {"learning_rate": 1e-9, "max_gradient_norm": None}
     return PPOTrainer(
         model(1),

@@ -74,6 +74,72 @@ class KLConfig(Section):
         return self
 
 
+class ScoreConfig(Section):
+    """What is done to scores before they are rewards."""
+
+    clip: float | None = Field(None, gt=0)
+    """Scores are clipped to plus and minus this."""
+    truncated: bool = True
+    """Whether a response cut at the limit gets its score."""
+
+
+class AdvantageConfig(Section):
+    """How much better than expected each token was."""
+
+    estimator: Literal["gae", "group_centred", "group_standardised"] = "gae"
+    """`gae` trains a value model; the others compare the responses of one prompt and need no critic."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per token."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """Decay of the advantage estimator (GAE)."""
+    standardise: bool | None = None
+    """Advantages to mean 0 and variance 1 over the valid tokens of the step; null means yes for `gae` only."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _estimator_alone(cls, data: Any) -> Any:
+        return {"estimator": data} if isinstance(data, str) else data
+
+    @property
+    def uses_critic(self) -> bool:
+        """True where a value model is trained."""
+        return self.estimator == "gae"
+
+    @property
+    def standardises(self) -> bool:
+        """`standardise` with its default resolved."""
+        return self.uses_critic if self.standardise is None else self.standardise
+
+
+class PolicyLossConfig(Section):
+    """What the policy minimises."""
+
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    """The ratio is clipped below at 1 - clip_low."""
+    clip_high: float = Field(0.2, gt=0)
+    """The ratio is clipped above at 1 + clip_high."""
+
+
+class ValueLossConfig(Section):
+    """What the value model minimises."""
+
+    clip: float | None = Field(0.2, gt=0)
+    """New values may move this far from the old ones before their loss is clipped; null does not clip."""
+
+
+class GuardConfig(Section):
+    """When an update is skipped, and when the run stops."""
+
+    max_ratio: float | None = Field(None, gt=1)
+    """A minibatch whose mean ratio exceeds this is skipped before the optimizer sees it."""
+    max_kl: float | None = Field(None, gt=0)
+    """A minibatch whose KL from the step's start (k3 per token) exceeds this is skipped likewise."""
+    max_skipped_fraction: float = Field(0.5, gt=0, le=1)
+    """The run stops when more than this fraction of the updates of a step is skipped."""
+    max_faulty_fraction: float = Field(0.2, ge=0, le=1)
+    """The run stops when more than this fraction of a batch could not be scored."""
+
+
 class PPOConfig(Section):
     """One step: sample, score, compare with the reference, estimate advantages, update."""
 
@@ -89,40 +155,24 @@ class PPOConfig(Section):
     """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
-    advantage: Literal["gae", "group_centred", "group_standardised"] = "gae"
-    """`gae` trains a value model; the others compare the responses of one prompt and need no critic."""
-    gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token."""
-    lam: float = Field(0.95, ge=0, le=1)
-    """Decay of the advantage estimator (GAE)."""
-    standardise_advantages: bool | None = None
-    """Advantages to mean 0 and variance 1 over the valid tokens of the step; null means yes for `gae` only."""
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0)
-    """The ratio is clipped above at 1 + clip_high."""
-    value_clip: float | None = Field(0.2, gt=0)
-    """New values may move this far from the old ones before their loss is clipped; null does not clip."""
     truncated: Literal["zero", "bootstrap", "mask"] = "zero"
     """A response cut at the limit: worth 0 after its end, the value model's guess, or left out altogether."""
-    score_truncated: bool = True
-    """Whether a response cut at the limit gets its score."""
-    score_clip: float | None = Field(None, gt=0)
-    """Scores are clipped to plus and minus this."""
-    max_ratio: float | None = Field(None, gt=1)
-    """A minibatch whose mean ratio exceeds this is skipped before the optimizer sees it."""
-    max_kl: float | None = Field(None, gt=0)
-    """A minibatch whose KL from the step's start (k3 per token) exceeds this is skipped likewise."""
-    max_skipped_fraction: float = Field(0.5, gt=0, le=1)
-    """The run stops when more than this fraction of the updates of a step is skipped."""
-    max_faulty_fraction: float = Field(0.2, ge=0, le=1)
-    """The run stops when more than this fraction of a batch could not be scored."""
     evaluate_greedy: bool = False
     """Evaluate with the most likely token instead of sampling."""
-    kl: KLConfig = KLConfig()
-    """The pull towards the reference."""
     rollout: RolloutConfig = RolloutConfig()
     """How responses are sampled."""
+    score: ScoreConfig = ScoreConfig()
+    """What is done to scores before they are rewards."""
+    kl: KLConfig = KLConfig()
+    """The pull towards the reference."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """How much better than expected each token was. A name alone is the estimator: `advantage: group_centred`."""
+    policy_loss: PolicyLossConfig = PolicyLossConfig()
+    """What the policy minimises."""
+    value_loss: ValueLossConfig = ValueLossConfig()
+    """What the value model minimises."""
+    guards: GuardConfig = GuardConfig()
+    """When an update is skipped, and when the run stops."""
     policy_optimizer: OptimizerConfig | None = None
     """Optimizer of the policy; null means learning rate 1e-6, or 1e-5 with LoRA."""
     value_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
@@ -141,12 +191,7 @@ class PPOConfig(Section):
     @property
     def uses_critic(self) -> bool:
         """True where a value model is trained."""
-        return self.advantage == "gae"
-
-    @property
-    def standardises(self) -> bool:
-        """`standardise_advantages` with its default resolved."""
-        return self.uses_critic if self.standardise_advantages is None else self.standardise_advantages
+        return self.advantage.uses_critic
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -156,10 +201,12 @@ class PPOConfig(Section):
                 f"prompts_per_step * responses_per_prompt = {self.responses_per_step} responses"
             )
         if not self.uses_critic and self.responses_per_prompt < 2:
-            raise ValueError(f"advantage {self.advantage} compares responses: responses_per_prompt must be 2 or more")
-        if self.truncated == "bootstrap" and (self.score_truncated or not self.uses_critic):
             raise ValueError(
-                "truncated: bootstrap needs advantage: gae and score_truncated: false; with a score the value after "
+                f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more"
+            )
+        if self.truncated == "bootstrap" and (self.score.truncated or not self.uses_critic):
+            raise ValueError(
+                "truncated: bootstrap needs advantage: gae and score.truncated: false; with a score the value after "
                 "the last token has no target of its own and drifts"
             )
         return self

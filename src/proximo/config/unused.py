@@ -26,15 +26,17 @@ def _unused(recipe: Section, prefix: str) -> Iterator[str]:
         case PPORecipe():
             yield from _unused_in_ppo(recipe.ppo, f"{prefix}ppo.")
             if not recipe.ppo.uses_critic:
-                yield from _given(recipe, ("value",), prefix, f"advantage {recipe.ppo.advantage} has no critic")
+                reason = f"advantage {recipe.ppo.advantage.estimator} has no critic"
+                yield from _given(recipe, ("value",), prefix, reason)
             if recipe.ppo.kl.place == "none":
                 yield from _given(recipe, ("reference",), prefix, "ppo.kl.place is none")
 
 
 def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     if not ppo.uses_critic:
-        critic_keys = ("gamma", "lam", "value_clip", "value_optimizer")
-        yield from _given(ppo, critic_keys, prefix, f"advantage {ppo.advantage} has no critic")
+        reason = f"advantage {ppo.advantage.estimator} has no critic"
+        yield from _given(ppo.advantage, ("gamma", "lam"), f"{prefix}advantage.", reason)
+        yield from _given(ppo, ("value_loss", "value_optimizer"), prefix, reason)
     if ppo.kl.place == "none":
         yield from _given(ppo.kl, ("measure", "coefficient", "target", "horizon"), f"{prefix}kl.", "place is none")
     elif ppo.kl.target is None:

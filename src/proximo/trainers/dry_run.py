@@ -95,7 +95,7 @@ def _reference(recipe: PPORecipe) -> str:
 
 def _value(recipe: PPORecipe) -> str:
     if not recipe.ppo.uses_critic:
-        return f"none: advantage {recipe.ppo.advantage} compares responses instead"
+        return f"none: advantage {recipe.ppo.advantage.estimator} compares responses instead"
     origins = {
         "policy": "backbone of the policy, fresh head",
         "reward": "backbone and head of the reward model",

@@ -78,7 +78,7 @@ def make_experience(
         reference_logprobs=passes.reference_logprobs,
         values=passes.values,
         rewards=rewards,
-        advantages=standardise(advantages, mask) if config.standardises else advantages,
+        advantages=standardise(advantages, mask) if config.advantage.standardises else advantages,
         returns=returns,
     )
     return experience, raw
@@ -106,8 +106,8 @@ def _rewards(
     kl_coefficient: float,
 ) -> Tensor:
     scores = torch.tensor([_score(s, config) for s in scored], dtype=torch.float32)
-    if config.score_clip is not None:
-        scores = clip_scores(scores, config.score_clip)
+    if config.score.clip is not None:
+        scores = clip_scores(scores, config.score.clip)
     penalty = torch.zeros_like(passes.old_logprobs)
     if config.kl.place == "reward":
         penalty = _kl_per_token(passes, config.kl.measure)
@@ -115,7 +115,7 @@ def _rewards(
 
 
 def _score(scored: Scored, config: PPOConfig) -> float:
-    unscored = scored.response.finish is Finish.LENGTH and not config.score_truncated
+    unscored = scored.response.finish is Finish.LENGTH and not config.score.truncated
     return scored.score if scored.valid and not unscored else 0.0
 
 
@@ -140,7 +140,9 @@ def _gae(
 ) -> tuple[Tensor, Tensor]:
     keeps_value = config.truncated == "bootstrap"
     bootstrap = torch.tensor([keeps_value and s.response.finish is Finish.LENGTH for s in scored])
-    return estimators.gae(rewards, values, mask, lengths, bootstrap=bootstrap, gamma=config.gamma, lam=config.lam)
+    return estimators.gae(
+        rewards, values, mask, lengths, bootstrap=bootstrap, gamma=config.advantage.gamma, lam=config.advantage.lam
+    )
 
 
 def _group_advantages(
@@ -150,5 +152,7 @@ def _group_advantages(
     totals = segment_sum(rewards, lengths)
     numbers: dict[str, int] = {}
     groups = torch.tensor([numbers.setdefault(s.response.prompt.id, len(numbers)) for s in scored])
-    estimate = estimators.group_centred if config.advantage == "group_centred" else estimators.group_standardised
+    estimate = (
+        estimators.group_centred if config.advantage.estimator == "group_centred" else estimators.group_standardised
+    )
     return estimators.broadcast_to_tokens(estimate(totals, groups, counts), lengths)

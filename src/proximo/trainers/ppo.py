@@ -255,10 +255,11 @@ class PPOTrainer:
 
     def _refuse_faulty(self, scored: list[Scored]) -> list[Scored]:
         faulty = [s for s in scored if not s.valid]
-        if len(faulty) > self.config.max_faulty_fraction * len(scored):
+        limit = self.config.guards.max_faulty_fraction
+        if len(faulty) > limit * len(scored):
             raise TrainingError(
                 f"step {self.steps_done + 1}: {len(faulty)} of {len(scored)} responses could not be scored, more than "
-                f"max_faulty_fraction = {self.config.max_faulty_fraction:g} allows; last reason: {faulty[-1].reason}"
+                f"max_faulty_fraction = {limit:g} allows; last reason: {faulty[-1].reason}"
             )
         return scored
 

@@ -67,7 +67,7 @@ class UpdateCalls:
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
         """Clipped policy updates over all epochs; the KL joins the loss where the configuration puts it there."""
         config = self.config
-        clips = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+        clips = {"clip_low": config.policy_loss.clip_low, "clip_high": config.policy_loss.clip_high}
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
             temperature = config.rollout.temperature
@@ -98,7 +98,7 @@ class UpdateCalls:
 
     def train_value(self, experience: Experience, *, step: int) -> Report:
         """Clipped regression of the values on the returns, over all epochs."""
-        value, learner, clip = self.roles.value, self.value_learner, self.config.value_clip
+        value, learner, clip = self.roles.value, self.value_learner, self.config.value_loss.clip
         if experience.returns is None or value is None or learner is None:
             raise ValueError("this run has no critic")
 
@@ -173,7 +173,7 @@ class UpdateCalls:
         return kl.k2(logprobs, reference)
 
     def _guard(self, parts: Sequence[PolicyStatistics]) -> str | None:
-        total, config = reduce(add, parts), self.config
+        total, config = reduce(add, parts), self.config.guards
         ratio = (total.ratio / total.num_tokens).item()
         divergence = (total.k3 / total.num_tokens).item()
         if config.max_ratio is not None and ratio > config.max_ratio:
@@ -184,10 +184,11 @@ class UpdateCalls:
 
     def _stop_if_too_many_skipped(self, results: Sequence[UpdateResult], role: str, step: int) -> None:
         skipped = [result.refusal for result in results if result.refusal]
-        if len(skipped) > self.config.max_skipped_fraction * len(results):
+        limit = self.config.guards.max_skipped_fraction
+        if len(skipped) > limit * len(results):
             raise TrainingError(
                 f"step {step + 1}: {len(skipped)} of {len(results)} updates of the {role} were skipped, more than "
-                f"max_skipped_fraction = {self.config.max_skipped_fraction:g} allows; the last reason: {skipped[-1]}"
+                f"max_skipped_fraction = {limit:g} allows; the last reason: {skipped[-1]}"
             )
 
 
