@@ -216,8 +216,8 @@ def test_both_training_calls_report() -> None:
 def test_the_first_minibatch_says_how_far_the_learner_is_from_the_sampler(difference: float, refused: float) -> None:
     """float32 allows 1e-5 on average and 1e-3 at most."""
     old = torch.zeros(4, dtype=torch.float64)
-    given = (old + difference, old, torch.ones(4), torch.tensor([True, True, False, True]))
-    first = policy_statistics(*given, clip_low=0.2, clip_high=0.2)
+    mask = torch.tensor([True, True, False, True])
+    first = policy_statistics(old + difference, old, torch.zeros(4, dtype=torch.bool), mask)
     policy = Report(metrics={}, refusals=(), first_minibatch=first)
     assert line(update_metrics(outcome(experience(), policy=policy), precision="float32")) == pytest.approx(
         {

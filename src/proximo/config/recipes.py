@@ -142,6 +142,11 @@ class PPORecipe(Section):
             raise ValueError("with policy.lora the base is the reference: remove reference, or train without LoRA")
         if self.ppo.uses_critic and self.policy.config is not None and self.value.lora and self.value.start == "policy":
             raise ValueError(f"value starts from the policy, which is a random start: {RANDOM_BASE}")
+        if self.ppo.policy_loss.behaviour_weight != "none" and self.run.precision == "float32":
+            raise ValueError(
+                "ppo.policy_loss.behaviour_weight weighs the policy against its sampler, but with run.precision "
+                "float32 their log-probs are the same, and every weight 1: set run.precision to bf16, or leave it out"
+            )
         if self.reference is not None and self.reference.lora is not None:
             raise ValueError("a reference is not trained: remove reference.lora")
         return self

@@ -36,6 +36,7 @@ from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.memory import memory_advice
+from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.sections import optimizer_options
 from proximo.trainers.step_metrics import (
     StepOutcome,
@@ -63,6 +64,7 @@ class PPOTrainer:
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
+        ConfigError: behaviour weights are asked for where every one would be 1.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class PPOTrainer:
         self.tokenizer = tokenizer
         self.policy = policy if isinstance(policy, LanguageModel) else as_probed(policy)
         check_models(self.policy, tokenizer, reference=reference, value=value)
+        check_behaviour_weight(self.config.policy_loss, sampled_serve=self.sampled_logprobs_serve)
         self.roles = self._make_roles(reference, value)
         self.kl_coefficient = self.config.kl.coefficient
         self.steps_done = 0

@@ -95,7 +95,7 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
         del metrics["time/generate_seconds"]
         metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
     training = outcome.seconds["train_policy"] + outcome.seconds.get("train_value", 0.0)
-    passes = num_epochs * (1 if outcome.value is None else 2)
+    passes = num_epochs * (outcome.policy.share_trained + (0 if outcome.value is None else 1))
     metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
     metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
     return metrics
