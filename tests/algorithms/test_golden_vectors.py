@@ -333,7 +333,9 @@ class TestFormulas:
         differences = numbers([0.2, -0.1, 0.3])
         mask = all_of(differences)
         assert_close(sequence_ratios(differences, torch.zeros_like(differences), mask, (3,)), 1.142631)
-        found = gspo(differences, torch.zeros_like(differences), -torch.ones(3), mask, (3,), clip_low=0.5, clip_high=0.5)
+        found = gspo(
+            differences, torch.zeros_like(differences), -torch.ones(3), mask, (3,), clip_low=0.5, clip_high=0.5
+        )
         assert_close(found.loss, [1.142631] * 3)
 
     @pytest.mark.parametrize(

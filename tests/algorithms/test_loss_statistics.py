@@ -105,10 +105,7 @@ def test_the_kl_estimate_is_of_the_old_policy_from_the_new():
     new, old = (x.log_softmax(-1) for x in torch.randn(2, 50, generator=GENERATOR, dtype=torch.float64))
     wanted = (old.exp() * (old - new)).sum().item()
     everything = torch.ones(1, dtype=torch.bool)
-    singles = [
-        policy_statistics(new[i : i + 1], old[i : i + 1], NOWHERE[:1], everything)
-        for i in range(50)
-    ]
+    singles = [policy_statistics(new[i : i + 1], old[i : i + 1], NOWHERE[:1], everything) for i in range(50)]
     for name in ("k1", "k3"):
         estimate = sum(old[i].exp() * getattr(singles[i], name) for i in range(50))
         assert estimate.item() == pytest.approx(wanted, abs=1e-12)

@@ -1,4 +1,4 @@
-"""The objectives of the policy in every branch, by hand: the loss, its slope along the log-prob, and what is clipped."""
+"""The objectives of the policy in every branch, by hand: loss, slope along the log-prob, and what is clipped."""
 
 import math
 

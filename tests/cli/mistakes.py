@@ -68,6 +68,18 @@ RECIPES = (
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
     _override("KL form with another gradient", "ppo.kl={place: loss, measure: k3}", "k3 in the loss", "weighted_k3"),
     _override(
+        "second bound of a weight that is bounded",
+        "ppo.policy_loss={objective: cispo, dual_clip: 3}",
+        "cispo bounds it already",
+        "leave dual_clip out",
+    ),
+    _override(
+        "weights between a policy and itself",
+        "ppo.policy_loss.behaviour_weight=masked",
+        "run.precision float32",
+        "set run.precision to bf16",
+    ),
+    _override(
         "centring without a place",
         "reward={loss: divergence_window, centring: 0.1}",
         "centring belongs to loss: bradley_terry",

@@ -1,6 +1,5 @@
 """The policy loss as it is configured: which objective, which weights, which mean. Not the passes of the model."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -59,7 +58,7 @@ def average(per_token: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor:
     return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens)
 
 
-def behaviour_metrics(experience: Experience, config: PolicyLossConfig) -> Mapping[str, MetricValue]:
+def behaviour_metrics(experience: Experience, config: PolicyLossConfig) -> dict[str, MetricValue]:
     """How far the sampler was from the policy of the step's start; nothing where that is not weighed."""
     if config.behaviour_weight == "none":
         return {}

@@ -57,7 +57,7 @@ class UpdateCalls:
         self.seed = seed
 
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
-        """Policy updates over all epochs, or until `target_kl` ends them; KL and entropy join the loss if configured."""
+        """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if it is placed there."""
         config, options = self.config, self.config.policy_loss
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
@@ -79,7 +79,9 @@ class UpdateCalls:
             return average(per_token, batch, config), statistics
 
         columns = policy_columns(experience, options)
-        taken = self._take(self.policy_learner, experience, columns, loss, step=step, guard=self._guard, ends=self._ends)
+        taken = self._take(
+            self.policy_learner, experience, columns, loss, step=step, guard=self._guard, ends=self._ends
+        )
         self._stop_if_too_many_skipped(taken.whole, "policy", step)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
         weights = taken.num_tokens if options.average == "tokens" else taken.num_responses
@@ -162,9 +164,7 @@ class UpdateCalls:
         )
         return [minibatch for epoch in epochs for minibatch in epoch]
 
-    def _cut(
-        self, experience: Experience, columns: dict[str, Tensor], minibatch: Sequence[int]
-    ) -> list[Microbatch]:
+    def _cut(self, experience: Experience, columns: dict[str, Tensor], minibatch: Sequence[int]) -> list[Microbatch]:
         """The micro-batches of a minibatch, each of whole responses."""
         responses = [scored.response for scored in experience.scored]
         sizes, device = list(experience.lengths), self.roles.policy.device
