@@ -62,7 +62,7 @@ def rows(word: str = "ab") -> list[dict[str, str]]:
 GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"start": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
-WEIGHED = {"run.precision": "bf16", "ppo.policy_loss": {"behaviour_weight": "truncated", "behaviour_cap": 1.0001}}
+BF16 = {"run.precision": "bf16"}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
 POLICY_LORA = {"policy.lora": LORA}
@@ -220,8 +220,14 @@ KNOBS = [
         {"ppo.policy_loss.average": "constant"},
     ),
     Knob(ppo.PolicyLossConfig, "entropy_coefficient", "ppo", {"ppo.policy_loss.entropy_coefficient": 0.1}),
-    Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, WEIGHED),
-    Knob(ppo.PolicyLossConfig, "behaviour_cap", "ppo", {"ppo.policy_loss.behaviour_cap": 1.0}, WEIGHED),
+    Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
+    Knob(
+        ppo.PolicyLossConfig,
+        "behaviour_cap",
+        "ppo",
+        {"ppo.policy_loss.behaviour_cap": 1.0},
+        BF16 | {"ppo.policy_loss.behaviour_weight": "masked"},
+    ),
     Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
     Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),

@@ -57,7 +57,7 @@ class UpdateCalls:
         self.seed = seed
 
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
-        """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if it is placed there."""
+        """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there."""
         config, options = self.config, self.config.policy_loss
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
