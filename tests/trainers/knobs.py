@@ -221,13 +221,6 @@ KNOBS = [
     ),
     Knob(ppo.PolicyLossConfig, "entropy_coefficient", "ppo", {"ppo.policy_loss.entropy_coefficient": 0.1}),
     Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
-    Knob(
-        ppo.PolicyLossConfig,
-        "behaviour_cap",
-        "ppo",
-        {"ppo.policy_loss.behaviour_cap": 1.0},
-        BF16 | {"ppo.policy_loss.behaviour_weight": "masked"},
-    ),
     Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
     Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
@@ -294,6 +287,11 @@ SHOWN_ELSEWHERE = {
         run.RunConfig,
         "grace_seconds",
     ): ("checkpoint/test_interruption.py", "test_a_step_that_takes_longer_than_its_grace_is_given_up"),
+    # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
+    (ppo.PolicyLossConfig, "behaviour_cap"): (
+        "trainers/test_updates.py",
+        "test_a_behaviour_weight_is_a_factor_of_the_advantage",
+    ),
     (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
     (
         ppo.FunctionRewardConfig,

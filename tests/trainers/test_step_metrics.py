@@ -12,6 +12,7 @@ from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
 from proximo.records import Experience, Finish, Scored, ScoreState
 from proximo.trainers.experience import RawAdvantages
+from proximo.trainers.invariants import broken_limits
 from proximo.trainers.step_metrics import (
     StepOutcome,
     experience_metrics,
@@ -202,6 +203,20 @@ def test_a_step_on_scores_that_were_brought_has_no_rollout_time() -> None:
             "throughput/train_tokens_per_second": 10.0,
         }
     )
+
+
+def test_updates_that_were_not_come_to_count_for_no_throughput() -> None:
+    """A third of the policy's three epochs and all of the value model's: 15 tokens four times in 5 seconds."""
+    ended, value = Report(metrics={}, refusals=(), share_trained=1 / 3), Report(metrics={}, refusals=())
+    found = line(time_metrics(outcome(experience(), policy=ended, value=value, seconds=SECONDS), num_epochs=3))
+    assert found["throughput/train_tokens_per_second"] == pytest.approx(15 * 4 / 5)
+
+
+def test_what_gspo_clips_before_anything_was_learned_is_rounding() -> None:
+    everything = torch.ones(4, dtype=torch.bool)
+    first = policy_statistics(torch.full((4,), 1e-3), torch.zeros(4), everything, everything)
+    assert [name for name, *_ in broken_limits(first, precision="bf16")] == ["clip_fraction"]
+    assert broken_limits(first, precision="bf16", objective="gspo") == []
 
 
 def test_both_training_calls_report() -> None:

@@ -208,7 +208,8 @@ class PPOTrainer:
             seconds=outcome.seconds,
             kl_coefficient=None if self.config.kl.place == "none" else self.kl_coefficient,
         )
-        check_first_minibatch(step.policy.first_minibatch, precision=self.policy.precision, step=self.steps_done + 1)
+        kind = {"precision": self.policy.precision, "objective": self.config.policy_loss.objective}
+        check_first_minibatch(step.policy.first_minibatch, **kind, step=self.steps_done + 1)
         self._adapt_kl(step.experience)
         self.steps_done += 1
         return step
@@ -223,7 +224,7 @@ class PPOTrainer:
             own["kl/coefficient"] = Last(outcome.kl_coefficient)
         return (
             experience_metrics(outcome)
-            | update_metrics(outcome, precision=self.policy.precision)
+            | update_metrics(outcome, precision=self.policy.precision, objective=self.config.policy_loss.objective)
             | time_metrics(outcome, num_epochs=self.config.epochs_per_step)
             | own
         )

@@ -258,7 +258,7 @@ def _update_metrics(role: str, taken: _Taken, weights: Sequence[int]) -> dict[st
     return {
         f"{role}/loss": Mean(sum(r.loss * weight for r, weight in applied), sum(weight for _, weight in applied)),
         f"{role}/gradient_norm": Mean.of(r.gradient_norm for r, _ in applied),
-        f"{role}/learning_rate": Last(taken.results[-1].learning_rate),
+        f"{role}/learning_rate": Last((taken.whole or taken.results)[-1].learning_rate),
         f"{role}/skipped_updates": Sum(len(taken.whole) - len(applied)),
     }
 
