@@ -122,11 +122,10 @@ def test_gspo_of_responses_of_one_token_is_ppo():
     assert found.clipped.equal(wanted.clipped)
 
 
-def test_a_response_without_a_counted_token_has_ratio_one():
-    mask = torch.tensor([False, False, True])
-    assert sequence_ratios(numbers(5, 5, 0.5), torch.zeros(3), mask, (2, 0, 1)).tolist() == pytest.approx(
-        [1, 1, math.exp(0.5)]
-    )
+def test_the_ratio_of_a_response_is_over_its_counted_tokens_and_one_where_it_has_none():
+    mask = torch.tensor([False, False, True, False, True])
+    found = sequence_ratios(numbers(5, 5, 0.5, 7, -0.1), torch.zeros(5), mask, (2, 0, 3))
+    assert found.tolist() == pytest.approx([1, 1, math.exp(0.2)])
 
 
 @pytest.mark.parametrize("change", [-1e4, 1e4])

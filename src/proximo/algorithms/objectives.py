@@ -130,6 +130,6 @@ def _clipped(
     clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
     loss, acted = torch.maximum(plain, clipped), clipped > plain
     if dual_clip is not None:
-        bound = torch.where(advantages < 0, -dual_clip * advantages, torch.inf)
+        bound = dual_clip * advantages.abs()  # above every loss where A > 0
         loss, acted = torch.minimum(loss, bound), acted | (loss > bound)
     return TokenLosses(loss=loss, clipped=acted)
