@@ -227,6 +227,12 @@ def test_what_stands_outside_the_mask_reaches_no_gradient(role: str) -> None:
     assert all(gradient.isfinite().all() for gradient in gradients(role, poison=True).values())
 
 
+@pytest.mark.parametrize("loss", OBJECTIVES, ids=lambda loss: "-".join(map(str, loss.values())))
+def test_what_stands_outside_the_mask_reaches_no_gradient_of_any_objective(loss: dict) -> None:
+    found = gradients("policy", poison=True, policy_loss={**loss, "average": "responses"})
+    assert all(gradient.isfinite().all() for gradient in found.values())
+
+
 def test_the_kl_in_the_loss_changes_the_gradient() -> None:
     plain = gradients("policy")
     for measure in ("k2", "weighted_k3"):
