@@ -17,6 +17,7 @@ from proximo.algorithms.advantages import broadcast_to_tokens, gae
 from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3, weighted_k3
 from proximo.algorithms.losses import clipped_policy_loss, clipped_value_loss
 from proximo.algorithms.masking import sum_per_token
+from proximo.algorithms.objectives import TokenLosses, cispo, gspo, sapo
 from proximo.algorithms.segments import value_positions
 from proximo.algorithms.shaping import shape_rewards
 
@@ -124,6 +125,18 @@ def expected_policy_loss(kl_per_token: Tensor, *, beta: float) -> Tensor:
     return expected(clipped_policy_loss(logprobs, logprobs.detach(), advantages, clip_low=0.2, clip_high=0.2))
 
 
+def whole_response(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> TokenLosses:
+    return gspo(logprobs, old_logprobs, advantages, EVERYTHING, LENGTHS, clip_low=0.2, clip_high=0.2)
+
+
+def weight_clip(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> TokenLosses:
+    return cispo(logprobs, old_logprobs, advantages, clip_low=1.0, clip_high=0.2)
+
+
+def soft_gate(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor) -> TokenLosses:
+    return sapo(logprobs, old_logprobs, advantages, gate_positive=1.0, gate_negative=3.0)
+
+
 def kl_of_tokens(estimator: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     return estimator(POLICY.token_logprobs(), REFERENCE.token_logprobs().detach())
 
@@ -150,6 +163,14 @@ def test_the_listed_responses_are_all_there_are():
 def test_without_kl_the_policy_gradient_is_that_of_the_expected_score():
     loss = expected_policy_loss(torch.zeros(len(TOKENS), dtype=torch.float64), beta=0.0)
     assert_same(-POLICY.gradient(loss), POLICY.gradient(exact_objective(0.0)))
+
+
+@pytest.mark.parametrize("objective", [whole_response, weight_clip, soft_gate])
+def test_before_any_update_the_other_objectives_have_the_gradient_of_the_expected_score_too(objective):
+    """With the score of a response as the advantage of all its tokens, which needs no critic."""
+    logprobs = POLICY.token_logprobs()
+    losses = objective(logprobs, logprobs.detach(), broadcast_to_tokens(SCORES, LENGTHS)).loss
+    assert_same(-POLICY.gradient(expected(losses)), POLICY.gradient(exact_objective(0.0)))
 
 
 def test_k1_in_the_reward_gives_the_gradient_of_score_minus_sequence_kl():

@@ -18,6 +18,7 @@ from proximo.algorithms.losses import (
     value_statistics,
 )
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
+from proximo.algorithms.objectives import gspo, masked_weights, ppo, sapo, sequence_ratios, truncated_weights
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
 from proximo.algorithms.shaping import clip_scores, shape_rewards
 
@@ -91,7 +92,8 @@ class TestTRL:
         clips = {"clip_low": 0.2, "clip_high": 0.2}
         loss = clipped_policy_loss(logprobs, self.LOGPROBS, advantages, **clips)
         assert_close(masked_mean(loss, self.MASK), 0.061028)
-        found = policy_statistics(logprobs, self.LOGPROBS, advantages, self.MASK, **clips)
+        clipped = ppo(logprobs, self.LOGPROBS, advantages, **clips).clipped
+        found = policy_statistics(logprobs, self.LOGPROBS, clipped, self.MASK)
         assert_close(found.k2 / found.num_tokens, 0.04125)
         assert_close(found.k1 / found.num_tokens, -0.11)
         assert_close(found.clipped / found.num_tokens, 0.2)
@@ -152,7 +154,8 @@ class TestTorchtune:
         arguments = logprobs, old_logprobs, self.ORIGINAL_ADVANTAGES
         loss = clipped_policy_loss(*arguments, clip_low=0.2, clip_high=0.2)
         assert_close(masked_mean(loss, self.IN_LOSS), 0.063479)
-        found = policy_statistics(*arguments, self.IN_LOSS, clip_low=0.2, clip_high=0.2)
+        clipped = ppo(*arguments, clip_low=0.2, clip_high=0.2).clipped
+        found = policy_statistics(logprobs, old_logprobs, clipped, self.IN_LOSS)
         assert_close(found.clipped / found.num_tokens, 0.2)
 
         old_values = numbers([0.1, 0.2, 0.3, 0.25], [0.5, 0.4, 0.35])
@@ -210,10 +213,36 @@ class TestAReaL:
         logprobs, old_logprobs = numbers([-1, -2, -0.5, -1]), numbers([-1.2, -1, -0.6, -3])
         arguments = logprobs, old_logprobs, numbers([1, -1, 2, -1])
         assert_close(clipped_policy_loss(*arguments, clip_low=0.2, clip_high=0.2).mean(), 1.194679)
-        found = policy_statistics(*arguments, all_of(logprobs), clip_low=0.2, clip_high=0.2)
+        clipped = ppo(*arguments, clip_low=0.2, clip_high=0.2).clipped
+        found = policy_statistics(logprobs, old_logprobs, clipped, all_of(logprobs))
         assert_close(found.clipped / 4, 0.5)
         assert_close(found.ratio / 4, 2.520877)
         assert_close(found.k1 / 4, -0.325)
+
+    def test_dual_clip(self):
+        logprobs, old_logprobs = numbers([-1, -2, -0.5, -1]), numbers([-1.2, -1, -0.6, -3])
+        found = ppo(logprobs, old_logprobs, numbers([1, -1, 2, -1]), clip_low=0.2, clip_high=0.2, dual_clip=3)
+        assert_close(found.loss, [-1.2, 0.8, -2.210342, 3])
+        assert_close(found.loss.mean(), 0.097414)
+        # Beside the two tokens that the first clip holds, the one that the second does.
+        assert found.clipped.tolist() == [True, True, False, True]
+
+    def test_loss_with_behaviour_weights(self):
+        logprobs, sampled = numbers([-1, -2, -0.5, -1]), numbers([-1.2, -1, -0.6, -3])
+        proximal = numbers([-1.1, -1.2, -0.6, -1.5])
+        loss = ppo(logprobs, proximal, numbers([1, -1, 2, -1]), clip_low=0.2, clip_high=0.2).loss
+        weights = truncated_weights(proximal, sampled, cap=10)
+        assert_close(weights, [1.105171, 0.818731, 1, 4.481689])
+        assert_close(weights * loss, [-1.221403, 0.654985, -2.210342, 7.389056])
+        assert_close((weights * loss).mean(), 1.153074)
+        assert_close((masked_weights(proximal, sampled, cap=2) * loss).mean(), -0.694190)
+
+    def test_huber_value_loss(self):
+        values, old_values, returns = numbers([1, 0.5, 20]), numbers([0.5] * 3), numbers([1.2, 0, 3])
+        loss = clipped_value_loss(values, old_values, returns, clip=0.2, huber_delta=10)
+        assert_close(loss.mean(), 40.083332)
+        found = value_statistics(values, old_values, returns, all_of(values), clip=0.2)
+        assert_close(found.clipped / found.num_tokens, 1 / 3)
 
     def test_value_loss_and_its_statistics(self):
         values, old_values, returns = numbers([1, 0.5, 2]), numbers([0.5] * 3), numbers([1.2, 0, 3])
@@ -299,3 +328,21 @@ class TestFormulas:
         scores, group_ids = numbers([1, 0, 0, 1]), torch.tensor([5, 5, 5, 5])
         found = group_standardised(scores, group_ids, all_of(scores), correction=correction, epsilon=epsilon)
         assert_close(found, [wanted, -wanted, -wanted, wanted])
+
+    def test_ratio_of_a_sequence(self):
+        differences = numbers([0.2, -0.1, 0.3])
+        mask = all_of(differences)
+        assert_close(sequence_ratios(differences, torch.zeros_like(differences), mask, (3,)), 1.142631)
+        found = gspo(
+            differences, torch.zeros_like(differences), -torch.ones(3), mask, (3,), clip_low=0.5, clip_high=0.5
+        )
+        assert_close(found.loss, [1.142631] * 3)
+
+    @pytest.mark.parametrize(
+        ("advantage", "gates"), [(1.0, [2.220503, 1.904909, 2.346334]), (-1.0, [2.125173, 1.809679, 2.250739])]
+    )
+    def test_soft_gates(self, advantage, gates):
+        differences = numbers([0.2, -0.1, 0.3])
+        advantages = torch.full_like(differences, advantage)
+        found = sapo(differences, torch.zeros_like(differences), advantages, gate_positive=1.0, gate_negative=1.05)
+        assert_close(found.loss, [-advantage * gate for gate in gates])

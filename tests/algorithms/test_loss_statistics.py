@@ -13,15 +13,18 @@ from proximo.algorithms.losses import (
     policy_statistics,
     value_statistics,
 )
+from proximo.algorithms.objectives import ppo
 
 N = 12
 GENERATOR = torch.Generator().manual_seed(0)
 A, B, C = torch.randn(3, N, generator=GENERATOR, dtype=torch.float64)
 MASK = torch.rand(N, generator=GENERATOR) > 0.3
+NOWHERE = torch.zeros(N, dtype=torch.bool)
 
 
 def of_policy(part: slice | Tensor = slice(None), mask: Tensor = MASK) -> PolicyStatistics:
-    return policy_statistics(A[part], B[part], C[part], mask[part], clip_low=0.2, clip_high=0.28)
+    clipped = ppo(A[part], B[part], C[part], clip_low=0.2, clip_high=0.28).clipped
+    return policy_statistics(A[part], B[part], clipped, mask[part])
 
 
 def of_values(part: slice | Tensor = slice(None), mask: Tensor = MASK) -> ValueStatistics:
@@ -80,12 +83,12 @@ def test_no_valid_token_gives_zeros(compute):
 
 def test_the_largest_log_ratio_is_found_on_either_side():
     for new, old in ((A, B), (B, A)):
-        found = policy_statistics(new, old, C, MASK, clip_low=0.2, clip_high=0.2).max_abs_log_ratio
+        found = policy_statistics(new, old, NOWHERE, MASK).max_abs_log_ratio
         assert found == (A - B)[MASK].abs().max()
 
 
 def test_an_unchanged_policy_has_ratio_one_and_nothing_clipped():
-    found = policy_statistics(A, A, C, MASK, clip_low=0.0, clip_high=0.0)
+    found = policy_statistics(A, A, ppo(A, A, C, clip_low=0.0, clip_high=0.0).clipped, MASK)
     count = found.num_tokens.item()
     assert numbers(found) == {"num_tokens": count, "ratio": count, "ratio_squared": count} | dict.fromkeys(
         ("clipped", "k1", "k2", "k3", "abs_log_ratio", "max_abs_log_ratio"), 0
@@ -102,10 +105,7 @@ def test_the_kl_estimate_is_of_the_old_policy_from_the_new():
     new, old = (x.log_softmax(-1) for x in torch.randn(2, 50, generator=GENERATOR, dtype=torch.float64))
     wanted = (old.exp() * (old - new)).sum().item()
     everything = torch.ones(1, dtype=torch.bool)
-    singles = [
-        policy_statistics(new[i : i + 1], old[i : i + 1], torch.zeros(1), everything, clip_low=0.2, clip_high=0.2)
-        for i in range(50)
-    ]
+    singles = [policy_statistics(new[i : i + 1], old[i : i + 1], NOWHERE[:1], everything) for i in range(50)]
     for name in ("k1", "k3"):
         estimate = sum(old[i].exp() * getattr(singles[i], name) for i in range(50))
         assert estimate.item() == pytest.approx(wanted, abs=1e-12)
@@ -113,7 +113,7 @@ def test_the_kl_estimate_is_of_the_old_policy_from_the_new():
 
 def test_statistics_carry_no_gradient():
     x = A.clone().requires_grad_()
-    found = policy_statistics(x, B, C, MASK, clip_low=0.2, clip_high=0.2)
+    found = policy_statistics(x, B, ppo(x, B, C, clip_low=0.2, clip_high=0.2).clipped, MASK)
     assert not any(getattr(found, f.name).requires_grad for f in fields(found))
     assert not explained_variance(x, C, MASK).requires_grad
 

@@ -3,7 +3,7 @@
 NaN outside the mask must not reach a value or a gradient; micro-batches of any size must add up to the whole.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -19,7 +19,16 @@ from proximo.algorithms.losses import (
     sft_loss,
     value_statistics,
 )
-from proximo.algorithms.masking import masked_mean, masked_variance, rescale, select, standardise, sum_per_token
+from proximo.algorithms.masking import (
+    masked_mean,
+    masked_variance,
+    rescale,
+    select,
+    standardise,
+    sum_of_response_means,
+    sum_per_token,
+)
+from proximo.algorithms.objectives import cispo, gspo, ppo, sapo
 from proximo.algorithms.preference import bradley_terry
 from proximo.algorithms.segments import value_positions
 from proximo.algorithms.shaping import shape_rewards
@@ -34,6 +43,22 @@ def policy(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
     return clipped_policy_loss(x, old, other, clip_low=0.2, clip_high=0.28)
 
 
+def dual(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
+    return ppo(x, old, other, clip_low=0.2, clip_high=0.28, dual_clip=1.5).loss
+
+
+def weight_clip(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
+    return cispo(x, old, other, clip_low=0.2, clip_high=0.28).loss
+
+
+def soft_gate(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
+    return sapo(x, old, other, gate_positive=1.0, gate_negative=1.05).loss
+
+
+def huber(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
+    return clipped_value_loss(x, old, other, clip=0.2, huber_delta=0.3)
+
+
 def value(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
     return clipped_value_loss(x, old, other, clip=0.2)
 
@@ -46,7 +71,7 @@ def kl_k2(x: Tensor, old: Tensor, other: Tensor) -> Tensor:
     return k2(x, other)
 
 
-LOSSES = [policy, value, sft, kl_k2, weighted_k3]
+LOSSES = [policy, dual, weight_clip, soft_gate, value, huber, sft, kl_k2, weighted_k3]
 
 
 def loss_and_gradient(
@@ -108,7 +133,8 @@ def test_poison_outside_the_mask_changes_no_reward_advantage_or_return(poison):
 def test_poison_outside_the_mask_changes_no_statistic(poison):
     bad = [poisoned(x, poison) for x in (X, OLD, OTHER)]
     clips = {"clip_low": 0.2, "clip_high": 0.2}
-    assert policy_statistics(*bad, MASK, **clips) == policy_statistics(X, OLD, OTHER, MASK, **clips)
+    found = policy_statistics(*bad[:2], ppo(*bad, **clips).clipped, MASK)
+    assert found == policy_statistics(X, OLD, ppo(X, OLD, OTHER, **clips).clipped, MASK)
     assert value_statistics(*bad, MASK, clip=0.2) == value_statistics(X, OLD, OTHER, MASK, clip=0.2)
     assert explained_variance(*bad[:2], MASK) == explained_variance(X, OLD, MASK)
 
@@ -118,7 +144,7 @@ def test_nan_inside_the_mask_is_not_hidden():
     bad[MASK.nonzero()[0]] = float("nan")
     assert loss_and_gradient(policy, bad, OLD, OTHER, MASK)[0].isnan()
     assert masked_mean(bad, MASK).isnan()
-    assert policy_statistics(bad, OLD, OTHER, MASK, clip_low=0.2, clip_high=0.2).max_abs_log_ratio.isnan()
+    assert policy_statistics(bad, OLD, torch.zeros(N, dtype=torch.bool), MASK).max_abs_log_ratio.isnan()
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 7])
@@ -129,6 +155,36 @@ def test_micro_batches_add_up_to_the_whole_in_loss_and_gradient(per_token, size)
     parts = [loss_and_gradient(per_token, *(x[i : i + size] for x in (X, OLD, OTHER, MASK))) for i in starts]
     torch.testing.assert_close(sum(loss for loss, _ in parts), whole[0], rtol=1e-12, atol=0)
     torch.testing.assert_close(torch.cat([gradient for _, gradient in parts]), whole[1], rtol=1e-12, atol=0)
+
+
+LENGTHS = (10, 6, 0, 8)
+
+
+def whole_responses(x: Tensor, old: Tensor, other: Tensor, mask: Tensor, lengths: Sequence[int]) -> Tensor:
+    """The loss of responses that look at all their tokens: GSPO, each response with the same weight."""
+    losses = gspo(*select(mask, x, old, other), mask, lengths, clip_low=0.2, clip_high=0.28).loss
+    return sum_of_response_means(losses, mask, lengths, denominator=3)
+
+
+def test_responses_cut_apart_add_up_to_the_whole_in_loss_and_gradient():
+    x = X.detach().requires_grad_()
+    whole = whole_responses(x, OLD, OTHER, MASK, LENGTHS)
+    pieces = zip(*(y.split(LENGTHS) for y in (x, OLD, OTHER, MASK)), strict=True)
+    parts = sum(whole_responses(*piece, (len(piece[0]),)) for piece in pieces)
+    torch.testing.assert_close(parts, whole, rtol=1e-12, atol=0)
+    gradients = [torch.autograd.grad(loss, x)[0] for loss in (parts, whole)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("poison", POISONS)
+def test_poison_outside_the_mask_changes_no_ratio_or_mean_of_a_response(poison):
+    results = []
+    for given in ((X, OLD, OTHER), [poisoned(x, poison) for x in (X, OLD, OTHER)]):
+        x = given[0].detach().requires_grad_()
+        loss = whole_responses(x, given[1], given[2], MASK, LENGTHS)
+        results.append((loss.detach(), torch.autograd.grad(loss, x)[0]))
+    assert results[0][0].equal(results[1][0])
+    assert results[0][1].equal(results[1][1])
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 7])

@@ -85,6 +85,18 @@ RECIPES = (
     ),
     _override("frozen layers below an adapter", "policy={path: a/b, lora: {rank: 2}, frozen_layers: 1}", "exclude"),
     _override(
+        "second bound of a weight that is bounded",
+        "ppo.policy_loss={objective: cispo, dual_clip: 3}",
+        "cispo bounds it already",
+        "leave dual_clip out",
+    ),
+    _override(
+        "weights between a policy and itself",
+        "ppo.policy_loss.behaviour_weight=masked",
+        "run.precision float32",
+        "set run.precision to bf16",
+    ),
+    _override(
         "centring without a place",
         "reward={loss: divergence_window, centring: 0.1}",
         "centring belongs to loss: bradley_terry",

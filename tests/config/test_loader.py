@@ -195,6 +195,12 @@ def test_the_ppo_section_is_usable_by_itself_with_the_same_rules():
         PPOConfig(num_stps=3)
 
 
+def losses_without_effect(path, **keys) -> list[str]:
+    overrides = [f"ppo.policy_loss.{key}={value}" for key, value in keys.items()]
+    told = unused_keys(load_recipe("ppo", path, overrides).recipe)
+    return [sentence.split(" has no effect")[0].removeprefix("ppo.") for sentence in told]
+
+
 def test_keys_that_do_nothing_are_told(folder):
     path = write_recipe(folder, PPO)
     overrides = [
@@ -212,6 +218,17 @@ def test_keys_that_do_nothing_are_told(folder):
         "reference",
     ]
     assert unused_keys(load_recipe("ppo", path).recipe) == []
+    assert losses_without_effect(path, objective="sapo", clip_low=0.1, gate_positive=2) == ["policy_loss.clip_low"]
+    assert losses_without_effect(path, gate_negative=2, average_constant=9, behaviour_cap=3) == [
+        "policy_loss.gate_negative",
+        "policy_loss.average_constant",
+        "policy_loss.behaviour_cap",
+    ]
+    others = ["ppo.value_loss.huber_delta=2", "ppo.guards.target_kl=0.1", "ppo.guards.max_kl=0.2"]
+    assert [sentence.split(" ")[0] for sentence in unused_keys(load_recipe("ppo", path, others).recipe)] == [
+        "ppo.value_loss.huber_delta",
+        "ppo.guards.max_kl",
+    ]
     pipeline = write_recipe(folder, PIPELINE, "p.yaml")
     constant = ["sft.sft.optimizer.schedule=constant", "sft.sft.optimizer.final_fraction=0.1"]
     assert unused_keys(load_recipe("pipeline", pipeline, constant).recipe) == [

@@ -25,6 +25,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "reward with an adapter": ("reward", {"model.lora": LORA, "reward.loss": "divergence_window"}),
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.place": "loss", "ppo.kl.measure": "k2"}),
+    "ppo whose steps end early": ("ppo", {"ppo.epochs_per_step": 2, "ppo.guards.target_kl": 1e-4}),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 

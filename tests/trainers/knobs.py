@@ -61,6 +61,9 @@ def rows(word: str = "ab") -> list[dict[str, str]]:
 
 GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"start": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
+GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
+BF16 = {"run.precision": "bf16"}
+FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
 POLICY_LORA = {"policy.lora": LORA}
 FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
@@ -210,6 +213,22 @@ KNOBS = [
     Knob(ppo.AdvantageConfig, "standardise", "ppo", {"ppo.advantage.standardise": False}),
     Knob(ppo.PolicyLossConfig, "clip_low", "ppo", {"ppo.policy_loss.clip_low": 0.9}, STEEP),
     Knob(ppo.PolicyLossConfig, "clip_high", "ppo", {"ppo.policy_loss.clip_high": 2.0}, STEEP),
+    Knob(ppo.PolicyLossConfig, "objective", "ppo", {"ppo.policy_loss.objective": "cispo"}, STEEP),
+    Knob(ppo.PolicyLossConfig, "dual_clip", "ppo", {"ppo.policy_loss.dual_clip": 1.1}, STEEP),
+    Knob(ppo.PolicyLossConfig, "gate_positive", "ppo", {"ppo.policy_loss.gate_positive": 3.0}, GATED),
+    Knob(ppo.PolicyLossConfig, "gate_negative", "ppo", {"ppo.policy_loss.gate_negative": 3.0}, GATED),
+    Knob(ppo.PolicyLossConfig, "average", "ppo", {"ppo.policy_loss.average": "responses"}),
+    Knob(
+        ppo.PolicyLossConfig,
+        "average_constant",
+        "ppo",
+        {"ppo.policy_loss.average_constant": 3},
+        {"ppo.policy_loss.average": "constant"},
+    ),
+    Knob(ppo.PolicyLossConfig, "entropy_coefficient", "ppo", {"ppo.policy_loss.entropy_coefficient": 0.1}),
+    Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
+    Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
+    Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
     Knob(
         ppo.PPOConfig, "truncated", "ppo", {"ppo.truncated": "mask"}, {"ppo.rollout.stop_token_ids": list(range(6, 16))}
@@ -224,6 +243,7 @@ KNOBS = [
         STEEP,
     ),
     Knob(ppo.GuardConfig, "max_kl", "ppo", {"ppo.guards.max_kl": 1e-9, "ppo.guards.max_skipped_fraction": 1.0}, STEEP),
+    Knob(ppo.GuardConfig, "target_kl", "ppo", {"ppo.guards.target_kl": 1e-9}, STEEP),
     Knob(
         ppo.GuardConfig,
         "max_skipped_fraction",
@@ -273,6 +293,11 @@ SHOWN_ELSEWHERE = {
         run.RunConfig,
         "grace_seconds",
     ): ("checkpoint/test_interruption.py", "test_a_step_that_takes_longer_than_its_grace_is_given_up"),
+    # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
+    (ppo.PolicyLossConfig, "behaviour_cap"): (
+        "trainers/test_updates.py",
+        "test_a_behaviour_weight_is_a_factor_of_the_advantage",
+    ),
     (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
     (
         ppo.FunctionRewardConfig,

@@ -1,5 +1,8 @@
 """PPO as a library: it learns, it checks itself, and it takes your own loop and scores."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
@@ -8,7 +11,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
-from proximo.errors import DataError, ModelError, TrainingError
+from proximo.errors import ConfigError, DataError, ModelError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
@@ -180,6 +183,47 @@ def test_the_policy_computes_the_old_logprobs_where_more_than_temperature_shaped
     assert not shaped.sampled_logprobs_serve
     (line, _) = shaped.train(PROMPTS, reward=count_a)
     assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+
+
+def test_the_target_kl_ends_the_updates_of_the_policy_before_one_that_is_beyond_it() -> None:
+    made = trainer(num_steps=1, guards={"target_kl": 1e-9})
+    (line,) = made.train(PROMPTS, reward=count_a)
+    # Four minibatches in each of two epochs: the first changes the policy, and the second is beyond any target.
+    assert (line["policy/stopped_updates"], line["policy/skipped_updates"]) == (7, 0)
+    assert made.policy_version == 1
+    assert made.learners["value"].updates_done == 8
+
+    free = trainer(num_steps=1, guards={"target_kl": 1e9})
+    (whole,) = free.train(PROMPTS, reward=count_a)
+    assert (whole["policy/stopped_updates"], free.policy_version) == (0, 8)
+
+
+def test_behaviour_weights_are_refused_where_every_one_would_be_one() -> None:
+    with pytest.raises(ConfigError, match="every weight 1"):
+        trainer(policy_loss={"behaviour_weight": "truncated"})
+
+
+@pytest.mark.parametrize("kind", ["truncated", "masked"])
+def test_behaviour_weights_compare_the_policy_with_a_sampler_of_its_own(kind: str) -> None:
+    """Responses of another sampler, whose log-probs are lower by 0.1; top-k has the policy compute its own."""
+    options = {"rollout": {"max_new_tokens": 6, "top_k": 60}, "policy_loss": {"behaviour_weight": kind}}
+    made = trainer(num_steps=1, **options)
+    responses = [replace(each, logprobs=each.logprobs - 0.1) for each in made.generate(PROMPTS)]
+    line = made.step(PROMPTS, responses, count_a(None, [r.text for r in responses], None))
+    assert line["policy/behaviour_weight"] == pytest.approx(math.exp(0.1), rel=1e-4)
+    assert line["policy/behaviour_beyond_cap"] == 0
+    assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+
+
+@pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo", "sapo"])
+def test_every_objective_trains_and_its_clip_fraction_is_a_fraction(objective: str) -> None:
+    loss = {"objective": objective, "entropy_coefficient": 0.01, "average": "responses"}
+    history = trainer(policy_loss=loss, advantage="group_centred").train(PROMPTS, reward=count_a)
+    for line in history:
+        assert line["policy/skipped_updates"] == 0
+        assert 0 <= line["policy/clip_fraction"] <= 1
+        assert line["first_minibatch/clip_fraction"] == 0
+    assert (history[-1]["policy/clip_fraction"] > 0) == (objective != "sapo")
 
 
 @pytest.mark.parametrize("measure", ["k2", "weighted_k3", "full"])

@@ -140,3 +140,20 @@ def test_the_steps_of_all_responses_add_up_to_the_gradient_of_the_objective(
     assert (
         found + objective(temperature=temperature, beta=beta / 2, of_sequences=of_sequences)
     ).norm() > 1e-3 or not beta
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"objective": "cispo"},
+        {"objective": "sapo", "gate_positive": 2.0, "gate_negative": 3.0},
+        {"dual_clip": 2.0},
+        {"average": "responses"},
+    ],
+    ids=lambda loss: "-".join(map(str, loss.values())),
+)
+def test_the_first_update_of_every_objective_has_the_gradient_of_the_expected_score(loss: dict[str, Any]) -> None:
+    """Before anything was learned the ratio is 1, where clip, weight and gate are one; gspo is in test_exact_gradients,
+    since it has no credit for single tokens."""
+    found = expected_gradient(temperature=0.6, kl={"place": "none"}, policy_loss=loss)
+    torch.testing.assert_close(found, -objective(temperature=0.6, beta=0.0, of_sequences=True), rtol=0, atol=1e-10)

@@ -12,6 +12,7 @@ from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
 from proximo.records import Experience, Finish, Scored, ScoreState
 from proximo.trainers.experience import RawAdvantages
+from proximo.trainers.invariants import broken_limits
 from proximo.trainers.step_metrics import (
     StepOutcome,
     experience_metrics,
@@ -204,6 +205,20 @@ def test_a_step_on_scores_that_were_brought_has_no_rollout_time() -> None:
     )
 
 
+def test_updates_that_were_not_come_to_count_for_no_throughput() -> None:
+    """A third of the policy's three epochs and all of the value model's: 15 tokens four times in 5 seconds."""
+    ended, value = Report(metrics={}, refusals=(), share_trained=1 / 3), Report(metrics={}, refusals=())
+    found = line(time_metrics(outcome(experience(), policy=ended, value=value, seconds=SECONDS), num_epochs=3))
+    assert found["throughput/train_tokens_per_second"] == pytest.approx(15 * 4 / 5)
+
+
+def test_what_gspo_clips_before_anything_was_learned_is_rounding() -> None:
+    everything = torch.ones(4, dtype=torch.bool)
+    first = policy_statistics(torch.full((4,), 1e-3), torch.zeros(4), everything, everything)
+    assert [name for name, *_ in broken_limits(first, precision="bf16")] == ["clip_fraction"]
+    assert broken_limits(first, precision="bf16", objective="gspo") == []
+
+
 def test_both_training_calls_report() -> None:
     policy = Report(metrics={"policy/loss": Mean(1.0, 4)}, refusals=())
     value = Report(metrics={"value/loss": Mean(3.0, 4)}, refusals=())
@@ -216,8 +231,8 @@ def test_both_training_calls_report() -> None:
 def test_the_first_minibatch_says_how_far_the_learner_is_from_the_sampler(difference: float, refused: float) -> None:
     """float32 allows 1e-5 on average and 1e-3 at most."""
     old = torch.zeros(4, dtype=torch.float64)
-    given = (old + difference, old, torch.ones(4), torch.tensor([True, True, False, True]))
-    first = policy_statistics(*given, clip_low=0.2, clip_high=0.2)
+    mask = torch.tensor([True, True, False, True])
+    first = policy_statistics(old + difference, old, torch.zeros(4, dtype=torch.bool), mask)
     policy = Report(metrics={}, refusals=(), first_minibatch=first)
     assert line(update_metrics(outcome(experience(), policy=policy), precision="float32")) == pytest.approx(
         {

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proximo.algorithms import objectives
 from proximo.algorithms.kl import bounded_exp, k2, k3
 from proximo.algorithms.masking import masked_variance
 
@@ -19,20 +20,26 @@ def clipped_policy_loss(
 ) -> Tensor:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = policy / old policy (arXiv:1707.06347, eq. 7).
 
-    Two clips as in DAPO (arXiv:2503.14476); PPO has them equal. The log-ratio is cut to +-20 before exp.
+    The loss of `objectives.ppo`, which says more of it and of what may take its place.
     """
-    return torch.maximum(*_policy_branches(logprobs, old_logprobs, advantages, clip_low, clip_high))
+    return objectives.ppo(logprobs, old_logprobs, advantages, clip_low=clip_low, clip_high=clip_high).loss
 
 
-def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None) -> Tensor:
-    """max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) / 2; plain (V - R)^2 / 2 where `clip` is None.
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None, huber_delta: float | None = None
+) -> Tensor:
+    """max(l(V - R), l(clip(V, V_old - clip, V_old + clip) - R)); plain l(V - R) where `clip` is None.
+
+    l(x) = x^2 / 2, and with d = `huber_delta` d (|x| - d / 2) where |x| is above d: an outlier pulls no harder than d.
+    d = 1 is the smooth L1 loss of torch and torchrl.
 
     Source: the value loss of openai/baselines, as in openai/lm-human-preferences.
     """
-    plain = 0.5 * (values - returns).square()
+    plain = _error_loss(values - returns, huber_delta)
     if clip is None:
         return plain
-    return torch.maximum(plain, _clipped_squares(values, old_values, returns, clip))
+    near = values.clamp(old_values - clip, old_values + clip)
+    return torch.maximum(plain, _error_loss(near - returns, huber_delta))
 
 
 def sft_loss(logprobs: Tensor) -> Tensor:
@@ -46,7 +53,7 @@ class PolicyStatistics:
 
     num_tokens: Tensor
     clipped: Tensor
-    """Tokens whose clipped branch is the larger loss: their gradient is zero."""
+    """Tokens on whose loss a bound acted (`objectives.TokenLosses.clipped`)."""
     ratio: Tensor
     ratio_squared: Tensor
     k1: Tensor
@@ -72,16 +79,13 @@ class PolicyStatistics:
 
 
 @torch.no_grad()
-def policy_statistics(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, *, clip_low: float, clip_high: float
-) -> PolicyStatistics:
-    """What `clipped_policy_loss` did on the tokens of the mask ([T] bool)."""
-    logprobs, old_logprobs, advantages = logprobs[mask], old_logprobs[mask], advantages[mask]
-    unclipped, clipped = _policy_branches(logprobs, old_logprobs, advantages, clip_low, clip_high)
+def policy_statistics(logprobs: Tensor, old_logprobs: Tensor, clipped: Tensor, mask: Tensor) -> PolicyStatistics:
+    """How far the tokens of the mask ([T] bool) moved, and how many were `clipped` ([T] bool, from the objective)."""
+    logprobs, old_logprobs = logprobs[mask], old_logprobs[mask]
     ratio = bounded_exp(logprobs - old_logprobs)
     return PolicyStatistics(
         num_tokens=mask.sum(),
-        clipped=(clipped > unclipped).sum(),
+        clipped=clipped[mask].sum(),
         ratio=ratio.sum(),
         ratio_squared=ratio.square().sum(),
         k1=(old_logprobs - logprobs).sum(),
@@ -118,7 +122,10 @@ class ValueStatistics:
 def value_statistics(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None
 ) -> ValueStatistics:
-    """What `clipped_value_loss` did on the tokens of the mask ([T] bool)."""
+    """What `clipped_value_loss` did on the tokens of the mask ([T] bool).
+
+    The squares stand for every loss that grows with the distance from the return: the larger branch is the same.
+    """
     values, old_values, returns = values[mask], old_values[mask], returns[mask]
     plain = clipped_value_loss(values, old_values, returns, clip=None)
     return ValueStatistics(
@@ -142,13 +149,9 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     return torch.where(spread > 0, 1 - unexplained / spread, 0)
 
 
-def _policy_branches(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
-    """(-r A, -clip(r) A)."""
-    ratio = bounded_exp(logprobs - old_logprobs)
-    return -ratio * advantages, -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
-
-
-def _clipped_squares(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    return 0.5 * (values.clamp(old_values - clip, old_values + clip) - returns).square()
+def _error_loss(error: Tensor, huber_delta: float | None) -> Tensor:
+    squared = 0.5 * error.square()
+    if huber_delta is None:
+        return squared
+    distance = error.abs()
+    return torch.where(distance <= huber_delta, squared, huber_delta * (distance - 0.5 * huber_delta))

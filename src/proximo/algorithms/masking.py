@@ -7,8 +7,12 @@ mask; a loss that calls them on tensors with unusable entries passes those tenso
 Zero or one valid token is a defined case everywhere: means and sums over nothing are 0, so is their variance.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+
+from proximo.algorithms.segments import segment_sum
 
 
 def select(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -47,6 +51,16 @@ def sum_per_token(per_token: Tensor, mask: Tensor, *, denominator: Tensor | floa
     does not depend on how the update is cut. It must be positive.
     """
     return torch.where(mask, per_token, 0).sum() / denominator
+
+
+def sum_of_response_means(
+    per_token: Tensor, mask: Tensor, lengths: Sequence[int], *, denominator: Tensor | float
+) -> Tensor:
+    """The scalar in which every response weighs the same: sum over responses of the mean over its masked tokens /
+    `denominator`, which counts the responses of the whole update. A response without a masked token adds 0.
+    """
+    counts = segment_sum(mask.to(per_token.dtype), lengths).clamp(min=1)
+    return (segment_sum(torch.where(mask, per_token, 0), lengths) / counts).sum() / denominator
 
 
 def _deviations(x: Tensor, mask: Tensor) -> Tensor:

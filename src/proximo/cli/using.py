@@ -13,7 +13,7 @@ Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; of a pip
 CheckpointName = Annotated[str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which checkpoint.")]
 
 
-Role = Literal["policy", "value", "reward"]
+Role = Literal["policy", "value", "reward", "average", "reference"]
 DType = Literal["float32", "bfloat16"]
 
 

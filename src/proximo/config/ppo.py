@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from proximo.config.base import Section
+from proximo.config.ppo_losses import GuardConfig, PolicyLossConfig, ValueLossConfig
 from proximo.config.run import OptimizerConfig
 from proximo.metrics.definitions import COMPONENT
 
@@ -113,35 +114,6 @@ class AdvantageConfig(Section):
     def standardises(self) -> bool:
         """`standardise` with its default resolved."""
         return self.uses_critic if self.standardise is None else self.standardise
-
-
-class PolicyLossConfig(Section):
-    """What the policy minimises."""
-
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    """The ratio is clipped below at 1 - clip_low."""
-    clip_high: float = Field(0.2, gt=0)
-    """The ratio is clipped above at 1 + clip_high."""
-
-
-class ValueLossConfig(Section):
-    """What the value model minimises."""
-
-    clip: float | None = Field(0.2, gt=0)
-    """New values may move this far from the old ones before their loss is clipped; null does not clip."""
-
-
-class GuardConfig(Section):
-    """When an update is skipped, and when the run stops."""
-
-    max_ratio: float | None = Field(None, gt=1)
-    """A minibatch whose mean ratio exceeds this is skipped before the optimizer sees it."""
-    max_kl: float | None = Field(None, gt=0)
-    """A minibatch whose KL from the step's start (k3 per token) exceeds this is skipped likewise."""
-    max_skipped_fraction: float = Field(0.5, gt=0, le=1)
-    """The run stops when more than this fraction of the updates of a step is skipped."""
-    max_faulty_fraction: float = Field(0.2, ge=0, le=1)
-    """The run stops when more than this fraction of a batch could not be scored."""
 
 
 class PPOConfig(Section):

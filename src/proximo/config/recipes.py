@@ -149,6 +149,11 @@ class PPORecipe(Section):
             )
         if self.policy.lora is not None and self.ppo.average_decay is not None:
             raise ValueError("ppo.average_decay averages whole models: remove it, or train without LoRA")
+        if self.ppo.policy_loss.behaviour_weight != "none" and self.run.precision == "float32":
+            raise ValueError(
+                "ppo.policy_loss.behaviour_weight weighs the policy against its sampler, but with run.precision "
+                "float32 their log-probs are the same, and every weight 1: set run.precision to bf16, or leave it out"
+            )
         if self.reference is not None and self.reference.lora is not None:
             raise ValueError("a reference is not trained: remove reference.lora")
         return self

@@ -43,10 +43,28 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         yield from _given(ppo.kl, ("horizon",), f"{prefix}kl.", "without target the coefficient does not adapt")
     if ppo.kl.reference_every_steps is None:
         yield from _given(ppo.kl, ("reference_decay",), f"{prefix}kl.", "without reference_every_steps it stays")
+    yield from _unused_in_losses(ppo, prefix)
     if ppo.policy_optimizer is not None:
         yield from _unused_in_optimizer(ppo.policy_optimizer, f"{prefix}policy_optimizer.")
     if ppo.uses_critic:
         yield from _unused_in_optimizer(ppo.value_optimizer, f"{prefix}value_optimizer.")
+
+
+def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
+    policy, guards = ppo.policy_loss, ppo.guards
+    if policy.objective == "sapo":
+        yield from _given(policy, ("clip_low", "clip_high"), f"{prefix}policy_loss.", "objective sapo does not clip")
+    else:
+        reason = f"objective {policy.objective} has no gate"
+        yield from _given(policy, ("gate_positive", "gate_negative"), f"{prefix}policy_loss.", reason)
+    if policy.average != "constant":
+        yield from _given(policy, ("average_constant",), f"{prefix}policy_loss.", f"average is {policy.average}")
+    if policy.behaviour_weight == "none":
+        yield from _given(policy, ("behaviour_cap",), f"{prefix}policy_loss.", "behaviour_weight is none")
+    if ppo.uses_critic and ppo.value_loss.kind != "huber":
+        yield from _given(ppo.value_loss, ("huber_delta",), f"{prefix}value_loss.", f"kind is {ppo.value_loss.kind}")
+    if guards.max_kl is not None and guards.target_kl is not None and guards.target_kl <= guards.max_kl:
+        yield from _given(guards, ("max_kl",), f"{prefix}guards.", "target_kl ends the step before")
 
 
 def _unused_in_optimizer(optimizer: OptimizerConfig, prefix: str) -> Iterator[str]:

@@ -22,6 +22,7 @@ from proximo.models.sources import ModelSource, adapter_base
 from proximo.models.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.trainers.saved import find_checkpoint, model_of
 
+SCALAR_ROLES = ("value", "reward")
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -30,7 +31,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 class ExportOptions:
     """Which model, and in which form."""
 
-    role: Literal["policy", "value", "reward"] | None = None
+    role: Literal["policy", "value", "reward", "average", "reference"] | None = None
     """None: the policy, or the reward model of a run that trained one."""
     checkpoint: str = "latest"
     """`latest`, `best` or `step-N`."""
@@ -82,7 +83,7 @@ def _writer(source: Path, *, merge: bool) -> Callable[[Path, Path, torch.dtype |
 
 
 def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:
-    loader: Any = AutoModelForCausalLM if source.name == "policy" else AutoModelForSequenceClassification
+    loader: Any = AutoModelForSequenceClassification if source.name in SCALAR_ROLES else AutoModelForCausalLM
     with quiet_transformers():
         loader.from_pretrained(source, dtype=dtype or "auto").save_pretrained(target)
 
@@ -94,7 +95,7 @@ def _write_adapter(source: Path, target: Path, dtype: torch.dtype | None) -> Non
 
 
 def _write_merged(source: Path, target: Path, dtype: torch.dtype | None) -> None:
-    merged = _merged_policy(source) if source.name == "policy" else _merged_scalar(source)
+    merged = _merged_scalar(source) if source.name in SCALAR_ROLES else _merged_policy(source)
     with quiet_transformers():
         (merged if dtype is None else merged.to(dtype)).save_pretrained(target)
 

@@ -47,6 +47,7 @@ from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.memory import memory_advice
+from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.sections import optimizer_options
 from proximo.trainers.step_metrics import (
     StepOutcome,
@@ -74,6 +75,7 @@ class PPOTrainer:
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
+        ConfigError: behaviour weights are asked for where every one would be 1.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class PPOTrainer:
         reference, value = as_reference(reference), as_value(value)
         moves = self.config.average_decay is not None or self.config.kl.reference_every_steps is not None
         check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
+        check_behaviour_weight(self.config.policy_loss, sampled_serve=self.sampled_logprobs_serve)
         self.roles = self._make_roles(reference, value)
         self.average = None if self.config.average_decay is None else self.policy.frozen_copy()
         """The moving average of the policy, where one is kept."""
@@ -151,7 +154,8 @@ class PPOTrainer:
         )
 
     def _check_first_minibatch(self, statistics: PolicyStatistics, step: int) -> None:
-        check_first_minibatch(statistics, precision=self.policy.precision, step=step + 1)
+        kind = {"precision": self.policy.precision, "objective": self.config.policy_loss.objective}
+        check_first_minibatch(statistics, **kind, step=step + 1)
 
     @property
     def learners(self) -> dict[str, Learner]:
@@ -257,7 +261,7 @@ class PPOTrainer:
             own["kl/coefficient"] = Last(outcome.kl_coefficient)
         return (
             experience_metrics(outcome)
-            | update_metrics(outcome, precision=self.policy.precision)
+            | update_metrics(outcome, precision=self.policy.precision, objective=self.config.policy_loss.objective)
             | time_metrics(outcome, num_epochs=self.config.epochs_per_step)
             | own
         )

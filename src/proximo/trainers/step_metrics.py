@@ -67,14 +67,14 @@ def sequence_kl(experience: Experience) -> list[float | None]:
     return list(segment_sum(torch.where(experience.mask, per_token, 0.0), experience.lengths).tolist())
 
 
-def update_metrics(outcome: StepOutcome, *, precision: str) -> dict[str, MetricValue]:
+def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "ppo") -> dict[str, MetricValue]:
     """What the two training calls report, and the check of the first minibatch."""
     metrics = dict(outcome.policy.metrics)
     if outcome.value is not None:
         metrics |= outcome.value.metrics
     first = outcome.policy.first_minibatch
     if first is not None:
-        refused = bool(broken_limits(first, precision=precision))
+        refused = bool(broken_limits(first, precision=precision, objective=objective))
         metrics |= first_minibatch_metrics(first) | {"first_minibatch/refused": Sum(int(refused))}
     return metrics
 
@@ -95,7 +95,7 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
         del metrics["time/generate_seconds"]
         metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
     training = outcome.seconds["train_policy"] + outcome.seconds.get("train_value", 0.0)
-    passes = num_epochs * (1 if outcome.value is None else 2)
+    passes = num_epochs * (outcome.policy.share_trained + (0 if outcome.value is None else 1))
     metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
     metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
     return metrics

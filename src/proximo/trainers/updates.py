@@ -1,9 +1,10 @@
 """The calls of a PPO step that train: epochs of minibatches over one experience. Not the optimizer step itself."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from proximo.algorithms import kl
 from proximo.algorithms.losses import (
     PolicyStatistics,
     ValueStatistics,
-    clipped_policy_loss,
     clipped_value_loss,
     policy_statistics,
     value_statistics,
@@ -24,23 +24,13 @@ from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.batching import plan_batches
 from proximo.models.heads import token_logprobs
-from proximo.models.packing import PackedResponses
 from proximo.records import Experience
 from proximo.trainers.calls import InferenceCalls, pack_members
 from proximo.trainers.experience import token_values
+from proximo.trainers.microbatch import Microbatch
+from proximo.trainers.policy_loss import average, behaviour_metrics, policy_columns, token_losses
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Microbatch:
-    """Some responses of a minibatch with everything a loss reads; T counts their response tokens."""
-
-    packed: PackedResponses
-    mask: Tensor
-    """[T]"""
-    columns: dict[str, Tensor]
-    """Name -> [T], in the order of the packed targets."""
-    num_update_tokens: int
-    """Valid tokens of the whole minibatch: the denominator of the loss."""
+Statistics = TypeVar("Statistics")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,8 +39,10 @@ class Report:
 
     metrics: dict[str, MetricValue]
     refusals: tuple[str, ...]
-    """Why updates were skipped, one entry each."""
+    """Why updates were skipped, one entry each; the last may be why the step's updates ended."""
     first_minibatch: PolicyStatistics | None = None
+    share_trained: float = 1.0
+    """Of the updates that were planned, those whose gradient was computed; below 1 where target_kl ended them."""
 
 
 class UpdateCalls:
@@ -75,43 +67,47 @@ class UpdateCalls:
         self.seed = seed
 
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
-        """Clipped policy updates over all epochs; the KL joins the loss where the configuration puts it there."""
-        config = self.config
-        clips = {"clip_low": config.policy_loss.clip_low, "clip_high": config.policy_loss.clip_high}
+        """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there."""
+        config, options = self.config, self.config.policy_loss
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
-            temperature = config.rollout.temperature
-            policy = self.roles.policy
+            policy, bonus = self.roles.policy, options.entropy_coefficient
             hidden = policy.hidden_states(batch.packed.packed)[batch.packed.predictors]
-            found = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature)
-            logprobs = found.logprobs
-            old, advantages = batch.columns["old_logprobs"], batch.columns["advantages"]
-            (clean,) = select(batch.mask, logprobs)
-            per_token = clipped_policy_loss(clean, old, advantages, **clips)
+            temperature = config.rollout.temperature
+            found = token_logprobs(
+                hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0
+            )
+            (clean,) = select(batch.mask, found.logprobs)
+            result = token_losses(clean, batch, options)
+            per_token = result.loss
             if config.kl.place == "loss":
                 per_token = per_token + kl_coefficient * self._kl_in_loss(clean, hidden, batch)
-            statistics = policy_statistics(logprobs, old, advantages, batch.mask, **clips)
-            return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens), statistics
+            if found.entropy is not None:
+                per_token = per_token - bonus * select(batch.mask, found.entropy)[0]
+            old = batch.columns["old_logprobs"]
+            statistics = policy_statistics(found.logprobs, old, result.clipped, batch.mask)
+            return average(per_token, batch, config), statistics
 
-        columns = {"old_logprobs": experience.old_logprobs, "advantages": experience.advantages}
-        if experience.reference_logprobs is not None:
-            columns["reference_logprobs"] = experience.reference_logprobs
-        minibatches = self._minibatches(experience, columns, step=step)
-        results = [
-            self.policy_learner.update(batches, loss, guard=self._guard if number else self._first_guard(step))
-            for number, batches in enumerate(minibatches)
-        ]
-        self._stop_if_too_many_skipped(results, "policy", step)
-        totals = reduce(add, (part for result in results for part in result.statistics))
+        columns = policy_columns(experience, options)
+        taken = self._take(
+            self.policy_learner, experience, columns, loss, step=step, guard=self._guard_of(step), ends=self._ends
+        )
+        self._stop_if_too_many_skipped(taken.whole, "policy", step)
+        totals = reduce(add, (part for result in taken.results for part in result.statistics))
+        weights = taken.num_tokens if options.average == "tokens" else taken.num_responses
+        metrics = _policy_metrics(totals) | _update_metrics("policy", taken, weights)
+        if config.guards.target_kl is not None:
+            metrics["policy/stopped_updates"] = Sum(taken.num_planned - len(taken.whole))
         return Report(
-            metrics=_policy_metrics(totals) | _update_metrics("policy", results),
-            refusals=tuple(result.refusal for result in results if result.refusal),
-            first_minibatch=reduce(add, results[0].statistics),
+            metrics=metrics | behaviour_metrics(experience, options),
+            refusals=tuple(result.refusal for result in taken.results if result.refusal),
+            first_minibatch=reduce(add, taken.results[0].statistics),
+            share_trained=len(taken.results) / taken.num_planned,
         )
 
     def train_value(self, experience: Experience, *, step: int) -> Report:
-        """Clipped regression of the values on the returns, over all epochs."""
-        value, learner, clip = self.roles.value, self.value_learner, self.config.value_loss.clip
+        """Regression of the values on the returns, over all epochs."""
+        value, learner, options = self.roles.value, self.value_learner, self.config.value_loss
         if experience.returns is None or value is None or learner is None:
             raise ValueError("this run has no critic")
 
@@ -119,47 +115,67 @@ class UpdateCalls:
             values = value.token_scores(batch.packed.packed)[batch.packed.predictors]
             old, returns = batch.columns["values"], batch.columns["returns"]
             (clean,) = select(batch.mask, values)
-            per_token = clipped_value_loss(clean, old, returns, clip=clip)
-            statistics = value_statistics(values, old, returns, batch.mask, clip=clip)
+            per_token = clipped_value_loss(clean, old, returns, clip=options.clip, huber_delta=options.delta)
+            statistics = value_statistics(values, old, returns, batch.mask, clip=options.clip)
             return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens), statistics
 
         columns = {"values": token_values(experience), "returns": experience.returns}
-        results = [learner.update(batches, loss) for batches in self._minibatches(experience, columns, step=step)]
-        self._stop_if_too_many_skipped(results, "value", step)
-        totals = reduce(add, (part for result in results for part in result.statistics))
+        taken = self._take(learner, experience, columns, loss, step=step)
+        self._stop_if_too_many_skipped(taken.results, "value", step)
+        totals = reduce(add, (part for result in taken.results for part in result.statistics))
         return Report(
             metrics={"value/clip_fraction": Mean(totals.clipped.item(), totals.num_tokens.item())}
-            | _update_metrics("value", results),
-            refusals=tuple(result.refusal for result in results if result.refusal),
+            | _update_metrics("value", taken, taken.num_tokens),
+            refusals=tuple(result.refusal for result in taken.results if result.refusal),
         )
 
-    def _minibatches(
-        self, experience: Experience, columns: dict[str, Tensor], *, step: int
-    ) -> Iterator[list[Microbatch]]:
-        """The micro-batches of each minibatch of each epoch, in the order of the plan."""
-        counted = [int(part.sum()) for part in experience.mask.split(list(experience.lengths))]
-        members = [index for index, count in enumerate(counted) if count]
-        if not members:
-            raise TrainingError(
-                f"step {step + 1}: no response has a token that counts; all {len(counted)} were empty, cut off under "
-                "truncated: mask, or could not be scored"
-            )
+    def _take(
+        self,
+        learner: Learner,
+        experience: Experience,
+        columns: dict[str, Tensor],
+        loss: Callable[[Microbatch], tuple[Tensor, Statistics]],
+        *,
+        step: int,
+        guard: Callable[[Sequence[Statistics]], str | None] = lambda _: None,
+        ends: Callable[[Sequence[Statistics]], bool] = lambda _: False,
+    ) -> "_Taken[Statistics]":
+        """The updates of a plan, one after the other; a refused one after which the step `ends` is the last."""
         # Tokens outside the mask may hold anything, NaN included: nothing of them enters a loss.
         clean = {name: torch.where(experience.mask, column, 0.0) for name, column in columns.items()}
-        plan = plan_minibatches(
+        plan = self._plan(experience, step=step)
+        taken: _Taken[Statistics] = _Taken(num_planned=len(plan))
+        for members in plan:
+            batches = self._cut(experience, clean, members)
+            result = learner.update(batches, loss, guard=guard)
+            taken.results.append(result)
+            taken.num_tokens.append(batches[0].num_update_tokens)
+            taken.num_responses.append(batches[0].num_update_responses)
+            if result.refusal is not None and ends(result.statistics):
+                taken.ended = True
+                break
+        return taken
+
+    def _plan(self, experience: Experience, *, step: int) -> list[list[int]]:
+        """The responses of each minibatch, epoch after epoch."""
+        parts = experience.mask.split(list(experience.lengths))
+        members = [index for index, part in enumerate(parts) if part.any()]
+        if not members:
+            raise TrainingError(
+                f"step {step + 1}: no response has a token that counts; all {len(parts)} were empty, cut off under "
+                "truncated: mask, or could not be scored"
+            )
+        epochs = plan_minibatches(
             members,
             size=self.config.responses_per_update,
             num_epochs=self.config.epochs_per_step,
             seed=self.seed,
             step=step,
         )
-        for minibatch in (minibatch for epoch in plan for minibatch in epoch):
-            num_update_tokens = sum(counted[index] for index in minibatch)
-            yield self._cut(experience, clean, minibatch, num_update_tokens)
+        return [minibatch for epoch in epochs for minibatch in epoch]
 
-    def _cut(
-        self, experience: Experience, columns: dict[str, Tensor], minibatch: Sequence[int], num_update_tokens: int
-    ) -> list[Microbatch]:
+    def _cut(self, experience: Experience, columns: dict[str, Tensor], minibatch: Sequence[int]) -> list[Microbatch]:
+        """The micro-batches of a minibatch, each of whole responses."""
         responses = [scored.response for scored in experience.scored]
         sizes, device = list(experience.lengths), self.roles.policy.device
         pieces = {name: column.split(sizes) for name, column in columns.items()}
@@ -167,12 +183,14 @@ class UpdateCalls:
         lengths = [len(responses[i].prompt.token_ids) + sizes[i] for i in minibatch]
         plan = plan_batches(lengths, token_budget=self.config.tokens_per_microbatch)
         chosen = [[minibatch[i] for i in indices] for indices in plan]
+        num_update_tokens = sum(int(masks[i].sum()) for i in minibatch)
         return [
             Microbatch(
                 packed=pack_members(responses, members, device=device),
                 mask=torch.cat([masks[i] for i in members]).to(device),
                 columns={name: torch.cat([parts[i] for i in members]).to(device) for name, parts in pieces.items()},
                 num_update_tokens=num_update_tokens,
+                num_update_responses=len(minibatch),
             )
             for members in chosen
         ]
@@ -185,25 +203,35 @@ class UpdateCalls:
             return kl.weighted_k3(logprobs, batch.columns["old_logprobs"], reference)
         return kl.k2(logprobs, reference)
 
-    def _first_guard(self, step: int) -> Callable[[Sequence[PolicyStatistics]], str | None]:
-        """The guard of a step's first minibatch, which also stops the run while nothing was learned yet."""
+    def _guard_of(self, step: int) -> Callable[[Sequence[PolicyStatistics]], str | None]:
+        """The guard of a step's updates. At the first it may stop the run, while nothing was learned yet."""
+        unseen = True
 
         def guard(parts: Sequence[PolicyStatistics]) -> str | None:
-            if self.check_first is not None:
+            nonlocal unseen
+            if unseen and self.check_first is not None:
                 self.check_first(reduce(add, parts), step)
+            unseen = False
             return self._guard(parts)
 
         return guard
 
     def _guard(self, parts: Sequence[PolicyStatistics]) -> str | None:
         total, config = reduce(add, parts), self.config.guards
-        ratio = (total.ratio / total.num_tokens).item()
-        divergence = (total.k3 / total.num_tokens).item()
+        ratio, divergence = (total.ratio / total.num_tokens).item(), _divergence(parts)
+        moved = f"the KL from the step's start is {divergence:.3g} per token, above"
+        if config.target_kl is not None and divergence > config.target_kl:
+            return f"{moved} target_kl = {config.target_kl:g}: the updates of this step end here"
         if config.max_ratio is not None and ratio > config.max_ratio:
             return f"the mean ratio is {ratio:.3g}, above max_ratio = {config.max_ratio:g}"
         if config.max_kl is not None and divergence > config.max_kl:
-            return f"the KL from the step's start is {divergence:.3g} per token, above max_kl = {config.max_kl:g}"
+            return f"{moved} max_kl = {config.max_kl:g}"
         return None
+
+    def _ends(self, parts: Sequence[PolicyStatistics]) -> bool:
+        """k3, which is never negative, unlike the mean of the log-ratios; and before the update, not after it."""
+        target = self.config.guards.target_kl
+        return target is not None and _divergence(parts) > target
 
     def _stop_if_too_many_skipped(self, results: Sequence[UpdateResult], role: str, step: int) -> None:
         skipped = [result.refusal for result in results if result.refusal]
@@ -215,6 +243,29 @@ class UpdateCalls:
             )
 
 
+@dataclass(kw_only=True, slots=True)
+class _Taken(Generic[Statistics]):
+    """The updates of one step: those that were tried, with the counts of their minibatches."""
+
+    num_planned: int
+    results: list[UpdateResult[Statistics]] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    num_responses: list[int] = field(default_factory=list)
+    ended: bool = False
+    """The last result is the update that was not taken because the step ended before it."""
+
+    @property
+    def whole(self) -> list[UpdateResult[Statistics]]:
+        """Those that were taken or skipped one by one."""
+        return self.results[:-1] if self.ended else self.results
+
+
+def _divergence(parts: Sequence[PolicyStatistics]) -> float:
+    """k3 per token."""
+    total = reduce(add, parts)
+    return (total.k3 / total.num_tokens).item()
+
+
 def _policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
     count = total.num_tokens.item()
     return {
@@ -224,20 +275,15 @@ def _policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
     }
 
 
-def _update_metrics(role: str, results: Sequence[UpdateResult]) -> dict[str, MetricValue]:
-    applied = [result for result in results if result.refusal is None]
+def _update_metrics(role: str, taken: _Taken, weights: Sequence[int]) -> dict[str, MetricValue]:
+    """`weights`: how many of what each loss is the mean over."""
+    applied = [(r, weight) for r, weight in zip(taken.results, weights, strict=True) if r.refusal is None]
     return {
-        f"{role}/loss": _mean_loss(applied),
-        f"{role}/gradient_norm": Mean.of(result.gradient_norm for result in applied),
-        f"{role}/learning_rate": Last(results[-1].learning_rate),
-        f"{role}/skipped_updates": Sum(len(results) - len(applied)),
+        f"{role}/loss": Mean(sum(r.loss * weight for r, weight in applied), sum(weight for _, weight in applied)),
+        f"{role}/gradient_norm": Mean.of(r.gradient_norm for r, _ in applied),
+        f"{role}/learning_rate": Last((taken.whole or taken.results)[-1].learning_rate),
+        f"{role}/skipped_updates": Sum(len(taken.whole) - len(applied)),
     }
-
-
-def _mean_loss(applied: Sequence[UpdateResult]) -> Mean:
-    """Over the tokens of all updates: each loss is the mean over its own."""
-    counts = [sum(part.num_tokens.item() for part in result.statistics) for result in applied]
-    return Mean(sum(r.loss * count for r, count in zip(applied, counts, strict=True)), sum(counts))
 
 
 def first_minibatch_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:

@@ -28,7 +28,7 @@ FIRST_MINIBATCH = (
         name="first_minibatch/clip_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of those tokens whose ratio is beyond the clip range already, on the side where it counts.",
+        definition="Share of those tokens on whose loss the clip acts already, as in policy/clip_fraction.",
         phase=Phase.POLICY,
         better=Better.DOWN,
     ),
@@ -47,16 +47,18 @@ POLICY = (
         name="policy/loss",
         reduction=Mean,
         unit="score",
-        definition="Clipped policy loss, mean over the tokens of all updates. Its level says little: it starts near 0 "
-        "with standardised advantages, whatever the score does.",
+        definition="Policy loss, mean over the tokens of all updates, or over their responses where "
+        "`policy_loss.average` counts those. Its level says little: it starts near 0 with standardised advantages, "
+        "whatever the score does.",
         phase=Phase.POLICY,
     ),
     Metric(
         name="policy/clip_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of tokens, over all updates, whose ratio left the clip range on the side where clipping "
-        "stops the gradient.",
+        definition="Share of tokens, over all updates, on whose loss the clip acted. With the objectives ppo and gspo: "
+        "the ratio (gspo: that of the response) left the clip range on the side where clipping stops the gradient, or "
+        "dual_clip bounds the loss. With cispo: the weight was cut, the gradient stays. With sapo: none.",
         phase=Phase.POLICY,
     ),
     Metric(
@@ -106,6 +108,30 @@ POLICY = (
         phase=Phase.POLICY,
         better=Better.DOWN,
     ),
+    Metric(
+        name="policy/stopped_updates",
+        reduction=Sum,
+        unit="updates",
+        definition="Policy updates that the step did not come to because `guards.target_kl` ended it, the one before "
+        "which it did included. Only with `target_kl`.",
+        phase=Phase.POLICY,
+    ),
+    Metric(
+        name="policy/behaviour_weight",
+        reduction=Mean,
+        unit="ratio",
+        definition="Mean over the tokens of the step of policy / sampler before the first update, not capped. 1 up to "
+        "noise. Only with `policy_loss.behaviour_weight`.",
+        phase=Phase.POLICY,
+    ),
+    Metric(
+        name="policy/behaviour_beyond_cap",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of those tokens whose weight is above `policy_loss.behaviour_cap`.",
+        phase=Phase.POLICY,
+        better=Better.DOWN,
+    ),
 )
 
 VALUE = (
@@ -113,8 +139,8 @@ VALUE = (
         name="value/loss",
         reduction=Mean,
         unit="score squared",
-        definition="Value loss (half the squared error, clipped where that is on), mean over the tokens of all "
-        "updates.",
+        definition="Value loss (half the squared error, or as `value_loss.kind` says; clipped where that is on), mean "
+        "over the tokens of all updates.",
         phase=Phase.VALUE,
         better=Better.DOWN,
     ),

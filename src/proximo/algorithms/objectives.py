@@ -1,0 +1,135 @@
+"""What the policy minimises on each token: the clip of PPO and what others put in its place. Not the mean over tokens.
+
+Shapes: all tensors of one call are [T], R responses laid end to end where `lengths` are asked for. r_t is policy / old
+policy at a token, its logarithm cut to +-20 before exp. Where some entries are unusable, pass the tensors through
+`masking.select` first: only what looks at whole responses takes a mask.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms.advantages import broadcast_to_tokens
+from proximo.algorithms.kl import bounded_exp
+from proximo.algorithms.segments import segment_sum
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLosses:
+    """The loss of each token, and where a bound acted on it."""
+
+    loss: Tensor
+    """[T]"""
+    clipped: Tensor
+    """[T] bool: the loss is not what it would be without a bound. In `ppo` and `gspo` its gradient is zero there."""
+
+
+def ppo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> TokenLosses:
+    """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) (arXiv:1707.06347, eq. 7), at most -c A where A < 0.
+
+    Two clips as in DAPO (arXiv:2503.14476); PPO has them equal. c = `dual_clip` (arXiv:1912.09729) bounds the one loss
+    that the clip leaves open, that of a bad token which became much likelier: beyond r = c it has no gradient.
+
+    Clipping log r between log(1 - clip_low) and log(1 + clip_high) instead, as torchrl does, is the same in value and
+    in gradient, since exp preserves order; so there is no option for it.
+    """
+    ratio = bounded_exp(logprobs - old_logprobs)
+    return _clipped(ratio, advantages, clip_low, clip_high, dual_clip)
+
+
+def gspo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    lengths: Sequence[int],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> TokenLosses:
+    """PPO's clip with one ratio for a whole response, s = exp(mean over its masked tokens of log r) (arXiv:2507.18071).
+
+    The gradient runs through s, and so to all tokens of the response alike. With one advantage per response each token
+    has the loss of its response, and the mean over tokens and then over responses is the paper's objective. Advantages
+    that differ from token to token keep no credit of their own: what acts is their sum over those not clipped.
+    """
+    ratio = broadcast_to_tokens(sequence_ratios(logprobs, old_logprobs, mask, lengths), lengths)
+    return _clipped(ratio, advantages, clip_low, clip_high, dual_clip)
+
+
+def cispo(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> TokenLosses:
+    """-w A logprob, w = clip(r, 1 - clip_low, 1 + clip_high) without gradient (arXiv:2506.13585, eq. 4).
+
+    The clip bounds how much a token counts and never silences it: its gradient is that of REINFORCE, times w. The paper
+    has no lower bound, which is `clip_low` = 1.
+    """
+    ratio = bounded_exp(logprobs - old_logprobs).detach()
+    weight = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return TokenLosses(loss=-weight * advantages * logprobs, clipped=weight != ratio)
+
+
+def sapo(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, gate_positive: float, gate_negative: float
+) -> TokenLosses:
+    """-(4 / tau) sigmoid(tau (r - 1)) A, tau = gate_positive where A > 0, else gate_negative (arXiv:2511.20347).
+
+    A gate that closes gradually takes the place of the clip. At r = 1 the gradient is that of PPO for any tau; a larger
+    tau closes sooner on either side. Nothing is ever clipped.
+    """
+    ratio = bounded_exp(logprobs - old_logprobs)
+    steepness = torch.full_like(ratio, gate_negative).masked_fill(advantages > 0, gate_positive)
+    gate = 4 / steepness * torch.sigmoid(steepness * (ratio - 1))
+    return TokenLosses(loss=-gate * advantages, clipped=torch.zeros_like(advantages, dtype=torch.bool))
+
+
+def sequence_ratios(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, lengths: Sequence[int]) -> Tensor:
+    """[R]: exp of the mean of log r over the masked tokens of each response; 1 for one without any."""
+    counts = segment_sum(mask.to(logprobs.dtype), lengths).clamp(min=1)
+    log_ratios = torch.where(mask, logprobs - old_logprobs, 0)
+    return bounded_exp(segment_sum(log_ratios, lengths) / counts)
+
+
+@torch.no_grad()
+def truncated_weights(proximal_logprobs: Tensor, sampled_logprobs: Tensor, *, cap: float) -> Tensor:
+    """min(w, cap), w = exp(proximal - sampled): [T], without gradient; factors of the losses.
+
+    Where another policy sampled than the one that the ratio starts from (the proximal one, which the clip keeps near),
+    w makes the mean over its tokens that of the proximal policy (arXiv:2110.00641). The cap trades variance for bias
+    (arXiv:1802.01561).
+    """
+    return bounded_exp(proximal_logprobs - sampled_logprobs).clamp(max=cap)
+
+
+@torch.no_grad()
+def masked_weights(proximal_logprobs: Tensor, sampled_logprobs: Tensor, *, cap: float) -> Tensor:
+    """w as in `truncated_weights`, but 0 where it is above the cap: such a token teaches nothing (arXiv:2505.24298).
+
+    The denominator of the loss goes on counting it.
+    """
+    weights = bounded_exp(proximal_logprobs - sampled_logprobs)
+    return torch.where(weights <= cap, weights, 0)
+
+
+def _clipped(
+    ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
+) -> TokenLosses:
+    plain = -ratio * advantages
+    clipped = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    loss, acted = torch.maximum(plain, clipped), clipped > plain
+    if dual_clip is not None:
+        bound = dual_clip * advantages.abs()  # above every loss where A > 0
+        loss, acted = torch.minimum(loss, bound), acted | (loss > bound)
+    return TokenLosses(loss=loss, clipped=acted)

@@ -1,0 +1,183 @@
+"""The objectives of the policy in every branch, by hand: loss, slope along the log-prob, and what is clipped."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from proximo.algorithms.losses import clipped_value_loss
+from proximo.algorithms.masking import sum_of_response_means
+from proximo.algorithms.objectives import (
+    TokenLosses,
+    cispo,
+    gspo,
+    masked_weights,
+    ppo,
+    sapo,
+    sequence_ratios,
+    truncated_weights,
+)
+
+OLD = -1.5
+
+
+def numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def at_ratio(objective, ratio: float, advantage: float, **options) -> tuple[TokenLosses, float]:
+    """The objective of one token, and its slope."""
+    logprobs = numbers(OLD + math.log(ratio)).requires_grad_()
+    found = objective(logprobs, numbers(OLD), numbers(advantage), **options)
+    return found, torch.autograd.grad(found.loss.sum(), logprobs)[0].item()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope", "clipped"),
+    [
+        (5.0, -2.0, 6.0, 0.0, True),  # 10 without the second bound
+        (2.0, -2.0, 4.0, 4.0, False),  # bad and likelier, but below c
+        (0.5, -2.0, 1.6, 0.0, True),  # the first clip, as ever
+        (5.0, 2.0, -2.6, 0.0, True),
+        (0.5, 2.0, -1.0, -1.0, False),
+        (5.0, 0.0, 0.0, 0.0, False),
+    ],
+)
+def test_dual_clip_bounds_the_loss_of_bad_tokens_alone(ratio, advantage, loss, slope, clipped):
+    found, found_slope = at_ratio(ppo, ratio, advantage, clip_low=0.2, clip_high=0.3, dual_clip=3.0)
+    assert (found.loss.item(), found_slope) == pytest.approx((loss, slope))
+    assert found.clipped.item() is clipped
+
+
+def test_a_clip_of_the_log_ratio_is_the_same_in_value_and_gradient():
+    """As torchrl writes it: the log-ratio between log(1 - low) and log(1 + high), then exp."""
+    generator = torch.Generator().manual_seed(0)
+    logprobs, old, advantages = torch.randn(3, 200, generator=generator, dtype=torch.float64)
+    logprobs.requires_grad_()
+    log_ratio = logprobs - old
+    near = log_ratio.clamp(math.log(1 - 0.2), math.log(1 + 0.3))
+    in_logs = -torch.minimum(log_ratio.exp() * advantages, near.exp() * advantages)
+    found = ppo(logprobs, old, advantages, clip_low=0.2, clip_high=0.3)
+    assert 20 < found.clipped.sum() < 180
+    torch.testing.assert_close(found.loss, in_logs, rtol=1e-12, atol=0)
+    gradients = [torch.autograd.grad(loss.sum(), logprobs)[0] for loss in (found.loss, in_logs)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "weight", "clipped"),
+    [
+        (1.0, 0.2, 1.0, False),
+        (1.5, 0.2, 1.3, True),
+        (0.5, 0.2, 0.8, True),
+        (0.5, 1.0, 0.5, False),  # no lower bound
+        (0.01, 1.0, 0.01, False),
+    ],
+)
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_cispo_weighs_the_log_prob_and_silences_no_token(ratio, low, weight, clipped, advantage):
+    found, slope = at_ratio(cispo, ratio, advantage, clip_low=low, clip_high=0.3)
+    assert found.loss.item() == pytest.approx(-weight * advantage * (OLD + math.log(ratio)))
+    assert slope == pytest.approx(-weight * advantage)
+    assert found.clipped.item() is clipped
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "slope"),
+    [
+        (1.0, 3.0, -6.0, -3.0),  # 4 / 1 * 1/2, and the slope of PPO
+        (1.0, -3.0, 3.0, 3.0),  # 4 / 2 * 1/2, and the slope of PPO
+        (2.0, 1.0, -2.9242343, -1.5728955),  # sigmoid(1) = 0.7310586
+        (0.5, -1.0, 0.5378828, 0.3932239),  # sigmoid(-1) = 0.2689414
+        (30.0, 1.0, -4.0, 0.0),  # the gate is closed
+    ],
+)
+def test_the_gate_of_sapo_closes_gradually(ratio, advantage, loss, slope):
+    found, found_slope = at_ratio(sapo, ratio, advantage, gate_positive=1.0, gate_negative=2.0)
+    assert (found.loss.item(), found_slope) == pytest.approx((loss, slope), abs=1e-6)
+    assert not found.clipped.item()
+
+
+def test_gspo_gives_a_response_one_ratio_and_its_gradient_to_all_its_tokens():
+    """Two responses with mean log-ratios 0.2 and -0.5; the second is clipped at 0.8, and one of its tokens is out."""
+    changes, advantages = numbers(0.1, 0.3, -0.2, 9.0, -0.8), numbers(2, 2, -3, -3, -3)
+    mask = torch.tensor([True, True, True, False, True])
+    logprobs = changes.clone().requires_grad_()
+    found = gspo(logprobs, torch.zeros(5), advantages, mask, (2, 3), clip_low=0.2, clip_high=0.3)
+    s = math.exp(0.2)
+    assert found.loss.tolist() == pytest.approx([-2 * s, -2 * s, 2.4, 2.4, 2.4])
+    assert found.clipped.tolist() == [False, False, True, True, True]
+    (gradient,) = torch.autograd.grad(found.loss[mask].sum(), logprobs)
+    # Two losses -2 s, and s moves by s / 2 with each of its two log-probs.
+    assert gradient.tolist() == pytest.approx([-2 * s, -2 * s, 0, 0, 0])
+
+
+def test_gspo_of_responses_of_one_token_is_ppo():
+    generator = torch.Generator().manual_seed(1)
+    given = torch.randn(3, 50, generator=generator, dtype=torch.float64)
+    bounds = {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 1.4}
+    found, wanted = gspo(*given, torch.ones(50, dtype=torch.bool), (1,) * 50, **bounds), ppo(*given, **bounds)
+    torch.testing.assert_close(found.loss, wanted.loss)
+    assert found.clipped.equal(wanted.clipped)
+
+
+def test_the_ratio_of_a_response_is_over_its_counted_tokens_and_one_where_it_has_none():
+    mask = torch.tensor([False, False, True, False, True])
+    found = sequence_ratios(numbers(5, 5, 0.5, 7, -0.1), torch.zeros(5), mask, (2, 0, 3))
+    assert found.tolist() == pytest.approx([1, 1, math.exp(0.2)])
+
+
+@pytest.mark.parametrize("change", [-1e4, 1e4])
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_every_objective_stays_finite_at_any_distance(change, advantage):
+    given = torch.tensor([change]), torch.zeros(1), torch.tensor([advantage])
+    mask, clips = torch.ones(1, dtype=torch.bool), {"clip_low": 0.2, "clip_high": 0.3}
+    for objective in (
+        lambda *x: gspo(*x, mask, (1,), **clips),
+        lambda *x: cispo(*x, **clips),
+        lambda *x: sapo(*x, gate_positive=1.0, gate_negative=1.05),
+        lambda *x: ppo(*x, **clips, dual_clip=3.0),
+    ):
+        logprobs = given[0].clone().requires_grad_()
+        loss = objective(logprobs, *given[1:]).loss
+        assert loss.isfinite().all()
+        assert torch.autograd.grad(loss.sum(), logprobs)[0].isfinite().all()
+
+
+def test_behaviour_weights_are_cut_or_dropped_above_the_cap_and_carry_no_gradient():
+    proximal, sampled = numbers(0, 0.5, -0.5, 3).requires_grad_(), numbers(0, 0, 0, 0)
+    cut, dropped = (weigh(proximal, sampled, cap=1.5) for weigh in (truncated_weights, masked_weights))
+    assert cut.tolist() == pytest.approx([1, 1.5, math.exp(-0.5), 1.5])
+    assert dropped.tolist() == pytest.approx([1, 0, math.exp(-0.5), 0])
+    assert not cut.requires_grad
+    assert not dropped.requires_grad
+
+
+def test_in_the_mean_over_responses_each_weighs_the_same():
+    per_token, mask = numbers(1, 2, 3, 10, 99, 50), torch.tensor([True, True, True, True, False, False])
+    found = sum_of_response_means(per_token, mask, (3, 2, 0, 1), denominator=4)
+    assert found.item() == pytest.approx((2 + 10) / 4)
+
+
+@pytest.mark.parametrize(
+    ("error", "loss", "slope"),
+    [(0.5, 0.125, 0.5), (-0.5, 0.125, -0.5), (2.0, 2.0, 2.0), (3.0, 4.0, 2.0), (-3.0, 4.0, -2.0), (0.0, 0.0, 0.0)],
+)
+def test_the_huber_loss_is_linear_beyond_its_delta(error, loss, slope):
+    values = numbers(1 + error).requires_grad_()
+    found = clipped_value_loss(values, numbers(0), numbers(1), clip=None, huber_delta=2.0)
+    assert found.item() == pytest.approx(loss)
+    assert torch.autograd.grad(found.sum(), values)[0].item() == pytest.approx(slope)
+
+
+def test_a_huber_loss_of_delta_one_is_the_smooth_l1_loss():
+    values, returns = 2 * torch.randn(2, 50, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    found = clipped_value_loss(values, values, returns, clip=None, huber_delta=1.0)
+    torch.testing.assert_close(found, torch.nn.functional.smooth_l1_loss(values, returns, reduction="none"))
+
+
+def test_the_clip_of_values_holds_for_the_huber_loss_too():
+    """Moved by 0.5 of which 0.2 count: the error is 2.8, not 2.5, and both are beyond delta."""
+    found = clipped_value_loss(numbers(0.5), numbers(0), numbers(3), clip=0.2, huber_delta=1.0)
+    assert found.item() == pytest.approx(2.8 - 0.5)
