@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from proximo.config.base import Section
+from proximo.config.ppo_score import ScoreConfig
 from proximo.config.run import OptimizerConfig
 from proximo.metrics.definitions import COMPONENT
 
@@ -74,15 +75,6 @@ class KLConfig(Section):
         return self
 
 
-class ScoreConfig(Section):
-    """What is done to scores before they are rewards."""
-
-    clip: float | None = Field(None, gt=0)
-    """Scores are clipped to plus and minus this."""
-    truncated: bool = True
-    """Whether a response cut at the limit gets its score."""
-
-
 class AdvantageConfig(Section):
     """How much better than expected each token was."""
 
@@ -138,6 +130,9 @@ class GuardConfig(Section):
     """The run stops when more than this fraction of the updates of a step is skipped."""
     max_faulty_fraction: float = Field(0.2, ge=0, le=1)
     """The run stops when more than this fraction of a batch could not be scored."""
+    max_equal_steps: int | None = Field(None, ge=2)
+    """The run stops when all scores of this many steps in a row are one and the same number: a verifier that is dead,
+    or nothing left to learn; null goes on."""
 
 
 class PPOConfig(Section):
@@ -208,6 +203,16 @@ class PPOConfig(Section):
             raise ValueError(
                 "truncated: bootstrap needs advantage: gae and score.truncated: false; with a score the value after "
                 "the last token has no target of its own and drifts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scores_fit(self) -> Self:
+        self.score.check_lengths(max_new_tokens=self.rollout.max_new_tokens)
+        if self.score.whiten_rewards != "none" and not self.uses_critic:
+            raise ValueError(
+                "score.whiten_rewards needs advantage: gae; it shifts every token's reward, so that answers of one "
+                "group would be compared by their length"
             )
         return self
 

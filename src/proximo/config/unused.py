@@ -41,10 +41,26 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         yield from _given(ppo.kl, ("measure", "coefficient", "target", "horizon"), f"{prefix}kl.", "place is none")
     elif ppo.kl.target is None:
         yield from _given(ppo.kl, ("horizon",), f"{prefix}kl.", "without target the coefficient does not adapt")
+    yield from _unused_in_score(ppo, f"{prefix}score.")
     if ppo.policy_optimizer is not None:
         yield from _unused_in_optimizer(ppo.policy_optimizer, f"{prefix}policy_optimizer.")
     if ppo.uses_critic:
         yield from _unused_in_optimizer(ppo.value_optimizer, f"{prefix}value_optimizer.")
+
+
+def _unused_in_score(ppo: PPOConfig, prefix: str) -> Iterator[str]:
+    score = ppo.score
+    if score.running != "none":
+        reason = f"running: {score.running} divides by the deviation of the scores, whatever their scale"
+        yield from _given(score, ("scale",), prefix, reason)
+    if score.running == "standardise":
+        yield from _given(score, ("bias",), prefix, "running: standardise subtracts the mean of the scores")
+    if score.overlong_buffer_tokens is None:
+        yield from _given(score, ("overlong_penalty",), prefix, "overlong_buffer_tokens is null")
+    if score.missing_eos_penalty is None and score.min_tokens is None:
+        yield from _given(score, ("penalty_mode",), prefix, "there is neither missing_eos_penalty nor min_tokens")
+    if ppo.truncated == "mask":
+        yield from _given(score, ("missing_eos_penalty",), prefix, "truncated: mask leaves the responses out")
 
 
 def _unused_in_optimizer(optimizer: OptimizerConfig, prefix: str) -> Iterator[str]:

@@ -6,17 +6,16 @@ stats = trainer.step(prompts, responses, scores)
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms.controllers import adaptive_kl
+from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo import PPOConfig
 from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
-from proximo.errors import TrainingError
 from proximo.learner.minibatches import num_minibatches
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
@@ -36,6 +35,8 @@ from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.memory import memory_advice
+from proximo.trainers.reference_answers import check_answers, with_answer_scores
+from proximo.trainers.score_guards import EqualSteps, refuse_equal, refuse_faulty
 from proximo.trainers.sections import optimizer_options
 from proximo.trainers.step_metrics import (
     StepOutcome,
@@ -83,6 +84,8 @@ class PPOTrainer:
         check_models(self.policy, tokenizer, reference=reference, value=value)
         self.roles = self._make_roles(reference, value)
         self.kl_coefficient = self.config.kl.coefficient
+        self.score_moments: RunningMoments = NOTHING_SEEN
+        self.equal_steps = EqualSteps()
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
         self._updates = self._make_updates()
@@ -175,6 +178,8 @@ class PPOTrainer:
         if reward is not None:
             self._inference.reward = as_source(reward)
         known, size, history = as_prompts(self.tokenizer, prompts), self.config.prompts_per_step, []
+        if self.config.score.minus_reference_answer:
+            check_answers(known)
         while self.steps_done < self.config.num_steps:
             rows = rows_at(self.steps_done * size, size, num_rows=len(known), seed=self.seed)
             history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
@@ -200,6 +205,7 @@ class PPOTrainer:
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
+            shaped_scores=outcome.values["shaped_scores"] if self.config.score.shapes else None,
             policy=outcome.values["policy_report"],
             value=outcome.values.get("value_report"),
             seconds=outcome.seconds,
@@ -207,6 +213,8 @@ class PPOTrainer:
         )
         check_first_minibatch(step.policy.first_minibatch, precision=self.policy.precision, step=self.steps_done + 1)
         self._adapt_kl(step.experience)
+        self.score_moments = outcome.values["shaped_scores"].moments
+        self.equal_steps = self.equal_steps.after(step.experience.scored)
         self.steps_done += 1
         return step
 
@@ -229,7 +237,7 @@ class PPOTrainer:
         calls, updates = self._inference, self._updates
         return {
             "generate": lambda prompts: (self.generate(prompts),),
-            "score": lambda responses: (self._refuse_faulty(calls.score(responses)[0]),),
+            "score": lambda responses: (self._score(responses),),
             "sampled_logprobs": calls.sampled_logprobs,
             "policy_logprobs": calls.policy_logprobs,
             "reference_logprobs": calls.reference_logprobs,
@@ -251,16 +259,15 @@ class PPOTrainer:
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
         old, reference, full, values = passes
         gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
-        return make_experience(scored, gathered, config=self.config, kl_coefficient=self.kl_coefficient)
+        refuse_equal(self.equal_steps.after(scored), self.config.guards, step=self.steps_done + 1)
+        coefficient, moments = self.kl_coefficient, self.score_moments
+        return make_experience(scored, gathered, config=self.config, kl_coefficient=coefficient, moments=moments)
 
-    def _refuse_faulty(self, scored: list[Scored]) -> list[Scored]:
-        faulty = [s for s in scored if not s.valid]
-        limit = self.config.guards.max_faulty_fraction
-        if len(faulty) > limit * len(scored):
-            raise TrainingError(
-                f"step {self.steps_done + 1}: {len(faulty)} of {len(scored)} responses could not be scored, more than "
-                f"max_faulty_fraction = {limit:g} allows; last reason: {faulty[-1].reason}"
-            )
+    def _score(self, responses: Sequence[Response]) -> list[Scored]:
+        (scored,) = self._inference.score(responses)
+        if self.config.score.minus_reference_answer:
+            scored = with_answer_scores(scored, self._inference, self.tokenizer)
+        refuse_faulty(scored, self.config.guards, step=self.steps_done + 1)
         return scored
 
     def _adapt_kl(self, experience: Experience) -> None:
@@ -290,8 +297,4 @@ class PPOTrainer:
             ending_ids=ending_ids(self.policy.base, self.tokenizer),
             policy_version=self.policy_version,
         )
-        if all(len(record.logprobs) == len(record.token_ids) for record in records):
-            return records
-        (logprobs,) = self._inference.policy_logprobs(records)
-        pieces = logprobs.split([len(record.token_ids) for record in records])
-        return [replace(record, logprobs=piece) for record, piece in zip(records, pieces, strict=True)]
+        return self._inference.with_logprobs(records)
