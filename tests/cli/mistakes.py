@@ -74,6 +74,12 @@ RECIPES = (
         kind="reward",
     ),
     _override("bootstrap of scored answers", "ppo.truncated=bootstrap", "score.truncated: false"),
+    _override("KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "stays 0", "start above 0"),
+    _override(
+        "KL coefficient that one step ends",
+        "ppo.kl={horizon: 12, target: 6}",
+        "kl.horizon (12) must exceed a fifth of the 64 responses",
+    ),
     _override("shortest length without a penalty", "ppo.score.min_tokens=3", "min_tokens_penalty belong together"),
     _override(
         "shortest length beyond the limit",

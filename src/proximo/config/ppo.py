@@ -72,6 +72,8 @@ class KLConfig(Section):
             )
         if self.place == "reward" and self.measure == "weighted_k3":
             raise ValueError("measure weighted_k3 is a form for the loss; in the reward use k1")
+        if self.target is not None and self.coefficient == 0:
+            raise ValueError("a coefficient of 0 stays 0, whatever the target: it adapts by a factor; start above 0")
         return self
 
 
@@ -203,6 +205,15 @@ class PPOConfig(Section):
             raise ValueError(
                 "truncated: bootstrap needs advantage: gae and score.truncated: false; with a score the value after "
                 "the last token has no target of its own and drifts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _coefficient_stays_positive(self) -> Self:
+        if self.kl.target is not None and self.responses_per_step >= 5 * self.kl.horizon:
+            raise ValueError(
+                f"kl.horizon ({self.kl.horizon}) must exceed a fifth of the {self.responses_per_step} responses of a "
+                "step, else one step below the target makes the coefficient 0, where it stays"
             )
         return self
 
