@@ -53,6 +53,7 @@ def test_without_options_scores_are_left_as_they_are() -> None:
     found = shape([ended(0.1), cut(-3.0), FAULTY])
     assert found.values.equal(torch.tensor([0.1, -3.0, 0.0]))
     assert found.counted.tolist() == [True, True, False]
+    assert found.penalised is None
     assert found.moments == NOTHING_SEEN
 
 
@@ -71,6 +72,7 @@ def test_everything_happens_in_the_documented_order() -> None:
     assert shape(batch, moments=earlier, **options, **penalties).values.tolist() == [1.0 - 4.0 - 0.25]
     replaced = shape(batch, moments=earlier, **options, **penalties, penalty_mode="replace")
     assert replaced.values.tolist() == [-4.0 - 0.25]
+    assert replaced.penalised is not None
     assert replaced.penalised.tolist() == [True]
 
 
@@ -93,6 +95,7 @@ def test_a_response_without_a_score_keeps_zero_whatever_is_done_to_the_others() 
     found = shape([cut(9.0), ended(1.0)], truncated=False, bias=2.0, min_tokens=5, min_tokens_penalty=7.0)
     assert found.values.tolist() == [0.0, -4.0]
     assert found.counted.tolist() == [False, True]
+    assert found.penalised is not None
     assert found.penalised.tolist() == [False, True]
 
 

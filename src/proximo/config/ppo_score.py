@@ -45,6 +45,12 @@ class ScoreConfig(Section):
         alone = {"whiten_rewards", "penalty_mode", "overlong_penalty"}  # these change no score by themselves
         return self.model_dump(exclude=alone) != ScoreConfig().model_dump(exclude=alone)
 
+    @property
+    def penalises(self) -> bool:
+        """True where a response may be penalised for how long it is or how it ended."""
+        penalties = (self.missing_eos_penalty, self.min_tokens, self.overlong_buffer_tokens)
+        return any(each is not None for each in penalties)
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.min_tokens is None) != (self.min_tokens_penalty is None):

@@ -21,8 +21,8 @@ class ShapedScores:
     """[R] float32: what each response is rewarded with, before any KL; 0 where it has no score."""
     counted: Tensor
     """[R] bool: responses that have a score and count in the step."""
-    penalised: Tensor
-    """[R] bool: counted responses that lost something to a penalty."""
+    penalised: Tensor | None
+    """[R] bool: counted responses that lost something to a penalty; None where there is no penalty to lose it to."""
     moments: RunningMoments
     """Of all scores of the run so far, this step's included; as they came where nothing is made of them."""
 
@@ -52,11 +52,13 @@ def shape_scores(
         values = shaping.scale_by_moments(values, moments, subtract_mean=options.running == "standardise")
     if options.clip is not None:
         values = clip_scores(values, options.clip)
-    values, penalised = _penalise(scored, values, config)
+    penalised = None
+    if options.penalises:
+        values, penalised = _penalise(scored, values, config)
     return ShapedScores(
         values=torch.where(has_score, values, 0.0).float(),
         counted=counted,
-        penalised=penalised & counted,
+        penalised=None if penalised is None else penalised & counted,
         moments=moments,
     )
 

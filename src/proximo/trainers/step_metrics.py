@@ -135,8 +135,9 @@ def _shaped_score_metrics(shaped: ShapedScores, scored: Sequence[Scored]) -> dic
     metrics: dict[str, MetricValue] = {
         "score/shaped_mean": Mean.of(values),
         "score/shaped_std": Deviation.of(values),
-        "score/penalised_fraction": Mean.of(shaped.penalised[shaped.counted].float().tolist()),
     }
+    if shaped.penalised is not None:
+        metrics["score/penalised_fraction"] = Mean.of(shaped.penalised[shaped.counted].float().tolist())
     answers = {s.response.prompt.id: s.answer_score for s in scored if s.valid and s.answer_score is not None}
     if answers:
         metrics["score/answer_mean"] = Mean.of(answers.values())

@@ -93,7 +93,8 @@ SCORE = (
         name="score/penalised_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of the same responses that a penalty of `ppo.score` took something from.",
+        definition="Share of the same responses that a penalty of `ppo.score` took something from. Only where there is "
+        "one.",
         phase=Phase.SCORE,
         better=Better.DOWN,
     ),
