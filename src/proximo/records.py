@@ -81,6 +81,8 @@ class Scored:
     components: Mapping[str, float] = field(default_factory=dict)
     state: ScoreState = ScoreState.SCORED
     reason: str | None = None
+    answer_score: float | None = None
+    """What the same source gives the prompt's reference answer; None where nobody asked."""
 
     @property
     def valid(self) -> bool:
@@ -108,7 +110,7 @@ class Experience:
     values: Tensor | None
     """[T + R] float32: each response has one entry more than tokens; None in a run without a critic."""
     rewards: Tensor
-    """[T] float32: the score on the last token, minus the KL penalty."""
+    """[T] float32: the shaped score on the last token, minus the KL penalty."""
     advantages: Tensor
     """[T] float32, zero outside the mask."""
     returns: Tensor | None

@@ -103,6 +103,33 @@ RECIPES = (
         kind="reward",
     ),
     _override("bootstrap of scored answers", "ppo.truncated=bootstrap", "score.truncated: false"),
+    _override("KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "stays 0", "start above 0"),
+    _override(
+        "KL coefficient that one step ends",
+        "ppo.kl={horizon: 12, target: 6}",
+        "kl.horizon (12) must exceed a fifth of the 64 responses",
+    ),
+    _override("shortest length without a penalty", "ppo.score.min_tokens=3", "min_tokens_penalty belong together"),
+    _override(
+        "shortest length beyond the limit",
+        "ppo.score={min_tokens: 200, min_tokens_penalty: 1}",
+        "min_tokens (200) exceeds rollout.max_new_tokens (128)",
+    ),
+    _override(
+        "penalty of length from before the start",
+        "ppo.score.overlong_buffer_tokens=200",
+        "overlong_buffer_tokens (200) exceeds rollout.max_new_tokens (128)",
+    ),
+    _override(
+        "penalty of what has no score",
+        "ppo.score={truncated: false, missing_eos_penalty: 1}",
+        "missing_eos_penalty needs truncated: true",
+    ),
+    _override(
+        "whitened rewards of groups",
+        "ppo={advantage: group_centred, responses_per_prompt: 2, score: {whiten_rewards: zero_mean}}",
+        "whiten_rewards needs advantage: gae",
+    ),
     _override("rewards of one name", "reward.1={kind: model, path: a/b}", "different names"),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "letters, digits", "'my reward'"),
     _override("model without origin", "policy.path=null", "exactly one of path", "config"),

@@ -230,6 +230,18 @@ def test_keys_that_do_nothing_are_told(folder):
         "ppo.guards.max_kl",
     ]
     pipeline = write_recipe(folder, PIPELINE, "p.yaml")
+    score = ["running=standardise", "bias=1", "scale=2", "overlong_penalty=2", "penalty_mode=replace"]
+    told = unused_keys(load_recipe("ppo", path, [f"ppo.score.{each}" for each in score]).recipe)
+    assert [sentence.split(" has no effect")[0] for sentence in told] == [
+        "ppo.score.scale",
+        "ppo.score.bias",
+        "ppo.score.overlong_penalty",
+        "ppo.score.penalty_mode",
+    ]
+    masked = ["ppo.truncated=mask", "ppo.score.missing_eos_penalty=1"]
+    assert unused_keys(load_recipe("ppo", path, masked).recipe) == [
+        "ppo.score.missing_eos_penalty has no effect: truncated: mask leaves the responses out"
+    ]
     constant = ["sft.sft.optimizer.schedule=constant", "sft.sft.optimizer.final_fraction=0.1"]
     assert unused_keys(load_recipe("pipeline", pipeline, constant).recipe) == [
         "sft.sft.optimizer.final_fraction has no effect: schedule is constant"

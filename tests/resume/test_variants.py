@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 from disk_states import Camera
 
 from proximo.checkpoint.logs import JsonLines
+from proximo.errors import TrainingError
 from proximo.trainers.options import RunOptions
 from run_outcomes import assert_same_outcome, outcome
 from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs, recipe_of, run
@@ -26,6 +27,10 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.place": "loss", "ppo.kl.measure": "k2"}),
     "ppo whose steps end early": ("ppo", {"ppo.epochs_per_step": 2, "ppo.guards.target_kl": 1e-4}),
+    "ppo with running moments of scores": (
+        "ppo",
+        {"ppo.score.running": "standardise", "ppo.score.whiten_rewards": "keep_mean", "ppo.kl.target": None},
+    ),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 
@@ -55,6 +60,21 @@ def test_the_kl_coefficient_differs_at_every_save(tmp_path: Path) -> None:
     run("ppo", recipe_of("ppo", place), AUTO)
     found = outcome(place / "run")
     assert len({found[f"metrics of step {step}"]["kl/coefficient"] for step in range(1, 6)}) == 5
+
+
+def always_one(prompts: Sequence[Any], responses: Sequence[Any], metadata: Sequence[Any]) -> list[float]:
+    return [1.0 for _ in responses]
+
+
+def test_steps_of_equal_scores_are_counted_on_after_a_resume(tmp_path: Path) -> None:
+    """Two of them before the checkpoint and one after it are three."""
+    place = make_inputs(tmp_path)
+    dead = {"reward": [{"kind": "function", "function": "test_variants:always_one"}], "value.start": "policy"}
+    recipe = changed(recipe_of("ppo", place), dead | {"ppo.guards.max_equal_steps": 3})
+    for options in (AUTO, RunOptions(quiet=True, resume="must")):
+        with pytest.raises(TrainingError, match="step 3: all scores of 3 steps in a row are 1"):
+            run("ppo", recipe, options)
+        assert (place / "run" / "checkpoints" / "latest").read_text() == "step-000002\n"
 
 
 @pytest.mark.parametrize("kind", KINDS)

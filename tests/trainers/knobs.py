@@ -51,6 +51,10 @@ def share_of(prompts: Any, responses: Any, metadata: Any, *, letter: str = "a") 
     return [text.count(letter) / (len(text) + 1) for text in responses]
 
 
+def always_one(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    return [1.0 for _ in responses]
+
+
 def mostly_fails(prompts: Any, responses: Any, metadata: Any) -> list[float]:
     return [float("nan"), *(1.0 for _ in responses[1:])]
 
@@ -67,6 +71,10 @@ FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
 POLICY_LORA = {"policy.lora": LORA}
 FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
+ENDED_SOON = {"ppo.rollout.stop_token_ids": list(range(6, 24))}
+TOO_SHORT = ENDED_SOON | {"ppo.score.min_tokens": 2, "ppo.score.min_tokens_penalty": 1.0}
+ANSWERED = {"data.sources": [{"function": "knobs:rows", "columns": {"answer": "response"}}]}
+DEAD = {"reward": [{"kind": "function", "function": "knobs:always_one"}], "value.start": "policy"}
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}<eos>{% endfor %}"
 DROPOUT = {"model": {"path": "$/with_dropout"}}
 
@@ -235,6 +243,24 @@ KNOBS = [
     ),
     Knob(ppo.ScoreConfig, "truncated", "ppo", {"ppo.score.truncated": False}, CUT),
     Knob(ppo.ScoreConfig, "clip", "ppo", {"ppo.score.clip": 0.01}),
+    Knob(ppo.ScoreConfig, "minus_reference_answer", "ppo", {"ppo.score.minus_reference_answer": True}, ANSWERED),
+    Knob(ppo.ScoreConfig, "bias", "ppo", {"ppo.score.bias": 1.0}),
+    Knob(ppo.ScoreConfig, "scale", "ppo", {"ppo.score.scale": 2.0}),
+    Knob(ppo.ScoreConfig, "running", "ppo", {"ppo.score.running": "standardise"}, {"ppo.score.running": "scale"}),
+    Knob(ppo.ScoreConfig, "missing_eos_penalty", "ppo", {"ppo.score.missing_eos_penalty": 1.0}, ENDED_SOON),
+    Knob(ppo.ScoreConfig, "min_tokens", "ppo", {"ppo.score.min_tokens": 4}, TOO_SHORT),
+    Knob(ppo.ScoreConfig, "min_tokens_penalty", "ppo", {"ppo.score.min_tokens_penalty": 2.0}, TOO_SHORT),
+    Knob(ppo.ScoreConfig, "penalty_mode", "ppo", {"ppo.score.penalty_mode": "replace"}, TOO_SHORT),
+    Knob(ppo.ScoreConfig, "overlong_buffer_tokens", "ppo", {"ppo.score.overlong_buffer_tokens": 3}, ENDED_SOON),
+    Knob(
+        ppo.ScoreConfig,
+        "overlong_penalty",
+        "ppo",
+        {"ppo.score.overlong_penalty": 2.0},
+        ENDED_SOON | {"ppo.score.overlong_buffer_tokens": 3},
+    ),
+    Knob(ppo.ScoreConfig, "whiten_rewards", "ppo", {"ppo.score.whiten_rewards": "zero_mean"}),
+    Knob(ppo.GuardConfig, "max_equal_steps", "ppo", {"ppo.guards.max_equal_steps": 2}, DEAD, "max_equal_steps"),
     Knob(
         ppo.GuardConfig,
         "max_ratio",

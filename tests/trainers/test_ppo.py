@@ -155,6 +155,17 @@ def test_the_adaptive_coefficient_follows_the_kl() -> None:
     assert made.kl_coefficient == pytest.approx(history[-1]["kl/coefficient"] * 1.2)
 
 
+def test_the_moments_of_scores_are_those_of_all_steps() -> None:
+    made = trainer(score={"running": "scale"})
+    history = made.train(PROMPTS, reward=count_a)
+    assert made.score_moments.count == 16
+    assert made.score_moments.mean == pytest.approx((history[0]["score/mean"] + history[1]["score/mean"]) / 2)
+    assert history[1]["score/running_mean"] == made.score_moments.mean
+    assert history[1]["score/shaped_mean"] == pytest.approx(
+        history[1]["score/mean"] / history[1]["score/running_std"], rel=1e-5
+    )
+
+
 def test_answers_that_are_left_out_as_cut_off_do_not_steer_the_kl_coefficient() -> None:
     made = trainer(num_steps=1, truncated="mask", kl={"target": 1.0, "horizon": 10, "coefficient": 1.0})
     base = {"response_mask": torch.ones(2, dtype=torch.bool), "policy_version": 0, "text": ""}
@@ -164,7 +175,7 @@ def test_answers_that_are_left_out_as_cut_off_do_not_steer_the_kl_coefficient() 
     )
     passes = Passes(old_logprobs=torch.zeros(8), reference_logprobs=torch.full((8,), -0.6), values=torch.zeros(12))
     scored = [Scored(response=each, score=1.0) for each in (cut, cut, cut, ended)]
-    experience, _ = make_experience(scored, passes, config=made.config, kl_coefficient=1.0)
+    experience, *_ = make_experience(scored, passes, config=made.config, kl_coefficient=1.0)
     made._adapt_kl(experience)
     # 1.2 nats in the one answer that counts are above the target; with three zeros beside it, they would be below.
     assert made.kl_coefficient == pytest.approx(1 + 0.2 / 10)

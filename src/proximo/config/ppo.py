@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from proximo.config.base import Section
 from proximo.config.ppo_losses import GuardConfig, PolicyLossConfig, ValueLossConfig
+from proximo.config.ppo_score import ScoreConfig
 from proximo.config.run import OptimizerConfig
 from proximo.metrics.definitions import COMPONENT
 
@@ -76,16 +77,9 @@ class KLConfig(Section):
             )
         if self.place == "reward" and self.measure == "weighted_k3":
             raise ValueError("measure weighted_k3 is a form for the loss; in the reward use k1")
+        if self.target is not None and self.coefficient == 0:
+            raise ValueError("a coefficient of 0 stays 0, whatever the target: it adapts by a factor; start above 0")
         return self
-
-
-class ScoreConfig(Section):
-    """What is done to scores before they are rewards."""
-
-    clip: float | None = Field(None, gt=0)
-    """Scores are clipped to plus and minus this."""
-    truncated: bool = True
-    """Whether a response cut at the limit gets its score."""
 
 
 class AdvantageConfig(Section):
@@ -192,6 +186,25 @@ class PPOConfig(Section):
             raise ValueError(
                 "truncated: bootstrap needs advantage: gae and score.truncated: false; with a score the value after "
                 "the last token has no target of its own and drifts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _coefficient_stays_positive(self) -> Self:
+        if self.kl.target is not None and self.responses_per_step >= 5 * self.kl.horizon:
+            raise ValueError(
+                f"kl.horizon ({self.kl.horizon}) must exceed a fifth of the {self.responses_per_step} responses of a "
+                "step, else one step below the target makes the coefficient 0, where it stays"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scores_fit(self) -> Self:
+        self.score.check_lengths(max_new_tokens=self.rollout.max_new_tokens)
+        if self.score.whiten_rewards != "none" and not self.uses_critic:
+            raise ValueError(
+                "score.whiten_rewards needs advantage: gae; it shifts every token's reward, so that answers of one "
+                "group would be compared by their length"
             )
         return self
 

@@ -44,6 +44,7 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     if ppo.kl.reference_every_steps is None:
         yield from _given(ppo.kl, ("reference_decay",), f"{prefix}kl.", "without reference_every_steps it stays")
     yield from _unused_in_losses(ppo, prefix)
+    yield from _unused_in_score(ppo, f"{prefix}score.")
     if ppo.policy_optimizer is not None:
         yield from _unused_in_optimizer(ppo.policy_optimizer, f"{prefix}policy_optimizer.")
     if ppo.uses_critic:
@@ -65,6 +66,21 @@ def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         yield from _given(ppo.value_loss, ("huber_delta",), f"{prefix}value_loss.", f"kind is {ppo.value_loss.kind}")
     if guards.max_kl is not None and guards.target_kl is not None and guards.target_kl <= guards.max_kl:
         yield from _given(guards, ("max_kl",), f"{prefix}guards.", "target_kl ends the step before")
+
+
+def _unused_in_score(ppo: PPOConfig, prefix: str) -> Iterator[str]:
+    score = ppo.score
+    if score.running != "none":
+        reason = f"running: {score.running} divides by the deviation of the scores, whatever their scale"
+        yield from _given(score, ("scale",), prefix, reason)
+    if score.running == "standardise":
+        yield from _given(score, ("bias",), prefix, "running: standardise subtracts the mean of the scores")
+    if score.overlong_buffer_tokens is None:
+        yield from _given(score, ("overlong_penalty",), prefix, "overlong_buffer_tokens is null")
+    if score.missing_eos_penalty is None and score.min_tokens is None:
+        yield from _given(score, ("penalty_mode",), prefix, "there is neither missing_eos_penalty nor min_tokens")
+    if ppo.truncated == "mask":
+        yield from _given(score, ("missing_eos_penalty",), prefix, "truncated: mask leaves the responses out")
 
 
 def _unused_in_optimizer(optimizer: OptimizerConfig, prefix: str) -> Iterator[str]:

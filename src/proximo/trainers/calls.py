@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def step_graph(config: PPOConfig, *, sampled_serve: bool, given: str = "prompts"
             name="experience",
             role=None,
             reads=("scored", "old_logprobs", "reference_logprobs", "full_kl", "values"),
-            writes=("experience", "raw_advantages"),
+            writes=("experience", "raw_advantages", "shaped_scores"),
         ),
         Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)),
     ]
@@ -105,6 +105,14 @@ class InferenceCalls:
     def policy_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor]:
         """[T] of the policy as it stands."""
         return (self._over_batches(responses, self._logprobs_of(self.roles.policy)),)
+
+    def with_logprobs(self, responses: Sequence[Response]) -> list[Response]:
+        """The same where all have their log-probs; else all with those that the policy gives them."""
+        if all(len(response.logprobs) == len(response.token_ids) for response in responses):
+            return list(responses)
+        (logprobs,) = self.policy_logprobs(responses)
+        pieces = logprobs.split([len(response.token_ids) for response in responses])
+        return [replace(response, logprobs=piece) for response, piece in zip(responses, pieces, strict=True)]
 
     @torch.no_grad()
     def reference_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor, Tensor | None]:

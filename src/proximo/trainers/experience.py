@@ -8,11 +8,13 @@ from torch import Tensor
 
 from proximo.algorithms import advantages as estimators
 from proximo.algorithms import kl
-from proximo.algorithms.masking import masked_mean, masked_variance, standardise
+from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
+from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.algorithms.segments import segment_ids, segment_sum, value_positions
-from proximo.algorithms.shaping import clip_scores, shape_rewards
+from proximo.algorithms.shaping import shape_rewards
 from proximo.config.ppo import PPOConfig
 from proximo.records import Experience, Finish, Scored
+from proximo.trainers.shaped_scores import ShapedScores, shape_scores
 
 KL_ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": kl.k1,
@@ -46,18 +48,25 @@ class RawAdvantages:
 
 
 def make_experience(
-    scored: Sequence[Scored], passes: Passes, *, config: PPOConfig, kl_coefficient: float
-) -> tuple[Experience, RawAdvantages]:
-    """Place the scores, subtract the KL, estimate advantages and returns (docs/ppo.md).
+    scored: Sequence[Scored],
+    passes: Passes,
+    *,
+    config: PPOConfig,
+    kl_coefficient: float,
+    moments: RunningMoments = NOTHING_SEEN,
+) -> tuple[Experience, RawAdvantages, ShapedScores]:
+    """Shape and place the scores, subtract the KL, estimate advantages and returns (docs/ppo.md).
 
     A response that could not be scored, is empty, or is cut off under `truncated: mask` counts nowhere: not in
-    the loss, not in its group's baseline, not in the standardising.
+    the loss, not in its group's baseline, not in the standardising. `moments` are of the scores of the steps before;
+    those to go on with come back with the shaped scores.
     """
     lengths = tuple(len(s.response.token_ids) for s in scored)
     counts = torch.tensor([_counts(s, config) for s in scored], dtype=torch.bool)
     owner = segment_ids(lengths)
     mask = torch.cat([s.response.response_mask for s in scored]) & counts[owner]
-    rewards = _rewards(scored, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
+    shaped = shape_scores(scored, counts, config=config, moments=moments)
+    rewards = _rewards(shaped.values, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
     if config.uses_critic:
         if passes.values is None:
             raise ValueError("advantage gae needs values")
@@ -81,7 +90,7 @@ def make_experience(
         advantages=standardise(advantages, mask) if config.advantage.standardises else advantages,
         returns=returns,
     )
-    return experience, raw
+    return experience, raw, shaped
 
 
 def token_values(experience: Experience) -> Tensor:
@@ -97,7 +106,7 @@ def _counts(scored: Scored, config: PPOConfig) -> bool:
 
 
 def _rewards(
-    scored: Sequence[Scored],
+    scores: Tensor,
     passes: Passes,
     mask: Tensor,
     lengths: Sequence[int],
@@ -105,18 +114,14 @@ def _rewards(
     config: PPOConfig,
     kl_coefficient: float,
 ) -> Tensor:
-    scores = torch.tensor([_score(s, config) for s in scored], dtype=torch.float32)
-    if config.score.clip is not None:
-        scores = clip_scores(scores, config.score.clip)
     penalty = torch.zeros_like(passes.old_logprobs)
     if config.kl.place == "reward":
         penalty = _kl_per_token(passes, config.kl.measure)
-    return shape_rewards(penalty, scores, mask, lengths, kl_coefficient=kl_coefficient)
-
-
-def _score(scored: Scored, config: PPOConfig) -> float:
-    unscored = scored.response.finish is Finish.LENGTH and not config.score.truncated
-    return scored.score if scored.valid and not unscored else 0.0
+    rewards = shape_rewards(penalty, scores, mask, lengths, kl_coefficient=kl_coefficient)
+    # Both leave 0 outside the mask, so that nothing of them reaches an earlier token through the estimator.
+    if config.score.whiten_rewards == "zero_mean":
+        return standardise(rewards, mask)
+    return rescale(rewards, mask) if config.score.whiten_rewards == "keep_mean" else rewards
 
 
 def _kl_per_token(passes: Passes, measure: str) -> Tensor:

@@ -13,11 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms.controllers import adaptive_kl
 from proximo.algorithms.losses import PolicyStatistics
+from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo import PPOConfig
 from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
-from proximo.errors import ConfigError, DataError, TrainingError
+from proximo.errors import ConfigError, DataError
 from proximo.learner.averaging import follow
 from proximo.learner.minibatches import num_minibatches
 from proximo.learner.update import Learner
@@ -48,6 +49,8 @@ from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.memory import memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
+from proximo.trainers.reference_answers import check_answers, with_answer_scores
+from proximo.trainers.score_guards import EqualSteps, refuse_equal, refuse_faulty
 from proximo.trainers.sections import optimizer_options
 from proximo.trainers.step_metrics import (
     StepOutcome,
@@ -105,6 +108,8 @@ class PPOTrainer:
         self.average = None if self.config.average_decay is None else self.policy.frozen_copy()
         """The moving average of the policy, where one is kept."""
         self.kl_coefficient = self.config.kl.coefficient
+        self.score_moments: RunningMoments = NOTHING_SEEN
+        self.equal_steps = EqualSteps()
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
         self._updates = self._make_updates()
@@ -216,6 +221,8 @@ class PPOTrainer:
             raise ConfigError(
                 f"all {self.config.num_steps} steps were taken: give the trainer a config with more num_steps"
             )
+        if self.config.score.minus_reference_answer:
+            check_answers(known)
         while self.steps_done < self.config.num_steps:
             rows = rows_at(self.steps_done * size, size, num_rows=len(known), seed=self.seed)
             history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
@@ -241,12 +248,15 @@ class PPOTrainer:
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
+            shaped_scores=outcome.values["shaped_scores"] if self.config.score.shapes else None,
             policy=outcome.values["policy_report"],
             value=outcome.values.get("value_report"),
             seconds=outcome.seconds,
             kl_coefficient=None if self.config.kl.place == "none" else self.kl_coefficient,
         )
         self._adapt_kl(step.experience)
+        self.score_moments = outcome.values["shaped_scores"].moments
+        self.equal_steps = self.equal_steps.after(step.experience.scored)
         self.steps_done += 1
         self._move_followers()
         return step
@@ -270,7 +280,7 @@ class PPOTrainer:
         calls, updates = self._inference, self._updates
         return {
             "generate": lambda prompts: (self.generate(prompts),),
-            "score": lambda responses: (self._refuse_faulty(calls.score(responses)[0]),),
+            "score": lambda responses: (self._score(responses),),
             "sampled_logprobs": calls.sampled_logprobs,
             "policy_logprobs": calls.policy_logprobs,
             "reference_logprobs": calls.reference_logprobs,
@@ -292,16 +302,15 @@ class PPOTrainer:
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
         old, reference, full, values = passes
         gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
-        return make_experience(scored, gathered, config=self.config, kl_coefficient=self.kl_coefficient)
+        refuse_equal(self.equal_steps.after(scored), self.config.guards, step=self.steps_done + 1)
+        coefficient, moments = self.kl_coefficient, self.score_moments
+        return make_experience(scored, gathered, config=self.config, kl_coefficient=coefficient, moments=moments)
 
-    def _refuse_faulty(self, scored: list[Scored]) -> list[Scored]:
-        faulty = [s for s in scored if not s.valid]
-        limit = self.config.guards.max_faulty_fraction
-        if len(faulty) > limit * len(scored):
-            raise TrainingError(
-                f"step {self.steps_done + 1}: {len(faulty)} of {len(scored)} responses could not be scored, more than "
-                f"max_faulty_fraction = {limit:g} allows; last reason: {faulty[-1].reason}"
-            )
+    def _score(self, responses: Sequence[Response]) -> list[Scored]:
+        (scored,) = self._inference.score(responses)
+        if self.config.score.minus_reference_answer:
+            scored = with_answer_scores(scored, self._inference, self.tokenizer)
+        refuse_faulty(scored, self.config.guards, step=self.steps_done + 1)
         return scored
 
     def _adapt_kl(self, experience: Experience) -> None:
@@ -340,8 +349,4 @@ class PPOTrainer:
             num_tokens=self.policy.vocab_size,
             policy_version=self.policy_version,
         )
-        if all(len(record.logprobs) == len(record.token_ids) for record in records):
-            return records
-        (logprobs,) = self._inference.policy_logprobs(records)
-        pieces = logprobs.split([len(record.token_ids) for record in records])
-        return [replace(record, logprobs=piece) for record, piece in zip(records, pieces, strict=True)]
+        return self._inference.with_logprobs(records)

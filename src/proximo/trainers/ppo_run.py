@@ -13,7 +13,7 @@ from proximo.models.positions import check_lengths
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sources import ModelSource
 from proximo.models.vocabulary import check_same_vocabulary, load_tokenizer
-from proximo.records import Prompt
+from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
 from proximo.rewards.weighted import WeightedReward
@@ -31,6 +31,7 @@ from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.ppo_task import PPOTask
+from proximo.trainers.reference_answers import answer_responses
 from proximo.trainers.rows import read_split
 from proximo.trainers.unchanged import inputs_fingerprint
 
@@ -55,6 +56,7 @@ def build_task(recipe: PPORecipe) -> PPOTask:
         first_words=data.first_words,
     )
     prompts, report = load_prompts(rows.training, tokenizer, how)
+    answers = answer_responses(prompts, tokenizer) if recipe.ppo.score.minus_reference_answer else []
     held_out: list[Prompt] = []
     if rows.held_out:
         held_out, _ = load_prompts(rows.held_out, tokenizer, how)
@@ -71,6 +73,7 @@ def build_task(recipe: PPORecipe) -> PPOTask:
     value = _build_value(recipe, policy, tokenizer, place=place)
     readers = {**judges, "policy": policy, "reference": reference, "value": value}
     _check_positions(recipe, [*prompts, *held_out], readers)
+    _check_answer_positions(answers, judges)
     trainer = PPOTrainer(
         policy,
         tokenizer,
@@ -121,6 +124,14 @@ def _check_positions(
                 max_prompt_tokens=longest,
                 max_response_tokens=recipe.ppo.rollout.max_new_tokens,
             )
+
+
+def _check_answer_positions(answers: Sequence[Response], judges: Mapping[str, ScalarModel]) -> None:
+    """Raises ConfigError where a reward model cannot read the longest prompt with its reference answer."""
+    lengths = [(len(answer.prompt.token_ids), len(answer.token_ids)) for answer in answers]
+    prompt_tokens, answer_tokens = max(lengths, key=sum, default=(0, 0))
+    for role, model in judges.items():
+        check_lengths(model.base.config, role=role, max_prompt_tokens=prompt_tokens, max_response_tokens=answer_tokens)
 
 
 def _build_reference(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel | None:

@@ -1,8 +1,10 @@
 """PPO over a data set of prompts, step by step, with its samples and evaluations. Not the run around it (loop.py)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from proximo.algorithms.scores import RunningMoments
 from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.data.order import rows_at
 from proximo.metrics.trainers import Trainer
@@ -16,6 +18,7 @@ from proximo.trainers.loop import Record
 from proximo.trainers.measuring import peak_memory_mib
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.saving import restore_models, update_counts, writers_for
+from proximo.trainers.score_guards import EqualSteps
 from proximo.trainers.sections import schedule_notes
 from proximo.trainers.step_metrics import sequence_kl
 
@@ -86,10 +89,12 @@ class PPOTask:
         return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer)
 
     def state(self) -> Mapping[str, Any]:
-        """The KL coefficient and the positions in the schedules; the rest is a function of the step."""
+        """The KL coefficient, what is known of scores, and positions in schedules; the rest follows from the step."""
         return {
             "steps_done": self.ppo.steps_done,
             "kl_coefficient": self.ppo.kl_coefficient,
+            "score_moments": asdict(self.ppo.score_moments),
+            "equal_steps": asdict(self.ppo.equal_steps),
             "updates": update_counts(self.ppo.learners),
         }
 
@@ -99,6 +104,8 @@ class PPOTask:
         state = checkpoint.state["task"]
         self.ppo.steps_done = state["steps_done"]
         self.ppo.kl_coefficient = state["kl_coefficient"]
+        self.ppo.score_moments = RunningMoments(**state["score_moments"])
+        self.ppo.equal_steps = EqualSteps(**state["equal_steps"])
 
     def _models(self) -> dict[str, LanguageModel | ScalarModel]:
         moving = self.ppo.config.kl.reference_every_steps is not None

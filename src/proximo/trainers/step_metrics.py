@@ -14,6 +14,7 @@ from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.records import Experience, Scored
 from proximo.trainers.experience import RawAdvantages, token_values
 from proximo.trainers.invariants import broken_limits
+from proximo.trainers.shaped_scores import ShapedScores
 from proximo.trainers.updates import Report, first_minibatch_metrics
 
 
@@ -28,6 +29,8 @@ class StepOutcome:
     seconds: Mapping[str, float]
     kl_coefficient: float | None = None
     """What one nat cost in this step; None in a run without KL."""
+    shaped_scores: ShapedScores | None = None
+    """None in a run that rewards the scores as they are."""
 
 
 def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
@@ -44,6 +47,8 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         "advantage/std": Deviation(raw.num_tokens, raw.mean, raw.variance * raw.num_tokens),
         "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
     }
+    if outcome.shaped_scores is not None:
+        metrics |= _shaped_score_metrics(outcome.shaped_scores, experience.scored)
     if experience.reference_logprobs is not None:
         metrics |= _kl_metrics(experience, counted)
     if experience.returns is not None:
@@ -123,6 +128,23 @@ def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
     }
     scores = [s.score for s in kept]
     return {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)} | metrics
+
+
+def _shaped_score_metrics(shaped: ShapedScores, scored: Sequence[Scored]) -> dict[str, MetricValue]:
+    values = shaped.values[shaped.counted].tolist()
+    metrics: dict[str, MetricValue] = {
+        "score/shaped_mean": Mean.of(values),
+        "score/shaped_std": Deviation.of(values),
+    }
+    if shaped.penalised is not None:
+        metrics["score/penalised_fraction"] = Mean.of(shaped.penalised[shaped.counted].float().tolist())
+    answers = {s.response.prompt.id: s.answer_score for s in scored if s.valid and s.answer_score is not None}
+    if answers:
+        metrics["score/answer_mean"] = Mean.of(answers.values())
+    if shaped.moments.count:
+        metrics["score/running_mean"] = Last(shaped.moments.mean)
+        metrics["score/running_std"] = Last(shaped.moments.deviation or 0.0)
+    return metrics
 
 
 def _zero_groups(experience: Experience, valid: Sequence[int]) -> Mean:

@@ -54,7 +54,8 @@ SCORE = (
         name="score/mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over responses of the score that the policy is trained on, before any KL penalty or clipping.",
+        definition="Mean over responses of the score as the reward sources gave it, before anything that `ppo.score` "
+        "does to it and before any KL penalty.",
         phase=Phase.SCORE,
         better=Better.UP,
     ),
@@ -74,6 +75,54 @@ SCORE = (
         better=Better.UP,
     ),
     Metric(
+        name="score/shaped_mean",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over the responses that count and have a score of what they are rewarded with: the score "
+        "after everything that `ppo.score` does to it, before any KL penalty. Only where it does something.",
+        phase=Phase.SCORE,
+    ),
+    Metric(
+        name="score/shaped_std",
+        reduction=Deviation,
+        unit="score",
+        definition="Standard deviation over the same responses of that number.",
+        phase=Phase.SCORE,
+    ),
+    Metric(
+        name="score/penalised_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of the same responses that a penalty of `ppo.score` took something from. Only where there is "
+        "one.",
+        phase=Phase.SCORE,
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="score/answer_mean",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over the prompts of the step of the score of their reference answers. Only with "
+        "`ppo.score.minus_reference_answer`.",
+        phase=Phase.SCORE,
+    ),
+    Metric(
+        name="score/running_mean",
+        reduction=Last,
+        unit="score",
+        definition="Mean of all scores of the run so far, this step's included, after baseline, bias and scale. Only "
+        "with `ppo.score.running`.",
+        phase=Phase.SCORE,
+    ),
+    Metric(
+        name="score/running_std",
+        reduction=Last,
+        unit="score",
+        definition="Standard deviation of the same scores (divided by their number minus 1), by which this step's were "
+        "divided; 0 while they have no spread, and nothing is divided.",
+        phase=Phase.SCORE,
+    ),
+    Metric(
         name="gold/mean",
         reduction=Mean,
         unit="score",
@@ -89,7 +138,8 @@ EXPERIENCE = (
         name="reward/mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over responses of the sum of the rewards of their tokens: the score minus the KL penalty.",
+        definition="Mean over responses of the sum of the rewards of their tokens: the score, as shaped, minus the KL "
+        "penalty; whitened where `ppo.score.whiten_rewards` is on.",
         phase=Phase.EXPERIENCE,
         better=Better.UP,
     ),

@@ -1,0 +1,110 @@
+"""What is done to scores, one per response, before they are placed on tokens. Not the placing: see shaping.
+
+Shapes: R responses. Every function is pure; what a run remembers of its scores goes in and comes out as a value.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LEAST_SPREAD = 1e-6
+"""A standard deviation below this share of the mean is rounding of float32 scores, not a spread of theirs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningMoments:
+    """Count, mean and spread of all scores seen so far, in float64; plain numbers, so that JSON keeps every bit."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    """Sum of squared distances from the mean."""
+
+    @property
+    def deviation(self) -> float | None:
+        """The unbiased standard deviation, dividing by count - 1; None where the scores seen have no spread.
+
+        Fewer than two scores have none, nor have equal ones. Dividing by what rounding leaves of it would blow up.
+        """
+        if self.count < 2:
+            return None
+        deviation = math.sqrt(self.squares / (self.count - 1))
+        return deviation if deviation > LEAST_SPREAD * abs(self.mean) else None
+
+
+NOTHING_SEEN = RunningMoments()
+"""The moments before the first step."""
+
+
+def update_moments(moments: RunningMoments, scores: Tensor) -> RunningMoments:
+    """The moments of what was seen before and of `scores` [R] together (Chan, Golub and LeVeque 1979).
+
+    Computed in float64. Scores that are not finite are not counted: one of them would spoil all that follow.
+    """
+    new = scores.double()
+    new = new[new.isfinite()]
+    if len(new) == 0:
+        return moments
+    new_mean = new.mean().item()
+    new_squares = (new - new_mean).square().sum().item()
+    count = moments.count + len(new)
+    shift = new_mean - moments.mean
+    return RunningMoments(
+        count=count,
+        mean=moments.mean + shift * len(new) / count,
+        squares=moments.squares + new_squares + shift * shift * moments.count * len(new) / count,
+    )
+
+
+def scale_by_moments(scores: Tensor, moments: RunningMoments, *, subtract_mean: bool) -> Tensor:
+    """scores / deviation, or (scores - mean) / deviation, of the moments; scores [R], shape and dtype kept.
+
+    Where the moments have no deviation, scores are not divided. Source: the score scaling of TRL's PPO.
+    """
+    centred = scores - moments.mean if subtract_mean else scores
+    return centred / (moments.deviation or 1.0)
+
+
+def shift_and_scale(scores: Tensor, *, bias: float, scale: float) -> Tensor:
+    """(scores + bias) * scale; shape kept."""
+    return (scores + bias) * scale
+
+
+def fixed_penalties(
+    lengths: Tensor, terminated: Tensor, *, missing_eos: float, min_tokens: int, too_short: float
+) -> Tensor:
+    """[R] float64: what each response loses for how it ended and for being short: the sum of both, 0 for neither.
+
+    Args:
+        lengths: [R] tokens of each response, its end-of-sequence token included.
+        terminated: [R] bool, True where the response ended by itself, were it with its last possible token.
+        missing_eos: lost where it did not.
+        min_tokens: a response of exactly this many tokens is long enough.
+        too_short: lost by a response of fewer.
+    """
+    return (~terminated).double() * missing_eos + (lengths < min_tokens).double() * too_short
+
+
+def apply_penalties(scores: Tensor, penalties: Tensor, *, replace: bool) -> Tensor:
+    """scores - penalties; with `replace`, -penalty instead of the score where there is one. All [R]."""
+    if replace:
+        return torch.where(penalties > 0, -penalties, scores)
+    return scores - penalties
+
+
+def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int, penalty: float) -> Tensor:
+    """[R] float64: penalty * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
+
+    0 up to max_tokens - buffer_tokens, then a line that reaches `penalty` at max_tokens. `lengths` [R] counts tokens.
+    Source: arXiv:2503.14476, eq. 13.
+    """
+    over = (lengths.double() - (max_tokens - buffer_tokens)) / buffer_tokens
+    return penalty * over.clamp(0, 1)
+
+
+def common_score(scores: Sequence[float]) -> float | None:
+    """The number that all scores are; None where they differ, or where there is none."""
+    return scores[0] if scores and all(score == scores[0] for score in scores) else None
