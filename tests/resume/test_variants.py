@@ -16,6 +16,7 @@ from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs
 
 AUTO = RunOptions(quiet=True, resume="auto")
 NO_CRITIC = {"ppo.advantage": "group_standardised", "ppo.responses_per_prompt": 2}
+NORMALISED = {"ppo.value_loss.normalise": "exponential", "ppo.critic_warmup_steps": 3}
 
 VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "sft with dropout and tied embeddings": ("sft", {"model.config": GPT2_WITH_DROPOUT, "sft.dropout": True}),
@@ -25,6 +26,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "reward with an adapter": ("reward", {"model.lora": LORA, "reward.loss": "divergence_window"}),
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.place": "loss", "ppo.kl.measure": "k2"}),
+    "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 
@@ -54,6 +56,14 @@ def test_the_kl_coefficient_differs_at_every_save(tmp_path: Path) -> None:
     run("ppo", recipe_of("ppo", place), AUTO)
     found = outcome(place / "run")
     assert len({found[f"metrics of step {step}"]["kl/coefficient"] for step in range(1, 6)}) == 5
+
+
+def test_the_scale_of_the_values_differs_at_every_save(tmp_path: Path) -> None:
+    """Likewise."""
+    place = make_inputs(tmp_path)
+    run("ppo", changed(recipe_of("ppo", place), NORMALISED), AUTO)
+    found = outcome(place / "run")
+    assert len({found[f"metrics of step {step}"]["value/scale"] for step in range(1, 6)}) == 5
 
 
 @pytest.mark.parametrize("kind", KINDS)

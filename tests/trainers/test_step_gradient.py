@@ -49,7 +49,7 @@ def made_trainer(**options: Any) -> PPOTrainer:
         model(1),
         tokenizer(),
         reference=LanguageModel(model(2)),
-        config=PPOConfig(**alone, **plain, policy_optimizer=optimizer, **options),
+        config=PPOConfig(**{**alone, **plain, "policy_optimizer": optimizer, **options}),
     )
 
 
@@ -140,3 +140,12 @@ def test_the_steps_of_all_responses_add_up_to_the_gradient_of_the_objective(
     assert (
         found + objective(temperature=temperature, beta=beta / 2, of_sequences=of_sequences)
     ).norm() > 1e-3 or not beta
+
+
+@pytest.mark.parametrize("kl", [{"place": "none"}, {"place": "reward", "measure": "k1"}], ids=lambda kl: kl["place"])
+def test_returns_to_go_without_a_critic_add_up_to_the_same_gradient(kl: dict[str, str]) -> None:
+    """What came before a token is left out of its return: that changes no expectation."""
+    advantage = {"estimator": "return_to_go", "standardise": False}
+    found = expected_gradient(temperature=1.0, kl={**kl, "coefficient": BETA}, advantage=advantage)
+    wanted = -objective(temperature=1.0, beta=0.0 if kl["place"] == "none" else BETA, of_sequences=True)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)

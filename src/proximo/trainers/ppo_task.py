@@ -85,19 +85,21 @@ class PPOTask:
         return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer)
 
     def state(self) -> Mapping[str, Any]:
-        """The KL coefficient and the positions in the schedules; the rest is a function of the step."""
+        """The KL coefficient, the units of the values and the positions in the schedules; the step gives the rest."""
         return {
             "steps_done": self.ppo.steps_done,
             "kl_coefficient": self.ppo.kl_coefficient,
+            "value_scale": self.ppo.value_scale.state(),
             "updates": update_counts(self.ppo.learners),
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Weights, optimizers, coefficient and counters."""
+        """Weights, optimizers, coefficient, units and counters."""
         restore_models(checkpoint, self._models(), self.ppo.learners)
         state = checkpoint.state["task"]
         self.ppo.steps_done = state["steps_done"]
         self.ppo.kl_coefficient = state["kl_coefficient"]
+        self.ppo.value_scale.restore(state["value_scale"])
 
     def _models(self) -> dict[str, LanguageModel | ScalarModel]:
         value = self.ppo.roles.value

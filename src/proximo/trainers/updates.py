@@ -28,6 +28,7 @@ from proximo.models.packing import PackedResponses
 from proximo.records import Experience
 from proximo.trainers.calls import InferenceCalls, pack_members
 from proximo.trainers.experience import token_values
+from proximo.trainers.value_scale import ValueScale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +98,10 @@ class UpdateCalls:
         )
 
     def train_value(self, experience: Experience, *, step: int) -> Report:
-        """Clipped regression of the values on the returns, over all epochs."""
+        """Clipped regression of the values on the returns, over all epochs; where they are normalised, in those units.
+
+        The returns move the units first, before the value model learns from them.
+        """
         value, learner, clip = self.roles.value, self.value_learner, self.config.value_loss.clip
         if experience.returns is None or value is None or learner is None:
             raise ValueError("this run has no critic")
@@ -110,13 +114,16 @@ class UpdateCalls:
             statistics = value_statistics(values, old, returns, batch.mask, clip=clip)
             return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens), statistics
 
-        columns = {"values": token_values(experience), "returns": experience.returns}
+        scale = self.inference.value_scale
+        values, returns = scale.follow(token_values(experience), experience.returns, experience.mask)
+        columns = {"values": values, "returns": returns}
         results = [learner.update(batches, loss) for batches in self._minibatches(experience, columns, step=step)]
         self._stop_if_too_many_skipped(results, "value", step)
         totals = reduce(add, (part for result in results for part in result.statistics))
         return Report(
             metrics={"value/clip_fraction": Mean(totals.clipped.item(), totals.num_tokens.item())}
-            | _update_metrics("value", results),
+            | _update_metrics("value", results)
+            | _scale_metrics(scale),
             refusals=tuple(result.refusal for result in results if result.refusal),
         )
 
@@ -199,6 +206,10 @@ def _policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
         "policy/ratio_mean": Mean(total.ratio.item(), count),
         "policy/approx_kl": Mean(total.k3.item(), count),
     }
+
+
+def _scale_metrics(scale: ValueScale) -> dict[str, MetricValue]:
+    return {"value/scale": Last(scale.units.scale), "value/offset": Last(scale.units.offset)} if scale.is_on else {}
 
 
 def _update_metrics(role: str, results: Sequence[UpdateResult]) -> dict[str, MetricValue]:
