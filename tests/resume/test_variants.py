@@ -27,6 +27,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.place": "loss", "ppo.kl.measure": "k2"}),
     "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
+    "ppo with normalised values of an adapter": ("ppo", {"value.lora": LORA, "ppo.value_loss.normalise": "cumulative"}),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 
