@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proximo.algorithms.advantages import gae
+from proximo.algorithms.advantages import gae, length_adaptive_lam
 from proximo.algorithms.segments import value_positions
 
 LENGTHS = (4, 1, 6, 3)
@@ -80,6 +80,23 @@ def test_with_lambda_zero_the_advantage_is_the_error_of_one_step():
     rewards, values, _ = batch((3,))
     advantages, _ = gae(rewards, values, all_true(3), (3,), bootstrap=all_true(1), gamma=0.9, lam=0.0)
     torch.testing.assert_close(advantages, rewards + 0.9 * values[1:] - values[:-1], rtol=0, atol=1e-12)
+
+
+def test_each_response_may_have_its_own_lambda():
+    rewards, values, mask = batch()
+    lams, cut = [0.3, 1.0, 0.95, 0.0], torch.tensor([True, False, True, False])
+    options = {"bootstrap": cut, "gamma": 0.9}
+    found = gae(rewards, values, mask, LENGTHS, lam=torch.tensor(lams, dtype=torch.float64), **options)
+    for which in (0, 1):
+        alone = [gae(rewards, values, mask, LENGTHS, lam=lam, **options)[which].split(LENGTHS) for lam in lams]
+        wanted = torch.cat([alone[row][row] for row in range(len(LENGTHS))])
+        torch.testing.assert_close(found[which], wanted, rtol=0, atol=1e-12)
+
+
+def test_a_lambda_that_adapts_to_the_length_by_hand():
+    # alpha * tokens = 5, 20, 1, 0.5, 0
+    lams = length_adaptive_lam(torch.tensor([100.0, 400.0, 20.0, 10.0, 0.0]), alpha=0.05)
+    torch.testing.assert_close(lams, torch.tensor([0.8, 0.95, 0.0, 0.0, 0.0]))
 
 
 def test_an_answer_that_ended_has_no_value_after_its_end():
@@ -174,13 +191,15 @@ class CountOperations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_work_grows_with_the_longest_response_and_not_with_their_number():
+@pytest.mark.parametrize("per_response", [False, True])
+def test_the_work_grows_with_the_longest_response_and_not_with_their_number(per_response):
     counts = []
     for num_responses in (2, 200):
         lengths = (10,) * num_responses
         rewards, values, _ = batch(lengths)
         everything, cut = all_true(len(rewards)), all_true(num_responses)
+        lam = torch.linspace(0, 1, num_responses, dtype=torch.float64) if per_response else 1.0
         with CountOperations() as counter:
-            gae(rewards, values, everything, lengths, bootstrap=cut, gamma=1.0, lam=0.95)
+            gae(rewards, values, everything, lengths, bootstrap=cut, gamma=1.0, lam=lam)
         counts.append(counter.count)
     assert counts[0] == counts[1] > 10

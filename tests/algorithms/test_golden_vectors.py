@@ -21,6 +21,7 @@ from proximo.algorithms.masking import masked_mean, masked_variance, rescale, st
 from proximo.algorithms.objectives import gspo, masked_weights, ppo, sapo, sequence_ratios, truncated_weights
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
 from proximo.algorithms.shaping import clip_scores, shape_rewards
+from proximo.algorithms.value_units import ReturnMoments, cumulative_moments, exponential_moments
 
 
 def numbers(*rows: list[float]) -> Tensor:
@@ -259,6 +260,25 @@ class TestAReaL:
             epsilon=(deviation + 1e-5) ** 2 - deviation**2,
         )
         assert_close(found, [-1.22473, 0, 1.22473, 0])
+
+    def moments(self, returns: Tensor, mask: Tensor) -> dict[str, float]:
+        return {"mean": float(masked_mean(returns, mask)), "variance": float(masked_variance(returns, mask))}
+
+    def test_exponential_moments_of_returns(self):
+        first = self.moments(numbers([1, 2, 3, 100]), torch.tensor([True, True, True, False]))
+        found = exponential_moments(ReturnMoments(), **first, decay=0.99995)
+        assert_close(found.mean, 2)
+        assert_close(found.variance**0.5, 0.816497)
+        found = exponential_moments(found, **self.moments(numbers([5, 7]), all_of(numbers([5, 7]))), decay=0.99995)
+        assert_close(found.mean, 4.00005)
+        assert_close(found.variance**0.5, 2.198485)
+
+    def test_cumulative_moments_of_returns(self):
+        found = ReturnMoments()
+        for returns in (numbers([1, 2, 3]), numbers([5, 7])):
+            found = cumulative_moments(found, **self.moments(returns, all_of(returns)), count=len(returns))
+        assert_close(found.mean, 3.6)
+        assert_close(found.variance**0.5, 2.154066)
 
     @pytest.mark.parametrize(("observed", "wanted"), [(3, 0.098976), (6, 0.1), (9, 0.101024)])
     def test_adaptive_kl_fed_with_the_right_sign(self, observed, wanted):

@@ -5,17 +5,33 @@ from statistics import mean, pstdev, stdev
 import pytest
 import torch
 
-from proximo.algorithms.advantages import broadcast_to_tokens, group_centred, group_standardised
+from proximo.algorithms.advantages import broadcast_to_tokens, group_centred, group_standardised, leave_one_out
 
 SCORES = torch.tensor([1.0, 10.0, 4.0, 7.0, 20.0, 30.0], dtype=torch.float64)
 GROUPS = torch.tensor([9, 2, 9, 9, 2, -1])
 MEMBERS = {9: [0, 2, 3], 2: [1, 4], -1: [5]}
 ALL_VALID = torch.ones(6, dtype=torch.bool)
-FUNCTIONS = [group_centred, group_standardised]
+FUNCTIONS = [group_centred, group_standardised, leave_one_out]
 
 
 def test_centred_by_hand_with_groups_in_any_order():
     assert group_centred(SCORES, GROUPS, ALL_VALID).tolist() == [-3, -5, 0, 3, 5, 0]
+
+
+def test_leave_one_out_by_hand_with_groups_in_any_order():
+    # 1 - (4 + 7) / 2, 10 - 20, 4 - (1 + 7) / 2, 7 - (1 + 4) / 2, 20 - 10, and one that has no other
+    assert leave_one_out(SCORES, GROUPS, ALL_VALID).tolist() == [-4.5, -10, 0, 4.5, 10, 0]
+
+
+@pytest.mark.parametrize("invalid", range(6))
+def test_leave_one_out_is_the_score_minus_the_mean_of_the_others_that_count(invalid):
+    valid = torch.arange(6) != invalid
+    found = leave_one_out(SCORES, GROUPS, valid).tolist()
+    for members in MEMBERS.values():
+        for i in members:
+            others = [SCORES[j].item() for j in members if j not in (i, invalid)]
+            counts = others and i != invalid
+            assert found[i] == pytest.approx(SCORES[i].item() - mean(others) if counts else 0)
 
 
 @pytest.mark.parametrize(("correction", "deviation"), [(0, pstdev), (1, stdev)])

@@ -66,6 +66,14 @@ RECIPES = (
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
     _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
+    _override("left out of one", "ppo.advantage=leave_one_out", "must be 2 or more", "return_to_go need only one"),
+    _override(
+        "warm-up of no critic",
+        "ppo={advantage: group_centred, responses_per_prompt: 2, critic_warmup_steps: 1}",
+        "group_centred has none",
+        "advantage: gae",
+    ),
+    _override("warm-up to the end", "ppo.critic_warmup_steps=10", "leaves the policy no step", "below num_steps (10)"),
     _override("KL form with another gradient", "ppo.kl={place: loss, measure: k3}", "k3 in the loss", "weighted_k3"),
     _override("average that is not kept", "ppo.evaluate_average=true", "evaluate_average needs average_decay"),
     _override(

@@ -147,6 +147,7 @@ def test_the_numbers_of_a_dry_run_are_those_of_the_recipe(folder, capsys):
         (["value.start=reward"], "value", "backbone and head of the reward model"),
         (["value.path=owner/critic"], "value", "owner/critic (Hub)"),
         (["ppo.advantage=group_centred", "ppo.responses_per_prompt=2"], "value", "none: advantage group_centred"),
+        (["ppo.advantage=return_to_go"], "value", "none: advantage return_to_go needs none"),
         ([], "reward", "reward_model: reward model owner/reward (Hub), weight 2"),
         (["policy.path=model"], "policy", "model (folder), trained whole"),
     ],

@@ -229,6 +229,15 @@ def test_keys_that_do_nothing_are_told(folder):
         "ppo.value_loss.huber_delta",
         "ppo.guards.max_kl",
     ]
+    adaptive = ["ppo.advantage={length_adaptive: 0.05, lam: 0.9}", "ppo.value_loss.normalise_decay=0.5"]
+    assert unused_keys(load_recipe("ppo", path, adaptive).recipe) == [
+        "ppo.value_loss.normalise_decay has no effect: normalise is none",
+        "ppo.advantage.lam has no effect: length_adaptive sets the decay of each response",
+    ]
+    to_go = ["ppo.advantage={estimator: return_to_go, gamma: 0.9, value_lam: 1.0}"]
+    assert unused_keys(load_recipe("ppo", path, to_go).recipe) == [
+        "ppo.advantage.value_lam has no effect: advantage return_to_go has no critic"
+    ]
     pipeline = write_recipe(folder, PIPELINE, "p.yaml")
     score = ["running=standardise", "bias=1", "scale=2", "overlong_penalty=2", "penalty_mode=replace"]
     told = unused_keys(load_recipe("ppo", path, [f"ppo.score.{each}" for each in score]).recipe)

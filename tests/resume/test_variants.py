@@ -17,6 +17,7 @@ from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs
 
 AUTO = RunOptions(quiet=True, resume="auto")
 NO_CRITIC = {"ppo.advantage": "group_standardised", "ppo.responses_per_prompt": 2}
+NORMALISED = {"ppo.value_loss.normalise": "exponential", "ppo.critic_warmup_steps": 3}
 
 VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "sft with dropout and tied embeddings": ("sft", {"model.config": GPT2_WITH_DROPOUT, "sft.dropout": True}),
@@ -31,6 +32,8 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
         "ppo",
         {"ppo.score.running": "standardise", "ppo.score.whiten_rewards": "keep_mean", "ppo.kl.target": None},
     ),
+    "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
+    "ppo with normalised values of an adapter": ("ppo", {"value.lora": LORA, "ppo.value_loss.normalise": "cumulative"}),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 
@@ -75,6 +78,14 @@ def test_steps_of_equal_scores_are_counted_on_after_a_resume(tmp_path: Path) -> 
         with pytest.raises(TrainingError, match="step 3: all scores of 3 steps in a row are 1"):
             run("ppo", recipe, options)
         assert (place / "run" / "checkpoints" / "latest").read_text() == "step-000002\n"
+
+
+def test_the_scale_of_the_values_differs_at_every_save(tmp_path: Path) -> None:
+    """Likewise."""
+    place = make_inputs(tmp_path)
+    run("ppo", changed(recipe_of("ppo", place), NORMALISED), AUTO)
+    found = outcome(place / "run")
+    assert len({found[f"metrics of step {step}"]["value/scale"] for step in range(1, 6)}) == 5
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -68,6 +68,7 @@ STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
 BF16 = {"run.precision": "bf16"}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
+NORMALISED = {"ppo.value_loss.normalise": "exponential"}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
 POLICY_LORA = {"policy.lora": LORA}
 FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
@@ -218,6 +219,8 @@ KNOBS = [
     Knob(ppo.AdvantageConfig, "estimator", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
     Knob(ppo.AdvantageConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
     Knob(ppo.AdvantageConfig, "lam", "ppo", {"ppo.advantage.lam": 0.5}),
+    Knob(ppo.AdvantageConfig, "length_adaptive", "ppo", {"ppo.advantage.length_adaptive": 0.4}),
+    Knob(ppo.AdvantageConfig, "value_lam", "ppo", {"ppo.advantage.value_lam": 0.5}),
     Knob(ppo.AdvantageConfig, "standardise", "ppo", {"ppo.advantage.standardise": False}),
     Knob(ppo.PolicyLossConfig, "clip_low", "ppo", {"ppo.policy_loss.clip_low": 0.9}, STEEP),
     Knob(ppo.PolicyLossConfig, "clip_high", "ppo", {"ppo.policy_loss.clip_high": 2.0}, STEEP),
@@ -238,6 +241,9 @@ KNOBS = [
     Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
     Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
+    Knob(ppo.ValueLossConfig, "normalise", "ppo", {"ppo.value_loss.normalise": "cumulative"}, NORMALISED),
+    Knob(ppo.ValueLossConfig, "normalise_decay", "ppo", {"ppo.value_loss.normalise_decay": 0.5}, NORMALISED),
+    Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}),
     Knob(
         ppo.PPOConfig, "truncated", "ppo", {"ppo.truncated": "mask"}, {"ppo.rollout.stop_token_ids": list(range(6, 16))}
     ),

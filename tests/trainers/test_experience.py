@@ -1,11 +1,13 @@
 """Scores become rewards, rewards advantages; what does not count, counts nowhere. Numbers worked by hand."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
 from proximo.config.ppo import PPOConfig
+from proximo.config.ppo_advantage import AdvantageConfig
 from proximo.records import Experience, Finish, Scored, ScoreState
 from proximo.trainers.experience import Passes, make_experience, token_values
 from records_made import prompt, response, scored
@@ -84,7 +86,74 @@ def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
     torch.testing.assert_close(made.advantages[:3], torch.full((3,), -1.0), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("advantage", ["gae", "group_centred", "group_standardised"])
+def test_advantages_and_returns_may_have_a_lambda_each() -> None:
+    """Rewards 0, 0, 1; values 0.2, 0.3, 0.4: the deltas are 0.1, 0.1 and 0.6."""
+    made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], advantage={"lam": 0.5, "value_lam": 1.0})
+    torch.testing.assert_close(made.advantages, torch.tensor([0.1 + 0.05 + 0.15, 0.1 + 0.3, 0.6]), **CLOSE)
+    torch.testing.assert_close(made.returns, torch.tensor([1.0, 1.0, 1.0]), **CLOSE)
+
+
+def test_a_lambda_may_adapt_to_the_tokens_that_the_policy_wrote() -> None:
+    """alpha 2 / 3: of three tokens 1 - 1 / 2, of two of them, with one by a tool between, 1 - 3 / 4."""
+    tool = scored(1.0, of=response(mask=[True, False, True]))
+    values = [0.2, 0.3, 0.4, 9.0]
+    made = build([scored(1.0), tool], values=values * 2, advantage={"length_adaptive": 2 / 3, "value_lam": 1.0})
+    wanted = torch.tensor([0.1 + 0.05 + 0.15, 0.1 + 0.3, 0.6, 0.2 + 0.25 * 0.6, 0.0, 0.6])
+    torch.testing.assert_close(made.advantages, wanted, **CLOSE)
+    torch.testing.assert_close(made.returns[:3], torch.tensor([1.0, 1.0, 1.0]), **CLOSE)
+
+
+def test_without_a_lambda_of_its_own_the_return_is_the_advantage_plus_the_value() -> None:
+    made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], advantage={"length_adaptive": 2 / 3})
+    torch.testing.assert_close(made.returns, made.advantages + torch.tensor([0.2, 0.3, 0.4]), **CLOSE)
+
+
+def to_go(estimator: str, **options) -> Experience:
+    """Two prompts with two responses of one and two tokens; the KL costs 0.5 on each first token."""
+    asked = [prompt(name) for name in ("a", "a", "b", "b")]
+    ids = [[2], [7, 2], [2], [7, 2]]
+    batch = [
+        scored(score, of=response(tokens, to=each, logprobs=[-1.0, -1.0][: len(tokens)]))
+        for score, tokens, each in zip((1.0, 3.0, 5.0, 5.0), ids, asked, strict=True)
+    ]
+    advantage = {"estimator": estimator, **options}
+    reference = [-2.0, -2.0, -1.0, -2.0, -2.0, -1.0]
+    kl = {"place": "reward"}
+    return build(batch, reference=reference, advantage=advantage, responses_per_prompt=2, kl=kl, kl_coefficient=0.5)
+
+
+def test_a_return_to_go_is_the_score_minus_the_kl_that_is_still_to_come() -> None:
+    torch.testing.assert_close(to_go("return_to_go").advantages, torch.tensor([0.5, 2.5, 3.0, 4.5, 4.5, 5.0]), **CLOSE)
+    discounted = to_go("return_to_go", gamma=0.5).advantages
+    torch.testing.assert_close(discounted, torch.tensor([0.5, 1.0, 3.0, 4.5, 2.0, 5.0]), **CLOSE)
+
+
+def test_a_return_to_go_may_be_compared_with_the_mean_of_its_group() -> None:
+    found = to_go("group_return_to_go").advantages
+    torch.testing.assert_close(found, torch.tensor([-1.0, 1.0, 1.5, 0.0, 0.0, 0.5]), **CLOSE)
+
+
+@pytest.mark.parametrize("estimator", ["return_to_go", "group_return_to_go"])
+def test_returns_to_go_are_standardised_over_the_batch_unless_told_otherwise(estimator: str) -> None:
+    found = to_go(estimator, standardise=None).advantages
+    assert found.mean().abs() < 1e-6
+    assert found.square().mean() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_leave_one_out_compares_a_response_with_the_others_alone() -> None:
+    torch.testing.assert_close(
+        to_go("leave_one_out").advantages, torch.tensor([-2.0, 2.0, 2.0, 0.0, 0.0, 0.0]), **CLOSE
+    )
+
+
+def test_one_response_per_prompt_is_enough_where_the_batch_is_the_baseline() -> None:
+    made = build([scored(1.0), scored(3.0)], advantage={"estimator": "return_to_go", "standardise": None})
+    torch.testing.assert_close(made.advantages, torch.tensor([-1.0] * 3 + [1.0] * 3), rtol=0, atol=1e-4)
+    with pytest.raises(ValueError, match="gae and return_to_go need only one"):
+        PPOConfig(advantage="leave_one_out")
+
+
+@pytest.mark.parametrize("advantage", get_args(AdvantageConfig.model_fields["estimator"].annotation))
 def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage: str) -> None:
     good = [scored(1.0), scored(3.0)]
     faulty = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
+from proximo.config.ppo_advantage import AdvantageConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import ConfigError, DataError, ModelError, TrainingError
@@ -50,7 +52,7 @@ def parameters(made: PPOTrainer) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in made.policy.model.named_parameters()}
 
 
-@pytest.mark.parametrize("advantage", ["gae", "group_centred", "group_standardised"])
+@pytest.mark.parametrize("advantage", get_args(AdvantageConfig.model_fields["estimator"].annotation))
 def test_training_returns_the_metrics_of_every_step(advantage: str) -> None:
     seen = []
     history = trainer(advantage=advantage).train(PROMPTS, reward=count_a, on_step=lambda step, line: seen.append(step))
@@ -59,6 +61,7 @@ def test_training_returns_the_metrics_of_every_step(advantage: str) -> None:
         assert line["policy/skipped_updates"] == 0
         assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
         assert ("value/explained_variance" in line) == (advantage == "gae")
+        assert ("group/zero_advantage_fraction" in line) == (advantage not in ("gae", "return_to_go"))
         assert line["response/tokens_max"] <= 6
     assert abs(history[0]["kl/sequence"]) < 1e-5
     assert abs(history[1]["kl/sequence"]) > 1e-4

@@ -21,6 +21,15 @@ FORMS: dict[str, dict[str, Any]] = {
     "gae_kl_in_loss": {"prompts_per_step": 64, "kl": {"place": "loss", "measure": "k2", "coefficient": 0.02}},
     "group_centred": {**GROUPS, "advantage": "group_centred"},
     "group_standardised": {**GROUPS, "advantage": "group_standardised"},
+    "leave_one_out": {**GROUPS, "advantage": "leave_one_out"},
+    "return_to_go": {"prompts_per_step": 64, "advantage": "return_to_go"},
+    "group_return_to_go": {**GROUPS, "advantage": "group_return_to_go"},
+    "gae_of_vapo": {
+        "prompts_per_step": 64,
+        "advantage": {"length_adaptive": 1.0, "value_lam": 1.0},
+        "value_loss": {"normalise": "exponential"},
+        "critic_warmup_steps": 3,
+    },
 }
 
 
@@ -51,6 +60,10 @@ def learn(form: str, *, seed: int, num_steps: int = 30) -> list[float]:
         ("gae_kl_in_loss", 0.940, 0.088),
         ("group_centred", 0.958, 0.059),
         ("group_standardised", 0.965, 0.060),
+        ("leave_one_out", 0.961, 0.047),
+        ("return_to_go", 0.933, 0.083),
+        ("group_return_to_go", 0.963, 0.032),
+        ("gae_of_vapo", 0.830, 0.103),
     ],
 )
 def test_the_score_comes_near_the_best(form: str, mean_of_seeds: float, deviation: float) -> None:

@@ -49,7 +49,7 @@ def made_trainer(**options: Any) -> PPOTrainer:
         model(1),
         tokenizer(),
         reference=LanguageModel(model(2)),
-        config=PPOConfig(**alone, **plain, policy_optimizer=optimizer, **options),
+        config=PPOConfig(**{**alone, **plain, "policy_optimizer": optimizer, **options}),
     )
 
 
@@ -157,3 +157,12 @@ def test_the_first_update_of_every_objective_has_the_gradient_of_the_expected_sc
     since it has no credit for single tokens."""
     found = expected_gradient(temperature=0.6, kl={"place": "none"}, policy_loss=loss)
     torch.testing.assert_close(found, -objective(temperature=0.6, beta=0.0, of_sequences=True), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("kl", [{"place": "none"}, {"place": "reward", "measure": "k1"}], ids=lambda kl: kl["place"])
+def test_returns_to_go_without_a_critic_add_up_to_the_same_gradient(kl: dict[str, str]) -> None:
+    """What came before a token is left out of its return: that changes no expectation."""
+    advantage = {"estimator": "return_to_go", "standardise": False}
+    found = expected_gradient(temperature=1.0, kl={**kl, "coefficient": BETA}, advantage=advantage)
+    wanted = -objective(temperature=1.0, beta=0.0 if kl["place"] == "none" else BETA, of_sequences=True)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)

@@ -154,6 +154,24 @@ def test_without_a_critic_the_prompts_that_teach_nothing_are_counted() -> None:
     assert "value/explained_variance" not in found
 
 
+def test_a_group_of_equals_counts_as_teaching_nothing_after_standardising_too() -> None:
+    """Standardising moved all advantages by the same: those of a group of equals are equal still, but not 0."""
+    asked = [prompt(name) for name in ("p0", "p0", "p1", "p1")]
+    made = experience(
+        scored=tuple(scored(1.0, of=response((7,), to=each)) for each in asked),
+        lengths=(1,) * 4,
+        mask=torch.tensor([True] * 4),
+        old_logprobs=torch.zeros(4),
+        reference_logprobs=None,
+        values=None,
+        rewards=torch.ones(4),
+        advantages=torch.tensor([-0.2, 0.5, -0.2, -0.2]),
+        returns=None,
+    )
+    assert line(experience_metrics(outcome(made)))["group/zero_advantage_fraction"] == 0.5
+    assert "group/zero_advantage_fraction" not in experience_metrics(outcome(made, compares_groups=False))
+
+
 def test_where_nothing_could_be_scored_only_the_count_of_faults_is_left() -> None:
     lost = tuple(scored(NAN, of=each.response, state=ScoreState.INFRASTRUCTURE_FAULT) for each in batch())
     made = experience(scored=lost, mask=torch.zeros(9, dtype=torch.bool), values=None, returns=None)

@@ -1,4 +1,4 @@
-"""How much better than expected each token was: GAE with a value model, group baselines without one.
+"""How much better than expected each token was: GAE with a value model, returns to go and group baselines without one.
 
 Nothing here standardises over the batch (`masking.standardise` does), and nothing carries a gradient: advantages and
 returns are constants to the losses.
@@ -28,7 +28,7 @@ def gae(
     *,
     bootstrap: Tensor,
     gamma: float,
-    lam: float,
+    lam: float | Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (arXiv:1506.02438, eq. 16), for all responses at once.
 
@@ -45,7 +45,7 @@ def gae(
         bootstrap: [R] bool, True where the value after the last token stands for a future that was cut off. False
             where the policy ended the answer, and where the limit is part of the task: that value is then 0.
         gamma: discount per token.
-        lam: 1 trusts the rewards (no bias), 0 the values (little variance).
+        lam: 1 trusts the rewards (no bias), 0 the values (little variance); one number, or [R] one per response.
 
     Returns:
         (advantages [T], returns [T] = advantages + values), both 0 outside the mask.
@@ -76,13 +76,53 @@ def _deltas(rewards: Tensor, values: Tensor, final_values: Tensor, lengths: Sequ
     return rewards + gamma * next_values - values
 
 
-def _discounted_sums(x: Tensor, lengths: Sequence[int], decay: float) -> Tensor:
-    """[T] y_t = x_t + decay * y_{t+1} within each response: one pass over time, all responses side by side."""
+def _discounted_sums(x: Tensor, lengths: Sequence[int], decay: float | Tensor) -> Tensor:
+    """[T] y_t = x_t + decay * y_{t+1} within each response: one pass over time, all responses side by side.
+
+    `decay` is one number, or [R].
+    """
     columns = segment_rows(x, lengths).T.contiguous()
     times = columns.unbind(0)
     for now, later in zip(reversed(times[:-1]), reversed(times[1:]), strict=True):
         now.add_(later * decay)
     return columns[token_positions(lengths, device=x.device), segment_ids(lengths, device=x.device)]
+
+
+def length_adaptive_lam(num_tokens: Tensor, *, alpha: float) -> Tensor:
+    """lambda = 1 - 1 / (alpha * tokens), at least 0 (VAPO, arXiv:2504.05118): [R] from [R].
+
+    The powers of lambda then sum to about alpha * tokens: every response looks ahead over the same share of itself,
+    however long it is. One of 1 / alpha tokens or fewer looks a single step ahead.
+    """
+    return (1 - 1 / (alpha * num_tokens)).clamp(min=0)
+
+
+@torch.no_grad()
+def returns_to_go(rewards: Tensor, mask: Tensor, lengths: Sequence[int], *, gamma: float) -> Tensor:
+    """[T] G_t = r_t + gamma * G_{t+1} over the tokens in the mask, 0 outside: REINFORCE without a baseline.
+
+    Standardised over the batch it is REINFORCE++ (arXiv:2501.03262). Arguments as in `gae`.
+    """
+    to_go = rewards.new_zeros(len(rewards))
+    to_go[mask] = _discounted_sums(rewards[mask], segment_sum(mask.long(), lengths).tolist(), gamma)
+    return to_go
+
+
+@torch.no_grad()
+def group_returns_to_go(
+    rewards: Tensor, group_ids: Tensor, valid: Tensor, mask: Tensor, lengths: Sequence[int], *, gamma: float
+) -> Tensor:
+    """[T] G_t - the mean of G at the first token over the valid responses of the group, 0 outside the mask.
+
+    Standardised over the batch it is REINFORCE++ with a baseline (arXiv:2501.03262). Arguments as in `returns_to_go`
+    and `group_centred`. Where only a last token is rewarded this is `group_centred`, exact zeros included; a reward on
+    every token, such as the KL, counts from its own token on.
+    """
+    to_go = returns_to_go(rewards, mask, lengths, gamma=gamma)
+    starts = segment_sum(torch.where(_first_in_mask(mask, lengths), to_go, 0), lengths)
+    centred = group_centred(starts, group_ids, valid)
+    since_start = to_go - broadcast_to_tokens(starts, lengths)
+    return torch.where(mask, since_start + broadcast_to_tokens(centred, lengths), 0)
 
 
 @torch.no_grad()
@@ -120,6 +160,18 @@ def group_standardised(
     return centred / (variances.sqrt() + epsilon)
 
 
+@torch.no_grad()
+def leave_one_out(scores: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
+    """score - mean of the OTHER valid scores of its group (RLOO, arXiv:2402.14740): [R] from [R].
+
+    Arguments as in `group_centred`, of which it is n / (n - 1) times, with n valid scores in the group: its own score
+    has no part in a response's baseline, which so is unbiased. Exactly 0 where all valid scores of a group are equal,
+    and in a group of one.
+    """
+    counts = _group_sums(valid.to(scores.dtype), group_ids)
+    return group_centred(scores, group_ids, valid) * counts / (counts - 1).clamp(min=1)
+
+
 def broadcast_to_tokens(per_response: Tensor, lengths: Sequence[int]) -> Tensor:
     """[T] from [R]: every token of a response gets its response's number."""
     return per_response[segment_ids(lengths, device=per_response.device)]
@@ -131,3 +183,10 @@ def _group_sums(x: Tensor, group_ids: Tensor) -> Tensor:
     _, sizes = torch.unique_consecutive(group_ids[order], return_counts=True)
     sums = segment_sum(x[order], sizes.tolist()).repeat_interleave(sizes)
     return torch.empty_like(x).scatter(0, order, sums)
+
+
+def _first_in_mask(mask: Tensor, lengths: Sequence[int]) -> Tensor:
+    """[T] bool: True at the first masked token of each response, if it has one."""
+    counts = segment_sum(mask.long(), lengths)
+    counts_before = counts.cumsum(0) - counts
+    return mask & (mask.cumsum(0) == counts_before[segment_ids(lengths, device=mask.device)] + 1)

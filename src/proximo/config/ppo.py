@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from proximo.config.base import Section
+from proximo.config.ppo_advantage import AdvantageConfig
 from proximo.config.ppo_losses import GuardConfig, PolicyLossConfig, ValueLossConfig
 from proximo.config.ppo_score import ScoreConfig
 from proximo.config.run import OptimizerConfig
@@ -82,34 +83,6 @@ class KLConfig(Section):
         return self
 
 
-class AdvantageConfig(Section):
-    """How much better than expected each token was."""
-
-    estimator: Literal["gae", "group_centred", "group_standardised"] = "gae"
-    """`gae` trains a value model; the others compare the responses of one prompt and need no critic."""
-    gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token."""
-    lam: float = Field(0.95, ge=0, le=1)
-    """Decay of the advantage estimator (GAE)."""
-    standardise: bool | None = None
-    """Advantages to mean 0 and variance 1 over the valid tokens of the step; null means yes for `gae` only."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _estimator_alone(cls, data: Any) -> Any:
-        return {"estimator": data} if isinstance(data, str) else data
-
-    @property
-    def uses_critic(self) -> bool:
-        """True where a value model is trained."""
-        return self.estimator == "gae"
-
-    @property
-    def standardises(self) -> bool:
-        """`standardise` with its default resolved."""
-        return self.uses_critic if self.standardise is None else self.standardise
-
-
 class PPOConfig(Section):
     """One step: sample, score, compare with the reference, estimate advantages, update."""
 
@@ -125,6 +98,8 @@ class PPOConfig(Section):
     """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    critic_warmup_steps: int = Field(0, ge=0)
+    """First steps, in which the value model learns alone; the policy's schedule counts its own updates only."""
     truncated: Literal["zero", "bootstrap", "mask"] = "zero"
     """A response cut at the limit: worth 0 after its end, the value model's guess, or left out altogether."""
     evaluate_greedy: bool = False
@@ -174,9 +149,20 @@ class PPOConfig(Section):
                 f"minibatch_responses ({self.minibatch_responses}) exceeds the batch of "
                 f"prompts_per_step * responses_per_prompt = {self.responses_per_step} responses"
             )
-        if not self.uses_critic and self.responses_per_prompt < 2:
+        if self.advantage.compares_groups and self.responses_per_prompt < 2:
             raise ValueError(
-                f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more"
+                f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more; "
+                "gae and return_to_go need only one"
+            )
+        if self.critic_warmup_steps and not self.uses_critic:
+            raise ValueError(
+                f"critic_warmup_steps ({self.critic_warmup_steps}) trains a value model, and advantage "
+                f"{self.advantage.estimator} has none: remove it, or use advantage: gae"
+            )
+        if self.critic_warmup_steps >= self.num_steps:
+            raise ValueError(
+                f"critic_warmup_steps ({self.critic_warmup_steps}) leaves the policy no step: it must be below "
+                f"num_steps ({self.num_steps})"
             )
         if self.evaluate_average and self.average_decay is None:
             raise ValueError("evaluate_average needs average_decay: without it there is no average")

@@ -66,7 +66,14 @@ class ValueLossConfig(Section):
     huber_delta: float = Field(10.0, gt=0)
     """The error from which `huber` is linear, in units of the score."""
     clip: float | None = Field(0.2, gt=0)
-    """New values may move this far from the old ones before their loss is clipped; null does not clip."""
+    """New values may move this far from the old ones before their loss is clipped; null does not clip. Where values are
+    normalised it counts in standard deviations of the returns."""
+    normalise: Literal["none", "exponential", "cumulative"] = "none"
+    """The value model learns returns divided by their running standard deviation, and its last layer is rescaled when
+    that moves, so that no value changes (PopArt). `exponential` forgets, `cumulative` weighs all returns alike."""
+    normalise_decay: float = Field(0.99, ge=0, lt=1)
+    """What the returns of earlier steps weigh after each further step, where `normalise` is `exponential`; AReaL has
+    0.99995."""
 
     @property
     def delta(self) -> float | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from proximo.config.base import Section
 from proximo.config.ppo import PPOConfig
+from proximo.config.ppo_advantage import AdvantageConfig
 from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import OptimizerConfig
 
@@ -35,8 +36,11 @@ def _unused(recipe: Section, prefix: str) -> Iterator[str]:
 def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     if not ppo.uses_critic:
         reason = f"advantage {ppo.advantage.estimator} has no critic"
-        yield from _given(ppo.advantage, ("gamma", "lam"), f"{prefix}advantage.", reason)
         yield from _given(ppo, ("value_loss", "value_optimizer"), prefix, reason)
+    elif ppo.value_loss.normalise != "exponential":
+        reason = f"normalise is {ppo.value_loss.normalise}"
+        yield from _given(ppo.value_loss, ("normalise_decay",), f"{prefix}value_loss.", reason)
+    yield from _unused_in_advantage(ppo.advantage, f"{prefix}advantage.")
     if ppo.kl.place == "none":
         yield from _given(ppo.kl, ("measure", "coefficient", "target", "horizon"), f"{prefix}kl.", "place is none")
     elif ppo.kl.target is None:
@@ -81,6 +85,15 @@ def _unused_in_score(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         yield from _given(score, ("penalty_mode",), prefix, "there is neither missing_eos_penalty nor min_tokens")
     if ppo.truncated == "mask":
         yield from _given(score, ("missing_eos_penalty",), prefix, "truncated: mask leaves the responses out")
+
+
+def _unused_in_advantage(advantage: AdvantageConfig, prefix: str) -> Iterator[str]:
+    if not advantage.uses_critic:
+        reason = f"advantage {advantage.estimator} has no critic"
+        keys = ("lam", "length_adaptive", "value_lam")
+        yield from _given(advantage, keys if advantage.goes_by_token else ("gamma", *keys), prefix, reason)
+    elif advantage.length_adaptive is not None:
+        yield from _given(advantage, ("lam",), prefix, "length_adaptive sets the decay of each response")
 
 
 def _unused_in_optimizer(optimizer: OptimizerConfig, prefix: str) -> Iterator[str]:

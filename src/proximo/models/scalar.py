@@ -89,6 +89,22 @@ class ScalarModel:
         """Recompute activations in the backward pass; active in train mode only."""
         checkpoint_activations(self.base)
 
+    @property
+    def head_is_zero(self) -> bool:
+        """True where every score is 0, whatever the backbone says."""
+        return not any(tensor.any() for tensor in self._trained_head())
+
+    @torch.no_grad()
+    def scale_head(self, factor: float) -> None:
+        """Multiply every score by a factor: the head's tensors are scaled in place."""
+        for tensor in self._trained_head():
+            tensor.mul_(factor)
+
+    def _trained_head(self) -> list[nn.Parameter]:
+        """Weight and, if there is one, bias; under an adapter the copy that trains, not the one it began as."""
+        tensors = list(self.base.get_submodule("score").parameters())
+        return [tensor for tensor in tensors if tensor.requires_grad] or tensors
+
     def _scores(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [...]."""
         # Under an adapter `score` is peft's wrapper, which must be called, not looked into.

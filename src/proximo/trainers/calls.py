@@ -18,6 +18,7 @@ from proximo.records import Prompt, Response, Scored
 from proximo.rewards.source import RewardSource
 from proximo.rollout.engine import Engine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.trainers.value_scale import ValueScale
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,11 +32,11 @@ class Roles:
     engine: Engine
 
 
-def step_graph(config: PPOConfig, *, sampled_serve: bool, given: str = "prompts") -> Graph:
+def step_graph(config: PPOConfig, *, sampled_serve: bool, given: str = "prompts", policy_learns: bool = True) -> Graph:
     """The calls of one step. With `given="scored"` the caller brings responses with their scores.
 
     `sampled_serve`: the sampler's log-probs are the old ones (design: float32, nothing but temperature); else the
-    policy computes them again.
+    policy computes them again. `policy_learns`: False in the warm-up of the critic.
     """
     old = "sampled_logprobs" if sampled_serve else "policy_logprobs"
     calls = [
@@ -46,8 +47,9 @@ def step_graph(config: PPOConfig, *, sampled_serve: bool, given: str = "prompts"
             reads=("scored", "old_logprobs", "reference_logprobs", "full_kl", "values"),
             writes=("experience", "raw_advantages", "shaped_scores"),
         ),
-        Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)),
     ]
+    if policy_learns:
+        calls.append(Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)))
     if given == "prompts":
         calls.append(Call(name="generate", role="policy", reads=("prompts",), writes=("responses",)))
         calls.append(Call(name="score", role="reward", reads=("responses",), writes=("scored",)))
@@ -78,6 +80,7 @@ class InferenceCalls:
         self.roles = roles
         self.reward = reward
         self.config = config
+        self.value_scale = ValueScale(roles.value, config.value_loss)
 
     def generate(
         self, prompts: Sequence[Prompt], *, key: RandomKey, policy_version: int, greedy: bool = False
@@ -126,11 +129,11 @@ class InferenceCalls:
 
     @torch.no_grad()
     def values(self, responses: Sequence[Response]) -> tuple[Tensor]:
-        """[T + R]: V before each response token, and after the last one."""
+        """[T + R]: V before each response token, and after the last one, in units of the return."""
         model = self.roles.value
         if model is None:
             raise ValueError("there is no value model in this run")
-        return (self._over_batches(responses, model.response_values, extra=1),)
+        return (self.value_scale.values(self._over_batches(responses, model.response_values, extra=1)),)
 
     def full_kl(self, hidden: Tensor, batch: PackedResponses) -> Tensor:
         """[N] KL of the policy, whose hidden states [N, D] are given, from the reference at each state, in chunks."""

@@ -95,7 +95,10 @@ def _reference(recipe: PPORecipe) -> str:
 
 def _value(recipe: PPORecipe) -> str:
     if not recipe.ppo.uses_critic:
-        return f"none: advantage {recipe.ppo.advantage.estimator} compares responses instead"
+        advantage = recipe.ppo.advantage
+        return f"none: advantage {advantage.estimator} " + (
+            "compares responses instead" if advantage.compares_groups else "needs none"
+        )
     origins = {
         "policy": "backbone of the policy, fresh head",
         "reward": "backbone and head of the reward model",
@@ -136,6 +139,8 @@ def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[str]:
         "",
         f"at most {responses:,} x ({max_prompt_tokens:,} + {ppo.rollout.max_new_tokens:,}) = {tokens:,} tokens",
     )
+    if ppo.critic_warmup_steps:
+        yield _line("", f"in the first {ppo.critic_warmup_steps:,} steps the value model learns alone")
     yield _line(
         "whole run",
         f"{ppo.num_steps:,} steps: {ppo.num_steps * responses:,} responses, {ppo.num_steps * updates:,} updates, "

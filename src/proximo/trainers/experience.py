@@ -6,14 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from proximo.algorithms import advantages as estimators
 from proximo.algorithms import kl
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
-from proximo.algorithms.segments import segment_ids, segment_sum, value_positions
+from proximo.algorithms.segments import segment_ids, value_positions
 from proximo.algorithms.shaping import shape_rewards
 from proximo.config.ppo import PPOConfig
 from proximo.records import Experience, Finish, Scored
+from proximo.trainers.estimates import estimate_advantages
 from proximo.trainers.shaped_scores import ShapedScores, shape_scores
 
 KL_ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -67,12 +67,7 @@ def make_experience(
     mask = torch.cat([s.response.response_mask for s in scored]) & counts[owner]
     shaped = shape_scores(scored, counts, config=config, moments=moments)
     rewards = _rewards(shaped.values, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
-    if config.uses_critic:
-        if passes.values is None:
-            raise ValueError("advantage gae needs values")
-        advantages, returns = _gae(scored, rewards, passes.values, mask, lengths, config=config)
-    else:
-        advantages, returns = _group_advantages(scored, rewards, counts, lengths, config=config), None
+    advantages, returns = estimate_advantages(scored, rewards, passes.values, mask, counts, config=config)
     advantages = torch.where(mask, advantages, 0.0)
     raw = RawAdvantages(
         mean=float(masked_mean(advantages, mask)),
@@ -132,32 +127,3 @@ def _kl_per_token(passes: Passes, measure: str) -> Tensor:
     if passes.reference_logprobs is None:
         raise ValueError(f"measure {measure} needs reference log-probs")
     return KL_ESTIMATES[measure](passes.old_logprobs, passes.reference_logprobs)
-
-
-def _gae(
-    scored: Sequence[Scored],
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
-    lengths: Sequence[int],
-    *,
-    config: PPOConfig,
-) -> tuple[Tensor, Tensor]:
-    keeps_value = config.truncated == "bootstrap"
-    bootstrap = torch.tensor([keeps_value and s.response.finish is Finish.LENGTH for s in scored])
-    return estimators.gae(
-        rewards, values, mask, lengths, bootstrap=bootstrap, gamma=config.advantage.gamma, lam=config.advantage.lam
-    )
-
-
-def _group_advantages(
-    scored: Sequence[Scored], rewards: Tensor, counts: Tensor, lengths: Sequence[int], *, config: PPOConfig
-) -> Tensor:
-    """Each response's return (score and KL penalty) beside those of the same prompt, the same for all its tokens."""
-    totals = segment_sum(rewards, lengths)
-    numbers: dict[str, int] = {}
-    groups = torch.tensor([numbers.setdefault(s.response.prompt.id, len(numbers)) for s in scored])
-    estimate = (
-        estimators.group_centred if config.advantage.estimator == "group_centred" else estimators.group_standardised
-    )
-    return estimators.broadcast_to_tokens(estimate(totals, groups, counts), lengths)

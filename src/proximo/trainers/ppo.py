@@ -15,12 +15,10 @@ from proximo.algorithms.controllers import adaptive_kl
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo import PPOConfig
-from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
 from proximo.errors import ConfigError, DataError
 from proximo.learner.averaging import follow
-from proximo.learner.minibatches import num_minibatches
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.trainers import Trainer
@@ -47,11 +45,11 @@ from proximo.trainers.calls import InferenceCalls, Roles, absent_inputs, step_gr
 from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
+from proximo.trainers.learners import make_learners
 from proximo.trainers.memory import memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.reference_answers import check_answers, with_answer_scores
 from proximo.trainers.score_guards import EqualSteps, refuse_equal, refuse_faulty
-from proximo.trainers.sections import optimizer_options
 from proximo.trainers.step_metrics import (
     StepOutcome,
     counted_responses,
@@ -61,6 +59,7 @@ from proximo.trainers.step_metrics import (
     update_metrics,
 )
 from proximo.trainers.updates import UpdateCalls
+from proximo.trainers.value_scale import ValueScale
 
 
 class PPOTrainer:
@@ -112,7 +111,14 @@ class PPOTrainer:
         self.equal_steps = EqualSteps()
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
-        self._updates = self._make_updates()
+        policy_learner, value_learner = make_learners(self.roles, self.config)
+        self._updates = UpdateCalls(
+            self._inference,
+            policy=policy_learner,
+            value=value_learner,
+            seed=seed,
+            check_first=self._check_first_minibatch,
+        )
 
     def _make_roles(self, reference: LanguageModel | None, value: ScalarModel | None) -> Roles:
         config = self.config
@@ -143,21 +149,6 @@ class PPOTrainer:
             return self.roles
         return replace(self.roles, policy=self.average, engine=self._engine_of(self.average))
 
-    def _make_updates(self) -> UpdateCalls:
-        config = self.config
-        per_epoch = num_minibatches(config.responses_per_step, config.responses_per_update)
-        num_updates = config.num_steps * config.epochs_per_step * per_epoch
-        rate = 1e-5 if self.policy.has_adapter else 1e-6
-        policy_options = config.policy_optimizer or OptimizerConfig(learning_rate=rate)
-        policy = Learner(self.policy.model, optimizer_options(policy_options), num_updates=num_updates)
-        value = None
-        if self.roles.value is not None:
-            options = optimizer_options(config.value_optimizer)
-            value = Learner(self.roles.value.model, options, num_updates=num_updates)
-        return UpdateCalls(
-            self._inference, policy=policy, value=value, seed=self.seed, check_first=self._check_first_minibatch
-        )
-
     def _check_first_minibatch(self, statistics: PolicyStatistics, step: int) -> None:
         kind = {"precision": self.policy.precision, "objective": self.config.policy_loss.objective}
         check_first_minibatch(statistics, **kind, step=step + 1)
@@ -167,6 +158,11 @@ class PPOTrainer:
         """Role -> learner of every trained model."""
         value = self._updates.value_learner
         return {"policy": self._updates.policy_learner} | ({} if value is None else {"value": value})
+
+    @property
+    def value_scale(self) -> ValueScale:
+        """What the value model's outputs mean."""
+        return self._inference.value_scale
 
     @property
     def policy_version(self) -> int:
@@ -239,7 +235,9 @@ class PPOTrainer:
         learner's log-probs are not the sampler's, or memory ran out.
         """
         given = "prompts" if scored is None else "scored"
-        graph = step_graph(self.config, sampled_serve=self.sampled_logprobs_serve, given=given)
+        learns = self.steps_done >= self.config.critic_warmup_steps
+        serve = self.sampled_logprobs_serve
+        graph = step_graph(self.config, sampled_serve=serve, given=given, policy_learns=learns)
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
             inputs = {"responses": [s.response for s in scored], "scored": scored}
@@ -249,12 +247,14 @@ class PPOTrainer:
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
             shaped_scores=outcome.values["shaped_scores"] if self.config.score.shapes else None,
-            policy=outcome.values["policy_report"],
+            policy=outcome.values.get("policy_report"),
             value=outcome.values.get("value_report"),
             seconds=outcome.seconds,
             kl_coefficient=None if self.config.kl.place == "none" else self.kl_coefficient,
+            compares_groups=self.config.advantage.compares_groups,
         )
-        self._adapt_kl(step.experience)
+        if step.policy is not None:  # while the critic warms up, the policy and its coefficient wait
+            self._adapt_kl(step.experience)
         self.score_moments = outcome.values["shaped_scores"].moments
         self.equal_steps = self.equal_steps.after(step.experience.scored)
         self.steps_done += 1

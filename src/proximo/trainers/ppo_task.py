@@ -89,23 +89,25 @@ class PPOTask:
         return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer)
 
     def state(self) -> Mapping[str, Any]:
-        """The KL coefficient, what is known of scores, and positions in schedules; the rest follows from the step."""
+        """The KL coefficient, what is known of scores and returns, and positions in schedules; the step tells more."""
         return {
             "steps_done": self.ppo.steps_done,
             "kl_coefficient": self.ppo.kl_coefficient,
             "score_moments": asdict(self.ppo.score_moments),
             "equal_steps": asdict(self.ppo.equal_steps),
+            "value_scale": self.ppo.value_scale.state(),
             "updates": update_counts(self.ppo.learners),
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Weights, optimizers, coefficient and counters."""
+        """Weights, optimizers, coefficient, units and counters."""
         restore_models(checkpoint, self._models(), self.ppo.learners)
         state = checkpoint.state["task"]
         self.ppo.steps_done = state["steps_done"]
         self.ppo.kl_coefficient = state["kl_coefficient"]
         self.ppo.score_moments = RunningMoments(**state["score_moments"])
         self.ppo.equal_steps = EqualSteps(**state["equal_steps"])
+        self.ppo.value_scale.restore(state["value_scale"])
 
     def _models(self) -> dict[str, LanguageModel | ScalarModel]:
         moving = self.ppo.config.kl.reference_every_steps is not None

@@ -24,13 +24,16 @@ class StepOutcome:
 
     experience: Experience
     raw_advantages: RawAdvantages
-    policy: Report
+    policy: Report | None
+    """None in the warm-up of the critic."""
     value: Report | None
     seconds: Mapping[str, float]
     kl_coefficient: float | None = None
     """What one nat cost in this step; None in a run without KL."""
     shaped_scores: ShapedScores | None = None
     """None in a run that rewards the scores as they are."""
+    compares_groups: bool = True
+    """Whether the baseline, where there is no critic, is made of the responses to one prompt."""
 
 
 def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
@@ -54,7 +57,7 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     if experience.returns is not None:
         explained = explained_variance(token_values(experience), experience.returns, mask)
         metrics["value/explained_variance"] = Last(float(explained))
-    else:
+    elif outcome.compares_groups:
         metrics["group/zero_advantage_fraction"] = _zero_groups(experience, valid)
     return metrics
 
@@ -74,10 +77,10 @@ def sequence_kl(experience: Experience) -> list[float | None]:
 
 def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "ppo") -> dict[str, MetricValue]:
     """What the two training calls report, and the check of the first minibatch."""
-    metrics = dict(outcome.policy.metrics)
+    metrics = {} if outcome.policy is None else dict(outcome.policy.metrics)
     if outcome.value is not None:
         metrics |= outcome.value.metrics
-    first = outcome.policy.first_minibatch
+    first = None if outcome.policy is None else outcome.policy.first_minibatch
     if first is not None:
         refused = bool(broken_limits(first, precision=precision, objective=objective))
         metrics |= first_minibatch_metrics(first) | {"first_minibatch/refused": Sum(int(refused))}
@@ -99,8 +102,9 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
         metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
         del metrics["time/generate_seconds"]
         metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
-    training = outcome.seconds["train_policy"] + outcome.seconds.get("train_value", 0.0)
-    passes = num_epochs * (outcome.policy.share_trained + (0 if outcome.value is None else 1))
+    training = outcome.seconds.get("train_policy", 0.0) + outcome.seconds.get("train_value", 0.0)
+    policy_passes = 0.0 if outcome.policy is None else outcome.policy.share_trained
+    passes = num_epochs * (policy_passes + (0 if outcome.value is None else 1))
     metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
     metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
     return metrics
@@ -148,13 +152,14 @@ def _shaped_score_metrics(shaped: ShapedScores, scored: Sequence[Scored]) -> dic
 
 
 def _zero_groups(experience: Experience, valid: Sequence[int]) -> Mean:
-    """Prompts none of whose responses has an advantage, over prompts."""
-    parts = experience.advantages.split(list(experience.lengths))
-    taught: dict[str, bool] = {}
+    """Prompts all of whose tokens have one advantage, over prompts: standardising may have moved it away from 0."""
+    sizes = list(experience.lengths)
+    parts = list(zip(experience.advantages.split(sizes), experience.mask.split(sizes), strict=True))
+    found: dict[str, set[float]] = {}
     for index in valid:
-        prompt = experience.scored[index].response.prompt.id
-        taught[prompt] = taught.get(prompt, False) or bool(parts[index].any())
-    return Mean.of(float(not teaches) for teaches in taught.values())
+        advantages, mask = parts[index]
+        found.setdefault(experience.scored[index].response.prompt.id, set()).update(advantages[mask].tolist())
+    return Mean.of(float(len(advantages) <= 1) for advantages in found.values())
 
 
 def _kl_metrics(experience: Experience, counted: Sequence[int]) -> dict[str, MetricValue]:

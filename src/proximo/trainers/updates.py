@@ -29,6 +29,7 @@ from proximo.trainers.calls import InferenceCalls, pack_members
 from proximo.trainers.experience import token_values
 from proximo.trainers.microbatch import Microbatch
 from proximo.trainers.policy_loss import average, behaviour_metrics, policy_columns, token_losses
+from proximo.trainers.value_scale import ValueScale
 
 Statistics = TypeVar("Statistics")
 
@@ -106,7 +107,10 @@ class UpdateCalls:
         )
 
     def train_value(self, experience: Experience, *, step: int) -> Report:
-        """Regression of the values on the returns, over all epochs."""
+        """Regression of the values on the returns, over all epochs; where they are normalised, in those units.
+
+        The returns move the units first, before the value model learns from them.
+        """
         value, learner, options = self.roles.value, self.value_learner, self.config.value_loss
         if experience.returns is None or value is None or learner is None:
             raise ValueError("this run has no critic")
@@ -119,13 +123,15 @@ class UpdateCalls:
             statistics = value_statistics(values, old, returns, batch.mask, clip=options.clip)
             return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens), statistics
 
-        columns = {"values": token_values(experience), "returns": experience.returns}
-        taken = self._take(learner, experience, columns, loss, step=step)
+        scale = self.inference.value_scale
+        values, returns = scale.follow(token_values(experience), experience.returns, experience.mask)
+        taken = self._take(learner, experience, {"values": values, "returns": returns}, loss, step=step)
         self._stop_if_too_many_skipped(taken.results, "value", step)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
         return Report(
             metrics={"value/clip_fraction": Mean(totals.clipped.item(), totals.num_tokens.item())}
-            | _update_metrics("value", taken, taken.num_tokens),
+            | _update_metrics("value", taken, taken.num_tokens)
+            | _scale_metrics(scale),
             refusals=tuple(result.refusal for result in taken.results if result.refusal),
         )
 
@@ -273,6 +279,10 @@ def _policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
         "policy/ratio_mean": Mean(total.ratio.item(), count),
         "policy/approx_kl": Mean(total.k3.item(), count),
     }
+
+
+def _scale_metrics(scale: ValueScale) -> dict[str, MetricValue]:
+    return {"value/scale": Last(scale.units.scale), "value/offset": Last(scale.units.offset)} if scale.is_on else {}
 
 
 def _update_metrics(role: str, taken: _Taken, weights: Sequence[int]) -> dict[str, MetricValue]:

@@ -140,7 +140,7 @@ VALUE = (
         reduction=Mean,
         unit="score squared",
         definition="Value loss (half the squared error, or as `value_loss.kind` says; clipped where that is on), mean "
-        "over the tokens of all updates.",
+        "over the tokens of all updates; in squared standard deviations of the returns where values are normalised.",
         phase=Phase.VALUE,
         better=Better.DOWN,
     ),
@@ -172,5 +172,20 @@ VALUE = (
         definition="Value updates left out by a guard.",
         phase=Phase.VALUE,
         better=Better.DOWN,
+    ),
+    Metric(
+        name="value/scale",
+        reduction=Last,
+        unit="score",
+        definition="What an output of 1 of the value model is worth: the running standard deviation of the returns, at "
+        "least 0.1. Only where values are normalised.",
+        phase=Phase.VALUE,
+    ),
+    Metric(
+        name="value/offset",
+        reduction=Last,
+        unit="score",
+        definition="The value where the value model's output is 0. Only where values are normalised.",
+        phase=Phase.VALUE,
     ),
 )

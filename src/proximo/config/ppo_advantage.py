@@ -1,0 +1,55 @@
+"""The section `ppo.advantage`: which estimator, and its numbers. Not the formulas: those are in proximo.algorithms."""
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from proximo.config.base import Section
+
+
+class AdvantageConfig(Section):
+    """How much better than expected each token was."""
+
+    estimator: Literal[
+        "gae", "group_centred", "group_standardised", "leave_one_out", "return_to_go", "group_return_to_go"
+    ] = "gae"
+    """`gae` trains a value model; the others need no critic. `group_centred` (Dr. GRPO), `group_standardised` (GRPO),
+    `leave_one_out` (RLOO) and `group_return_to_go` (REINFORCE++ with a baseline) compare the responses of one prompt;
+    `return_to_go` (REINFORCE++) compares those of the whole step, and one response per prompt is enough."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per token, of `gae` and of the returns to go."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """Decay of the advantage estimator (GAE)."""
+    length_adaptive: float | None = Field(None, gt=0)
+    """Alpha of a decay that depends on the response, instead of `lam`: 1 - 1 / (alpha * tokens), at least 0 (VAPO,
+    which has 0.05); null uses `lam` for all."""
+    value_lam: float | None = Field(None, ge=0, le=1)
+    """Decay for the returns that the value model learns (VAPO has 1); null uses that of the advantages."""
+    standardise: bool | None = None
+    """Advantages to mean 0 and variance 1 over the valid tokens of the step; null means yes for `gae` and the returns
+    to go, no for the others."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _estimator_alone(cls, data: Any) -> Any:
+        return {"estimator": data} if isinstance(data, str) else data
+
+    @property
+    def uses_critic(self) -> bool:
+        """True where a value model is trained."""
+        return self.estimator == "gae"
+
+    @property
+    def compares_groups(self) -> bool:
+        """True where the baseline is made of the responses to one prompt."""
+        return self.estimator not in ("gae", "return_to_go")
+
+    @property
+    def goes_by_token(self) -> bool:
+        """True where a token is judged by what comes after it, so that the tokens of a response differ."""
+        return self.estimator in ("gae", "return_to_go", "group_return_to_go")
+
+    @property
+    def standardises(self) -> bool:
+        """`standardise` with its default resolved."""
+        return self.goes_by_token if self.standardise is None else self.standardise

@@ -1,0 +1,98 @@
+"""Returns to go, alone and beside those of the group: REINFORCE++ without and with a baseline."""
+
+from statistics import mean
+
+import pytest
+import torch
+from torch import Tensor
+
+from proximo.algorithms.advantages import broadcast_to_tokens, group_centred, group_returns_to_go, returns_to_go
+from proximo.algorithms.masking import standardise
+
+LENGTHS = (3, 1, 4, 0, 2)
+GROUPS = torch.tensor([7, 3, 7, 3, 3])
+COUNTS = torch.tensor([True, True, True, False, True])
+REWARDS = torch.randn(10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+MASK = torch.tensor([True, True, True, True, True, False, True, True, False, True])
+NAN = float("nan")
+
+
+def all_true(size: int) -> Tensor:
+    return torch.ones(size, dtype=torch.bool)
+
+
+def by_definition(gamma: float) -> list[list[float | None]]:
+    """G_t as a sum over the later tokens of the response that count; None where one does not. Response by response."""
+    found: list[list[float | None]] = []
+    for rewards, mask in zip(REWARDS.split(LENGTHS), MASK.split(LENGTHS), strict=True):
+        kept = [float(r) for r, m in zip(rewards, mask, strict=True) if m]
+        sums = iter([sum(gamma**k * r for k, r in enumerate(kept[t:])) for t in range(len(kept))])
+        found.append([next(sums) if m else None for m in mask.tolist()])
+    return found
+
+
+def flat(rows: list[list[float | None]]) -> Tensor:
+    return torch.tensor([0.0 if x is None else x for row in rows for x in row], dtype=torch.float64)
+
+
+def test_by_hand():
+    rewards = torch.tensor([-0.5, 0.25, 1.0, 4.0])
+    found = returns_to_go(rewards, torch.tensor([True, True, True, True]), (3, 1), gamma=1.0)
+    assert found.tolist() == [0.75, 1.25, 1.0, 4.0]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
+def test_matches_the_definition_as_a_sum_and_skips_what_a_tool_wrote(gamma):
+    found = returns_to_go(torch.where(MASK, REWARDS, NAN), MASK, LENGTHS, gamma=gamma)
+    torch.testing.assert_close(found, flat(by_definition(gamma)), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_the_baseline_is_the_mean_over_the_group_of_what_the_first_token_sees(gamma):
+    rows = by_definition(gamma)
+    starts = [next((x for x in row if x is not None), None) for row in rows]
+    baselines = {7: mean([starts[0], starts[2]]), 3: mean([starts[1], starts[4]])}
+    wanted = [
+        [None if x is None else x - baselines[int(group)] for x in row]
+        for row, group in zip(rows, GROUPS.tolist(), strict=True)
+    ]
+    found = group_returns_to_go(torch.where(MASK, REWARDS, NAN), GROUPS, COUNTS, MASK, LENGTHS, gamma=gamma)
+    torch.testing.assert_close(found, flat(wanted), rtol=0, atol=1e-12)
+
+
+def test_a_response_that_does_not_count_is_in_no_baseline():
+    lengths, groups = (2, 2, 2), torch.zeros(3, dtype=torch.long)
+    rewards = torch.tensor([0.0, 1.0, 0.0, 3.0, NAN, NAN])
+    counts, mask = torch.tensor([True, True, False]), torch.tensor([True] * 4 + [False] * 2)
+    found = group_returns_to_go(rewards, groups, counts, mask, lengths, gamma=1.0)
+    assert found.tolist() == [-1, -1, 1, 1, 0, 0]
+
+
+def test_with_one_reward_at_the_end_it_is_the_centred_score_to_the_bit():
+    scores, lengths = torch.tensor([0.1, 0.7, 1 / 3, 1 / 3, 1 / 3]), (2, 3, 1, 2, 4)
+    groups = torch.tensor([0, 0, 1, 1, 1])
+    ends = torch.tensor([1, 4, 5, 7, 11])
+    rewards = torch.zeros(12).index_put((ends,), scores)
+    found = group_returns_to_go(rewards, groups, all_true(5), all_true(12), lengths, gamma=1.0)
+    assert found.equal(broadcast_to_tokens(group_centred(scores, groups, all_true(5)), lengths))
+    assert not found[5:].any()
+
+
+def test_over_the_batch_by_hand():
+    """Two responses of two tokens and one, scores 2 and -1, a KL penalty of 0.5 on the first token of all."""
+    rewards = torch.tensor([-0.5, 2.0, -1.0], dtype=torch.float64)
+    to_go = returns_to_go(rewards, all_true(3), (2, 1), gamma=1.0)
+    assert to_go.tolist() == [1.5, 2.0, -1.0]
+    # mean 2.5 / 3, variance (0.4444 + 1.3611 + 3.3611) / 3
+    found = standardise(to_go, all_true(3))
+    torch.testing.assert_close(
+        found, torch.tensor([0.508001, 0.889001, -1.397002], dtype=torch.float64), atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize("lengths", [(), (0, 0)])
+def test_no_token_at_all_is_no_error(lengths):
+    nothing, groups = torch.zeros(0, dtype=torch.bool), torch.zeros(len(lengths), dtype=torch.long)
+    assert returns_to_go(torch.zeros(0), nothing, lengths, gamma=1.0).shape == (0,)
+    valid = torch.zeros(len(lengths), dtype=torch.bool)
+    assert group_returns_to_go(torch.zeros(0), groups, valid, nothing, lengths, gamma=1.0).shape == (0,)
