@@ -38,14 +38,14 @@ def weights(model: LanguageModel) -> torch.Tensor:
 
 def test_the_average_follows_the_policy_of_every_step() -> None:
     made = trainer(average_decay=0.75)
-    assert made.average is not None
+    assert made.followers.average is not None
     wanted = weights(made.policy)
 
     def check(step: int, line: object) -> None:
         nonlocal wanted
         wanted = 0.75 * wanted + 0.25 * weights(made.policy)
-        assert made.average is not None
-        torch.testing.assert_close(weights(made.average), wanted, rtol=0, atol=1e-6)
+        assert made.followers.average is not None
+        torch.testing.assert_close(weights(made.followers.average), wanted, rtol=0, atol=1e-6)
 
     made.train(PROMPTS, reward=score, on_step=check)
     assert (weights(made.policy) - wanted).abs().max() > 1e-3
@@ -73,12 +73,12 @@ def test_the_reference_moves_when_it_is_told_to_and_the_kl_starts_again(decay: f
 
 def test_an_evaluation_of_the_average_is_one_of_the_policy_before_it_moved() -> None:
     made = trainer(average_decay=0.999999, evaluate_average=True)
-    assert made.evaluated_roles.policy is made.average
-    assert trainer(average_decay=0.9).evaluated_roles.policy is not made.average
+    assert made.followers.evaluated.policy is made.followers.average
+    assert trainer(average_decay=0.9).followers.evaluated.policy is not made.followers.average
     made.train(PROMPTS, reward=score)
     fresh = trainer()
-    assert made.average is not None
-    torch.testing.assert_close(weights(made.average), weights(fresh.policy), rtol=0, atol=1e-5)
+    assert made.followers.average is not None
+    torch.testing.assert_close(weights(made.followers.average), weights(fresh.policy), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"average_decay": 0.5}, {"kl": {"reference_every_steps": 1}}])

@@ -6,7 +6,6 @@ stats = trainer.step(prompts, responses, scores)
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -18,18 +17,15 @@ from proximo.config.ppo import PPOConfig
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
 from proximo.errors import ConfigError, DataError
-from proximo.learner.averaging import follow
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, MetricValue
-from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
-from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.scalar import ScalarModel
 from proximo.records import Experience, Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
-from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey
 from proximo.trainers.brought import (
     as_policy,
@@ -41,7 +37,7 @@ from proximo.trainers.brought import (
     as_value,
     check_models,
 )
-from proximo.trainers.calls import InferenceCalls, Roles, absent_inputs, step_graph
+from proximo.trainers.calls import InferenceCalls, absent_inputs, step_graph
 from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
@@ -49,6 +45,7 @@ from proximo.trainers.learners import make_learners
 from proximo.trainers.memory import memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.reference_answers import check_answers, with_answer_scores
+from proximo.trainers.roles import Followers, make_roles
 from proximo.trainers.score_guards import EqualSteps, refuse_equal, refuse_faulty
 from proximo.trainers.step_metrics import (
     StepOutcome,
@@ -103,9 +100,8 @@ class PPOTrainer:
         moves = self.config.average_decay is not None or self.config.kl.reference_every_steps is not None
         check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
         check_behaviour_weight(self.config.policy_loss, sampled_serve=self.sampled_logprobs_serve)
-        self.roles = self._make_roles(reference, value)
-        self.average = None if self.config.average_decay is None else self.policy.frozen_copy()
-        """The moving average of the policy, where one is kept."""
+        self.roles = make_roles(self.policy, tokenizer, reference=reference, value=value, config=self.config, seed=seed)
+        self.followers = Followers(self.roles, tokenizer, self.config)
         self.kl_coefficient = self.config.kl.coefficient
         self.score_moments: RunningMoments = NOTHING_SEEN
         self.equal_steps = EqualSteps()
@@ -119,35 +115,6 @@ class PPOTrainer:
             seed=seed,
             check_first=self._check_first_minibatch,
         )
-
-    def _make_roles(self, reference: LanguageModel | None, value: ScalarModel | None) -> Roles:
-        config = self.config
-        if config.kl.place == "none" or self.policy.has_adapter:  # an adapter's base is the reference
-            reference = None
-        elif reference is None:
-            reference = self.policy.frozen_copy()
-        if config.uses_critic and value is None:
-            value = scalar_from_language_model(self.policy, HeadStart.ZERO, seed=self.seed)
-        for model in (self.policy, value):
-            if model is not None:
-                disable_dropout(model.model)
-        return Roles(
-            policy=self.policy,
-            reference=reference,
-            value=value if config.uses_critic else None,
-            engine=self._engine_of(self.policy),
-        )
-
-    def _engine_of(self, policy: LanguageModel) -> LocalEngine:
-        endings = ending_ids(self.policy.base, self.tokenizer)
-        return LocalEngine(policy, self.tokenizer, eos_token_ids=endings, max_rows=self.config.rollout.max_rows)
-
-    @property
-    def evaluated_roles(self) -> Roles:
-        """The roles of an evaluation: with `evaluate_average` the average stands for the policy."""
-        if self.average is None or not self.config.evaluate_average:
-            return self.roles
-        return replace(self.roles, policy=self.average, engine=self._engine_of(self.average))
 
     def _check_first_minibatch(self, statistics: PolicyStatistics, step: int) -> None:
         kind = {"precision": self.policy.precision, "objective": self.config.policy_loss.objective}
@@ -258,7 +225,7 @@ class PPOTrainer:
         self.score_moments = outcome.values["shaped_scores"].moments
         self.equal_steps = self.equal_steps.after(step.experience.scored)
         self.steps_done += 1
-        self._move_followers()
+        self.followers.move(self.steps_done)
         return step
 
     def metrics(self, outcome: StepOutcome) -> dict[str, MetricValue]:
@@ -325,14 +292,6 @@ class PPOTrainer:
                 horizon=kl.horizon,
                 num_sequences=len(observed),
             )
-
-    def _move_followers(self) -> None:
-        """The models that are made of the policy's past: its average, and a reference that is refreshed."""
-        if self.average is not None and self.config.average_decay is not None:
-            follow(self.average.model, self.policy.model, decay=self.config.average_decay)
-        kl, reference = self.config.kl, self.roles.reference
-        if kl.reference_every_steps and reference is not None and self.steps_done % kl.reference_every_steps == 0:
-            follow(reference.model, self.policy.model, decay=kl.reference_decay)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         recorder = Recorder()

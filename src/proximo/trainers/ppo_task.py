@@ -76,7 +76,7 @@ class PPOTask:
         if not held_out:
             return None
         ppo = self.ppo
-        found = evaluate_policy(ppo.evaluated_roles, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
+        found = evaluate_policy(ppo.followers.evaluated, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
         gold = self._gold(found.scored)
         samples = [
             _sample("evaluation", scored, kl, score)
@@ -114,7 +114,7 @@ class PPOTask:
         held = {
             "policy": self.ppo.policy,
             "value": self.ppo.roles.value,
-            "average": self.ppo.average,
+            "average": self.ppo.followers.average,
             "reference": self.ppo.roles.reference if moving else None,
         }
         return {role: model for role, model in held.items() if model is not None}
