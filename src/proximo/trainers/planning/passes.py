@@ -1,0 +1,223 @@
+"""What each pass of a run would hold and compute, rehearsed with the code that runs it. Not which passes there are.
+
+To be called inside `shapes_only()`. Every sequence has its greatest length.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from proximo.config.ppo import PPOConfig
+from proximo.models.attention import PackedLayout
+from proximo.models.batching import plan_batches
+from proximo.models.cache import PromptCache, RowCache
+from proximo.models.heads import full_kl, token_logprobs
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses, pack, pack_responses
+from proximo.models.rehearsal import Cost, Rehearsal
+from proximo.models.scalar import ScalarModel
+from proximo.rollout.local import PREFILL_TOKENS, rows_for
+from proximo.rollout.sampling import sample
+from proximo.trainers.calls import sampling_options
+
+Model = LanguageModel | ScalarModel
+CACHE = "KV cache"
+LOGITS = "logits"
+COPY = "bf16 copy"
+_GROWTH_TOKENS = 16
+"""The rows of a rollout are looked at after every so many new tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Tokens of one sequence; without a prompt, all but the first are targets."""
+
+    prompt: int
+    response: int
+
+    @property
+    def total(self) -> int:
+        """Of both."""
+        return self.prompt + self.response
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batches:
+    """How some sequences of one length go through a model."""
+
+    lengths: Lengths
+    sizes: tuple[int, ...]
+    """Sequences of each micro-batch."""
+
+    @classmethod
+    def of(cls, lengths: Lengths, count: int, *, token_budget: int, sequences_each: int = 1) -> "Batches":
+        """`count` units of `sequences_each` sequences, which stay together (the two answers of a pair)."""
+        plan = plan_batches([lengths.total * sequences_each] * count, token_budget=token_budget)
+        return cls(lengths=lengths, sizes=tuple(len(batch) * sequences_each for batch in plan))
+
+    @property
+    def tokens(self) -> int:
+        """Of the largest micro-batch."""
+        return max(self.sizes) * self.lengths.total
+
+    def largest(self) -> PackedResponses:
+        """The largest micro-batch, packed."""
+        count = max(self.sizes)
+        return pack_responses([[0] * self.lengths.prompt] * count, [[0] * self.lengths.response] * count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCost:
+    """What one phase of a step needs."""
+
+    parts: Mapping[str, int]
+    """Bytes by part at the moment when most is held, without what is held in every phase."""
+    flops: int
+    """In all passes of the step."""
+    tokens: int
+    """Read or written by them."""
+    heap: int
+    """See `Cost.heap`."""
+
+
+def _in_step(cost: Cost, *, rehearsed: int, tokens: int) -> StepCost:
+    return StepCost(parts=cost.parts, flops=cost.flops * tokens // rehearsed, tokens=tokens, heap=cost.heap)
+
+
+def training(
+    model: Model, loss: Callable[[Rehearsal, PackedResponses], Tensor], batches: Batches, *, tokens: int
+) -> StepCost:
+    """The gradients of an update, in a step that trains on so many tokens.
+
+    Where there are several micro-batches the second one begins with all gradients held.
+    """
+    batch, rounds = batches.largest(), min(2, len(batches.sizes))
+    model.model.train()
+    with Rehearsal([model.model]) as rehearsal:
+        for _ in range(rounds):
+            loss(rehearsal, batch).backward()
+    model.model.eval()
+    for parameter in model.model.parameters():
+        parameter.grad = None
+    return _in_step(rehearsal.cost(), rehearsed=rounds * batches.tokens, tokens=tokens)
+
+
+def policy_loss(
+    policy: LanguageModel, reference: LanguageModel | None, config: PPOConfig
+) -> Callable[[Rehearsal, PackedResponses], Tensor]:
+    """What the policy's update keeps for its gradient; terms per token weigh nothing and are left out."""
+    temperature, bonus = config.rollout.temperature, config.policy_loss.entropy_coefficient
+    in_loss = config.kl.place == "loss" and config.kl.measure == "full"
+
+    def loss(rehearsal: Rehearsal, batch: PackedResponses) -> Tensor:
+        hidden = policy.hidden_states(batch.packed)[batch.predictors]
+        with rehearsal.making(LOGITS):
+            found = token_logprobs(hidden, policy.head, batch.targets, temperature=temperature, entropy=bonus > 0)
+        total = found.logprobs.sum()
+        if found.entropy is not None:
+            total = total + found.entropy.sum()
+        if in_loss:
+            with torch.no_grad():
+                other = (reference or policy).hidden_states(batch.packed)[batch.predictors]
+            with rehearsal.making(LOGITS):
+                divergence = full_kl(hidden, policy.head, other, (reference or policy).head, temperature=temperature)
+            total = total + divergence.sum()
+        return total
+
+    return loss
+
+
+def likelihood_loss(model: LanguageModel) -> Callable[[Rehearsal, PackedResponses], Tensor]:
+    """Of fine-tuning."""
+
+    def loss(rehearsal: Rehearsal, batch: PackedResponses) -> Tensor:
+        hidden = model.hidden_states(batch.packed)[batch.predictors]
+        with rehearsal.making(LOGITS):
+            return token_logprobs(hidden, model.head, batch.targets).logprobs.sum()
+
+    return loss
+
+
+def score_loss(model: ScalarModel) -> Callable[[Rehearsal, PackedResponses], Tensor]:
+    """Of a value or reward model: a number for each token."""
+    return lambda _, batch: model.token_scores(batch.packed).sum()
+
+
+@torch.no_grad()
+def reading(model: Model, batches: Batches, *, also: LanguageModel | None = None) -> StepCost:
+    """A pass over a step without gradients: log-probs or scores. `also`: a second model, for the KL over all tokens."""
+    batch = batches.largest()
+    with Rehearsal([model.model] if also in (None, model) else [model.model, also.model]) as rehearsal:
+        if isinstance(model, ScalarModel):
+            model.token_scores(batch.packed)
+        else:
+            hidden = model.hidden_states(batch.packed)[batch.predictors]
+            others = None if also is None else also.hidden_states(batch.packed)[batch.predictors]
+            with rehearsal.making(LOGITS):
+                token_logprobs(hidden, model.head, batch.targets)
+                if also is not None and others is not None:
+                    full_kl(others, also.head, hidden, model.head)
+    return _in_step(rehearsal.cost(), rehearsed=batches.tokens, tokens=sum(batches.sizes) * batches.lengths.total)
+
+
+@torch.no_grad()
+def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepCost:
+    """All responses of a step: prompts computed and placed, rows grown to their end, the last token of all drawn.
+
+    The operations are those of the whole batch, with attention over half of the response on average.
+    """
+    num_prompts, num_samples = config.prompts_per_step, config.responses_per_prompt
+    num_rows = min(config.rollout.max_rows, config.responses_per_step)
+    together = max(1, min(num_prompts, math.ceil(num_rows / num_samples), PREFILL_TOKENS // lengths.prompt))
+    with Rehearsal([policy.model]) as rehearsal:
+        with rehearsal.making(COPY), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            model = policy.rollout_copy()
+        cache = rows_for(lengths.prompt, num_rows=num_rows, max_new_tokens=lengths.response)
+        packed = pack([[0] * lengths.prompt] * together)
+        prompts = PromptCache(packed.lengths)
+        hidden = model.prefill(packed, prompts, PackedLayout(packed.lengths))
+        for pair in prompts.captured.values():
+            for tensor in pair:
+                rehearsal.claim(tensor, CACHE)
+        with rehearsal.making(LOGITS):
+            model.head.logits(hidden[packed.last_indices])
+        of_prompts, rehearsal.flops = rehearsal.flops, 0
+        with rehearsal.making(CACHE):
+            for row in range(num_rows):
+                cache.place(prompts, row % together, [row])
+        del hidden, prompts
+        _grow(cache, lengths, rehearsal)
+        for length in (lengths.total - 1, lengths.prompt + lengths.response // 2):
+            rehearsal.flops = 0
+            cache.lengths = [length - 1] * num_rows
+            with rehearsal.making(CACHE):
+                layout = cache.advance(num_rows)
+            hidden = model.decode(torch.zeros(num_rows, dtype=torch.long), layout.positions, cache, layout)
+            with rehearsal.making(LOGITS):
+                _draw(model, hidden, config)
+    cost = rehearsal.cost()
+    decoded = config.responses_per_step * lengths.response
+    return StepCost(
+        parts=cost.parts,
+        flops=of_prompts * num_prompts // together + cost.flops * decoded // num_rows,
+        tokens=num_prompts * lengths.prompt + decoded,
+        heap=cost.heap,
+    )
+
+
+def _grow(cache: RowCache, lengths: Lengths, rehearsal: Rehearsal) -> None:
+    for length in range(lengths.prompt, lengths.total - 1, _GROWTH_TOKENS):
+        cache.lengths = [length] * len(cache.lengths)
+        with rehearsal.making(CACHE):
+            cache.advance(len(cache.lengths))
+
+
+def _draw(model: LanguageModel, hidden: Tensor, config: PPOConfig) -> None:
+    rows = torch.zeros(hidden.shape[0], dtype=torch.long)
+    ending = torch.zeros(1, dtype=torch.long)
+    sample(model.head.logits(hidden), streams=rows, positions=rows, options=sampling_options(config), ending_ids=ending)

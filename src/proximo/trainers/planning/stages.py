@@ -1,0 +1,132 @@
+"""From a recipe to its plans: which models it has, and which passes they make. Not the passes themselves."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.models.placement import Precision, resolve_precision
+from proximo.models.positions import position_limit
+from proximo.models.rehearsal import shapes_only
+from proximo.trainers.planning import passes
+from proximo.trainers.planning.passes import Batches, Lengths, Model, StepCost
+from proximo.trainers.planning.plan import Phase, Plan, Role
+from proximo.trainers.planning.ppo_stage import ppo_costs, ppo_models
+from proximo.trainers.planning.roles import (
+    Origins,
+    held_bytes,
+    language_model,
+    parameter_count,
+    scalar_model,
+    trained_count,
+)
+
+PROCESS = "process"
+PROCESS_BYTES = 80 * 2**20
+"""On a CPU: what libraries load after their import, data, tokenizer and logs. Measured (benchmarks/plan.py)."""
+ALLOCATOR = "allocator"
+ALLOCATOR_SHARE = 0.5
+"""Of activations and temporaries in the heap of glibc, on a CPU: what it holds in holes between them. Measured."""
+Stage = SFTRecipe | RewardRecipe | PPORecipe
+
+
+def make_plans(recipe: Stage | PipelineRecipe, *, device: str = "cpu") -> list[Plan]:
+    """One plan for each stage. `device` is the kind that the recipe's resolves to: cpu, cuda or mps.
+
+    Raises ModelError where a model's configuration cannot be read, or its passes cannot be rehearsed.
+    """
+    folder = Path(recipe.run.folder) if isinstance(recipe, PipelineRecipe) else None
+    origins = Origins(folder=folder)
+    stages = [recipe.sft, recipe.reward, recipe.ppo] if isinstance(recipe, PipelineRecipe) else [recipe]
+    with shapes_only():
+        return [_plan(stage, origins, device) for stage in stages if stage is not None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """What a stage has and does."""
+
+    name: str
+    models: Mapping[str, Model]
+    costs: Mapping[str, StepCost]
+    update: Batches
+    token_budget: int
+
+
+def _plan(recipe: Stage, origins: Origins, device: str) -> Plan:
+    precision = resolve_precision(recipe.run.precision)
+    match recipe:
+        case SFTRecipe():
+            found = _of_sft(recipe, origins, precision)
+        case RewardRecipe():
+            found = _of_reward(recipe, origins, precision)
+        case PPORecipe():
+            found = _of_ppo(recipe, origins, precision)
+    held = held_bytes(found.models)
+    return Plan(
+        stage=found.name,
+        device=device,
+        precision=recipe.run.precision,
+        roles=tuple(_role(name, model) for name, model in found.models.items()),
+        phases=tuple(
+            Phase(
+                name=name, parts={**held, **cost.parts, **_overhead(cost, device)}, tokens=cost.tokens, flops=cost.flops
+            )
+            for name, cost in found.costs.items()
+        ),
+        sequence=found.update.lengths,
+        microbatch_tokens=found.update.tokens,
+        token_budget=found.token_budget,
+    )
+
+
+def _overhead(cost: StepCost, device: str) -> dict[str, int]:
+    """Resident memory of the process beyond its tensors; an accelerator's is that of its tensors alone."""
+    return {PROCESS: PROCESS_BYTES, ALLOCATOR: int(ALLOCATOR_SHARE * cost.heap)} if device == "cpu" else {}
+
+
+def _of_sft(recipe: SFTRecipe, origins: Origins, precision: Precision) -> _Found:
+    config = origins.sized(recipe.model, origins.num_tokens(recipe.tokenizer, recipe.model))
+    origins.results["@sft"] = config
+    model = language_model(config, recipe.model, precision=precision, dropout=recipe.sft.dropout)
+    lengths = _fitting({"policy": model}, prompt=1, response=recipe.data.max_tokens - 1)
+    count, budget = recipe.sft.examples_per_step, recipe.sft.tokens_per_microbatch
+    update = Batches.of(lengths, count, token_budget=budget)
+    cost = passes.training(model, passes.likelihood_loss(model), update, tokens=count * lengths.total)
+    return _Found(name="sft", models={"policy": model}, costs={"train": cost}, update=update, token_budget=budget)
+
+
+def _of_reward(recipe: RewardRecipe, origins: Origins, precision: Precision) -> _Found:
+    config = origins.sized(recipe.model, origins.num_tokens(recipe.tokenizer, recipe.model))
+    origins.results["@reward"] = config
+    model = scalar_model(config, recipe.model, precision=precision, dropout=recipe.reward.dropout)
+    lengths = _fitting({"reward": model}, prompt=1, response=recipe.data.max_tokens - 1)
+    count, budget = recipe.reward.pairs_per_step, recipe.reward.tokens_per_microbatch
+    update = Batches.of(lengths, count, token_budget=budget, sequences_each=2)
+    cost = passes.training(model, passes.score_loss(model), update, tokens=2 * count * lengths.total)
+    return _Found(name="reward", models={"reward": model}, costs={"train": cost}, update=update, token_budget=budget)
+
+
+def _of_ppo(recipe: PPORecipe, origins: Origins, precision: Precision) -> _Found:
+    models, ppo = ppo_models(recipe, origins, precision=precision), recipe.ppo
+    lengths = _fitting(models, prompt=recipe.data.max_prompt_tokens, response=ppo.rollout.max_new_tokens)
+    update = Batches.of(lengths, ppo.responses_per_update, token_budget=ppo.tokens_per_microbatch)
+    costs = ppo_costs(recipe, models, lengths)
+    return _Found(name="ppo", models=models, costs=costs, update=update, token_budget=ppo.tokens_per_microbatch)
+
+
+def _fitting(models: Mapping[str, Model], *, prompt: int, response: int) -> Lengths:
+    """Cut to the positions that every model can read, as the data must be. The prompt gives way first."""
+    limits = [position_limit(model.base.config) for model in models.values()]
+    limit = min((limit for limit in limits if limit is not None), default=prompt + response)
+    response = min(response, limit - 1)
+    return Lengths(prompt=min(prompt, limit - response), response=response)
+
+
+def _role(name: str, model: Model) -> Role:
+    return Role(
+        name=name,
+        architecture=model.base.config.model_type,
+        parameters=parameter_count(model),
+        trained=trained_count(model),
+    )
