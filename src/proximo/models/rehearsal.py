@@ -106,8 +106,8 @@ class Rehearsal(TorchDispatchMode):
         super().__enter__()
         return self
 
-    def __exit__(self, *given: Any) -> None:
-        super().__exit__(*given)
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
         for hook in self._hooks:
             hook.remove()
 

@@ -1,6 +1,7 @@
 """The models and the passes of a PPO step, as its graph of calls names them. Not the step."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 from transformers import PreTrainedConfig
@@ -82,7 +83,7 @@ def _costs_of_calls(
     costs: dict[str, Callable[[], StepCost]] = {
         "generate": lambda: passes.rollout(policy, lengths, config),
         "policy_logprobs": lambda: passes.reading(policy, whole),
-        "reference_logprobs": lambda: passes.reading(reference, whole, also=both),
+        "reference_logprobs": lambda: _as_reference(policy, lambda: passes.reading(reference, whole, also=both)),
         "train_policy": lambda: passes.training(
             policy, passes.policy_loss(policy, reference, config), update, tokens=trained
         ),
@@ -93,6 +94,12 @@ def _costs_of_calls(
         costs["values"] = lambda: passes.reading(value, whole)
         costs["train_value"] = lambda: passes.training(value, passes.score_loss(value), update, tokens=trained)
     return costs
+
+
+def _as_reference(policy: LanguageModel, run: Callable[[], StepCost]) -> StepCost:
+    """An adapter is off meanwhile."""
+    with policy.reference_view() if policy.has_adapter else nullcontext():
+        return run()
 
 
 def _one_after_the_other(costs: Sequence[StepCost]) -> StepCost:
