@@ -32,7 +32,14 @@ LLAMA = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 4096,
 }
-QWEN2 = {**LLAMA, "model_type": "qwen2", "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 6}
+QWEN2 = {
+    **LLAMA,
+    "model_type": "qwen2",
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
 GPT2 = {"model_type": "gpt2", "n_embd": 512, "n_layer": 8, "n_head": 8, "n_positions": 2048, "vocab_size": 32000}
 CRITIC_FREE = {"advantage": "group_centred", "responses_per_prompt": 4}
 

@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from builders import tiny_language_model
+from proximo.models.dropout import disable_dropout
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -20,7 +21,9 @@ def of_type(model_type: str) -> LanguageModel:
     options = {"intermediate_size": 48, **TYPES[model_type]}
     if model_type in ("gpt2", "opt"):
         options = {} if model_type == "opt" else {"n_inner": 48}
-    return LanguageModel(tiny_language_model(model_type, **options))
+    model = LanguageModel(tiny_language_model(model_type, **options))
+    disable_dropout(model.model)
+    return model
 
 
 def batch():

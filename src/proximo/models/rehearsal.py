@@ -74,7 +74,7 @@ class Cost:
     flops: int
     """Operations of all matrix products and attention, counted as torch.utils.flop_counter does."""
     heap: int = 0
-    """Bytes, at that moment, of activations and temporaries in blocks that glibc keeps in its heap."""
+    """Bytes, at that moment, of activations, gradients and temporaries in blocks that glibc keeps in its heap."""
 
     @property
     def peak(self) -> int:
@@ -167,7 +167,7 @@ class Rehearsal(TorchDispatchMode):
 
     @staticmethod
     def _in_heap(part: str, size: int) -> int:
-        return size if size < LARGEST_HEAP_BLOCK and part in (*ACTIVATIONS, WORKING) else 0
+        return size if size < LARGEST_HEAP_BLOCK and part in (*ACTIVATIONS, WORKING, GRADIENTS) else 0
 
     def _watch(self, model: nn.Module) -> None:
         """Name the part of what each layer makes, also when it runs again in a backward pass."""

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.errors import ModelError, ProximoError
 from proximo.models.placement import Precision, resolve_precision
 from proximo.models.positions import position_limit
 from proximo.models.rehearsal import shapes_only
+from proximo.models.sources import first_part
 from proximo.trainers.planning import passes
 from proximo.trainers.planning.passes import Batches, Lengths, Model, StepCost
 from proximo.trainers.planning.plan import Phase, Plan, Role
@@ -22,11 +24,11 @@ from proximo.trainers.planning.roles import (
 )
 
 PROCESS = "process"
-PROCESS_BYTES = 80 * 2**20
+PROCESS_BYTES = 100 * 2**20
 """On a CPU: what libraries load after their import, data, tokenizer and logs. Measured (benchmarks/plan.py)."""
 ALLOCATOR = "allocator"
 ALLOCATOR_SHARE = 0.5
-"""Of activations and temporaries in the heap of glibc, on a CPU: what it holds in holes between them. Measured."""
+"""On a CPU: holes in the heap of glibc, as a share of the activations, gradients and temporaries in it. Measured."""
 Stage = SFTRecipe | RewardRecipe | PPORecipe
 
 
@@ -55,13 +57,18 @@ class _Found:
 
 def _plan(recipe: Stage, origins: Origins, device: str) -> Plan:
     precision = resolve_precision(recipe.run.precision)
-    match recipe:
-        case SFTRecipe():
-            found = _of_sft(recipe, origins, precision)
-        case RewardRecipe():
-            found = _of_reward(recipe, origins, precision)
-        case PPORecipe():
-            found = _of_ppo(recipe, origins, precision)
+    try:
+        match recipe:
+            case SFTRecipe():
+                found = _of_sft(recipe, origins, precision)
+            case RewardRecipe():
+                found = _of_reward(recipe, origins, precision)
+            case PPORecipe():
+                found = _of_ppo(recipe, origins, precision)
+    except (RuntimeError, NotImplementedError) as error:  # a wrong shape, or a shape that depends on numbers
+        if isinstance(error, ProximoError):
+            raise
+        raise ModelError(f"no plan: a pass of this model cannot be rehearsed: {first_part(error)}") from error
     held = held_bytes(found.models)
     return Plan(
         stage=found.name,
