@@ -127,7 +127,11 @@ def _reward(place: Path, config: dict[str, Any], *, max_tokens: int, pairs: int)
         "run": _run(place),
         "model": {"config": config},
         "tokenizer": {"path": str(place / "tokenizer")},
-        "data": {**_sources(place), "max_tokens": max_tokens},
+        "data": {
+            "sources": [{"path": str(place / "rows.jsonl"), "columns": {"prompt": "opening"}}],
+            "too_long": "truncate",
+            "max_tokens": max_tokens,
+        },
         "reward": {
             "num_epochs": 2 * pairs / NUM_ROWS,
             "pairs_per_step": pairs,
@@ -145,8 +149,10 @@ def make_inputs(place: Path) -> None:
     long = [" ".join(WORDS[(row + i * i) % len(WORDS)] for i in range(2500)) for row in range(NUM_ROWS)]
     tokenizer = train_tokenizer(long, vocab_size=300)
     tokenizer.save_pretrained(place / "tokenizer")
-    keys = ("text", "prompt", "chosen", "rejected")
-    lines = [json.dumps(dict(zip(keys, (text, text, text[:1500], text[100:1600]), strict=True))) for text in long]
+    keys = ("text", "prompt", "opening", "chosen", "rejected")
+    lines = [
+        json.dumps(dict(zip(keys, (text, text, text[:60], text[:340], text[100:440]), strict=True))) for text in long
+    ]
     (place / "rows.jsonl").write_text("\n".join(lines) + "\n")
     config = AutoConfig.for_model(**{**LLAMA, "num_hidden_layers": 12, "vocab_size": 16000})
     AutoModelForCausalLM.from_config(config).save_pretrained(place / "base")
@@ -195,7 +201,7 @@ def child(*arguments: str) -> Any:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parent}",
     }
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])
 
 
