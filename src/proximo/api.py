@@ -1,5 +1,6 @@
 """What a library user imports, gathered. `proximo` itself looks names up here when they are first used."""
 
+from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLController
 from proximo.config.ppo import FunctionRewardConfig, KLConfig, ModelRewardConfig, PPOConfig, RolloutConfig
 from proximo.config.run import OptimizerConfig
 from proximo.errors import (
@@ -24,8 +25,10 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.trainers.ppo import PPOTrainer
 
 __all__ = [
+    "AdaptiveKLController",
     "CheckpointError",
     "ConfigError",
+    "ConstantKLController",
     "DataError",
     "Experience",
     "Finish",
