@@ -22,6 +22,7 @@ from proximo.rewards.model import ModelReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.trainers.extra_calls import ExtraCall
 from proximo.trainers.ppo import PPOTrainer
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ConstantKLController",
     "DataError",
     "Experience",
+    "ExtraCall",
     "Finish",
     "FunctionReward",
     "FunctionRewardConfig",

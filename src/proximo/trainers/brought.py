@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.config.ppo import PPOConfig
 from proximo.data.exchange import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import Encoder
@@ -18,6 +20,12 @@ from proximo.models.vocabulary import check_vocabulary, decode_text, embedding_r
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
+from proximo.trainers.endings import ending_ids
+from proximo.trainers.reference_answers import check_answers
+from proximo.trainers.token_ids import Mask, TokenIds, as_mask, as_score, check_range, is_token_ids, plain
+
+PromptLike = Prompt | str | TokenIds
+ResponseLike = Response | TokenIds
 
 
 def check_models(
@@ -110,26 +118,56 @@ def _as_language_model(model: LanguageModel | PreTrainedModel, *, role: str) -> 
     return language_model
 
 
-def as_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt | str]) -> list[Prompt]:
-    """Prompt records as they are; texts tokenised as `load_prompts` does (no EOS), with their place as id.
+def as_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PromptLike], *, num_tokens: int | None = None
+) -> list[Prompt]:
+    """Prompt records as they are; texts tokenised as `load_prompts` does (no EOS), with their place as id; token ids.
 
-    Raises DataError for one text in place of a list, and for prompts that are neither.
+    Raises DataError for one text or tensor in place of a list, for prompts that are none of these, and for ids beyond
+    the policy's `num_tokens`.
     """
     if isinstance(prompts, str):
         raise DataError("prompts must be a list of texts or Prompt records, got one text: put it in a list")
-    for given in prompts:
-        if not isinstance(given, Prompt | str):
-            raise DataError(
-                f"a prompt must be a text or a Prompt, got {type(given).__name__}: render messages with the "
-                "tokenizer's apply_chat_template(..., tokenize=False, add_generation_prompt=True) first"
-            )
+    if isinstance(prompts, torch.Tensor):
+        raise DataError(
+            f"prompts must be a list, got one tensor of shape {tuple(prompts.shape)}, which would hold padding: give a "
+            "list of one-dimensional tensors, each as long as its prompt"
+        )
     texts = [Exchange(origin="prompt", prompt=given) for given in prompts if isinstance(given, str)]
     _, encoded = encode_exchanges(Encoder(tokenizer), texts)
     ids = iter(encoded)
-    return [
-        Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=given) if isinstance(given, str) else given
-        for index, given in enumerate(prompts)
-    ]
+
+    def record(index: int, given: PromptLike) -> Prompt:
+        if isinstance(given, Prompt):
+            return given
+        if isinstance(given, str):
+            return Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=given)
+        return _prompt_of_ids(tokenizer, index, given, num_tokens)
+
+    return [record(index, given) for index, given in enumerate(prompts)]
+
+
+def _prompt_of_ids(tokenizer: PreTrainedTokenizerBase, index: int, given: TokenIds, num_tokens: int | None) -> Prompt:
+    if not is_token_ids(given) or not len(given):
+        raise DataError(
+            f"a prompt must be a text, its token ids or a Prompt, got {type(given).__name__}: render messages with the "
+            "tokenizer's apply_chat_template(..., tokenize=False, add_generation_prompt=True) first"
+        )
+    token_ids = tuple(plain(given))
+    if num_tokens is not None:
+        check_range(token_ids, num_tokens=num_tokens, what="prompt")
+    # With its special tokens: this text stands for the prompt wherever one is asked for, in rewards and samples.
+    return Prompt(id=str(index), token_ids=token_ids, text=str(tokenizer.decode(list(token_ids))))
+
+
+def check_training(prompts: Sequence[Prompt], config: PPOConfig, *, steps_done: int) -> None:
+    """Raises DataError for prompts that cannot be trained on, ConfigError where no step is left."""
+    if not prompts:
+        raise DataError("there are no prompts to train on")
+    if steps_done >= config.num_steps:
+        raise ConfigError(f"all {config.num_steps} steps were taken: give the trainer a config with more num_steps")
+    if config.score.minus_reference_answer:
+        check_answers(prompts)
 
 
 def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
@@ -141,18 +179,23 @@ def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
     return FunctionReward(reward)
 
 
-def as_scored(responses: Sequence[Response], scores: Sequence[float | None]) -> list[Scored]:
+def as_scored(
+    responses: Sequence[Response], scores: Sequence[float | torch.Tensor | None] | torch.Tensor
+) -> list[Scored]:
     """Each response with the caller's score; one without a finite score is left out of everything, and counted.
 
     Raises DataError where there is not one score for each.
     """
+    scores = plain(scores)
+    if not isinstance(scores, Sequence):
+        raise DataError(f"scores must be a list with one for each response, got {scores!r:.60}")
     if len(scores) != len(responses):
         raise DataError(f"one score for each response is needed, got {len(scores)} for {len(responses)} responses")
     return [_scored(response, score) for response, score in zip(responses, scores, strict=True)]
 
 
-def _scored(response: Response, score: float | None) -> Scored:
-    number = math.nan if score is None else float(score)
+def _scored(response: Response, score: float | torch.Tensor | None) -> Scored:
+    number = as_score(score)
     if math.isfinite(number):
         return Scored(response=response, score=number)
     fault = ScoreState.INFRASTRUCTURE_FAULT
@@ -162,23 +205,28 @@ def _scored(response: Response, score: float | None) -> Scored:
 def as_responses(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
-    responses: Sequence[Response | Sequence[int]],
+    responses: Sequence[ResponseLike],
     *,
-    ending_ids: Sequence[int],
-    num_tokens: int,
+    policy: LanguageModel,
     policy_version: int,
+    masks: Sequence[Mask] | None = None,
 ) -> list[Response]:
     """Response records as they are; plain token ids as records whose log-probs are still empty.
 
+    `masks`: for each response which of its tokens the policy wrote, as far as the record does not say so already.
+
     Raises DataError where the responses do not share out evenly among the prompts, or are no token ids of the
-    policy, which has `num_tokens`.
+    policy, and where a mask does not fit.
     """
+    if masks is not None and len(masks) != len(responses):
+        raise DataError(f"one mask for each response is needed, got {len(masks)} for {len(responses)} responses")
     if not prompts or not responses or len(responses) % len(prompts):
         raise DataError(
             f"{len(responses)} responses do not share out among {len(prompts)} prompts: give each the same number"
         )
     for given in responses:
-        _check_response(given, num_tokens=num_tokens)
+        _check_response(given, num_tokens=policy.vocab_size)
+    endings = ending_ids(policy.base, tokenizer)
     each = len(responses) // len(prompts)
 
     def record(index: int, token_ids: tuple[int, ...]) -> Response:
@@ -188,24 +236,31 @@ def as_responses(
             token_ids=token_ids,
             logprobs=torch.empty(0),
             response_mask=torch.ones(len(token_ids), dtype=torch.bool),
-            finish=Finish.EOS if token_ids and token_ids[-1] in ending_ids else Finish.LENGTH,
+            finish=Finish.EOS if token_ids and token_ids[-1] in endings else Finish.LENGTH,
             policy_version=policy_version,
             text=decode_text(tokenizer, token_ids),
         )
 
-    return [
-        given if isinstance(given, Response) else record(index, tuple(given)) for index, given in enumerate(responses)
+    records = [
+        given if isinstance(given, Response) else record(index, tuple(plain(given)))
+        for index, given in enumerate(responses)
     ]
+    if masks is None:
+        return records
+    return [_with_mask(each, mask, index) for index, (each, mask) in enumerate(zip(records, masks, strict=True))]
 
 
-def _check_response(given: Response | Sequence[int], *, num_tokens: int) -> None:
+def _with_mask(response: Response, given: Mask, index: int) -> Response:
+    mask = as_mask(given, num_tokens=len(response.token_ids), index=index)
+    return replace(response, response_mask=response.response_mask & mask)
+
+
+def _check_response(given: ResponseLike, *, num_tokens: int) -> None:
     if isinstance(given, Response):
         return
-    if isinstance(given, str) or not all(isinstance(token, int) for token in given):
+    if not is_token_ids(given):
         raise DataError(
             f"a response must be a Response or a list of token ids, got {given!r:.60}: tokenise it, and end it "
             "with the end-of-sequence id"
         )
-    beyond = [token for token in given if not 0 <= token < num_tokens]
-    if beyond:
-        raise DataError(f"a response has the token id {beyond[0]}, but the policy has {num_tokens} tokens")
+    check_range(plain(given), num_tokens=num_tokens, what="response")

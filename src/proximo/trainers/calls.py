@@ -32,11 +32,26 @@ class Roles:
     engine: Engine
 
 
-def step_graph(config: PPOConfig, *, sampled_serve: bool, given: str = "prompts", policy_learns: bool = True) -> Graph:
+OWN_CALLS = (
+    *("generate", "score", "sampled_logprobs", "policy_logprobs", "reference_logprobs", "values"),
+    *("experience", "train_value", "train_policy"),
+)
+"""The names of a step's own calls."""
+
+
+def step_graph(
+    config: PPOConfig,
+    *,
+    sampled_serve: bool,
+    given: str = "prompts",
+    policy_learns: bool = True,
+    extra: Sequence[Call] = (),
+) -> Graph:
     """The calls of one step. With `given="scored"` the caller brings responses with their scores.
 
     `sampled_serve`: the sampler's log-probs are the old ones (design: float32, nothing but temperature); else the
-    policy computes them again. `policy_learns`: False in the warm-up of the critic.
+    policy computes them again. `policy_learns`: False in the warm-up of the critic. `extra`: calls of the caller's;
+    one that has no place in this step, since it reads or replaces what is not in it, is left out of it.
     """
     old = "sampled_logprobs" if sampled_serve else "policy_logprobs"
     calls = [
@@ -65,7 +80,19 @@ def step_graph(config: PPOConfig, *, sampled_serve: bool, given: str = "prompts"
     else:
         absent.append("values")
     inputs = ["prompts"] if given == "prompts" else ["responses", "scored"]
-    return build_graph(calls, inputs=[*inputs, *absent])
+    missing = ({"prompts"} - set(inputs)) | (set() if policy_learns else {"policy_report"})
+    return build_graph(_with_extra(calls, extra, missing), inputs=[*inputs, *absent])
+
+
+def _with_extra(calls: Sequence[Call], extra: Sequence[Call], missing: set[str]) -> list[Call]:
+    """Replacements in the place of what they replace; the rest first, so that each runs as soon as it can."""
+    kept = [call for call in extra if call.name not in OWN_CALLS or call.name in {own.name for own in calls}]
+    while homeless := [call for call in kept if missing.intersection(call.reads)]:
+        missing = missing.union(*(call.writes for call in homeless))
+        kept = [call for call in kept if call not in homeless]
+    replacing = {call.name: call for call in kept if call.name in OWN_CALLS}
+    added = [call for call in kept if call.name not in OWN_CALLS]
+    return [*added, *(replacing.get(call.name, call) for call in calls)]
 
 
 def absent_inputs(graph: Graph) -> dict[str, None]:

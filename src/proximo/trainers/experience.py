@@ -57,9 +57,9 @@ def make_experience(
 ) -> tuple[Experience, RawAdvantages, ShapedScores]:
     """Shape and place the scores, subtract the KL, estimate advantages and returns (docs/ppo.md).
 
-    A response that could not be scored, is empty, or is cut off under `truncated: mask` counts nowhere: not in
-    the loss, not in its group's baseline, not in the standardising. `moments` are of the scores of the steps before;
-    those to go on with come back with the shaped scores.
+    A response that could not be scored, has no token of the policy, or is cut off under `truncated: mask` counts
+    nowhere: not in the loss, not in its group's baseline, not in the standardising. `moments` are of the scores of the
+    steps before; those to go on with come back with the shaped scores.
     """
     lengths = tuple(len(s.response.token_ids) for s in scored)
     counts = torch.tensor([_counts(s, config) for s in scored], dtype=torch.bool)
@@ -97,7 +97,7 @@ def token_values(experience: Experience) -> Tensor:
 
 def _counts(scored: Scored, config: PPOConfig) -> bool:
     cut = scored.response.finish is Finish.LENGTH and config.truncated == "mask"
-    return scored.valid and bool(scored.response.token_ids) and not cut
+    return scored.valid and bool(scored.response.response_mask.any()) and not cut
 
 
 def _rewards(

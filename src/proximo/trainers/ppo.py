@@ -8,6 +8,7 @@ stats = trainer.step(prompts, responses, scores)
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms.controllers import adaptive_kl
@@ -16,10 +17,9 @@ from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo import PPOConfig
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
-from proximo.errors import ConfigError, DataError
+from proximo.errors import ConfigError
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
-from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
@@ -28,6 +28,8 @@ from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rollout.sampling import RandomKey
 from proximo.trainers.brought import (
+    PromptLike,
+    ResponseLike,
     as_policy,
     as_prompts,
     as_reference,
@@ -36,25 +38,20 @@ from proximo.trainers.brought import (
     as_source,
     as_value,
     check_models,
+    check_training,
 )
 from proximo.trainers.calls import InferenceCalls, absent_inputs, step_graph
-from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
+from proximo.trainers.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.learners import make_learners
-from proximo.trainers.memory import memory_advice
+from proximo.trainers.memory import with_memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
-from proximo.trainers.reference_answers import check_answers, with_answer_scores
+from proximo.trainers.reference_answers import with_answer_scores
 from proximo.trainers.roles import Followers, make_roles
 from proximo.trainers.score_guards import EqualSteps, refuse_equal, refuse_faulty
-from proximo.trainers.step_metrics import (
-    StepOutcome,
-    counted_responses,
-    experience_metrics,
-    sequence_kl,
-    time_metrics,
-    update_metrics,
-)
+from proximo.trainers.step_metrics import StepOutcome, counted_responses, sequence_kl, step_metrics
+from proximo.trainers.token_ids import Mask
 from proximo.trainers.updates import UpdateCalls
 from proximo.trainers.value_scale import ValueScale
 
@@ -71,10 +68,11 @@ class PPOTrainer:
         reward: scores responses in `train`; `step` is given scores instead.
         config: what is done.
         seed: of all sampling and shuffling.
+        extra_calls: calls of your own in the graph of every step (docs/dataflow.md).
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
-        ConfigError: behaviour weights are asked for where every one would be 1.
+        ConfigError: behaviour weights are asked for where every one would be 1, or an extra call does not fit.
     """
 
     def __init__(
@@ -87,12 +85,15 @@ class PPOTrainer:
         reward: RewardSource | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
+        extra_calls: Sequence[ExtraCall] = (),
     ) -> None:
         if config is not None and not isinstance(config, PPOConfig):
             raise ConfigError(f"config must be a PPOConfig, got {type(config).__name__}: write PPOConfig(**config)")
         if seed < 0:
             raise ConfigError(f"the seed must be at least 0, got {seed}")
         self.config = config or PPOConfig()
+        check_extra_calls(extra_calls, self.config)
+        self.extra_calls = tuple(extra_calls)
         self.seed = seed
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
@@ -141,31 +142,40 @@ class PPOTrainer:
         """True where the sampler's log-probs are those of the policy, so that no pass is needed for the old ones."""
         return self.policy.precision == "float32" and not self.config.rollout.reshapes_distribution
 
-    def generate(self, prompts: Sequence[Prompt | str]) -> list[Response]:
-        """Sample `responses_per_prompt` responses to each prompt, as this step would."""
+    def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
+        """Sample `responses_per_prompt` responses to each prompt, as this step would.
+
+        A prompt is a text, its token ids (a list or a tensor without padding) or a record.
+        """
         key = RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
-        prompts = as_prompts(self.tokenizer, prompts)
-        return self._inference.generate(prompts, key=key, policy_version=self.policy_version)
+        return self._inference.generate(self._prompts(prompts), key=key, policy_version=self.policy_version)
+
+    def _prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
+        return as_prompts(self.tokenizer, prompts, num_tokens=self.policy.vocab_size)
 
     def step(
         self,
-        prompts: Sequence[Prompt | str],
-        responses: Sequence[Response | Sequence[int]],
-        scores: Sequence[float | None],
+        prompts: Sequence[PromptLike],
+        responses: Sequence[ResponseLike],
+        scores: Sequence[float | Tensor | None] | Tensor,
+        *,
+        response_masks: Sequence[Mask] | None = None,
     ) -> dict[str, float]:
         """Learn from responses that you scored yourself, and return the step's metrics.
 
-        `responses` come from `generate`, or are plain lists of token ids; then the policy's log-probs are computed
-        for them. One score per response; None, or a number that is not finite, leaves the response out of everything.
-        Prompts as given to `generate` (one for each response, or each group).
+        `responses` come from `generate`, or are token ids (lists or tensors, without the prompt and without padding);
+        then the policy's log-probs are computed for them. One score per response; None, or a number that is not
+        finite, leaves the response out of everything. Prompts as given to `generate` (one for each response, or each
+        group). `response_masks`: for each response True (or 1) where the policy wrote the token; the others, such as
+        a tool's output, are read, and left out of loss, KL and advantages.
 
-        Raises DataError where the numbers of prompts, responses and scores do not fit together.
+        Raises DataError where the numbers of prompts, responses, scores and masks do not fit together.
         """
-        return self._line(self.run_step(scored=as_scored(self._adopt(prompts, responses), scores)))
+        return self._line(self.run_step(scored=as_scored(self._adopt(prompts, responses, response_masks), scores)))
 
     def train(
         self,
-        prompts: Sequence[Prompt | str],
+        prompts: Sequence[PromptLike],
         *,
         reward: RewardSource | RewardFunction | None = None,
         on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
@@ -177,15 +187,8 @@ class PPOTrainer:
         """
         if reward is not None:
             self._inference.reward = as_source(reward)
-        known, size, history = as_prompts(self.tokenizer, prompts), self.config.prompts_per_step, []
-        if not known:
-            raise DataError("there are no prompts to train on")
-        if self.steps_done >= self.config.num_steps:
-            raise ConfigError(
-                f"all {self.config.num_steps} steps were taken: give the trainer a config with more num_steps"
-            )
-        if self.config.score.minus_reference_answer:
-            check_answers(known)
+        known, size, history = self._prompts(prompts), self.config.prompts_per_step, []
+        check_training(known, self.config, steps_done=self.steps_done)
         while self.steps_done < self.config.num_steps:
             rows = rows_at(self.steps_done * size, size, num_rows=len(known), seed=self.seed)
             history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
@@ -203,12 +206,12 @@ class PPOTrainer:
         """
         given = "prompts" if scored is None else "scored"
         learns = self.steps_done >= self.config.critic_warmup_steps
-        serve = self.sampled_logprobs_serve
-        graph = step_graph(self.config, sampled_serve=serve, given=given, policy_learns=learns)
+        serve, extra = self.sampled_logprobs_serve, calls_of(self.extra_calls)
+        graph = step_graph(self.config, sampled_serve=serve, given=given, policy_learns=learns, extra=extra)
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
             inputs = {"responses": [s.response for s in scored], "scored": scored}
-        handlers = {name: self._with_memory_advice(name, handler) for name, handler in self._handlers().items()}
+        handlers = with_memory_advice(self._handlers() | handlers_of(self.extra_calls), step=self.steps_done + 1)
         outcome = LocalExecutor(graph, handlers).run(inputs | absent_inputs(graph))
         step = StepOutcome(
             experience=outcome.values["experience"],
@@ -219,6 +222,7 @@ class PPOTrainer:
             seconds=outcome.seconds,
             kl_coefficient=None if self.config.kl.place == "none" else self.kl_coefficient,
             compares_groups=self.config.advantage.compares_groups,
+            extra=values_of(self.extra_calls, graph, outcome.values),
         )
         if step.policy is not None:  # while the critic warms up, the policy and its coefficient wait
             self._adapt_kl(step.experience)
@@ -234,14 +238,7 @@ class PPOTrainer:
             "progress/policy_version": Last(self.policy_version),
             "progress/prompts": Last(self.steps_done * self.config.prompts_per_step),
         }
-        if outcome.kl_coefficient is not None:
-            own["kl/coefficient"] = Last(outcome.kl_coefficient)
-        return (
-            experience_metrics(outcome)
-            | update_metrics(outcome, precision=self.policy.precision, objective=self.config.policy_loss.objective)
-            | time_metrics(outcome, num_epochs=self.config.epochs_per_step)
-            | own
-        )
+        return step_metrics(outcome, self.config, precision=self.policy.precision) | own
 
     def _handlers(self) -> dict[str, Handler]:
         calls, updates = self._inference, self._updates
@@ -258,13 +255,6 @@ class PPOTrainer:
                 updates.train_policy(experience, kl_coefficient=self.kl_coefficient, step=self.steps_done),
             ),
         }
-
-    def _with_memory_advice(self, name: str, handler: Handler) -> Handler:
-        def run(*given: Any) -> tuple[Any, ...]:
-            with memory_advice(Trainer.PPO, name, step=self.steps_done + 1):
-                return handler(*given)
-
-        return run
 
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
         old, reference, full, values = passes
@@ -298,14 +288,12 @@ class PPOTrainer:
         recorder.record_all(self.metrics(outcome))
         return recorder.line()
 
-    def _adopt(self, prompts: Sequence[Prompt | str], responses: Sequence[Response | Sequence[int]]) -> list[Response]:
+    def _adopt(
+        self, prompts: Sequence[PromptLike], responses: Sequence[ResponseLike], masks: Sequence[Mask] | None
+    ) -> list[Response]:
         """Responses as records; those written by somebody else get the log-probs that the policy gives them."""
+        version = self.policy_version
         records = as_responses(
-            self.tokenizer,
-            as_prompts(self.tokenizer, prompts),
-            responses,
-            ending_ids=ending_ids(self.policy.base, self.tokenizer),
-            num_tokens=self.policy.vocab_size,
-            policy_version=self.policy_version,
+            self.tokenizer, self._prompts(prompts), responses, policy=self.policy, policy_version=version, masks=masks
         )
         return self._inference.with_logprobs(records)

@@ -1,7 +1,8 @@
 """What one PPO step is judged by: its records turned into declared metrics. Not their reduction, nor where they go."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,10 +10,13 @@ from torch import Tensor
 from proximo.algorithms.kl import k1, k3
 from proximo.algorithms.losses import explained_variance
 from proximo.algorithms.segments import segment_sum
+from proximo.config.ppo import PPOConfig
 from proximo.metrics.diversity import distinct_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.records import Experience, Scored
+from proximo.trainers.calls import OWN_CALLS
 from proximo.trainers.experience import RawAdvantages, token_values
+from proximo.trainers.extra_calls import numbers_of
 from proximo.trainers.invariants import broken_limits
 from proximo.trainers.shaped_scores import ShapedScores
 from proximo.trainers.updates import Report, first_minibatch_metrics
@@ -34,6 +38,19 @@ class StepOutcome:
     """None in a run that rewards the scores as they are."""
     compares_groups: bool = True
     """Whether the baseline, where there is no critic, is made of the responses to one prompt."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What calls of the caller's own wrote, by name."""
+
+
+def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> dict[str, MetricValue]:
+    """Everything that the records and reports of a step tell."""
+    found = (
+        experience_metrics(outcome)
+        | update_metrics(outcome, precision=precision, objective=config.policy_loss.objective)
+        | time_metrics(outcome, num_epochs=config.epochs_per_step)
+    )
+    coefficient = outcome.kl_coefficient
+    return found if coefficient is None else found | {"kl/coefficient": Last(coefficient)}
 
 
 def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
@@ -50,6 +67,7 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         "advantage/std": Deviation(raw.num_tokens, raw.mean, raw.variance * raw.num_tokens),
         "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
     }
+    metrics |= {f"extra/{name}": Last(number) for name, number in numbers_of(outcome.extra).items()}
     if outcome.shaped_scores is not None:
         metrics |= _shaped_score_metrics(outcome.shaped_scores, experience.scored)
     if experience.reference_logprobs is not None:
@@ -93,8 +111,11 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
     metrics: dict[str, MetricValue] = {
         f"time/{names.get(call, call)}_seconds": Sum(seconds)
         for call, seconds in outcome.seconds.items()
-        if call != "sampled_logprobs"
+        if call in OWN_CALLS and call != "sampled_logprobs"
     }
+    extra = [seconds for call, seconds in outcome.seconds.items() if call not in OWN_CALLS]
+    if extra:
+        metrics["time/extra_seconds"] = Sum(sum(extra))
     responses = [scored.response for scored in outcome.experience.scored]
     sampled = sum(len(response.token_ids) for response in responses)
     read = sum(len(response.prompt.token_ids) + len(response.token_ids) for response in responses)

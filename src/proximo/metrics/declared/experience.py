@@ -204,4 +204,11 @@ EXPERIENCE = (
         phase=Phase.EXPERIENCE,
         better=Better.UP,
     ),
+    Metric(
+        name="extra/<component>",
+        reduction=Last,
+        unit="that of the call",
+        definition="A number that a call of the caller's own wrote in this step (docs/dataflow.md).",
+        phase=Phase.EXPERIENCE,
+    ),
 )

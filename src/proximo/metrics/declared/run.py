@@ -53,6 +53,7 @@ TIMED = {
     "experience": "rewards, advantages and returns",
     "train_value": "the updates of the value model",
     "train_policy": "the updates of the policy",
+    "extra": "the calls that the caller added to the step",
     "evaluate": "evaluation on held-out data",
     "step": "the whole step, without evaluation and saving",
 }
