@@ -14,6 +14,8 @@ from proximo.errors import (
     TrainingError,
     UserError,
 )
+from proximo.metrics.sinks import Sink
+from proximo.metrics.trackers import TrackedRun
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.records import Experience, Finish, Prompt, Response, Scored, ScoreState
@@ -56,6 +58,8 @@ __all__ = [
     "ScalarModel",
     "ScoreState",
     "Scored",
+    "Sink",
+    "TrackedRun",
     "TrainingError",
     "UserError",
     "WeightedReward",

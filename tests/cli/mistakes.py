@@ -171,6 +171,8 @@ RECIPES = (
     _override("reward model from nowhere", "model={start: policy}", "needs path", kind="reward"),
 )
 OVERRIDES = (
+    _override("sink of no known kind", "run.sinks=[{kind: comet}]", "wandb, mlflow, trackio, function", "got 'comet'"),
+    _override("sink twice", "run.sinks=[{kind: wandb}, {kind: wandb}]", "sinks has wandb more than once"),
     _override("no equals sign", "run.seed", "key.sub=value", "'run.seed'"),
     _override("no value", "run.seed=", "run.seed=null"),
     _override(
@@ -190,6 +192,13 @@ INPUTS = (
     _override("folder without a model", "policy.path=d", "holds no model", "config.json", files={"d/x": ""}),
     _override("run instead of a model", "policy.path=run", "proximo export run OUT", files=RUN),
     _override("file instead of a model", "reward.0.path=f", "f is a file", files={"f": ""}),
+    _override("package of a sink that is missing", "run.sinks=[{kind: trackio}]", "pip install 'proximo[trackio]'"),
+    _override(
+        "sink's function that is not there",
+        "run.sinks=[{kind: function, function: 'nowhere:f'}]",
+        "run.sinks.0.function",
+        "no module nowhere",
+    ),
     _override("function without a colon", "gold={kind: function, function: abs}", "package.module:function"),
     _override("module that is not there", "gold={kind: function, function: 'nowhere:f'}", "no module nowhere"),
     _override(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, ppo, recipes, run
+from proximo.config import data, ppo, recipes, run, sinks
 from proximo.config.base import Section
 from tiny_runs import LORA, Kind
 
@@ -59,6 +59,16 @@ def mostly_fails(prompts: Any, responses: Any, metadata: Any) -> list[float]:
     return [float("nan"), *(1.0 for _ in responses[1:])]
 
 
+class Nowhere:
+    def write(self, step: int, metrics: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_sink(run: Any) -> Nowhere:
+    return Nowhere()
+
+
 def rows(word: str = "ab") -> list[dict[str, str]]:
     return [{"prompt": word * (row % 3 + 1), "response": word * (row % 2 + 1)} for row in range(12)]
 
@@ -88,6 +98,7 @@ KNOBS = [
     Knob(run.RunConfig, "evaluate_every_steps", "sft", {"run.evaluate_every_steps": 1}),
     Knob(run.RunConfig, "samples_per_step", "ppo", {"run.samples_per_step": 2}),
     Knob(run.RunConfig, "tensorboard", "sft", {"run.tensorboard": True}),
+    Knob(run.RunConfig, "sinks", "sft", {"run.sinks": [{"kind": "function", "function": "knobs:open_sink"}]}),
     Knob(run.TokenizerConfig, "path", "sft", {"tokenizer.path": "$/other_tokenizer"}),
     Knob(run.TokenizerConfig, "train_vocab_size", "sft", {"tokenizer": {"train_vocab_size": 280}}),
     Knob(
@@ -314,7 +325,14 @@ KNOBS = [
     Knob(ppo.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
 ]
 
+SINKS = {
+    sinks.WandbSinkConfig: "test_weights_and_biases_is_told_the_id_of_the_run",
+    sinks.TrackioSinkConfig: "test_trackio_is_told_a_name_that_carries_the_id",
+    sinks.MLflowSinkConfig: "test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once",
+    sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
+}
 SHOWN_ELSEWHERE = {
+    **{(s, name): ("trainers/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
     (run.RunConfig, "folder"): (
         "trainers/test_loop.py",
         "test_a_run_writes_one_line_per_step_and_one_before_the_first",

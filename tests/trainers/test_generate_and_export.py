@@ -21,7 +21,7 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.rollout.sampling import SamplingOptions
 from proximo.trainers import evaluate
 from proximo.trainers.generate import GenerateOptions, generate
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
 
 IDS = torch.tensor([[1, 7, 8, 9, 10]])
 

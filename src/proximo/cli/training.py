@@ -11,6 +11,7 @@ from proximo.config.loader import Kind, LoadedRecipe, load_recipe
 from proximo.config.unused import unused_keys
 from proximo.errors import ConfigError
 from proximo.trainers.dry_run import describe
+from proximo.trainers.extras import check_extras_of
 from proximo.trainers.inputs import check_inputs
 from proximo.trainers.options import RunOptions
 
@@ -120,6 +121,7 @@ def _checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> LoadedRecipe:
     """The recipe, with everything found wrong that can be found before a model or data set is opened."""
     loaded = load_recipe(kind, recipe, overrides)
     check_inputs(loaded.recipe)
+    check_extras_of(loaded.recipe)
     for sentence in unused_keys(loaded.recipe):
         print(f"note: {sentence}", file=sys.stderr)
     return loaded

@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from proximo.config.base import Section
+from proximo.config.sinks import SinkConfig
 
 
 class RunConfig(Section):
@@ -35,6 +36,17 @@ class RunConfig(Section):
     """Responses written to samples.jsonl at each PPO step; an evaluation writes all of its own."""
     tensorboard: bool = True
     """Write TensorBoard curves beside metrics.jsonl."""
+    sinks: tuple[SinkConfig, ...] = ()
+    """Where each step's numbers go besides: experiment trackers, or a sink of your own. One that fails is counted and
+    shown, and does not end the run."""
+
+    @model_validator(mode="after")
+    def _different_sinks(self) -> Self:
+        labels = [sink.label for sink in self.sinks]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"sinks has {twice[0]} more than once: a resumed run could not tell them apart; keep one")
+        return self
 
     @field_validator("precision", mode="before")
     @classmethod

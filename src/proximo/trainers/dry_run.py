@@ -28,19 +28,19 @@ def _lines(recipe: Section) -> Iterator[str]:
                 if stage is not None:
                     yield from _lines(stage)
         case SFTRecipe():
-            yield _run(recipe.run)
+            yield from _run(recipe.run)
             yield _line("model", f"{_model(recipe.model)}, {_trained(recipe.model.lora)}")
             yield from _data(recipe)
             batch = f"{recipe.sft.examples_per_step} examples"
             yield from _epochs(batch, recipe.sft.num_epochs, "examples", recipe.data.max_tokens)
         case RewardRecipe():
-            yield _run(recipe.run)
+            yield from _run(recipe.run)
             yield _line("model", f"{_model(recipe.model)} with a score head, {_trained(recipe.model.lora)}")
             yield from _data(recipe)
             batch = f"{recipe.reward.pairs_per_step} pairs (two sequences each)"
             yield from _epochs(batch, recipe.reward.num_epochs, "pairs", recipe.data.max_tokens)
         case PPORecipe():
-            yield _run(recipe.run)
+            yield from _run(recipe.run)
             yield from _roles(recipe)
             yield from _data(recipe)
             yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
@@ -50,8 +50,10 @@ def _line(name: str, text: str) -> str:
     return f"  {name:<{NAME_WIDTH}} {text}"
 
 
-def _run(run: RunConfig) -> str:
-    return _line("run", f"{run.folder} ({_state(Path(run.folder))}), seed {run.seed}, {run.device}, {run.precision}")
+def _run(run: RunConfig) -> Iterator[str]:
+    yield _line("run", f"{run.folder} ({_state(Path(run.folder))}), seed {run.seed}, {run.device}, {run.precision}")
+    for sink in run.sinks:
+        yield _line("sink", f"{sink.label}, run {sink.name or run.folder}")
 
 
 def _state(folder: Path) -> str:

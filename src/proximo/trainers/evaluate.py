@@ -14,7 +14,7 @@ from proximo.errors import RunFolderError, UserError
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.trainers import ppo_run, reward, sft
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reward_task import RewardTask
 from proximo.trainers.saved import find_checkpoint, find_run

@@ -15,6 +15,7 @@ from proximo.config.functions import function_problem
 from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import ModelConfig, ScalarModelConfig
+from proximo.config.sinks import FunctionSinkConfig
 from proximo.errors import ConfigError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -59,6 +60,9 @@ def inputs_of(recipe: Section, prefix: str = "") -> Iterator[Input]:
         case PPORecipe():
             yield from _ppo_inputs(recipe, prefix)
     if isinstance(recipe, SFTRecipe | RewardRecipe | PPORecipe):
+        for index, sink in enumerate(recipe.run.sinks):
+            if isinstance(sink, FunctionSinkConfig):
+                yield _function(sink.function, f"{prefix}run.sinks.{index}.function")
         if recipe.tokenizer.path is not None:
             yield _folder_or_hub(recipe.tokenizer.path, f"{prefix}tokenizer.path", ())
         yield from data_inputs(recipe.data, f"{prefix}data")

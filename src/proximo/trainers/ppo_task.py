@@ -14,7 +14,7 @@ from proximo.models.scalar import ScalarModel
 from proximo.records import Prompt, Scored
 from proximo.rewards.source import RewardSource
 from proximo.trainers.evaluation import evaluate_policy
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
 from proximo.trainers.measuring import peak_memory_mib
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.saving import restore_models, update_counts, writers_for

@@ -21,7 +21,7 @@ from proximo.models.batching import plan_batches
 from proximo.models.packing import Packed, pack
 from proximo.models.scalar import ScalarModel
 from proximo.models.vocabulary import decode_text
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
 from proximo.trainers.supervised_task import SupervisedTask, mean_loss
 
 

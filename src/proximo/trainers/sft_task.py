@@ -17,7 +17,7 @@ from proximo.metrics.values import ExponentialMean, Mean, MetricValue, Sum
 from proximo.models.batching import plan_batches
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
 from proximo.trainers.supervised_task import SupervisedTask, mean_loss
 
 

@@ -14,7 +14,7 @@ from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
 from proximo.trainers.measuring import peak_memory_mib
 from proximo.trainers.saving import restore_models, update_counts, writers_for
 from proximo.trainers.sections import optimizer_options, schedule_notes

@@ -42,6 +42,16 @@ PROGRESS = (
         phase=Phase.RUN,
         better=Better.DOWN,
     ),
+    Metric(
+        name="progress/sink_failures",
+        reduction=Sum,
+        unit="failures",
+        definition="Failures of the sinks of `run.sinks` since the line before: lines that they did not take. Written "
+        "only when there are any.",
+        phase=Phase.RUN,
+        better=Better.DOWN,
+        repeatable=False,
+    ),
 )
 
 TIMED = {
