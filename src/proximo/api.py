@@ -26,6 +26,7 @@ from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.trainers.extra_calls import ExtraCall
 from proximo.trainers.ppo import PPOTrainer
+from proximo.trainers.rollout_tensordict import rollout_tensordict
 
 __all__ = [
     "AdaptiveKLController",
@@ -63,4 +64,5 @@ __all__ = [
     "TrainingError",
     "UserError",
     "WeightedReward",
+    "rollout_tensordict",
 ]

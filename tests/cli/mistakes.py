@@ -229,6 +229,7 @@ COMMANDS = (
     _use("export in other numbers", "export run out --dtype float16", "'float32', 'bfloat16'", files=RUN),
     _use("evaluation of nothing", "evaluate runs/none", "no run folder runs/none"),
     _use("generation without a prompt", "generate model", "no prompt", files=MODEL),
+    _use("chat with tokens below one", "chat model --max-new-tokens 0", "--max-new-tokens", files=MODEL),
     _use("no samples", "generate model x --num-samples 0", "--num-samples", files=MODEL),
 )
 MISTAKES = (*RECIPES, *OVERRIDES, *INPUTS, *COMMANDS)

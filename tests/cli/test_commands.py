@@ -19,7 +19,7 @@ from proximo.errors import CheckpointError, TrainingError
 from proximo.trainers.options import RunOptions
 from recipe_files import PIPELINE, PPO, REWARD, SFT, write_recipe
 
-COMMANDS = ("sft", "reward", "ppo", "pipeline", "generate", "evaluate", "export", "report", "recipes", "config")
+COMMANDS = ("sft", "reward", "ppo", "pipeline", "generate", "chat", "evaluate", "export", "report", "recipes", "config")
 STARTS_QUICKLY = """
 import sys
 from proximo.cli import main

@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
+from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
 from proximo.models.placement import resolve_device
 from proximo.models.sources import ModelSource
@@ -48,13 +51,18 @@ def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> li
     tokenizer = load_tokenizer(path)
     rows = [Row(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(prompts, 1)]
     asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=options.chat))
-    language = load_language_model(ModelSource(path=path), device=resolve_device(options.device))
+    _, engine = load_engine(path, tokenizer, device=options.device)
+    key = RandomKey(seed=options.seed, purpose="generate")
+    return engine.generate(asked, num_samples=options.num_samples, options=options.sampling, key=key)
+
+
+def load_engine(path: str, tokenizer: PreTrainedTokenizerBase, *, device: str) -> tuple[LanguageModel, LocalEngine]:
+    """A model, with its adapter where it has one, and the engine that samples from it."""
+    language = load_language_model(ModelSource(path=path), device=resolve_device(device))
     if language.has_adapter:  # its base has no rows for the tokens that the run added
         resize_vocabulary(language.base, vocabulary_size(tokenizer))
     check_vocabulary(language.base, tokenizer, role="policy")
-    engine = LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
-    key = RandomKey(seed=options.seed, purpose="generate")
-    return engine.generate(asked, num_samples=options.num_samples, options=options.sampling, key=key)
+    return language, LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
 
 
 def response_lines(responses: Sequence[Response], *, num_samples: int) -> Iterator[str]:
