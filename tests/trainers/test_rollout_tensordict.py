@@ -1,4 +1,4 @@
-"""A rollout in torchrl's layout, with the real package: shapes, states, one end of each episode, rewards that add up."""
+"""A rollout in torchrl's layout, with the real package: shapes, states, one end per episode, rewards that add up."""
 
 import pytest
 import torch
