@@ -53,7 +53,8 @@ def written(model: str, prompt: str) -> str:
 def test_turns_are_rendered_by_the_template_with_all_that_was_said(model: str, say) -> None:
     first = written(model, "<|user|>abc<eos><|assistant|>")
     second = written(model, f"<|user|>abc<eos><|assistant|>{first}<eos><|user|>de<eos><|assistant|>")
-    assert say(model, "abc", "", "de") == f"{first}\n{second}\n"
+    third = f"<|user|>abc<eos><|assistant|>{first}<eos><|user|>de<eos><|assistant|>{second}<eos><|user|>f<eos>"
+    assert say(model, "abc", "", "de", "f") == f"{first}\n{second}\n{written(model, third + '<|assistant|>')}\n"
     assert second != written(model, "<|user|>de<eos><|assistant|>")
 
 

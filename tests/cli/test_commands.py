@@ -122,6 +122,12 @@ def test_a_dry_run_imports_no_torch(folder):
     assert list(folder.iterdir()) == []
 
 
+def test_a_dry_run_names_the_sinks(folder, capsys):
+    path = write_recipe(folder, PPO)
+    assert main(["ppo", path, "run.sinks=[{kind: function, function: 'json:loads'}]", "--dry-run"]) == 0
+    assert "sink         json:loads, run runs/x\n" in capsys.readouterr().out
+
+
 def test_the_numbers_of_a_dry_run_are_those_of_the_recipe(folder, capsys):
     path = write_recipe(folder, PPO)
     settings = ["prompts_per_step=6", "responses_per_prompt=5", "minibatch_responses=8", "epochs_per_step=3"]
