@@ -12,6 +12,7 @@ from proximo.data.load_report import LoadReport
 from proximo.data.preference_forms import PreferenceForm
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
+from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoder
 from proximo.errors import ConfigError, DataError
 
@@ -62,13 +63,17 @@ class PairOptions:
 
 
 def load_preference_pairs(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", options: PairOptions
+    rows: Sequence[Row],
+    tokenizer: "PreTrainedTokenizerBase",
+    options: PairOptions,
+    *,
+    cache: TokenCache | None = None,
 ) -> tuple[list[PreferencePair], LoadReport]:
     """A pair for each row with a preference, in the order of the rows; ties and identical pairs are left out, counted.
 
     Raises DataError naming the row for what is malformed, and where no pair is left.
     """
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, cache)
     found = [
         (row, identity, exchange)
         for row, identity, exchange in zip(rows, row_ids(rows), preference_exchanges(rows, options.form), strict=True)

@@ -1,12 +1,16 @@
 """What to say when memory runs out: in which step and phase, and which settings to lower. Frees nothing."""
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
 import torch
 
 from proximo.errors import TrainingError
 from proximo.metrics.trainers import Trainer
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 SETTINGS = {
     Trainer.SFT: "lower sft.tokens_per_microbatch, or set model.activation_checkpointing",
@@ -29,6 +33,16 @@ def memory_advice(trainer: Trainer, phase: str, *, step: int) -> Generator[None]
         raise TrainingError(
             f"step {step}: memory ran out in {phase}; {SETTINGS[trainer]}; neither changes the result ({reason})"
         ) from error
+
+
+def advised(call: Callable[Given, Result], trainer: Trainer, phase: str, *, step: int) -> Callable[Given, Result]:
+    """The same call, with this advice where it runs out of memory."""
+
+    def run(*given: Given.args, **named: Given.kwargs) -> Result:
+        with memory_advice(trainer, phase, step=step):
+            return call(*given, **named)
+
+    return run
 
 
 def _ran_out(error: Exception) -> bool:

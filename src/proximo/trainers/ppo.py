@@ -14,6 +14,7 @@ from proximo.algorithms.controllers import adaptive_kl
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo import PPOConfig
+from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
 from proximo.errors import ConfigError, DataError
@@ -42,8 +43,9 @@ from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.learners import make_learners
-from proximo.trainers.memory import memory_advice
+from proximo.trainers.memory import advised
 from proximo.trainers.policy_loss import check_behaviour_weight
+from proximo.trainers.ptx import make_text_loss
 from proximo.trainers.reference_answers import check_answers, with_answer_scores
 from proximo.trainers.roles import Followers, make_roles
 from proximo.trainers.score_guards import EqualSteps, refuse_equal, refuse_faulty
@@ -69,12 +71,13 @@ class PPOTrainer:
             which none may be given. Unused where the configuration gives the KL no place.
         value: the critic; None starts one from the policy's backbone with a fresh head.
         reward: scores responses in `train`; `step` is given scores instead.
+        ptx: texts that it goes on learning, as `config.ptx` says.
         config: what is done.
         seed: of all sampling and shuffling.
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
-        ConfigError: behaviour weights are asked for where every one would be 1.
+        ConfigError: behaviour weights are asked for where every one would be 1; ptx without config.ptx, or the reverse.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class PPOTrainer:
         reference: LanguageModel | PreTrainedModel | None = None,
         value: ScalarModel | PreTrainedModel | None = None,
         reward: RewardSource | None = None,
+        ptx: Sequence[TextExample | str] | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
     ) -> None:
@@ -114,6 +118,7 @@ class PPOTrainer:
             value=value_learner,
             seed=seed,
             check_first=self._check_first_minibatch,
+            texts=make_text_loss(ptx, self.policy, tokenizer, config=self.config, seed=seed),
         )
 
     def _check_first_minibatch(self, statistics: PolicyStatistics, step: int) -> None:
@@ -208,7 +213,8 @@ class PPOTrainer:
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
             inputs = {"responses": [s.response for s in scored], "scored": scored}
-        handlers = {name: self._with_memory_advice(name, handler) for name, handler in self._handlers().items()}
+        number = self.steps_done + 1
+        handlers = {name: advised(each, Trainer.PPO, name, step=number) for name, each in self._handlers().items()}
         outcome = LocalExecutor(graph, handlers).run(inputs | absent_inputs(graph))
         step = StepOutcome(
             experience=outcome.values["experience"],
@@ -258,13 +264,6 @@ class PPOTrainer:
                 updates.train_policy(experience, kl_coefficient=self.kl_coefficient, step=self.steps_done),
             ),
         }
-
-    def _with_memory_advice(self, name: str, handler: Handler) -> Handler:
-        def run(*given: Any) -> tuple[Any, ...]:
-            with memory_advice(Trainer.PPO, name, step=self.steps_done + 1):
-                return handler(*given)
-
-        return run
 
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
         old, reference, full, values = passes
