@@ -103,7 +103,7 @@ def test_so_many_stay_that_a_step_repeats_none() -> None:
 
 def test_the_first_epochs_can_be_left_alone() -> None:
     found = made(from_epoch=2)
-    deal(found, 6, {3: [1.0], 4: [1.0]})
+    deal(found, 6, {3: [0.0], 4: [1.0]})
     assert found.state.out == frozenset()
     deal(found, 6, {3: [1.0]})
     assert found.state.out == {3}

@@ -185,6 +185,13 @@ KNOBS = [
     Knob(data.TextDataConfig, "layout", "sft", {"data.layout": "blocks"}, texts(path="$/lines.txt")),
     Knob(data.TextDataConfig, "max_tokens", "sft", {"data.max_tokens": 14}),
     Knob(data.PreferenceDataConfig, "form", "reward", {"data.form": "conversational"}),
+    Knob(
+        data.PreferenceDataConfig,
+        "min_response_words",
+        "reward",
+        {"data.min_response_words": 3},
+        stops="too short a response",
+    ),
     Knob(data.PreferenceDataConfig, "max_tokens", "reward", {"data.max_tokens": 18}),
     Knob(data.PromptDataConfig, "max_prompt_tokens", "ppo", {"data.max_prompt_tokens": 6}),
     Knob(data.PromptDataConfig, "first_words", "ppo", {"data.first_words": 1}),

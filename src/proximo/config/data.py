@@ -103,6 +103,8 @@ class PreferenceDataConfig(DataConfig):
     """What a row holds; `auto` goes by its columns. docs/data.md shows each."""
     max_tokens: int = Field(1024, ge=2)
     """Limit of tokens of prompt and answer together."""
+    min_response_words: int = Field(0, ge=0)
+    """Drop pairs of which one answer has fewer words; 0 keeps all."""
 
 
 class PromptFilterConfig(Section):

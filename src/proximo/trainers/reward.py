@@ -31,6 +31,7 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     data = recipe.data
     how = PairOptions(
         form=data.form,
+        min_response_words=data.min_response_words,
         max_tokens=data.max_tokens,
         too_long=data.too_long,
         as_messages=data.as_messages,
