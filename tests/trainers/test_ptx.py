@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
+from proximo.config.recipes import PPORecipe
 from proximo.data.examples import TextExample
 from proximo.errors import ConfigError, DataError
 from proximo.learner.optimizer import OptimizerOptions
@@ -19,8 +20,10 @@ from proximo.metrics.values import Mean, Sum
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.trainers.dry_run import describe
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo import PPOTrainer
+from proximo.trainers.ppo_run import build_task
 from proximo.trainers.ptx import TextLoss
 from proximo.trainers.updates import Report, UpdateCalls
 from tiny_runs import changed, make_inputs, recipe_of, run
@@ -173,3 +176,18 @@ def test_a_resume_finds_that_the_texts_have_changed(tmp_path: Path) -> None:
     longer = changed(recipe, {"ppo.num_steps": 3})
     with pytest.raises(Exception, match="ptx_data.training"):
         run("ppo", longer, RunOptions(quiet=True, resume="must"))
+
+
+def test_texts_beyond_what_the_policy_can_read_are_refused_before_training(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    (place / "long.txt").write_text("abcdefgh" * 10)
+    long = {"ptx_data": {"sources": [{"path": str(place / "long.txt")}]}, "ppo.ptx": {"coefficient": 1.0}}
+    with pytest.raises(ConfigError, match="81 .*the policy model .* at most 64"):
+        build_task(PPORecipe.model_validate(changed(recipe_of("ppo", place), long)))
+
+
+def test_a_dry_run_names_the_texts() -> None:
+    recipe = changed(
+        recipe_of("ppo", Path("x")), {"ptx_data": {"sources": [{"path": "a/b"}]}, "ppo.ptx": {"coefficient": 1.0}}
+    )
+    assert "a/b (Hub), 8 texts in each update" in describe(PPORecipe.model_validate(recipe))
