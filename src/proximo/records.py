@@ -24,6 +24,8 @@ class Prompt:
     text: str | None = None
     messages: tuple[Message, ...] | None = None
     answer: str | None = None
+    base_score: float | None = None
+    """Mean score of earlier responses to it, where the data says; read by the filter of prompts."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

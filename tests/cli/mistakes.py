@@ -110,6 +110,21 @@ RECIPES = (
         "centring belongs to loss: bradley_terry",
         kind="reward",
     ),
+    _override("weight of no texts", "ppo.ptx={coefficient: 1}", "need both ptx_data and ppo.ptx", "give ptx_data"),
+    _override("texts without a weight", "ptx_data={sources: [{path: a/b}]}", "give ppo.ptx (their weight) too"),
+    _recipe(
+        "texts held out of no evaluation",
+        PPO + "  ptx: {coefficient: 1}\nptx_data: {sources: [{path: a/b}], held_out_rows: 2}\n",
+        "nothing is evaluated on ptx_data",
+    ),
+    _override("filter without a bound", "data.filter={max_fraction: 0.5}", "needs above (too easy), below (too hard)"),
+    _override("filter that leaves nobody", "data.filter={above: 0.1, below: 0.2}", "below (0.2) must not exceed above"),
+    _override(
+        "texts that are not there",
+        "ptx_data={sources: [{path: none.txt}]}",
+        "no file none.txt",
+        files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
+    ),
     _override("bootstrap of scored answers", "ppo.truncated=bootstrap", "score.truncated: false"),
     _override("KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "stays 0", "start above 0"),
     _override(

@@ -255,3 +255,7 @@ def test_keys_that_do_nothing_are_told(folder):
     assert unused_keys(load_recipe("pipeline", pipeline, constant).recipe) == [
         "sft.sft.optimizer.final_fraction has no effect: schedule is constant"
     ]
+    whole = ["data.sources.0.whole=true"]
+    assert unused_keys(load_recipe("ppo", path, whole).recipe) == [
+        "data.sources.0.whole has no effect: without proportions every source is whole"
+    ]

@@ -19,6 +19,13 @@ AUTO = RunOptions(quiet=True, resume="auto")
 NO_CRITIC = {"ppo.advantage": "group_standardised", "ppo.responses_per_prompt": 2}
 NORMALISED = {"ppo.value_loss.normalise": "exponential", "ppo.critic_warmup_steps": 3}
 
+VOWELS = {"reward": [{"kind": "function", "function": "tiny_runs:share_of_vowels"}], "value.start": "policy"}
+
+
+def texts() -> list[dict[str, str]]:
+    return [{"text": word * 5} for word in ("abc", "de", "fgh", "a", "bcd")]
+
+
 VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "sft with dropout and tied embeddings": ("sft", {"model.config": GPT2_WITH_DROPOUT, "sft.dropout": True}),
     "sft of an adapter": ("sft", {"model.lora": LORA}),
@@ -34,6 +41,17 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     ),
     "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
     "ppo with normalised values of an adapter": ("ppo", {"value.lora": LORA, "ppo.value_loss.normalise": "cumulative"}),
+    "ppo with texts in the updates": (
+        "ppo",
+        {
+            "ptx_data": {"sources": [{"function": "test_variants:texts"}], "layout": "blocks", "max_tokens": 9},
+            "ppo.ptx": {"coefficient": 0.5, "examples_per_update": 3},
+        },
+    ),
+    "ppo that leaves prompts out": (
+        "ppo",
+        {"data.filter": {"below": 0.05, "above": 0.3, "max_fraction": 0.4}, **VOWELS, "ppo.prompts_per_step": 3},
+    ),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, ppo, recipes, run, sinks
+from proximo.config import data, ppo, ppo_ptx, recipes, run, sinks
 from proximo.config.base import Section
 from tiny_runs import LORA, Kind
 
@@ -73,12 +73,31 @@ def rows(word: str = "ab") -> list[dict[str, str]]:
     return [{"prompt": word * (row % 3 + 1), "response": word * (row % 2 + 1)} for row in range(12)]
 
 
+def graded() -> list[dict[str, Any]]:
+    """Six grades twice, and what earlier responses got: other prompts than now."""
+    return [{"prompt": "a" * (n % 6 + 1), "base_scores": [n % 6 / 5 - 0.5, n % 6 / 5 - 0.7]} for n in range(12)]
+
+
+def grade(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    """The longer the prompt, the better: from -1 to 1."""
+    return [len(prompt) * 0.4 - 1.4 for prompt in prompts]
+
+
 GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"start": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
 BF16 = {"run.precision": "bf16"}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise": "exponential"}
+PTX = {"ptx_data": {"sources": [{"path": "$/texts.jsonl"}]}, "ppo.ptx": {"coefficient": 0.5}}
+FILTERED = {
+    "data.sources": [{"function": "knobs:graded"}],
+    "data.held_out_rows": 0,
+    "data.filter": {"above": 0.3, "below": -0.5},
+    "ppo.num_steps": 4,
+    "reward": [{"kind": "function", "function": "knobs:grade"}],
+    "value.start": "policy",
+}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
 POLICY_LORA = {"policy.lora": LORA}
 FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
@@ -177,9 +196,25 @@ KNOBS = [
     Knob(data.TextDataConfig, "layout", "sft", {"data.layout": "blocks"}, texts(path="$/lines.txt")),
     Knob(data.TextDataConfig, "max_tokens", "sft", {"data.max_tokens": 14}),
     Knob(data.PreferenceDataConfig, "form", "reward", {"data.form": "conversational"}),
+    Knob(
+        data.PreferenceDataConfig,
+        "min_response_words",
+        "reward",
+        {"data.min_response_words": 3},
+        stops="too short a response",
+    ),
     Knob(data.PreferenceDataConfig, "max_tokens", "reward", {"data.max_tokens": 18}),
     Knob(data.PromptDataConfig, "max_prompt_tokens", "ppo", {"data.max_prompt_tokens": 6}),
     Knob(data.PromptDataConfig, "first_words", "ppo", {"data.first_words": 1}),
+    Knob(data.PromptDataConfig, "fill_to_max", "ppo", {"data.fill_to_max": True}),
+    Knob(data.SourceConfig, "whole", "sft", texts(whole=True), {"data.proportions": [1, 1], "data.phase": 0}),
+    Knob(data.PromptFilterConfig, "above", "ppo", {"data.filter.above": 0.9}, FILTERED),
+    Knob(data.PromptFilterConfig, "below", "ppo", {"data.filter.below": -0.8}, FILTERED),
+    Knob(data.PromptFilterConfig, "max_fraction", "ppo", {"data.filter.max_fraction": 0.3}, FILTERED),
+    Knob(data.PromptFilterConfig, "from_epoch", "ppo", {"data.filter.from_epoch": 0}, FILTERED),
+    Knob(recipes.PPORecipe, "ptx_data", "ppo", {"ptx_data.sources": [{"path": "$/other.jsonl"}]}, PTX),
+    Knob(ppo_ptx.PTXConfig, "coefficient", "ppo", {"ppo.ptx.coefficient": 2.0}, PTX),
+    Knob(ppo_ptx.PTXConfig, "examples_per_update", "ppo", {"ppo.ptx.examples_per_update": 3}, PTX),
     Knob(recipes.SFTConfig, "num_epochs", "sft", {"sft.num_epochs": 3}),
     Knob(recipes.SFTConfig, "examples_per_step", "sft", {"sft.examples_per_step": 3}),
     Knob(recipes.SFTConfig, "tokens_per_microbatch", "sft", {"sft.tokens_per_microbatch": 400}),
@@ -348,6 +383,7 @@ SHOWN_ELSEWHERE = {
         "trainers/test_updates.py",
         "test_a_behaviour_weight_is_a_factor_of_the_advantage",
     ),
+    (run.RunConfig, "token_cache"): ("data/test_token_cache.py", "test_a_run_keeps_its_ids_where_it_is_told_to"),
     (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
     (
         ppo.FunctionRewardConfig,

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from proximo.config.base import Section
 from proximo.config.ppo_advantage import AdvantageConfig
 from proximo.config.ppo_losses import GuardConfig, PolicyLossConfig, ValueLossConfig
+from proximo.config.ppo_ptx import PTXConfig
 from proximo.config.ppo_score import ScoreConfig
 from proximo.config.run import OptimizerConfig
 from proximo.metrics.definitions import COMPONENT
@@ -120,6 +121,8 @@ class PPOConfig(Section):
     """What the policy minimises."""
     value_loss: ValueLossConfig = ValueLossConfig()
     """What the value model minimises."""
+    ptx: PTXConfig | None = None
+    """Texts (`ptx_data`) whose loss joins every update of the policy; null leaves them out."""
     guards: GuardConfig = GuardConfig()
     """When an update is skipped, and when the run stops."""
     policy_optimizer: OptimizerConfig | None = None

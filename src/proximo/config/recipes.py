@@ -123,6 +123,8 @@ class PPORecipe(Section):
     """The critic; unused where `ppo.advantage` needs none."""
     data: PromptDataConfig
     """Prompts."""
+    ptx_data: TextDataConfig | None = None
+    """Texts that the policy goes on learning, with the weight that `ppo.ptx` gives them."""
     reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
     """What is rewarded: the weighted sum of these sources."""
     gold: FunctionRewardConfig | None = None
@@ -156,6 +158,18 @@ class PPORecipe(Section):
             )
         if self.reference is not None and self.reference.lora is not None:
             raise ValueError("a reference is not trained: remove reference.lora")
+        return self
+
+    @model_validator(mode="after")
+    def _texts_with_their_weight(self) -> Self:
+        if (self.ptx_data is None) != (self.ppo.ptx is None):
+            missing = "ptx_data (which texts)" if self.ptx_data is None else "ppo.ptx (their weight)"
+            raise ValueError(f"texts in the policy's updates need both ptx_data and ppo.ptx: give {missing} too")
+        if self.ptx_data is not None and (self.ptx_data.held_out_rows or self.ptx_data.evaluation_sources):
+            raise ValueError(
+                "nothing is evaluated on ptx_data: remove its held_out_rows and evaluation_sources; `proximo sft` "
+                "measures the loss on held-out texts"
+            )
         return self
 
 

@@ -34,6 +34,8 @@ class RunConfig(Section):
     """Steps between evaluations; null evaluates before the first and after the last step only."""
     samples_per_step: int = Field(2, ge=0)
     """Responses written to samples.jsonl at each PPO step; an evaluation writes all of its own."""
+    token_cache: str | None = None
+    """A folder for the token ids of data, which any number of runs may share; null tokenises at every start."""
     tensorboard: bool = True
     """Write TensorBoard curves beside metrics.jsonl."""
     sinks: tuple[SinkConfig, ...] = ()

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from proximo.config.base import Section
+from proximo.config.data import DataConfig
 from proximo.config.ppo import PPOConfig
 from proximo.config.ppo_advantage import AdvantageConfig
 from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
@@ -15,6 +16,8 @@ def unused_keys(recipe: Section) -> list[str]:
 
 
 def _unused(recipe: Section, prefix: str) -> Iterator[str]:
+    if isinstance(recipe, SFTRecipe | RewardRecipe | PPORecipe):
+        yield from _unused_in_sources(recipe.data, f"{prefix}data.")
     match recipe:
         case PipelineRecipe():
             for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
@@ -31,6 +34,11 @@ def _unused(recipe: Section, prefix: str) -> Iterator[str]:
                 yield from _given(recipe, ("value",), prefix, reason)
             if recipe.ppo.kl.place == "none":
                 yield from _given(recipe, ("reference",), prefix, "ppo.kl.place is none")
+
+
+def _unused_in_sources(data: DataConfig, prefix: str) -> Iterator[str]:
+    for index, source in enumerate(data.sources if data.proportions is None else ()):
+        yield from _given(source, ("whole",), f"{prefix}sources.{index}.", "without proportions every source is whole")
 
 
 def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:

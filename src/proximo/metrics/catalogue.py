@@ -14,12 +14,12 @@ from proximo.metrics.declared.evaluation import EVALUATION
 from proximo.metrics.declared.experience import EXPERIENCE, ROLLOUT, SCORE
 from proximo.metrics.declared.run import RUN
 from proximo.metrics.declared.supervised import REWARD_MODEL, SFT
-from proximo.metrics.declared.updates import FIRST_MINIBATCH, POLICY, VALUE
+from proximo.metrics.declared.updates import FIRST_MINIBATCH, POLICY, PTX, VALUE
 from proximo.metrics.definitions import Catalogue
 from proximo.metrics.trainers import Trainer
 
 CATALOGUE = Catalogue(
-    (*SCORE, *EXPERIENCE, *ROLLOUT, *FIRST_MINIBATCH, *POLICY, *VALUE, *SFT, *REWARD_MODEL, *EVALUATION, *RUN)
+    (*SCORE, *EXPERIENCE, *ROLLOUT, *FIRST_MINIBATCH, *POLICY, *PTX, *VALUE, *SFT, *REWARD_MODEL, *EVALUATION, *RUN)
 )
 
 CURVES: Mapping[Trainer, tuple[Curve, ...]] = {

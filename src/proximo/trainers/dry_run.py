@@ -43,6 +43,9 @@ def _lines(recipe: Section) -> Iterator[str]:
             yield from _run(recipe.run)
             yield from _roles(recipe)
             yield from _data(recipe)
+            if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
+                for each in data_inputs(recipe.ptx_data, "ptx_data"):
+                    yield _line("ptx", f"{each}, {recipe.ppo.ptx.examples_per_update} texts in each update")
             yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
 
 

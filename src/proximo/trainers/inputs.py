@@ -83,6 +83,8 @@ def _ppo_inputs(recipe: PPORecipe, prefix: str) -> Iterator[Input]:
         yield model_input(recipe.reference, f"{prefix}reference")
     if recipe.ppo.uses_critic and recipe.value.start == "path":
         yield model_input(recipe.value, f"{prefix}value")
+    if recipe.ptx_data is not None:
+        yield from data_inputs(recipe.ptx_data, f"{prefix}ptx_data")
     for index, source in enumerate(recipe.reward):
         yield from reward_inputs(source, f"{prefix}reward.{index}")
     if recipe.gold is not None:

@@ -35,6 +35,7 @@ MAY_CHANGE = (
     "run.grace_seconds",
     "run.tensorboard",
     "run.sinks",
+    "run.token_cache",
     "ppo.num_steps",
     "ppo.rollout.max_rows",
 )

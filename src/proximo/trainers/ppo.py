@@ -15,6 +15,7 @@ from proximo.algorithms.controllers import adaptive_kl
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo import PPOConfig
+from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
 from proximo.errors import ConfigError
@@ -47,6 +48,7 @@ from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.learners import make_learners
 from proximo.trainers.memory import with_memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
+from proximo.trainers.ptx import make_text_loss
 from proximo.trainers.reference_answers import with_answer_scores
 from proximo.trainers.roles import Followers, make_roles
 from proximo.trainers.score_guards import EqualSteps, refuse_equal, refuse_faulty
@@ -66,13 +68,15 @@ class PPOTrainer:
             which none may be given. Unused where the configuration gives the KL no place.
         value: the critic; None starts one from the policy's backbone with a fresh head.
         reward: scores responses in `train`; `step` is given scores instead.
+        ptx: texts that it goes on learning, as `config.ptx` says.
         config: what is done.
         seed: of all sampling and shuffling.
         extra_calls: calls of your own in the graph of every step (docs/dataflow.md).
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
-        ConfigError: behaviour weights are asked for where every one would be 1, or an extra call does not fit.
+        ConfigError: behaviour weights are asked for where every one would be 1; ptx without config.ptx, or the reverse;
+            an extra call that does not fit.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class PPOTrainer:
         reference: LanguageModel | PreTrainedModel | None = None,
         value: ScalarModel | PreTrainedModel | None = None,
         reward: RewardSource | None = None,
+        ptx: Sequence[TextExample | str] | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
         extra_calls: Sequence[ExtraCall] = (),
@@ -115,6 +120,7 @@ class PPOTrainer:
             value=value_learner,
             seed=seed,
             check_first=self._check_first_minibatch,
+            texts=make_text_loss(ptx, self.policy, tokenizer, config=self.config, seed=seed),
         )
 
     def _check_first_minibatch(self, statistics: PolicyStatistics, step: int) -> None:

@@ -1,13 +1,17 @@
 """`proximo ppo`: from the recipe to a running task. Not the steps (ppo_task.py, ppo.py)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.ppo import ModelRewardConfig
 from proximo.config.recipes import PPORecipe
+from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.token_cache import TokenCache
 from proximo.models.language import LanguageModel
 from proximo.models.positions import check_lengths
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
@@ -27,12 +31,14 @@ from proximo.trainers.build import (
     prepare_place,
     refuse_second_adapter,
 )
+from proximo.trainers.difficulty import make_difficulty_filter
 from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reference_answers import answer_responses
-from proximo.trainers.rows import read_split
+from proximo.trainers.rows import read_split, token_cache
+from proximo.trainers.sections import example_options
 from proximo.trainers.unchanged import inputs_fingerprint
 
 
@@ -43,7 +49,7 @@ def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
 
 def build_task(recipe: PPORecipe) -> PPOTask:
     """Data first, then rewards that need no model, then models: a mistake costs as little as it can."""
-    place = prepare_place(recipe.run)
+    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
@@ -54,12 +60,15 @@ def build_task(recipe: PPORecipe) -> PPOTask:
         as_messages=data.as_messages,
         system=data.system,
         first_words=data.first_words,
+        fill_to_max=data.fill_to_max,
     )
-    prompts, report = load_prompts(rows.training, tokenizer, how)
+    prompts, report = load_prompts(rows.training, tokenizer, how, cache=cache)
+    difficulty = make_difficulty_filter(recipe, prompts)
+    texts = _load_texts(recipe, tokenizer, cache)
     answers = answer_responses(prompts, tokenizer) if recipe.ppo.score.minus_reference_answer else []
     held_out: list[Prompt] = []
     if rows.held_out:
-        held_out, _ = load_prompts(rows.held_out, tokenizer, how)
+        held_out, _ = load_prompts(rows.held_out, tokenizer, how, cache=cache)
     sources = [
         (config.weight, build_reward_source(config, tokenizer, place=place, tokens_per_microbatch=budget(recipe)))
         for config in (*recipe.reward, *([recipe.gold] if recipe.gold else []))
@@ -74,12 +83,15 @@ def build_task(recipe: PPORecipe) -> PPOTask:
     readers = {**judges, "policy": policy, "reference": reference, "value": value}
     _check_positions(recipe, [*prompts, *held_out], readers)
     _check_answer_positions(answers, judges)
+    longest = max((len(text.token_ids) for text in texts.examples or ()), default=0)
+    check_lengths(policy.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0)
     trainer = PPOTrainer(
         policy,
         tokenizer,
         reference=reference,
         value=value,
         reward=reward,
+        ptx=texts.examples,
         config=recipe.ppo,
         seed=recipe.run.seed,
     )
@@ -90,9 +102,28 @@ def build_task(recipe: PPORecipe) -> PPOTask:
         reward=reward,
         gold=gold,
         samples_per_step=recipe.run.samples_per_step,
-        inputs_fingerprint=inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)),
-        notes=(f"data: {rows.description}", f"prompts: {report}"),
+        difficulty=difficulty,
+        inputs_fingerprint=inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)) | dict(texts.inputs),
+        notes=(f"data: {rows.description}", f"prompts: {report}", *texts.notes, *cache.notes),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Texts:
+    """Those of `ptx_data`, and what there is to say of them; nothing where the recipe has none."""
+
+    examples: list[TextExample] | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> _Texts:
+    if recipe.ptx_data is None:
+        return _Texts()
+    rows = read_split(recipe.ptx_data, seed=recipe.run.seed)
+    examples, report = load_text_examples(rows.training, tokenizer, example_options(recipe.ptx_data), cache=cache)
+    notes = (f"ptx data: {rows.description}", f"ptx texts: {report}")
+    return _Texts(examples=examples, inputs={"ptx_data": rows.fingerprints}, notes=notes)
 
 
 def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> dict[str, nn.Module]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from proximo.algorithms.scores import RunningMoments
 from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.data.difficulty import DifficultyFilter, FilterState
 from proximo.data.order import rows_at
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, Max, Mean, MetricValue
@@ -13,6 +14,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.records import Prompt, Scored
 from proximo.rewards.source import RewardSource
+from proximo.trainers.difficulty import judge_difficulty
 from proximo.trainers.evaluation import evaluate_policy
 from proximo.trainers.logs import Record
 from proximo.trainers.measuring import peak_memory_mib
@@ -41,6 +43,7 @@ class PPOTask:
         reward: RewardSource,
         gold: RewardSource | None,
         samples_per_step: int,
+        difficulty: DifficultyFilter | None = None,
         inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),
     ) -> None:
@@ -50,6 +53,7 @@ class PPOTask:
         self.reward = reward
         self.gold = gold
         self.samples_per_step = samples_per_step
+        self.difficulty = difficulty
         self.inputs_fingerprint = inputs_fingerprint
         self.notes: Sequence[str] = (*notes, *schedule_notes(ppo.learners), *_repeat_note(ppo, prompts))
         self.device = str(ppo.policy.device)
@@ -58,12 +62,17 @@ class PPOTask:
     def step(self, step: int) -> Record:
         """Take one PPO step; `step` counts from 1."""
         size = self.ppo.config.prompts_per_step
-        rows = rows_at((step - 1) * size, size, num_rows=len(self.prompts), seed=self.ppo.seed)
-        outcome = self.ppo.run_step(prompts=[self.prompts[row] for row in rows])
+        if self.difficulty is None:
+            rows = rows_at((step - 1) * size, size, num_rows=len(self.prompts), seed=self.ppo.seed)
+            outcome = self.ppo.run_step(prompts=[self.prompts[row] for row in rows])
+            progress: dict[str, MetricValue] = {"progress/epoch": Last(step * size / len(self.prompts))}
+        else:
+            draws = self.difficulty.draw(size)
+            outcome = self.ppo.run_step(prompts=[self.prompts[draw.row] for draw in draws])
+            progress = judge_difficulty(self.difficulty, draws, outcome.experience.scored)
         scored = outcome.experience.scored
         gold = self._gold(scored)
-        metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold)
-        metrics["progress/epoch"] = Last(step * size / len(self.prompts))
+        metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | progress
         metrics["memory/peak_mib"] = Max(peak_memory_mib(self.ppo.policy.device))
         divergences = sequence_kl(outcome.experience)
         rows = range(min(self.samples_per_step, len(scored)))
@@ -89,7 +98,7 @@ class PPOTask:
         return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer)
 
     def state(self) -> Mapping[str, Any]:
-        """The KL coefficient, what is known of scores and returns, and positions in schedules; the step tells more."""
+        """The KL coefficient, what is known of scores and returns, positions in schedules, who is left out."""
         return {
             "steps_done": self.ppo.steps_done,
             "kl_coefficient": self.ppo.kl_coefficient,
@@ -97,6 +106,7 @@ class PPOTask:
             "equal_steps": asdict(self.ppo.equal_steps),
             "value_scale": self.ppo.value_scale.state(),
             "updates": update_counts(self.ppo.learners),
+            "difficulty": None if self.difficulty is None else self.difficulty.state.to_json(),
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -108,6 +118,8 @@ class PPOTask:
         self.ppo.score_moments = RunningMoments(**state["score_moments"])
         self.ppo.equal_steps = EqualSteps(**state["equal_steps"])
         self.ppo.value_scale.restore(state["value_scale"])
+        if self.difficulty is not None:
+            self.difficulty.state = FilterState.from_json(state["difficulty"])
 
     def _models(self) -> dict[str, LanguageModel | ScalarModel]:
         moving = self.ppo.config.kl.reference_every_steps is not None

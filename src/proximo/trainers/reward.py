@@ -12,7 +12,7 @@ from proximo.trainers.build import build_scalar_model, build_tokenizer, prepare_
 from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.reward_task import RewardTask, pair_sequences
-from proximo.trainers.rows import read_split
+from proximo.trainers.rows import read_split, token_cache
 from proximo.trainers.unchanged import inputs_fingerprint
 
 
@@ -25,21 +25,22 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     """Data first, then the model: a mistake in a file costs no loading."""
     if recipe.model.start != "path":
         raise ConfigError(f"model.start is {recipe.model.start}, but a reward model starts from a path or a config")
-    place = prepare_place(recipe.run)
+    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
     data = recipe.data
     how = PairOptions(
         form=data.form,
+        min_response_words=data.min_response_words,
         max_tokens=data.max_tokens,
         too_long=data.too_long,
         as_messages=data.as_messages,
         system=data.system,
     )
-    pairs, report = load_preference_pairs(rows.training, tokenizer, how)
+    pairs, report = load_preference_pairs(rows.training, tokenizer, how, cache=cache)
     held_out: list[PreferencePair] = []
     if rows.held_out:
-        held_out, _ = load_preference_pairs(rows.held_out, tokenizer, how)
+        held_out, _ = load_preference_pairs(rows.held_out, tokenizer, how, cache=cache)
     model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, place=place, role="reward")
     longest = max(len(sequence) for pair in [*pairs, *held_out] for sequence in pair_sequences(pair))
     check_lengths(model.base.config, role="reward", max_prompt_tokens=longest, max_response_tokens=0)
@@ -53,7 +54,7 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
         config=recipe.reward,
         seed=recipe.run.seed,
         inputs_fingerprint=inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {}),
-        notes=(f"data: {rows.description}", f"training pairs: {report}", *_unused_margins(recipe, pairs)),
+        notes=(f"data: {rows.description}", f"training pairs: {report}", *_unused_margins(recipe, pairs), *cache.notes),
     )
 
 

@@ -75,7 +75,7 @@ def rollout_tensordict(experience: Experience, *, pad_token_id: int) -> Any:
         "reward_raw": raw[..., None],
         "reward_kl": (reward - raw)[..., None],
     }
-    tensordict = import_module("tensordict")
+    tensordict: Any = import_module("tensordict")
     shape, names = list(mask.shape), [None, "time"]
     made = tensordict.TensorDict(columns, batch_size=shape, names=names)
     made["next"] = tensordict.TensorDict(following, batch_size=shape, names=names)

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
+from proximo.config.data import TextDataConfig
 from proximo.config.run import OptimizerConfig
+from proximo.data.examples import ExampleOptions
 from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
 
@@ -15,6 +17,19 @@ def schedule_notes(learners: Mapping[str, Learner]) -> list[str]:
         for role, learner in learners.items()
         if learner.options.warmup_updates >= learner.num_updates
     ]
+
+
+def example_options(config: TextDataConfig) -> ExampleOptions:
+    """How rows become texts to learn."""
+    return ExampleOptions(
+        form=config.form,
+        train_on=config.train_on,
+        max_tokens=config.max_tokens,
+        too_long=config.too_long,
+        layout=config.layout,
+        as_messages=config.as_messages,
+        system=config.system,
+    )
 
 
 def optimizer_options(config: OptimizerConfig) -> OptimizerOptions:

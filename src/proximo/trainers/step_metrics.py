@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.kl import k1, k3
-from proximo.algorithms.losses import explained_variance
+from proximo.algorithms.losses import PolicyStatistics, explained_variance
 from proximo.algorithms.segments import segment_sum
 from proximo.config.ppo import PPOConfig
 from proximo.metrics.diversity import distinct_fraction
@@ -19,7 +19,7 @@ from proximo.trainers.experience import RawAdvantages, token_values
 from proximo.trainers.extra_calls import numbers_of
 from proximo.trainers.invariants import broken_limits
 from proximo.trainers.shaped_scores import ShapedScores
-from proximo.trainers.updates import Report, first_minibatch_metrics
+from proximo.trainers.updates import Report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +101,7 @@ def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "pp
     first = None if outcome.policy is None else outcome.policy.first_minibatch
     if first is not None:
         refused = bool(broken_limits(first, precision=precision, objective=objective))
-        metrics |= first_minibatch_metrics(first) | {"first_minibatch/refused": Sum(int(refused))}
+        metrics |= _first_minibatch_metrics(first) | {"first_minibatch/refused": Sum(int(refused))}
     return metrics
 
 
@@ -197,3 +197,13 @@ def _kl_metrics(experience: Experience, counted: Sequence[int]) -> dict[str, Met
 
 def _sum(x: Tensor, mask: Tensor) -> float:
     return float(torch.where(mask, x, 0.0).double().sum())
+
+
+def _first_minibatch_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
+    """How far the learner is from the sampler before anything was learned: numbers that should be 0."""
+    count = total.num_tokens.item()
+    return {
+        "first_minibatch/max_abs_log_ratio": Max(total.max_abs_log_ratio.item()),
+        "first_minibatch/mean_abs_log_ratio": Mean(total.abs_log_ratio.item(), count),
+        "first_minibatch/clip_fraction": Mean(total.clipped.item(), count),
+    }

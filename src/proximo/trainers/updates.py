@@ -21,7 +21,7 @@ from proximo.algorithms.masking import select, sum_per_token
 from proximo.errors import TrainingError
 from proximo.learner.minibatches import plan_minibatches
 from proximo.learner.update import Learner, UpdateResult
-from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
+from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.batching import plan_batches
 from proximo.models.heads import token_logprobs
 from proximo.records import Experience
@@ -29,7 +29,8 @@ from proximo.trainers.calls import InferenceCalls, pack_members
 from proximo.trainers.experience import token_values
 from proximo.trainers.microbatch import Microbatch
 from proximo.trainers.policy_loss import average, behaviour_metrics, policy_columns, token_losses
-from proximo.trainers.value_scale import ValueScale
+from proximo.trainers.ptx import JointUpdates, TextLoss
+from proximo.trainers.value_scale import scale_metrics
 
 Statistics = TypeVar("Statistics")
 
@@ -57,8 +58,12 @@ class UpdateCalls:
         value: Learner | None,
         seed: int,
         check_first: Callable[[PolicyStatistics, int], None] | None = None,
+        texts: TextLoss | None = None,
     ) -> None:
-        """`check_first` sees the first minibatch of each step, counted from 0, before anything is learned from it."""
+        """`check_first` sees the first minibatch of each step, counted from 0, before anything is learned from it.
+
+        `texts` join every update of the policy.
+        """
         self.inference = inference
         self.check_first = check_first
         self.roles = inference.roles
@@ -66,6 +71,7 @@ class UpdateCalls:
         self.policy_learner = policy
         self.value_learner = value
         self.seed = seed
+        self.texts = texts
 
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
         """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there."""
@@ -90,13 +96,14 @@ class UpdateCalls:
             return average(per_token, batch, config), statistics
 
         columns = policy_columns(experience, options)
-        taken = self._take(
-            self.policy_learner, experience, columns, loss, step=step, guard=self._guard_of(step), ends=self._ends
-        )
+        learner = self.policy_learner if self.texts is None else JointUpdates(self.policy_learner, self.texts)
+        taken = self._take(learner, experience, columns, loss, step=step, guard=self._guard_of(step), ends=self._ends)
         self._stop_if_too_many_skipped(taken.whole, "policy", step)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
         weights = taken.num_tokens if options.average == "tokens" else taken.num_responses
         metrics = _policy_metrics(totals) | _update_metrics("policy", taken, weights)
+        if isinstance(learner, JointUpdates):
+            metrics |= learner.metrics
         if config.guards.target_kl is not None:
             metrics["policy/stopped_updates"] = Sum(taken.num_planned - len(taken.whole))
         return Report(
@@ -131,13 +138,13 @@ class UpdateCalls:
         return Report(
             metrics={"value/clip_fraction": Mean(totals.clipped.item(), totals.num_tokens.item())}
             | _update_metrics("value", taken, taken.num_tokens)
-            | _scale_metrics(scale),
+            | scale_metrics(scale),
             refusals=tuple(result.refusal for result in taken.results if result.refusal),
         )
 
     def _take(
         self,
-        learner: Learner,
+        learner: Learner | JointUpdates,
         experience: Experience,
         columns: dict[str, Tensor],
         loss: Callable[[Microbatch], tuple[Tensor, Statistics]],
@@ -281,10 +288,6 @@ def _policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
     }
 
 
-def _scale_metrics(scale: ValueScale) -> dict[str, MetricValue]:
-    return {"value/scale": Last(scale.units.scale), "value/offset": Last(scale.units.offset)} if scale.is_on else {}
-
-
 def _update_metrics(role: str, taken: _Taken, weights: Sequence[int]) -> dict[str, MetricValue]:
     """`weights`: how many of what each loss is the mean over."""
     applied = [(r, weight) for r, weight in zip(taken.results, weights, strict=True) if r.refusal is None]
@@ -293,14 +296,4 @@ def _update_metrics(role: str, taken: _Taken, weights: Sequence[int]) -> dict[st
         f"{role}/gradient_norm": Mean.of(r.gradient_norm for r, _ in applied),
         f"{role}/learning_rate": Last((taken.whole or taken.results)[-1].learning_rate),
         f"{role}/skipped_updates": Sum(len(taken.whole) - len(applied)),
-    }
-
-
-def first_minibatch_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
-    """How far the learner is from the sampler before anything was learned: numbers that should be 0."""
-    count = total.num_tokens.item()
-    return {
-        "first_minibatch/max_abs_log_ratio": Max(total.max_abs_log_ratio.item()),
-        "first_minibatch/mean_abs_log_ratio": Mean(total.abs_log_ratio.item(), count),
-        "first_minibatch/clip_fraction": Mean(total.clipped.item(), count),
     }

@@ -131,6 +131,27 @@ PPO_MORE = (
         section=Section.MORE,
     ),
     Curve(
+        key="ptx",
+        title="Loss on the texts in the updates",
+        unit="nats per token",
+        traces=(Trace("ptx/loss", "texts"),),
+        healthy="Level or falling. Rising: the policy forgets the texts, and ppo.ptx.coefficient is too small.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="filter",
+        title="Prompts in use",
+        unit="prompts",
+        traces=(
+            Trace("filter/active", "in use"),
+            Trace("filter/too_easy", "too easy"),
+            Trace("filter/too_hard", "too hard"),
+        ),
+        healthy="Steps down at the ends of epochs. As few as a step takes: nothing is left to learn.",
+        section=Section.MORE,
+        from_zero=True,
+    ),
+    Curve(
         key="gradients",
         title="Gradient norms",
         unit="norm before clipping",

@@ -54,6 +54,38 @@ PROGRESS = (
     ),
 )
 
+FILTER = (
+    Metric(
+        name="filter/active",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts that the next steps may take: all but those that `data.filter` has left out.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="filter/too_easy",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts left out so far because their mean score of an epoch was above `data.filter.above`.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="filter/too_hard",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts left out so far because their mean score of an epoch was below `data.filter.below`.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="filter/held_back",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts beyond a bound that stayed when the last epoch ended: `max_fraction` let no more go, or "
+        "too few would have been left for a step (then with a warning).",
+        phase=Phase.RUN,
+    ),
+)
+
 TIMED = {
     "rollout": "generating the responses",
     "score": "scoring them",
@@ -111,4 +143,4 @@ SPEED = (
     ),
 )
 
-RUN = (*PROGRESS, *TIME, *SPEED)
+RUN = (*PROGRESS, *FILTER, *TIME, *SPEED)

@@ -134,6 +134,26 @@ POLICY = (
     ),
 )
 
+PTX = (
+    Metric(
+        name="ptx/loss",
+        reduction=Mean,
+        unit="nats per token",
+        definition="Negative log-likelihood of the texts that joined the policy's updates, mean over their counted "
+        "tokens, without its coefficient. Only with `ppo.ptx`; policy/loss does not contain it, policy/gradient_norm "
+        "does.",
+        phase=Phase.POLICY,
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="ptx/tokens",
+        reduction=Sum,
+        unit="tokens",
+        definition="Tokens that ptx/loss is the mean over.",
+        phase=Phase.POLICY,
+    ),
+)
+
 VALUE = (
     Metric(
         name="value/loss",
