@@ -34,6 +34,16 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     ),
     "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
     "ppo with normalised values of an adapter": ("ppo", {"value.lora": LORA, "ppo.value_loss.normalise": "cumulative"}),
+    "ppo with all that is drawn and compared": (
+        "ppo",
+        {
+            "ppo.samples_per_prompt": 2,
+            "ppo.rollout.shortest_limit": 1,
+            "ppo.evaluate_reference": True,
+            "ppo.evaluation_samples_per_prompt": 2,
+            "ppo.solved_score": 0.5,
+        },
+    ),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 

@@ -249,7 +249,7 @@ class Evaluated:
 
 def test_samples_of_an_evaluation_are_valid_json_whatever_their_numbers(folder, monkeypatch, capsys):
     save_run(folder / "run", {1: {"policy": tiny_language_model()}})
-    monkeypatch.setattr(evaluate, "build_task", lambda run: Evaluated())
+    monkeypatch.setattr(evaluate, "build_task", lambda run, changes: Evaluated())
     assert main(["evaluate", "run", "--output", "samples.jsonl"]) == 0
     assert "null" in Path("samples.jsonl").read_text()
     assert json.loads(Path("samples.jsonl").read_text())["components"] == {"r": None}

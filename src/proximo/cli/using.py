@@ -73,18 +73,23 @@ def evaluate(
     checkpoint: CheckpointName = "latest",
     num_prompts: Annotated[int | None, typer.Option(min=1, help="Only so many held-out prompts.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write every response and score to this file.")] = None,
+    samples_per_prompt: Annotated[int | None, typer.Option(min=1, help="Responses to each prompt, for pass@k.")] = None,
+    solved_score: Annotated[float | None, typer.Option(help="The score from which a prompt is solved.")] = None,
 ) -> int:
     """Score a run's policy on its held-out prompts, and print the table.
 
     \b
     proximo evaluate runs/ppo
     proximo evaluate runs/ppo --checkpoint best --output answers.jsonl
+    proximo evaluate runs/ppo --samples-per-prompt 16 --solved-score 1
     """
     _existing_run(run)
     from proximo.trainers.evaluate import run_evaluate
 
+    given = {"evaluation_samples_per_prompt": samples_per_prompt, "solved_score": solved_score}
+    changes = {key: value for key, value in given.items() if value is not None}
     with functions_of_the_working_directory():
-        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output)
+        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output, ppo=changes)
 
 
 def export(

@@ -1,7 +1,7 @@
 """What a caller of the library brings, made what the trainer wants: models, prompts, responses, a reward."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from peft import PeftModel
@@ -16,8 +16,12 @@ from proximo.models.probe import probe_language_model
 from proximo.models.scalar import ScalarModel
 from proximo.models.vocabulary import check_vocabulary, decode_text, embedding_rows
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
+from proximo.rewards.dense import scored_by_token
 from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
+
+Score = float | Sequence[float] | Mapping[int, float] | None
+"""Of a whole response, or of its tokens: one number each, or by index."""
 
 
 def check_models(
@@ -141,7 +145,7 @@ def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
     return FunctionReward(reward)
 
 
-def as_scored(responses: Sequence[Response], scores: Sequence[float | None]) -> list[Scored]:
+def as_scored(responses: Sequence[Response], scores: Sequence[Score]) -> list[Scored]:
     """Each response with the caller's score; one without a finite score is left out of everything, and counted.
 
     Raises DataError where there is not one score for each.
@@ -151,7 +155,9 @@ def as_scored(responses: Sequence[Response], scores: Sequence[float | None]) -> 
     return [_scored(response, score) for response, score in zip(responses, scores, strict=True)]
 
 
-def _scored(response: Response, score: float | None) -> Scored:
+def _scored(response: Response, score: Score) -> Scored:
+    if getattr(score, "ndim", 0) or isinstance(score, Sequence | Mapping):
+        return scored_by_token(response, score, name="scores")
     number = math.nan if score is None else float(score)
     if math.isfinite(number):
         return Scored(response=response, score=number)

@@ -34,6 +34,13 @@ class StepOutcome:
     """None in a run that rewards the scores as they are."""
     compares_groups: bool = True
     """Whether the baseline, where there is no critic, is made of the responses to one prompt."""
+    candidates: Sequence[Scored] | None = None
+    """All that were sampled, where only the best of them were learned from; None where all were."""
+
+    @property
+    def sampled(self) -> Sequence[Scored]:
+        """What was sampled, learned from or not."""
+        return self.experience.scored if self.candidates is None else self.candidates
 
 
 def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
@@ -50,6 +57,8 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         "advantage/std": Deviation(raw.num_tokens, raw.mean, raw.variance * raw.num_tokens),
         "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
     }
+    if outcome.candidates is not None:
+        metrics |= _candidate_metrics(outcome.candidates)
     if outcome.shaped_scores is not None:
         metrics |= _shaped_score_metrics(outcome.shaped_scores, experience.scored)
     if experience.reference_logprobs is not None:
@@ -93,10 +102,10 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
     metrics: dict[str, MetricValue] = {
         f"time/{names.get(call, call)}_seconds": Sum(seconds)
         for call, seconds in outcome.seconds.items()
-        if call != "sampled_logprobs"
+        if call not in ("sampled_logprobs", "select")  # which take none
     }
     responses = [scored.response for scored in outcome.experience.scored]
-    sampled = sum(len(response.token_ids) for response in responses)
+    sampled = sum(len(scored.response.token_ids) for scored in outcome.sampled)
     read = sum(len(response.prompt.token_ids) + len(response.token_ids) for response in responses)
     if "generate" in outcome.seconds:
         metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
@@ -132,6 +141,16 @@ def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
     }
     scores = [s.score for s in kept]
     return {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)} | metrics
+
+
+def _candidate_metrics(candidates: Sequence[Scored]) -> dict[str, MetricValue]:
+    scores = [each.score for each in candidates if each.valid]
+    return {
+        "score/sampled_mean": Mean.of(scores),
+        "score/sampled_std": Deviation.of(scores),
+        "response/sampled": Sum(len(candidates)),
+        "response/sampled_faulty": Sum(len(candidates) - len(scores)),
+    }
 
 
 def _shaped_score_metrics(shaped: ShapedScores, scored: Sequence[Scored]) -> dict[str, MetricValue]:
