@@ -66,6 +66,7 @@ def rows(word: str = "ab") -> list[dict[str, str]]:
 GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"start": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
+TRUSTING = STEEP | {"ppo.policy_loss.objective": "m2po"}
 BF16 = {"run.precision": "bf16"}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise": "exponential"}
@@ -230,6 +231,7 @@ KNOBS = [
     Knob(ppo.PolicyLossConfig, "dual_clip", "ppo", {"ppo.policy_loss.dual_clip": 1.1}, STEEP),
     Knob(ppo.PolicyLossConfig, "gate_positive", "ppo", {"ppo.policy_loss.gate_positive": 3.0}, GATED),
     Knob(ppo.PolicyLossConfig, "gate_negative", "ppo", {"ppo.policy_loss.gate_negative": 3.0}, GATED),
+    Knob(ppo.PolicyLossConfig, "max_second_moment", "ppo", {"ppo.policy_loss.max_second_moment": 1e-4}, TRUSTING),
     Knob(ppo.PolicyLossConfig, "average", "ppo", {"ppo.policy_loss.average": "responses"}),
     Knob(
         ppo.PolicyLossConfig,

@@ -108,6 +108,7 @@ OBJECTIVES = [
     {"objective": "gspo", **WIDE},
     {"objective": "cispo"},
     {"objective": "sapo"},
+    {"objective": "m2po", "max_second_moment": 0.03},
     {"entropy_coefficient": 0.3},
     {"behaviour_weight": "truncated"},
     {"behaviour_weight": "masked", "behaviour_cap": 1.0},
