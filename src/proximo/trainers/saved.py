@@ -58,12 +58,12 @@ def model_of(checkpoint: Checkpoint, role: str | None = None) -> Path:
     return checkpoint.folder / wanted
 
 
-def language_model_path(path: str, checkpoint: str = "latest") -> str:
-    """The path of a language model: of a run its policy, else what was given, a model folder or a Hub name."""
+def model_path(path: str, checkpoint: str = "latest", *, role: str = "policy") -> str:
+    """The path of a model: of a run that of the role, else what was given, a model folder or a Hub name."""
     folder = Path(path).expanduser()
     if not folder.is_dir() or (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
         return str(folder) if folder.is_dir() else path
-    return str(model_of(find_checkpoint(folder, checkpoint), "policy"))
+    return str(model_of(find_checkpoint(folder, checkpoint), role))
 
 
 def _held(store: CheckpointStore) -> str:
