@@ -111,6 +111,13 @@ def test_the_best_may_be_equal_while_the_source_is_alive_and_a_dead_one_still_st
     alive = trainer(mostly_right, guards=guards)
     history = alive.train(PROMPTS)
     assert {line["score/mean"] for line in history} == {1.0}
+    calls = iter(range(4))
+
+    def all_right_now_and_then(prompts: Any, responses: Sequence[str], metadata: Any) -> list[float]:
+        all_right = next(calls) % 2
+        return [float(all_right or index % 5 > 0) for index, _ in enumerate(responses)]
+
+    assert len(trainer(all_right_now_and_then, guards=guards).train(PROMPTS)) == 4
     dead = trainer(lambda prompts, responses, metadata: [1.0] * len(responses), guards=guards)
     with pytest.raises(TrainingError, match="all scores of 2 steps"):
         dead.train(PROMPTS)
