@@ -20,7 +20,7 @@ from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.trainers.build import Place, build_reward_source
 from proximo.trainers.endings import ending_ids
-from proximo.trainers.saved import model_path
+from proximo.trainers.saved import language_model_path, reward_model_path
 
 FUNCTION_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A function as `package.module:function`; anything else names a model."""
@@ -76,8 +76,8 @@ def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions
     if function is not None:
         source: RewardSource = FunctionReward(function)
     else:
-        config = ModelRewardConfig(kind="model", path=model_path(options.reward, role="reward"))
-        tokenizer = load_tokenizer(model_path(model, options.checkpoint))
+        config = ModelRewardConfig(kind="model", path=reward_model_path(options.reward))
+        tokenizer = load_tokenizer(language_model_path(model, options.checkpoint))
         place = Place(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)
         source = build_reward_source(config, tokenizer, place=place, tokens_per_microbatch=8192)
     return rank_by_score(source.score(responses), size=options.num_samples, keep=options.keep or options.num_samples)
@@ -98,7 +98,7 @@ def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> li
 
     Raises ModelError, RunFolderError or DataError for what cannot be loaded, UserError for a prompt that does not fit.
     """
-    path = model_path(model, options.checkpoint)
+    path = language_model_path(model, options.checkpoint)
     tokenizer = load_tokenizer(path)
     rows = [Row(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(prompts, 1)]
     asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=options.chat))
