@@ -65,6 +65,42 @@ RECIPES = (
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
     _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
+    _override(
+        "best of all", "ppo={samples_per_prompt: 4, responses_per_prompt: 4}", "leaves nothing to choose", "exceed"
+    ),
+    _recipe(
+        "token rewards for an estimator that has no use for them",
+        PPO.replace("weight: 2", "dense: deltas") + "  advantage: leave_one_out\n  responses_per_prompt: 2\n",
+        "reward_model rewards single tokens",
+        "judges a response as a whole",
+    ),
+    _override(
+        "limits that end before they begin",
+        "ppo.rollout={max_new_tokens: 8, shortest_limit: 8}",
+        "shortest_limit (8) must be below max_new_tokens (8)",
+    ),
+    _override(
+        "limits below the minimum",
+        "ppo.rollout={max_new_tokens: 8, min_new_tokens: 6, shortest_limit: 5}",
+        "shortest_limit (5)",
+        "min_new_tokens (6)",
+    ),
+    _override(
+        "limits that are penalised",
+        "ppo={rollout: {max_new_tokens: 8, shortest_limit: 3}, score: {min_tokens: 4, min_tokens_penalty: 1}}",
+        "score.min_tokens (4) exceeds rollout.shortest_limit (3)",
+    ),
+    _override(
+        "many samples of the most likely response",
+        "ppo={evaluate_greedy: true, evaluation_samples_per_prompt: 4}",
+        "evaluation_samples_per_prompt (4)",
+        "copies of one response",
+    ),
+    _override(
+        "a reference to compare with that is not there",
+        "ppo={evaluate_reference: true, kl: {place: none}}",
+        "evaluate_reference needs a reference that stays",
+    ),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
     _override("left out of one", "ppo.advantage=leave_one_out", "must be 2 or more", "return_to_go need only one"),
     _override(

@@ -52,6 +52,16 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
         "ppo",
         {"data.filter": {"below": 0.05, "above": 0.3, "max_fraction": 0.4}, **VOWELS, "ppo.prompts_per_step": 3},
     ),
+    "ppo with all that is drawn and compared": (
+        "ppo",
+        {
+            "ppo.samples_per_prompt": 2,
+            "ppo.rollout.shortest_limit": 1,
+            "ppo.evaluate_reference": True,
+            "ppo.evaluation_samples_per_prompt": 2,
+            "ppo.solved_score": 0.5,
+        },
+    ),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 

@@ -86,6 +86,7 @@ def grade(prompts: Any, responses: Any, metadata: Any) -> list[float]:
 GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"start": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
+TRUSTING = STEEP | {"ppo.policy_loss.objective": "m2po"}
 BF16 = {"run.precision": "bf16"}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise": "exponential"}
@@ -241,6 +242,7 @@ KNOBS = [
         {"ppo.rollout.min_new_tokens": 30},
         {"ppo.rollout.max_new_tokens": 30, "ppo.rollout.min_new_tokens": 1},
     ),
+    Knob(ppo.RolloutConfig, "shortest_limit", "ppo", {"ppo.rollout.shortest_limit": 1}),
     Knob(ppo.RolloutConfig, "temperature", "ppo", {"ppo.rollout.temperature": 0.5}),
     Knob(ppo.RolloutConfig, "top_k", "ppo", {"ppo.rollout.top_k": 2}, {"ppo.rollout.top_k": 40}),
     Knob(ppo.RolloutConfig, "top_p", "ppo", {"ppo.rollout.top_p": 0.3}, {"ppo.rollout.top_p": 0.99}),
@@ -259,6 +261,7 @@ KNOBS = [
     Knob(ppo.PPOConfig, "num_steps", "ppo", {"ppo.num_steps": 3}),
     Knob(ppo.PPOConfig, "prompts_per_step", "ppo", {"ppo.prompts_per_step": 5}),
     Knob(ppo.PPOConfig, "responses_per_prompt", "ppo", {"ppo.responses_per_prompt": 2}),
+    Knob(ppo.PPOConfig, "samples_per_prompt", "ppo", {"ppo.samples_per_prompt": 3}),
     Knob(ppo.PPOConfig, "epochs_per_step", "ppo", {"ppo.epochs_per_step": 2}),
     Knob(ppo.PPOConfig, "minibatch_responses", "ppo", {"ppo.minibatch_responses": 2}),
     Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
@@ -274,6 +277,7 @@ KNOBS = [
     Knob(ppo.PolicyLossConfig, "dual_clip", "ppo", {"ppo.policy_loss.dual_clip": 1.1}, STEEP),
     Knob(ppo.PolicyLossConfig, "gate_positive", "ppo", {"ppo.policy_loss.gate_positive": 3.0}, GATED),
     Knob(ppo.PolicyLossConfig, "gate_negative", "ppo", {"ppo.policy_loss.gate_negative": 3.0}, GATED),
+    Knob(ppo.PolicyLossConfig, "max_second_moment", "ppo", {"ppo.policy_loss.max_second_moment": 1e-4}, TRUSTING),
     Knob(ppo.PolicyLossConfig, "average", "ppo", {"ppo.policy_loss.average": "responses"}),
     Knob(
         ppo.PolicyLossConfig,
@@ -339,6 +343,9 @@ KNOBS = [
         "max_faulty_fraction",
     ),
     Knob(ppo.PPOConfig, "evaluate_greedy", "ppo", {"ppo.evaluate_greedy": True}),
+    Knob(ppo.PPOConfig, "evaluation_samples_per_prompt", "ppo", {"ppo.evaluation_samples_per_prompt": 2}),
+    Knob(ppo.PPOConfig, "solved_score", "ppo", {"ppo.solved_score": 0.5}),
+    Knob(ppo.PPOConfig, "evaluate_reference", "ppo", {"ppo.evaluate_reference": True}),
     Knob(ppo.PPOConfig, "policy_optimizer", "ppo", {"ppo.policy_optimizer": None}),
     Knob(ppo.PPOConfig, "value_optimizer", "ppo", {"ppo.value_optimizer": {"learning_rate": 1e-5}}),
     Knob(ppo.ModelRewardConfig, "kind", "ppo", scorer(), function()),
@@ -352,6 +359,7 @@ KNOBS = [
         scorer(path="owner/scorer"),
     ),
     Knob(ppo.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_tokenizer"), scorer()),
+    Knob(ppo.ModelRewardConfig, "dense", "ppo", scorer(dense="deltas"), scorer()),
     Knob(ppo.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
     Knob(ppo.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
     Knob(ppo.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),

@@ -229,7 +229,7 @@ def test_behaviour_weights_compare_the_policy_with_a_sampler_of_its_own(kind: st
     assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
 
 
-@pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo", "sapo"])
+@pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo", "sapo", "m2po"])
 def test_every_objective_trains_and_its_clip_fraction_is_a_fraction(objective: str) -> None:
     loss = {"objective": objective, "entropy_coefficient": 0.01, "average": "responses"}
     history = trainer(policy_loss=loss, advantage="group_centred").train(PROMPTS, reward=count_a)

@@ -147,6 +147,7 @@ def test_the_steps_of_all_responses_add_up_to_the_gradient_of_the_objective(
     [
         {"objective": "cispo"},
         {"objective": "sapo", "gate_positive": 2.0, "gate_negative": 3.0},
+        {"objective": "m2po"},
         {"dual_clip": 2.0},
         {"average": "responses"},
     ],

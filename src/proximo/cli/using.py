@@ -23,7 +23,7 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def generate(
+def generate(  # noqa: PLR0913 - typer reads the options from the signature
     model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder or a Hub name.")],
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Left out: every line of standard input is one.")
@@ -36,6 +36,10 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another response.")] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the chat template as the user.")] = False,
     checkpoint: CheckpointName = "latest",
+    reward: Annotated[
+        str | None, typer.Option(metavar="FUNCTION_OR_MODEL", help="Score the responses; the best come first.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Show only the best so many to each prompt.")] = None,
 ) -> int:
     """Write responses to prompts, with the policy of a run or any model.
 
@@ -43,6 +47,7 @@ def generate(
     proximo generate runs/ppo "Once upon a time"
     proximo generate runs/sft --chat "What is PPO?" --greedy
     proximo generate Qwen/Qwen2.5-0.5B-Instruct --chat --num-samples 3 < questions.txt
+    proximo generate runs/ppo "Once upon a time" --num-samples 8 --keep 1 --reward runs/reward
     """
     given = prompts or _prompts_from_stdin()
     from proximo.rollout.sampling import SamplingOptions
@@ -54,8 +59,11 @@ def generate(
         seed=seed,
         chat=chat,
         checkpoint=checkpoint,
+        reward=reward,
+        keep=keep,
     )
-    return run_generate(model, given, options)
+    with functions_of_the_working_directory():
+        return run_generate(model, given, options)
 
 
 def _prompts_from_stdin() -> list[str]:
@@ -73,18 +81,23 @@ def evaluate(
     checkpoint: CheckpointName = "latest",
     num_prompts: Annotated[int | None, typer.Option(min=1, help="Only so many held-out prompts.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write every response and score to this file.")] = None,
+    samples_per_prompt: Annotated[int | None, typer.Option(min=1, help="Responses to each prompt, for pass@k.")] = None,
+    solved_score: Annotated[float | None, typer.Option(help="The score from which a prompt is solved.")] = None,
 ) -> int:
     """Score a run's policy on its held-out prompts, and print the table.
 
     \b
     proximo evaluate runs/ppo
     proximo evaluate runs/ppo --checkpoint best --output answers.jsonl
+    proximo evaluate runs/ppo --samples-per-prompt 16 --solved-score 1
     """
     _existing_run(run)
     from proximo.trainers.evaluate import run_evaluate
 
+    given = {"evaluation_samples_per_prompt": samples_per_prompt, "solved_score": solved_score}
+    changes = {key: value for key, value in given.items() if value is not None}
     with functions_of_the_working_directory():
-        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output)
+        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output, ppo=changes)
 
 
 def export(

@@ -138,6 +138,12 @@ class PPORecipe(Section):
         names = [source.name for source in self.reward]
         if len(set(names)) < len(names):
             raise ValueError(f"reward sources need different names, got {', '.join(names)}")
+        dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
+        if dense and not self.ppo.advantage.goes_by_token:
+            raise ValueError(
+                f"reward source {dense[0]} rewards single tokens, but ppo.advantage {self.ppo.advantage.estimator} "
+                "judges a response as a whole: use gae or a return to go, or set dense: none"
+            )
         if self.ppo.uses_critic and self.value.start == "reward" and all(s.kind != "model" for s in self.reward):
             raise ValueError("value.start is reward, but no reward source is of kind model")
         if self.policy.lora is not None and self.reference is not None:

@@ -65,9 +65,13 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
 
 def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     policy, guards = ppo.policy_loss, ppo.guards
-    if policy.objective == "sapo":
-        yield from _given(policy, ("clip_low", "clip_high"), f"{prefix}policy_loss.", "objective sapo does not clip")
-    else:
+    if policy.objective in ("sapo", "m2po"):
+        reason = f"objective {policy.objective} does not clip"
+        yield from _given(policy, ("clip_low", "clip_high"), f"{prefix}policy_loss.", reason)
+    if policy.objective != "m2po":
+        reason = f"objective {policy.objective} leaves no token out"
+        yield from _given(policy, ("max_second_moment",), f"{prefix}policy_loss.", reason)
+    if policy.objective != "sapo":
         reason = f"objective {policy.objective} has no gate"
         yield from _given(policy, ("gate_positive", "gate_negative"), f"{prefix}policy_loss.", reason)
     if policy.average != "constant":

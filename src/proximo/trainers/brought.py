@@ -1,7 +1,7 @@
 """What a caller of the library brings, made what the trainer wants: models, prompts, responses, a reward."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,12 +12,13 @@ from proximo.config.ppo import PPOConfig
 from proximo.data.exchange import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import Encoder
-from proximo.errors import ConfigError, DataError, ModelError
+from proximo.errors import ConfigError, DataError, ModelError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.probe import probe_language_model
 from proximo.models.scalar import ScalarModel
 from proximo.models.vocabulary import check_vocabulary, decode_text, embedding_rows
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
+from proximo.rewards.dense import scored_by_token
 from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.trainers.endings import ending_ids
@@ -26,6 +27,9 @@ from proximo.trainers.token_ids import Mask, TokenIds, as_mask, as_score, check_
 
 PromptLike = Prompt | str | TokenIds
 ResponseLike = Response | TokenIds
+
+Score = float | torch.Tensor | Sequence[float] | Mapping[int, float] | None
+"""Of a whole response, or of its tokens: one number each, or by index."""
 
 
 def check_models(
@@ -179,9 +183,7 @@ def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
     return FunctionReward(reward)
 
 
-def as_scored(
-    responses: Sequence[Response], scores: Sequence[float | torch.Tensor | None] | torch.Tensor
-) -> list[Scored]:
+def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Tensor) -> list[Scored]:
     """Each response with the caller's score; one without a finite score is left out of everything, and counted.
 
     Raises DataError where there is not one score for each.
@@ -194,7 +196,19 @@ def as_scored(
     return [_scored(response, score) for response, score in zip(responses, scores, strict=True)]
 
 
-def _scored(response: Response, score: float | torch.Tensor | None) -> Scored:
+def _is_by_token(score: Score) -> bool:
+    """One number in brackets, or in a tensor of its own, is the score of the response."""
+    listed = plain(score)
+    several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) != 1
+    return several or isinstance(listed, Mapping)
+
+
+def _scored(response: Response, score: Score) -> Scored:
+    if _is_by_token(score):
+        try:
+            return scored_by_token(response, score, name="scores")
+        except TrainingError as error:
+            raise DataError(f"a score is one number for a response, or one for each of its tokens: {error}") from error
     number = as_score(score)
     if math.isfinite(number):
         return Scored(response=response, score=number)

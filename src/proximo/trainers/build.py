@@ -162,4 +162,5 @@ def _model_reward(
         name=config.name,
         tokenizer=None if same else own,
         tokens_per_microbatch=tokens_per_microbatch,
+        dense=config.dense,
     )

@@ -30,11 +30,13 @@ class Roles:
     """None: the policy's base with its adapter off, or nobody where the KL has no place."""
     value: ScalarModel | None
     engine: Engine
+    reference_engine: Engine | None = None
+    """Samples from the reference, inside its view; None where nobody asks it."""
 
 
 OWN_CALLS = (
     *("generate", "score", "sampled_logprobs", "policy_logprobs", "reference_logprobs", "values"),
-    *("experience", "train_value", "train_policy"),
+    *("select", "experience", "train_value", "train_policy"),
 )
 """The names of a step's own calls."""
 
@@ -54,6 +56,7 @@ def step_graph(
     one that has no place in this step, since it reads or replaces what is not in it, is left out of it.
     """
     old = "sampled_logprobs" if sampled_serve else "policy_logprobs"
+    drawn, judged = ("responses", "scored") if config.samples_per_prompt is None else ("samples", "candidates")
     calls = [
         Call(name=old, role=None if sampled_serve else "policy", reads=("responses",), writes=("old_logprobs",)),
         Call(
@@ -66,8 +69,10 @@ def step_graph(
     if policy_learns:
         calls.append(Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)))
     if given == "prompts":
-        calls.append(Call(name="generate", role="policy", reads=("prompts",), writes=("responses",)))
-        calls.append(Call(name="score", role="reward", reads=("responses",), writes=("scored",)))
+        calls.append(Call(name="generate", role="policy", reads=("prompts",), writes=(drawn,)))
+        calls.append(Call(name="score", role="reward", reads=(drawn,), writes=(judged,)))
+    if config.samples_per_prompt is not None:
+        calls.append(Call(name="select", role=None, reads=("candidates",), writes=("responses", "scored")))
     absent = []
     if config.kl.place == "none":
         absent += ["reference_logprobs", "full_kl"]
@@ -79,7 +84,8 @@ def step_graph(
         calls.append(Call(name="train_value", role="value", reads=("experience",), writes=("value_report",)))
     else:
         absent.append("values")
-    inputs = ["prompts"] if given == "prompts" else ["responses", "scored"]
+    brought = ["responses", "scored"] if config.samples_per_prompt is None else ["candidates"]
+    inputs = ["prompts"] if given == "prompts" else brought
     missing = ({"prompts"} - set(inputs)) | (set() if policy_learns else {"policy_report"})
     return build_graph(_with_extra(calls, extra, missing), inputs=[*inputs, *absent])
 
@@ -97,7 +103,7 @@ def _with_extra(calls: Sequence[Call], extra: Sequence[Call], missing: set[str])
 
 def absent_inputs(graph: Graph) -> dict[str, None]:
     """Values that this run has no call for; they enter as None."""
-    return {name: None for name in graph.inputs if name not in ("prompts", "responses", "scored")}
+    return {name: None for name in graph.inputs if name not in ("prompts", "responses", "scored", "candidates")}
 
 
 class InferenceCalls:
@@ -115,7 +121,7 @@ class InferenceCalls:
         """Sample the configured number of responses to each prompt; `greedy` takes the most likely tokens."""
         return self.roles.engine.generate(
             prompts,
-            num_samples=self.config.responses_per_prompt,
+            num_samples=self.config.sampled_per_prompt,
             options=sampling_options(self.config, greedy=greedy),
             key=key,
             policy_version=policy_version,
@@ -230,6 +236,7 @@ def sampling_options(config: PPOConfig, *, greedy: bool = False) -> SamplingOpti
         top_p=rollout.top_p,
         min_new_tokens=rollout.min_new_tokens,
         max_new_tokens=rollout.max_new_tokens,
+        shortest_limit=rollout.shortest_limit,
         stop_token_ids=rollout.stop_token_ids,
         stop_strings=rollout.stop_strings,
         greedy=greedy,

@@ -137,6 +137,9 @@ def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[str]:
     yield _line(
         "one step", f"{ppo.prompts_per_step:,} prompts x {ppo.responses_per_prompt:,} = {responses:,} responses"
     )
+    if ppo.samples_per_prompt is not None:
+        sampled = ppo.prompts_per_step * ppo.samples_per_prompt
+        yield _line("", f"the best of {sampled:,} that are sampled and scored, {ppo.samples_per_prompt} to each prompt")
     yield _line(
         "", f"{ppo.epochs_per_step} epochs x {minibatches} minibatches of {of_update:,}{uneven} = {updates:,} updates"
     )

@@ -1,14 +1,17 @@
 """`proximo evaluate`: a run's checkpoint on its held-out data, once more. Not the evaluations during training."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.run_folder import RESOLVED_CONFIG
+from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import RunFolderError, UserError
 from proximo.metrics.formatting import format_number
@@ -23,8 +26,17 @@ from proximo.trainers.sft_task import SFTTask
 Task = SFTTask | RewardTask | PPOTask
 
 
-def run_evaluate(folder: Path, *, checkpoint: str = "latest", num_prompts: int | None, output: Path | None) -> int:
+def run_evaluate(
+    folder: Path,
+    *,
+    checkpoint: str = "latest",
+    num_prompts: int | None,
+    output: Path | None,
+    ppo: Mapping[str, Any] | None = None,
+) -> int:
     """Evaluate as the run itself did, print the numbers, and write every sample to `output` where that is given.
+
+    `ppo` holds settings of that section which differ from the run's.
 
     Raises RunFolderError for a folder without a run, and UserError where the run held out no data.
     """
@@ -34,7 +46,7 @@ def run_evaluate(folder: Path, *, checkpoint: str = "latest", num_prompts: int |
         raise UserError(f"there is no folder {output.parent} to write {output.name} to")
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
-    task = build_task(run)
+    task = build_task(run, ppo or {})
     task.restore(found)
     record = task.evaluate(num_prompts)
     if record is None:
@@ -47,12 +59,15 @@ def run_evaluate(folder: Path, *, checkpoint: str = "latest", num_prompts: int |
     return 0
 
 
-def build_task(run: Path) -> Task:
-    """The task of a run from the configuration that was saved with it. Raises RunFolderError where it is damaged."""
+def build_task(run: Path, changes: Mapping[str, Any]) -> Task:
+    """The task of a run from the configuration that was saved with it, with `changes` in its section ppo.
+
+    Raises RunFolderError where it is damaged, and UserError for changes that do not fit the run.
+    """
     saved = run / RESOLVED_CONFIG
     if not saved.is_file():
         raise RunFolderError(f"{run} has no {RESOLVED_CONFIG}, so its models and data are not known")
-    match _saved_recipe(saved):
+    match _with_changes(_saved_recipe(saved), changes):
         case PPORecipe() as recipe:
             return ppo_run.build_task(recipe)
         case SFTRecipe() as recipe:
@@ -70,6 +85,20 @@ def _saved_recipe(saved: Path) -> SFTRecipe | RewardRecipe | PPORecipe:
     except (ValueError, TypeError, KeyError) as error:  # no JSON, no mapping, or not what a recipe holds
         reason = str(error).partition("\n")[0]
         raise RunFolderError(f"{saved} is damaged, or of another version ({reason}): it cannot be evaluated") from error
+
+
+def _with_changes(
+    recipe: SFTRecipe | RewardRecipe | PPORecipe, changes: Mapping[str, Any]
+) -> SFTRecipe | RewardRecipe | PPORecipe:
+    if not changes:
+        return recipe
+    if not isinstance(recipe, PPORecipe):
+        raise UserError(f"{' and '.join(changes)} are about the responses of PPO, but this run is none: leave them out")
+    try:
+        ppo = PPOConfig.model_validate({**recipe.ppo.model_dump(), **changes})
+    except ValidationError as error:
+        raise UserError("; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())) from error
+    return recipe.model_copy(update={"ppo": ppo})
 
 
 def _where_it_lies(content: Any, run: Path) -> Any:

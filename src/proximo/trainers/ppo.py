@@ -31,6 +31,7 @@ from proximo.rollout.sampling import RandomKey
 from proximo.trainers.brought import (
     PromptLike,
     ResponseLike,
+    Score,
     as_policy,
     as_prompts,
     as_reference,
@@ -49,9 +50,9 @@ from proximo.trainers.learners import make_learners
 from proximo.trainers.memory import with_memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.ptx import make_text_loss
-from proximo.trainers.reference_answers import with_answer_scores
 from proximo.trainers.roles import Followers, make_roles
-from proximo.trainers.score_guards import EqualSteps, refuse_equal, refuse_faulty
+from proximo.trainers.score_guards import EqualSteps, refuse_equal
+from proximo.trainers.scoring import keep_best, score_responses
 from proximo.trainers.step_metrics import StepOutcome, counted_responses, sequence_kl, step_metrics
 from proximo.trainers.token_ids import Mask
 from proximo.trainers.updates import UpdateCalls
@@ -149,7 +150,7 @@ class PPOTrainer:
         return self.policy.precision == "float32" and not self.config.rollout.reshapes_distribution
 
     def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
-        """Sample `responses_per_prompt` responses to each prompt, as this step would.
+        """Sample `samples_per_prompt`, or else `responses_per_prompt`, responses to each prompt, as this step would.
 
         A prompt is a text, its token ids (a list or a tensor without padding) or a record.
         """
@@ -163,17 +164,18 @@ class PPOTrainer:
         self,
         prompts: Sequence[PromptLike],
         responses: Sequence[ResponseLike],
-        scores: Sequence[float | Tensor | None] | Tensor,
+        scores: Sequence[Score] | Tensor,
         *,
         response_masks: Sequence[Mask] | None = None,
     ) -> dict[str, float]:
         """Learn from responses that you scored yourself, and return the step's metrics.
 
         `responses` come from `generate`, or are token ids (lists or tensors, without the prompt and without padding);
-        then the policy's log-probs are computed for them. One score per response; None, or a number that is not
-        finite, leaves the response out of everything. Prompts as given to `generate` (one for each response, or each
-        group). `response_masks`: for each response True (or 1) where the policy wrote the token; the others, such as
-        a tool's output, are read, and left out of loss, KL and advantages.
+        then the policy's log-probs are computed for them. One score per response, or one reward for each of its tokens,
+        whose sum is the score; None, or a number that is not finite, leaves the response out of everything. Prompts as
+        given to `generate` (one for each response, or each group). `response_masks`: for each response True (or 1)
+        where the policy wrote the token; the others, such as a tool's output, are read, and left out of loss, KL and
+        advantages.
 
         Raises DataError where the numbers of prompts, responses, scores and masks do not fit together.
         """
@@ -216,7 +218,8 @@ class PPOTrainer:
         graph = step_graph(self.config, sampled_serve=serve, given=given, policy_learns=learns, extra=extra)
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
-            inputs = {"responses": [s.response for s in scored], "scored": scored}
+            taken = {"responses": [s.response for s in scored], "scored": scored}
+            inputs = taken if self.config.samples_per_prompt is None else {"candidates": scored}
         handlers = with_memory_advice(self._handlers() | handlers_of(self.extra_calls), step=self.steps_done + 1)
         outcome = LocalExecutor(graph, handlers).run(inputs | absent_inputs(graph))
         step = StepOutcome(
@@ -225,6 +228,7 @@ class PPOTrainer:
             shaped_scores=outcome.values["shaped_scores"] if self.config.score.shapes else None,
             policy=outcome.values.get("policy_report"),
             value=outcome.values.get("value_report"),
+            candidates=outcome.values.get("candidates"),
             seconds=outcome.seconds,
             kl_coefficient=None if self.config.kl.place == "none" else self.kl_coefficient,
             compares_groups=self.config.advantage.compares_groups,
@@ -233,7 +237,7 @@ class PPOTrainer:
         if step.policy is not None:  # while the critic warms up, the policy and its coefficient wait
             self._adapt_kl(step.experience)
         self.score_moments = outcome.values["shaped_scores"].moments
-        self.equal_steps = self.equal_steps.after(step.experience.scored)
+        self.equal_steps = self.equal_steps.after(step.sampled)
         self.steps_done += 1
         self.followers.move(self.steps_done)
         return step
@@ -250,7 +254,8 @@ class PPOTrainer:
         calls, updates = self._inference, self._updates
         return {
             "generate": lambda prompts: (self.generate(prompts),),
-            "score": lambda responses: (self._score(responses),),
+            "score": lambda responses: (score_responses(responses, calls, self.tokenizer, step=self.steps_done + 1),),
+            "select": self._select,
             "sampled_logprobs": calls.sampled_logprobs,
             "policy_logprobs": calls.policy_logprobs,
             "reference_logprobs": calls.reference_logprobs,
@@ -265,16 +270,18 @@ class PPOTrainer:
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
         old, reference, full, values = passes
         gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
-        refuse_equal(self.equal_steps.after(scored), self.config.guards, step=self.steps_done + 1)
+        if self.config.samples_per_prompt is None:
+            self._refuse_equal(scored)
         coefficient, moments = self.kl_coefficient, self.score_moments
         return make_experience(scored, gathered, config=self.config, kl_coefficient=coefficient, moments=moments)
 
-    def _score(self, responses: Sequence[Response]) -> list[Scored]:
-        (scored,) = self._inference.score(responses)
-        if self.config.score.minus_reference_answer:
-            scored = with_answer_scores(scored, self._inference, self.tokenizer)
-        refuse_faulty(scored, self.config.guards, step=self.steps_done + 1)
-        return scored
+    def _select(self, candidates: Sequence[Scored]) -> tuple[list[Response], list[Scored]]:
+        self._refuse_equal(candidates)  # the best of a healthy source may well be equal
+        scored = keep_best(candidates, self._inference)
+        return [each.response for each in scored], scored
+
+    def _refuse_equal(self, sampled: Sequence[Scored]) -> None:
+        refuse_equal(self.equal_steps.after(sampled), self.config.guards, step=self.steps_done + 1)
 
     def _adapt_kl(self, experience: Experience) -> None:
         kl = self.config.kl

@@ -69,7 +69,7 @@ class PPOTask:
         else:
             draws = self.difficulty.draw(size)
             outcome = self.ppo.run_step(prompts=[self.prompts[draw.row] for draw in draws])
-            progress = judge_difficulty(self.difficulty, draws, outcome.experience.scored)
+            progress = judge_difficulty(self.difficulty, draws, outcome.sampled)
         scored = outcome.experience.scored
         gold = self._gold(scored)
         metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | progress
@@ -80,7 +80,7 @@ class PPOTask:
         return Record(metrics=metrics, samples=samples)
 
     def evaluate(self, num_rows: int | None = None) -> Record | None:
-        """One response to each held-out prompt, scored by the reward and by the gold source."""
+        """Responses to the held-out prompts, scored by the reward and by the gold source."""
         held_out = self.held_out[:num_rows]
         if not held_out:
             return None
@@ -88,8 +88,8 @@ class PPOTask:
         found = evaluate_policy(ppo.followers.evaluated, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
         gold = self._gold(found.scored)
         samples = [
-            _sample("evaluation", scored, kl, score)
-            for scored, kl, score in zip(found.scored, found.kl, gold, strict=True)
+            _sample("evaluation", scored, kl, score) | _beside(other)
+            for scored, kl, score, other in zip(found.scored, found.kl, gold, found.reference, strict=True)
         ]
         return Record(metrics=found.metrics | _gold_metric("evaluation/gold", gold), samples=samples)
 
@@ -150,6 +150,14 @@ def _gold_metric(name: str, gold: Gold) -> dict[str, MetricValue]:
     return {name: Mean.of(known)} if known else {}
 
 
+def _beside(reference: Scored | None) -> dict[str, Any]:
+    """What the reference answered to the same prompt."""
+    if reference is None:
+        return {}
+    score = reference.score if reference.valid else None
+    return {"reference_response": reference.response.text, "reference_score": score}
+
+
 def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> dict[str, Any]:
     response = scored.response
     messages = response.prompt.messages or ()
@@ -160,6 +168,7 @@ def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> 
         "response": response.text,
         "score": scored.score if scored.valid else None,
         "components": dict(scored.components),
+        **({} if scored.token_rewards is None else {"token_rewards": scored.token_rewards}),
         "gold": gold,
         "kl": kl,
         "num_tokens": len(response.token_ids),

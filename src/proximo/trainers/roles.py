@@ -38,6 +38,7 @@ def make_roles(
         reference=reference,
         value=value if config.uses_critic else None,
         engine=_engine(policy, tokenizer, config),
+        reference_engine=_engine(reference or policy, tokenizer, config) if config.evaluate_reference else None,
     )
 
 

@@ -40,6 +40,13 @@ class StepOutcome:
     """Whether the baseline, where there is no critic, is made of the responses to one prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """What calls of the caller's own wrote, by name."""
+    candidates: Sequence[Scored] | None = None
+    """All that were sampled, where only the best of them were learned from; None where all were."""
+
+    @property
+    def sampled(self) -> Sequence[Scored]:
+        """What was sampled, learned from or not."""
+        return self.experience.scored if self.candidates is None else self.candidates
 
 
 def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> dict[str, MetricValue]:
@@ -68,6 +75,8 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
     }
     metrics |= {f"extra/{name}": Last(number) for name, number in numbers_of(outcome.extra).items()}
+    if outcome.candidates is not None:
+        metrics |= _candidate_metrics(outcome.candidates)
     if outcome.shaped_scores is not None:
         metrics |= _shaped_score_metrics(outcome.shaped_scores, experience.scored)
     if experience.reference_logprobs is not None:
@@ -111,13 +120,13 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
     metrics: dict[str, MetricValue] = {
         f"time/{names.get(call, call)}_seconds": Sum(seconds)
         for call, seconds in outcome.seconds.items()
-        if call in OWN_CALLS and call != "sampled_logprobs"
+        if call in OWN_CALLS and call not in ("sampled_logprobs", "select")  # which take none
     }
     extra = [seconds for call, seconds in outcome.seconds.items() if call not in OWN_CALLS]
     if extra:
         metrics["time/extra_seconds"] = Sum(sum(extra))
     responses = [scored.response for scored in outcome.experience.scored]
-    sampled = sum(len(response.token_ids) for response in responses)
+    sampled = sum(len(scored.response.token_ids) for scored in outcome.sampled)
     read = sum(len(response.prompt.token_ids) + len(response.token_ids) for response in responses)
     if "generate" in outcome.seconds:
         metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
@@ -153,6 +162,16 @@ def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
     }
     scores = [s.score for s in kept]
     return {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)} | metrics
+
+
+def _candidate_metrics(candidates: Sequence[Scored]) -> dict[str, MetricValue]:
+    scores = [each.score for each in candidates if each.valid]
+    return {
+        "score/sampled_mean": Mean.of(scores),
+        "score/sampled_std": Deviation.of(scores),
+        "response/sampled": Sum(len(candidates)),
+        "response/sampled_faulty": Sum(len(candidates) - len(scores)),
+    }
 
 
 def _shaped_score_metrics(shaped: ShapedScores, scored: Sequence[Scored]) -> dict[str, MetricValue]:

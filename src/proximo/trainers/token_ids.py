@@ -47,7 +47,7 @@ def as_mask(given: Mask, *, num_tokens: int, index: int) -> Tensor:
     return torch.tensor(listed, dtype=torch.bool)
 
 
-def as_score(given: float | Tensor | None) -> float:
+def as_score(given: Any) -> float:
     """A number; NaN for None. Raises DataError for what is neither, such as a tensor of several numbers."""
     listed = plain(given)
     if isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) == 1:

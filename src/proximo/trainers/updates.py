@@ -30,6 +30,7 @@ from proximo.trainers.experience import token_values
 from proximo.trainers.microbatch import Microbatch
 from proximo.trainers.policy_loss import average, behaviour_metrics, policy_columns, token_losses
 from proximo.trainers.ptx import JointUpdates, TextLoss
+from proximo.trainers.second_moment import mark_trusted
 from proximo.trainers.value_scale import scale_metrics
 
 Statistics = TypeVar("Statistics")
@@ -160,6 +161,8 @@ class UpdateCalls:
         taken: _Taken[Statistics] = _Taken(num_planned=len(plan))
         for members in plan:
             batches = self._cut(experience, clean, members)
+            if learner is self.policy_learner:
+                batches = mark_trusted(batches, self.roles.policy, self.config)
             result = learner.update(batches, loss, guard=guard)
             taken.results.append(result)
             taken.num_tokens.append(batches[0].num_update_tokens)

@@ -40,6 +40,32 @@ GENERATED = (
         better=Better.UP,
     ),
     Metric(
+        name="evaluation/pass_at_<component>",
+        reduction=Mean,
+        unit="fraction",
+        definition="Mean over held-out prompts of the chance that one of k answers has a score of "
+        "`ppo.solved_score` or more, estimated without bias from all answers to the prompt that have a score: "
+        "1 - C(n - c, k) / C(n, k). For k = 1, 2, 4 and so on up to `ppo.evaluation_samples_per_prompt`.",
+        phase=Phase.EVALUATION,
+        better=Better.UP,
+    ),
+    Metric(
+        name="evaluation/reference_score",
+        reduction=Mean,
+        unit="score",
+        definition="Mean score of the reference's answers to the same prompts. Only with `ppo.evaluate_reference`.",
+        phase=Phase.EVALUATION,
+    ),
+    Metric(
+        name="evaluation/win_rate",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of held-out answers with a higher score than the reference's answer to the same prompt, "
+        "drawn with the same random numbers; a draw counts half. Only with `ppo.evaluate_reference`.",
+        phase=Phase.EVALUATION,
+        better=Better.UP,
+    ),
+    Metric(
         name="evaluation/kl",
         reduction=Mean,
         unit="nats",

@@ -58,7 +58,8 @@ POLICY = (
         unit="fraction",
         definition="Share of tokens, over all updates, on whose loss the clip acted. With the objectives ppo and gspo: "
         "the ratio (gspo: that of the response) left the clip range on the side where clipping stops the gradient, or "
-        "dual_clip bounds the loss. With cispo: the weight was cut, the gradient stays. With sapo: none.",
+        "dual_clip bounds the loss. With cispo: the weight was cut, the gradient stays. With sapo: none. "
+        "With m2po: the token was left out.",
         phase=Phase.POLICY,
     ),
     Metric(
