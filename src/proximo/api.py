@@ -13,6 +13,7 @@ from proximo.errors import (
     TrainingError,
     UserError,
 )
+from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.records import Experience, Finish, Prompt, Response, Scored, ScoreState
@@ -39,6 +40,7 @@ __all__ = [
     "ModelReward",
     "ModelRewardConfig",
     "OptimizerConfig",
+    "OwnOptimizer",
     "PPOConfig",
     "PPOTrainer",
     "Prompt",

@@ -124,6 +124,7 @@ KNOBS = [
     Knob(run.OptimizerConfig, "warmup_updates", "sft", {"sft.optimizer.warmup_updates": 0}),
     Knob(run.OptimizerConfig, "final_fraction", "sft", {"sft.optimizer.final_fraction": 0.5}),
     Knob(run.OptimizerConfig, "max_gradient_norm", "sft", {"sft.optimizer.max_gradient_norm": 1e-4}),
+    Knob(run.OptimizerConfig, "kind", "sft", {"sft.optimizer.kind": "adamw_paged_8bit"}, stops="kind adamw_paged"),
     Knob(data.SourceConfig, "path", "sft", {"data.sources": [{"path": "$/other.jsonl"}]}),
     Knob(data.SourceConfig, "function", "sft", {"data.sources": [{"function": "knobs:rows"}]}),
     Knob(
@@ -325,6 +326,11 @@ SHOWN_ELSEWHERE = {
         run.RunConfig,
         "grace_seconds",
     ): ("checkpoint/test_interruption.py", "test_a_step_that_takes_longer_than_its_grace_is_given_up"),
+    (run.OptimizerConfig, "in_backward"): ("learner/test_in_backward.py", "test_one_gradient_exists_at_a_time"),
+    (run.OptimizerConfig, "non_finite_gradient"): (
+        "learner/test_in_backward.py",
+        "test_a_gradient_that_is_not_finite_can_stop_the_run",
+    ),
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     (ppo.PolicyLossConfig, "behaviour_cap"): (
         "trainers/test_updates.py",

@@ -176,6 +176,16 @@ class PPOConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _guards_can_skip(self) -> Self:
+        guards = [name for name in ("max_ratio", "max_kl", "target_kl") if getattr(self.guards, name) is not None]
+        if guards and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
+            raise ValueError(
+                f"policy_optimizer.in_backward moves weights within the backward pass, so guards.{guards[0]} cannot "
+                "skip an update as a whole: set it to null, or in_backward: false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _coefficient_stays_positive(self) -> Self:
         if self.kl.target is not None and self.responses_per_step >= 5 * self.kl.horizon:
             raise ValueError(

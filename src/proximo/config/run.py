@@ -157,6 +157,9 @@ class OptimizerConfig(Section):
 
     learning_rate: float = Field(gt=0)
     """Peak learning rate."""
+    kind: Literal["adamw", "adamw_8bit", "adamw_paged_8bit"] = "adamw"
+    """`adamw`; or with moments of 8 bits a number instead of 32 (extra `low-memory`), which CUDA may move to the host
+    where its memory is full with `adamw_paged_8bit`. docs/memory.md."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
@@ -171,6 +174,25 @@ class OptimizerConfig(Section):
     """Learning rate at the end of a linear or cosine schedule, as a fraction of the peak."""
     max_gradient_norm: float | None = Field(1.0, gt=0)
     """Gradients are scaled down to this norm; null does not clip."""
+    non_finite_gradient: Literal["skip", "stop"] = "skip"
+    """An update whose gradient is not finite is skipped, or stops the run."""
+    in_backward: bool = False
+    """Step each weight as soon as its gradient is there and free the gradient: a model's gradients then take no memory.
+    Wants `max_gradient_norm: null`, `non_finite_gradient: stop` and one micro-batch per update. docs/memory.md."""
+
+    @model_validator(mode="after")
+    def _nothing_after_the_backward(self) -> Self:
+        if self.in_backward and self.max_gradient_norm is not None:
+            raise ValueError(
+                "in_backward steps each weight before the norm of all gradients is known, so none can be clipped: set "
+                "max_gradient_norm: null, or in_backward: false"
+            )
+        if self.in_backward and self.non_finite_gradient == "skip":
+            raise ValueError(
+                "with in_backward weights have moved by the time that a gradient is found not finite, so the update "
+                "cannot be skipped any more: set non_finite_gradient: stop, or in_backward: false"
+            )
+        return self
 
     @field_validator("betas")
     @classmethod

@@ -1,10 +1,12 @@
 """What to say when memory runs out: in which step and phase, and which settings to lower. Frees nothing."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from proximo.dataflow.executor import Handler
 from proximo.errors import TrainingError
 from proximo.metrics.trainers import Trainer
 
@@ -29,6 +31,19 @@ def memory_advice(trainer: Trainer, phase: str, *, step: int) -> Generator[None]
         raise TrainingError(
             f"step {step}: memory ran out in {phase}; {SETTINGS[trainer]}; neither changes the result ({reason})"
         ) from error
+
+
+def with_memory_advice(handlers: Mapping[str, Handler], *, step: int) -> dict[str, Handler]:
+    """The handlers of a PPO step, each of which says so in its own name where memory runs out."""
+
+    def advised(name: str, handler: Handler) -> Handler:
+        def run(*given: Any) -> tuple[Any, ...]:
+            with memory_advice(Trainer.PPO, name, step=step):
+                return handler(*given)
+
+        return run
+
+    return {name: advised(name, handler) for name, handler in handlers.items()}
 
 
 def _ran_out(error: Exception) -> bool:

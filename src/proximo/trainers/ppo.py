@@ -17,9 +17,9 @@ from proximo.config.ppo import PPOConfig
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
 from proximo.errors import ConfigError, DataError
+from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
-from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
@@ -42,7 +42,7 @@ from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.learners import make_learners
-from proximo.trainers.memory import memory_advice
+from proximo.trainers.memory import with_memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.reference_answers import check_answers, with_answer_scores
 from proximo.trainers.roles import Followers, make_roles
@@ -71,10 +71,12 @@ class PPOTrainer:
         reward: scores responses in `train`; `step` is given scores instead.
         config: what is done.
         seed: of all sampling and shuffling.
+        optimizers: optimizers of your own for "policy" and "value", in the place of those of the configuration.
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
-        ConfigError: behaviour weights are asked for where every one would be 1.
+        ConfigError: behaviour weights are asked for where every one would be 1; an optimizer that was brought does
+            not fit.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class PPOTrainer:
         reward: RewardSource | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
+        optimizers: Mapping[str, OwnOptimizer] | None = None,
     ) -> None:
         if config is not None and not isinstance(config, PPOConfig):
             raise ConfigError(f"config must be a PPOConfig, got {type(config).__name__}: write PPOConfig(**config)")
@@ -107,7 +110,7 @@ class PPOTrainer:
         self.equal_steps = EqualSteps()
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
-        policy_learner, value_learner = make_learners(self.roles, self.config)
+        policy_learner, value_learner = make_learners(self.roles, self.config, optimizers)
         self._updates = UpdateCalls(
             self._inference,
             policy=policy_learner,
@@ -208,7 +211,7 @@ class PPOTrainer:
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
             inputs = {"responses": [s.response for s in scored], "scored": scored}
-        handlers = {name: self._with_memory_advice(name, handler) for name, handler in self._handlers().items()}
+        handlers = with_memory_advice(self._handlers(), step=self.steps_done + 1)
         outcome = LocalExecutor(graph, handlers).run(inputs | absent_inputs(graph))
         step = StepOutcome(
             experience=outcome.values["experience"],
@@ -258,13 +261,6 @@ class PPOTrainer:
                 updates.train_policy(experience, kl_coefficient=self.kl_coefficient, step=self.steps_done),
             ),
         }
-
-    def _with_memory_advice(self, name: str, handler: Handler) -> Handler:
-        def run(*given: Any) -> tuple[Any, ...]:
-            with memory_advice(Trainer.PPO, name, step=self.steps_done + 1):
-                return handler(*given)
-
-        return run
 
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
         old, reference, full, values = passes

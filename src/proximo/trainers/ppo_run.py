@@ -33,6 +33,7 @@ from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reference_answers import answer_responses
 from proximo.trainers.rows import read_split
+from proximo.trainers.sections import check_optimizer
 from proximo.trainers.unchanged import inputs_fingerprint
 
 
@@ -44,6 +45,8 @@ def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
 def build_task(recipe: PPORecipe) -> PPOTask:
     """Data first, then rewards that need no model, then models: a mistake costs as little as it can."""
     place = prepare_place(recipe.run)
+    for optimizer in (recipe.ppo.policy_optimizer, recipe.ppo.value_optimizer if recipe.ppo.uses_critic else None):
+        check_optimizer(optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)

@@ -11,6 +11,7 @@ from proximo.trainers.build import build_language_model, build_tokenizer, prepar
 from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.rows import read_split
+from proximo.trainers.sections import check_optimizer
 from proximo.trainers.sft_task import SFTTask
 from proximo.trainers.unchanged import inputs_fingerprint
 
@@ -23,6 +24,7 @@ def run_sft(recipe: SFTRecipe, options: RunOptions) -> int:
 def build_task(recipe: SFTRecipe) -> SFTTask:
     """Data first, then the model: a mistake in a file costs no loading."""
     place = prepare_place(recipe.run)
+    check_optimizer(recipe.sft.optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(
         recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision, texts=texts_of(rows.training)
