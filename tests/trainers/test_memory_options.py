@@ -3,16 +3,22 @@
 Not the parts by themselves: those have their tests in learner/ and models/.
 """
 
+from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
+from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import OptimizerConfig
-from proximo.trainers import loop
+from proximo.models.backbone import Backbone
+from proximo.trainers import loop, ppo, ppo_run, reward, sft
+from proximo.trainers.memory import release_cache
 from proximo.trainers.options import RunOptions
 from run_outcomes import outcome
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of, run
@@ -21,6 +27,11 @@ OPTIMIZERS: dict[Kind, tuple[str, ...]] = {
     "sft": ("sft.optimizer",),
     "reward": ("reward.optimizer",),
     "ppo": ("ppo.policy_optimizer", "ppo.value_optimizer"),
+}
+BUILDERS: dict[Kind, Callable[[dict[str, Any]], Any]] = {
+    "sft": lambda recipe: sft.build_task(SFTRecipe.model_validate(recipe)),
+    "reward": lambda recipe: reward.build_task(RewardRecipe.model_validate(recipe)),
+    "ppo": lambda recipe: ppo_run.build_task(PPORecipe.model_validate(recipe)),
 }
 FREE = {"max_gradient_norm": None, "non_finite_gradient": "stop"}
 EARLY = FREE | {"in_backward": True}
@@ -78,3 +89,29 @@ def test_an_update_in_the_backward_must_fit_one_micro_batch_whatever_the_data(
     tight = fitting | {f"{kind}.tokens_per_microbatch": longest - 1}
     with pytest.raises(ValidationError, match=rf"may have {longest} tokens: set {kind}\.tokens_per_microbatch"):
         schema.model_validate(changed(recipe_of(kind, tmp_path), tight))
+
+
+@pytest.mark.parametrize(("kind", "num_models"), [("sft", 1), ("reward", 1), ("ppo", 2)])
+def test_every_model_that_trains_is_compiled_as_the_recipe_says(
+    kind: Kind, num_models: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(Backbone, "compile", lambda backbone, backend: found.append(backend))
+    recipe = changed(recipe_of(kind, make_inputs(tmp_path)), {"run.compile": "aot_eager"})
+    BUILDERS[kind](recipe)
+    assert found == ["aot_eager"] * num_models
+
+
+def test_the_cache_is_released_once_a_step_between_rollout_and_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, which has none, with the calls to the accelerator counted."""
+    calls: list[str] = []
+    monkeypatch.setattr(ppo, "check_release", lambda wanted, device: None)
+    monkeypatch.setattr(ppo, "release_cache", lambda device: release_cache(torch.device("cuda")))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("release"))
+    config = PPOConfig(num_steps=2, prompts_per_step=2, rollout={"max_new_tokens": 3}, release_cache=True)
+    made = ppo.PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
+    for name, learner in made.learners.items():
+        monkeypatch.setattr(learner.optimizer, "step", lambda name=name: calls.append(name))
+    made.train(["ab", "c"], reward=lambda prompts, responses, metadata: [1.0, 0.0])
+    assert [name for name, _ in groupby(calls)] == ["release", "policy", "value"] * 2
+    assert calls.count("release") == 2

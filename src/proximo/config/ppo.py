@@ -98,6 +98,8 @@ class PPOConfig(Section):
     """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    release_cache: bool = False
+    """Give cached memory of the accelerator back between the rollout and the updates; costs some time in each."""
     critic_warmup_steps: int = Field(0, ge=0)
     """First steps, in which the value model learns alone; the policy's schedule counts its own updates only."""
     truncated: Literal["zero", "bootstrap", "mask"] = "zero"

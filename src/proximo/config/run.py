@@ -18,6 +18,9 @@ class RunConfig(Section):
     """`auto` takes CUDA, then MPS, then the CPU."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16`: products in bfloat16 with float32 master weights, optimizer state, heads and log-softmax."""
+    compile: Literal["none", "inductor", "aot_eager"] = "none"
+    """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for finding faults.
+    docs/memory.md."""
     num_threads: int | None = Field(None, ge=1)
     """CPU threads; null leaves it to torch. It changes the last bits of results, so a resume wants the same."""
     save_every_steps: int | None = Field(None, ge=1)

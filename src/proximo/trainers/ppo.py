@@ -42,7 +42,7 @@ from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.learners import make_learners
-from proximo.trainers.memory import with_memory_advice
+from proximo.trainers.memory import check_release, release_cache, with_memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.reference_answers import check_answers, with_answer_scores
 from proximo.trainers.roles import Followers, make_roles
@@ -102,6 +102,7 @@ class PPOTrainer:
         reference, value = as_reference(reference), as_value(value)
         moves = self.config.average_decay is not None or self.config.kl.reference_every_steps is not None
         check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
+        check_release(self.config.release_cache, self.policy.device)
         check_behaviour_weight(self.config.policy_loss, sampled_serve=self.sampled_logprobs_serve)
         self.roles = make_roles(self.policy, tokenizer, reference=reference, value=value, config=self.config, seed=seed)
         self.followers = Followers(self.roles, tokenizer, self.config)
@@ -263,6 +264,8 @@ class PPOTrainer:
         }
 
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
+        if self.config.release_cache:  # the rollout's keys and values are freed, and the updates come next
+            release_cache(self.policy.device)
         old, reference, full, values = passes
         gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
         refuse_equal(self.equal_steps.after(scored), self.config.guards, step=self.steps_done + 1)

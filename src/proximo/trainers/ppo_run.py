@@ -28,6 +28,7 @@ from proximo.trainers.build import (
     refuse_second_adapter,
 )
 from proximo.trainers.loop import run_task
+from proximo.trainers.memory import check_release
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.ppo_task import PPOTask
@@ -45,6 +46,7 @@ def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
 def build_task(recipe: PPORecipe) -> PPOTask:
     """Data first, then rewards that need no model, then models: a mistake costs as little as it can."""
     place = prepare_place(recipe.run)
+    check_release(recipe.ppo.release_cache, place.device)
     for optimizer in (recipe.ppo.policy_optimizer, recipe.ppo.value_optimizer if recipe.ppo.uses_critic else None):
         check_optimizer(optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
