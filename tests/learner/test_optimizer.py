@@ -65,7 +65,7 @@ def test_which_tensors_of_real_models_decay() -> None:
     adapted = LanguageModel(tiny_language_model(num_hidden_layers=1)).with_adapter(LoRAOptions(rank=2, alpha=4))
     assert decaying(adapted.model) == set(trainable_parameters(adapted.model))
     assert {name.rsplit(".", 2)[0][-6:] for name in decaying(adapted.model)} == {"lora_A", "lora_B"}
-    gpt2 = LanguageModel(tiny_language_model("gpt2", n_embd=16, n_layer=1, n_head=2))
+    gpt2 = LanguageModel(tiny_language_model("gpt2", num_hidden_layers=1))
     value = scalar_from_language_model(gpt2, HeadStart.ZERO)
     matrices = {f"transformer.h.0.{part}.weight" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
     assert decaying(value.model) == {*matrices, "transformer.wte.weight", "transformer.wpe.weight", "score.weight"}
