@@ -74,7 +74,7 @@ def test_what_an_update_in_the_backward_cannot_do_must_be_off(options: dict[str,
 @pytest.mark.parametrize("guard", ["max_ratio", "max_kl", "target_kl"])
 def test_guards_and_a_policy_that_steps_in_the_backward_exclude_each_other(guard: str) -> None:
     early = {"learning_rate": 1e-3} | EARLY
-    with pytest.raises(ValidationError, match=f"guards.{guard} cannot skip the update"):
+    with pytest.raises(ValidationError, match=f"guards.{guard} cannot skip an update"):
         PPOConfig.model_validate({"policy_optimizer": early, "guards": {guard: 2.0}})
     PPOConfig.model_validate({"value_optimizer": early, "guards": {guard: 2.0}})
 
