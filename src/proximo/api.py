@@ -14,6 +14,7 @@ from proximo.errors import (
     TrainingError,
     UserError,
 )
+from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.metrics.sinks import Sink
 from proximo.metrics.trackers import TrackedRun
 from proximo.models.language import LanguageModel
@@ -47,6 +48,7 @@ __all__ = [
     "ModelReward",
     "ModelRewardConfig",
     "OptimizerConfig",
+    "OwnOptimizer",
     "PPOConfig",
     "PPOTrainer",
     "Prompt",

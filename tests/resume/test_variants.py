@@ -17,6 +17,11 @@ from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs
 
 AUTO = RunOptions(quiet=True, resume="auto")
 NO_CRITIC = {"ppo.advantage": "group_standardised", "ppo.responses_per_prompt": 2}
+EARLY = {"max_gradient_norm": None, "non_finite_gradient": "stop", "in_backward": True}
+IN_BACKWARD = {
+    "ppo.tokens_per_microbatch": 400,
+    **{f"ppo.{role}_optimizer.{key}": value for role in ("policy", "value") for key, value in EARLY.items()},
+}
 NORMALISED = {"ppo.value_loss.normalise": "exponential", "ppo.critic_warmup_steps": 3}
 
 VOWELS = {"reward": [{"kind": "function", "function": "tiny_runs:share_of_vowels"}], "value.start": "policy"}
@@ -62,6 +67,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
             "ppo.solved_score": 0.5,
         },
     ),
+    "ppo whose weights step in the backward": ("ppo", IN_BACKWARD),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 

@@ -155,6 +155,7 @@ KNOBS = [
     Knob(run.OptimizerConfig, "warmup_updates", "sft", {"sft.optimizer.warmup_updates": 0}),
     Knob(run.OptimizerConfig, "final_fraction", "sft", {"sft.optimizer.final_fraction": 0.5}),
     Knob(run.OptimizerConfig, "max_gradient_norm", "sft", {"sft.optimizer.max_gradient_norm": 1e-4}),
+    Knob(run.OptimizerConfig, "kind", "sft", {"sft.optimizer.kind": "adamw_paged_8bit"}, stops="kind adamw_paged"),
     Knob(data.SourceConfig, "path", "sft", {"data.sources": [{"path": "$/other.jsonl"}]}),
     Knob(data.SourceConfig, "function", "sft", {"data.sources": [{"function": "knobs:rows"}]}),
     Knob(
@@ -265,6 +266,7 @@ KNOBS = [
     Knob(ppo.PPOConfig, "epochs_per_step", "ppo", {"ppo.epochs_per_step": 2}),
     Knob(ppo.PPOConfig, "minibatch_responses", "ppo", {"ppo.minibatch_responses": 2}),
     Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
+    Knob(ppo.PPOConfig, "release_cache", "ppo", {"ppo.release_cache": True}, stops="release_cache"),
     Knob(ppo.AdvantageConfig, "estimator", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
     Knob(ppo.AdvantageConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
     Knob(ppo.AdvantageConfig, "lam", "ppo", {"ppo.advantage.lam": 0.5}),
@@ -386,6 +388,15 @@ SHOWN_ELSEWHERE = {
         run.RunConfig,
         "grace_seconds",
     ): ("checkpoint/test_interruption.py", "test_a_step_that_takes_longer_than_its_grace_is_given_up"),
+    (run.RunConfig, "compile"): (
+        "trainers/test_memory_options.py",
+        "test_every_model_that_trains_is_compiled_as_the_recipe_says",
+    ),
+    (run.OptimizerConfig, "in_backward"): ("learner/test_in_backward.py", "test_one_gradient_exists_at_a_time"),
+    (run.OptimizerConfig, "non_finite_gradient"): (
+        "learner/test_in_backward.py",
+        "test_a_gradient_that_is_not_finite_can_stop_the_run",
+    ),
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     (ppo.PolicyLossConfig, "behaviour_cap"): (
         "trainers/test_updates.py",

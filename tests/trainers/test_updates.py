@@ -30,7 +30,7 @@ class Gathered(Learner):
         super().__init__(module, OptimizerOptions(learning_rate=1e-3), num_updates=10)
         self.gradients: list[dict[str, Tensor]] = []
 
-    def _apply(self, norm: float, learning_rate: float) -> None:
+    def _apply(self, norm: float) -> None:
         self.gradients.append({name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None})
 
 

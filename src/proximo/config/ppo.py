@@ -113,6 +113,8 @@ class PPOConfig(Section):
     """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    release_cache: bool = False
+    """Give cached memory of the accelerator back between the rollout and the updates; costs some time in each."""
     critic_warmup_steps: int = Field(0, ge=0)
     """First steps, in which the value model learns alone; the policy's schedule counts its own updates only."""
     truncated: Literal["zero", "bootstrap", "mask"] = "zero"
@@ -219,6 +221,21 @@ class PPOConfig(Section):
             raise ValueError(
                 "evaluate_reference needs a reference that stays: not kl.place none, which has none, nor "
                 "kl.reference_every_steps, under which every evaluation would have another opponent"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _guards_can_skip(self) -> Self:
+        guards = [name for name in ("max_ratio", "max_kl", "target_kl") if getattr(self.guards, name) is not None]
+        if guards and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
+            raise ValueError(
+                f"policy_optimizer.in_backward moves weights within the backward pass, so guards.{guards[0]} cannot "
+                "skip an update as a whole: set it to null, or in_backward: false"
+            )
+        if self.ptx is not None and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
+            raise ValueError(
+                "ppo.ptx adds a backward pass of its texts to every update, and policy_optimizer.in_backward wants one "
+                "pass: leave one of them out"
             )
         return self
 

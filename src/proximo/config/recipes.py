@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
+from proximo.config.one_pass import check_one_pass
 from proximo.config.ppo import FunctionRewardConfig, PPOConfig, RewardSourceConfig
 from proximo.config.run import (
     RANDOM_BASE,
@@ -85,6 +86,12 @@ class SFTRecipe(Section):
             _check_tokenizer(self.model, "model", self.tokenizer)
         return self
 
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest, budget = self.sft.examples_per_step * self.data.max_tokens, self.sft.tokens_per_microbatch
+        check_one_pass(self.sft.optimizer, longest=longest, budget=budget, section="sft", rows="sft.examples_per_step")
+        return self
+
 
 class RewardRecipe(Section):
     """`proximo reward`."""
@@ -105,6 +112,14 @@ class RewardRecipe(Section):
         if self.model.start != "path":
             raise ValueError("model needs path (trained weights) or config (a random start)")
         _check_tokenizer(self.model, "model", self.tokenizer)
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest, budget = 2 * self.reward.pairs_per_step * self.data.max_tokens, self.reward.tokens_per_microbatch
+        check_one_pass(
+            self.reward.optimizer, longest=longest, budget=budget, section="reward", rows="reward.pairs_per_step"
+        )
         return self
 
 
@@ -175,6 +190,20 @@ class PPORecipe(Section):
             raise ValueError(
                 "nothing is evaluated on ptx_data: remove its held_out_rows and evaluation_sources; `proximo sft` "
                 "measures the loss on held-out texts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest = self.ppo.responses_per_update * (self.data.max_prompt_tokens + self.ppo.rollout.max_new_tokens)
+        value_optimizer = self.ppo.value_optimizer if self.ppo.uses_critic else None
+        for optimizer in (self.ppo.policy_optimizer, value_optimizer):
+            check_one_pass(
+                optimizer,
+                longest=longest,
+                budget=self.ppo.tokens_per_microbatch,
+                section="ppo",
+                rows="ppo.minibatch_responses",
             )
         return self
 

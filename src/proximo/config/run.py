@@ -19,6 +19,9 @@ class RunConfig(Section):
     """`auto` takes CUDA, then MPS, then the CPU."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16`: products in bfloat16 with float32 master weights, optimizer state, heads and log-softmax."""
+    compile: Literal["none", "inductor", "aot_eager"] = "none"
+    """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for finding faults.
+    docs/memory.md."""
     num_threads: int | None = Field(None, ge=1)
     """CPU threads; null leaves it to torch. It changes the last bits of results, so a resume wants the same."""
     save_every_steps: int | None = Field(None, ge=1)
@@ -171,6 +174,9 @@ class OptimizerConfig(Section):
 
     learning_rate: float = Field(gt=0)
     """Peak learning rate."""
+    kind: Literal["adamw", "adamw_8bit", "adamw_paged_8bit"] = "adamw"
+    """`adamw`; or with moments of 8 bits a number instead of 32 (extra `low-memory`), which CUDA may move to the host
+    where its memory is full with `adamw_paged_8bit`. docs/memory.md."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
@@ -185,6 +191,25 @@ class OptimizerConfig(Section):
     """Learning rate at the end of a linear or cosine schedule, as a fraction of the peak."""
     max_gradient_norm: float | None = Field(1.0, gt=0)
     """Gradients are scaled down to this norm; null does not clip."""
+    non_finite_gradient: Literal["skip", "stop"] = "skip"
+    """An update whose gradient is not finite is skipped, or stops the run."""
+    in_backward: bool = False
+    """Step each weight as soon as its gradient is there and free the gradient: a model's gradients then take no memory.
+    Wants `max_gradient_norm: null`, `non_finite_gradient: stop` and one micro-batch per update. docs/memory.md."""
+
+    @model_validator(mode="after")
+    def _nothing_after_the_backward(self) -> Self:
+        if self.in_backward and self.max_gradient_norm is not None:
+            raise ValueError(
+                "in_backward steps each weight before the norm of all gradients is known, so none can be clipped: set "
+                "max_gradient_norm: null, or in_backward: false"
+            )
+        if self.in_backward and self.non_finite_gradient == "skip":
+            raise ValueError(
+                "with in_backward weights have moved by the time that a gradient is found not finite, so the update "
+                "cannot be skipped any more: set non_finite_gradient: stop, or in_backward: false"
+            )
+        return self
 
     @field_validator("betas")
     @classmethod

@@ -97,6 +97,10 @@ class LanguageModel:
         """Recompute activations in the backward pass; active in train mode only."""
         checkpoint_activations(self.base)
 
+    def compile(self, backend: str) -> None:
+        """Train through torch.compile with this backend; weights and their names stay as they are."""
+        self.backbone.compile(backend)
+
     def with_adapter(self, options: LoRAOptions) -> "LanguageModel":
         """The same model with LoRA on it and everything else frozen."""
         return LanguageModel(add_adapter(self.base, options), precision=self.precision)

@@ -89,6 +89,10 @@ class ScalarModel:
         """Recompute activations in the backward pass; active in train mode only."""
         checkpoint_activations(self.base)
 
+    def compile(self, backend: str) -> None:
+        """Train through torch.compile with this backend; weights and their names stay as they are."""
+        self.backbone.compile(backend)
+
     @property
     def head_is_zero(self) -> bool:
         """True where every score is 0, whatever the backbone says."""

@@ -11,6 +11,7 @@ from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, RewardSo
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError, ModelError
+from proximo.models.compilation import check_compiler
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
@@ -31,13 +32,17 @@ class Place:
     device: torch.device
     precision: Precision
     seed: int
+    compile: str = "none"
+    """The backend of torch.compile for models that train."""
 
 
 def prepare_place(run: RunConfig) -> Place:
     """Apply the thread count, and resolve device and precision before anything is loaded."""
     if run.num_threads is not None:
         torch.set_num_threads(run.num_threads)
-    return Place(device=resolve_device(run.device), precision=resolve_precision(run.precision), seed=run.seed)
+    device = resolve_device(run.device)
+    check_compiler(run.compile, device)
+    return Place(device=device, precision=resolve_precision(run.precision), seed=run.seed, compile=run.compile)
 
 
 def build_tokenizer(
@@ -80,6 +85,8 @@ def build_language_model(
     freeze_layers(model.base, config.frozen_layers)
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
+    if place.compile != "none":
+        model.compile(place.compile)
     return model
 
 
@@ -117,12 +124,14 @@ def build_scalar_model(
 
 
 def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place: Place) -> ScalarModel:
-    """Adapter and activation checkpointing as the section asks."""
+    """Adapter, activation checkpointing and compilation as the recipe asks."""
     if config.lora is not None:
         model = model.with_adapter(lora_options(config.lora, seed=place.seed))
     freeze_layers(model.base, config.frozen_layers)
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
+    if place.compile != "none":
+        model.compile(place.compile)
     return model
 
 

@@ -1,4 +1,4 @@
-"""What to say when memory runs out: in which step and phase, and which settings to lower. Frees nothing."""
+"""Memory that runs out: in which step and phase, and which settings to lower; and the cache between phases."""
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from proximo.dataflow.executor import Handler
-from proximo.errors import TrainingError
+from proximo.errors import ConfigError, TrainingError
 from proximo.metrics.trainers import Trainer
 
 SETTINGS = {
@@ -44,6 +44,20 @@ def with_memory_advice(handlers: Mapping[str, Handler], *, step: int) -> dict[st
         return run
 
     return {name: advised(name, handler) for name, handler in handlers.items()}
+
+
+def check_release(wanted: bool, device: torch.device) -> None:
+    """Raises ConfigError where there is no cache to release."""
+    if wanted and device.type == "cpu":
+        raise ConfigError(
+            "ppo.release_cache gives cached memory of an accelerator back, and this run is on the cpu, which keeps "
+            "none: remove it"
+        )
+
+
+def release_cache(device: torch.device) -> None:
+    """Give back what torch keeps of freed tensors on an accelerator, so that the next phase can lay it out anew."""
+    {"cuda": torch.cuda, "mps": torch.mps}[device.type].empty_cache()
 
 
 def _ran_out(error: Exception) -> bool:

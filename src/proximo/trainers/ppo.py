@@ -19,6 +19,7 @@ from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
 from proximo.errors import ConfigError
+from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
@@ -47,7 +48,7 @@ from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.learners import make_learners
-from proximo.trainers.memory import with_memory_advice
+from proximo.trainers.memory import check_release, release_cache, with_memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.ptx import make_text_loss
 from proximo.trainers.roles import Followers, make_roles
@@ -73,14 +74,15 @@ class PPOTrainer:
         config: what is done.
         seed: of all sampling and shuffling.
         extra_calls: calls of your own in the graph of every step (docs/dataflow.md).
+        optimizers: optimizers of your own for "policy" and "value", in the place of those of the configuration.
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
         ConfigError: behaviour weights are asked for where every one would be 1; ptx without config.ptx, or the reverse;
-            an extra call that does not fit.
+            an extra call, or an optimizer that was brought, that does not fit.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part that a caller may bring
         self,
         policy: LanguageModel | PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
@@ -92,6 +94,7 @@ class PPOTrainer:
         config: PPOConfig | None = None,
         seed: int = 0,
         extra_calls: Sequence[ExtraCall] = (),
+        optimizers: Mapping[str, OwnOptimizer] | None = None,
     ) -> None:
         if config is not None and not isinstance(config, PPOConfig):
             raise ConfigError(f"config must be a PPOConfig, got {type(config).__name__}: write PPOConfig(**config)")
@@ -106,6 +109,7 @@ class PPOTrainer:
         reference, value = as_reference(reference), as_value(value)
         moves = self.config.average_decay is not None or self.config.kl.reference_every_steps is not None
         check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
+        check_release(self.config.release_cache, self.policy.device)
         check_behaviour_weight(self.config.policy_loss, sampled_serve=self.sampled_logprobs_serve)
         self.roles = make_roles(self.policy, tokenizer, reference=reference, value=value, config=self.config, seed=seed)
         self.followers = Followers(self.roles, tokenizer, self.config)
@@ -114,7 +118,7 @@ class PPOTrainer:
         self.equal_steps = EqualSteps()
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
-        policy_learner, value_learner = make_learners(self.roles, self.config)
+        policy_learner, value_learner = make_learners(self.roles, self.config, optimizers)
         self._updates = UpdateCalls(
             self._inference,
             policy=policy_learner,
@@ -268,6 +272,8 @@ class PPOTrainer:
         }
 
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
+        if self.config.release_cache:  # the rollout's keys and values are freed, and the updates come next
+            release_cache(self.policy.device)
         old, reference, full, values = passes
         gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
         if self.config.samples_per_prompt is None:

@@ -33,12 +33,13 @@ from proximo.trainers.build import (
 )
 from proximo.trainers.difficulty import make_difficulty_filter
 from proximo.trainers.loop import run_task
+from proximo.trainers.memory import check_release
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reference_answers import answer_responses
 from proximo.trainers.rows import read_split, token_cache
-from proximo.trainers.sections import example_options
+from proximo.trainers.sections import check_optimizer, example_options
 from proximo.trainers.unchanged import inputs_fingerprint
 
 
@@ -50,6 +51,9 @@ def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
 def build_task(recipe: PPORecipe) -> PPOTask:
     """Data first, then rewards that need no model, then models: a mistake costs as little as it can."""
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
+    check_release(recipe.ppo.release_cache, place.device)
+    for optimizer in (recipe.ppo.policy_optimizer, recipe.ppo.value_optimizer if recipe.ppo.uses_critic else None):
+        check_optimizer(optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)

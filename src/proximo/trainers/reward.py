@@ -13,6 +13,7 @@ from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.reward_task import RewardTask, pair_sequences
 from proximo.trainers.rows import read_split, token_cache
+from proximo.trainers.sections import check_optimizer
 from proximo.trainers.unchanged import inputs_fingerprint
 
 
@@ -26,6 +27,7 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     if recipe.model.start != "path":
         raise ConfigError(f"model.start is {recipe.model.start}, but a reward model starts from a path or a config")
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
+    check_optimizer(recipe.reward.optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
     data = recipe.data

@@ -7,6 +7,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.checkpoint.tensors import read_optimizer, write_optimizer
+from proximo.learner.low_memory import page_state
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.saving import load_weights, save_pretrained
@@ -42,6 +43,7 @@ def restore_models(
         load_weights(model.model, checkpoint.path(role))
     for role, learner in learners.items():
         read_optimizer(checkpoint.path(f"optimizer/{role}.safetensors"), learner.optimizer, learner.parameters)
+        page_state(learner.optimizer)
         learner.updates_done = checkpoint.state["task"]["updates"][role]
 
 

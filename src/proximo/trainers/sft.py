@@ -11,7 +11,7 @@ from proximo.trainers.build import build_language_model, build_tokenizer, prepar
 from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.rows import read_split, token_cache
-from proximo.trainers.sections import example_options
+from proximo.trainers.sections import check_optimizer, example_options
 from proximo.trainers.sft_task import SFTTask
 from proximo.trainers.unchanged import inputs_fingerprint
 
@@ -24,6 +24,7 @@ def run_sft(recipe: SFTRecipe, options: RunOptions) -> int:
 def build_task(recipe: SFTRecipe) -> SFTTask:
     """Data first, then the model: a mistake in a file costs no loading."""
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
+    check_optimizer(recipe.sft.optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(
         recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision, texts=texts_of(rows.training)
