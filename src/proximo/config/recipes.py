@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
 from proximo.config.ppo import FunctionRewardConfig, PPOConfig, RewardSourceConfig
+from proximo.config.ppo_trunk import trunk_problem
 from proximo.config.run import (
     RANDOM_BASE,
     ModelConfig,
@@ -138,6 +139,8 @@ class PPORecipe(Section):
             raise ValueError(f"reward sources need different names, got {', '.join(names)}")
         if self.ppo.uses_critic and self.value.start == "reward" and all(s.kind != "model" for s in self.reward):
             raise ValueError("value.start is reward, but no reward source is of kind model")
+        if problem := trunk_problem(self.ppo, shares_trunk=self.value.start == "trunk"):
+            raise ValueError(problem)
         if self.policy.lora is not None and self.reference is not None:
             raise ValueError("with policy.lora the base is the reference: remove reference, or train without LoRA")
         if self.ppo.uses_critic and self.policy.config is not None and self.value.lora and self.value.start == "policy":

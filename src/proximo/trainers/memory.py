@@ -2,9 +2,11 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
+from proximo.dataflow.executor import Handler
 from proximo.errors import TrainingError
 from proximo.metrics.trainers import Trainer
 
@@ -29,6 +31,16 @@ def memory_advice(trainer: Trainer, phase: str, *, step: int) -> Generator[None]
         raise TrainingError(
             f"step {step}: memory ran out in {phase}; {SETTINGS[trainer]}; neither changes the result ({reason})"
         ) from error
+
+
+def with_memory_advice(handler: Handler, trainer: Trainer, phase: str, *, step: int) -> Handler:
+    """The handler of a call, with that advice."""
+
+    def run(*given: Any) -> tuple[Any, ...]:
+        with memory_advice(trainer, phase, step=step):
+            return handler(*given)
+
+    return run
 
 
 def _ran_out(error: Exception) -> bool:

@@ -6,7 +6,7 @@ stats = trainer.step(prompts, responses, scores)
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -42,7 +42,7 @@ from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.invariants import check_first_minibatch
 from proximo.trainers.learners import make_learners
-from proximo.trainers.memory import memory_advice
+from proximo.trainers.memory import with_memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.reference_answers import check_answers, with_answer_scores
 from proximo.trainers.roles import Followers, make_roles
@@ -67,7 +67,8 @@ class PPOTrainer:
         tokenizer: the policy's.
         reference: what the KL pulls towards; None takes a frozen copy of the policy, or its base under LoRA, beside
             which none may be given. Unused where the configuration gives the KL no place.
-        value: the critic; None starts one from the policy's backbone with a fresh head.
+        value: the critic; None starts one from a copy of the policy's backbone with a fresh head; "trunk" puts the head
+            on the policy's own (or a `scalar_on(policy)` of models/trunk.py).
         reward: scores responses in `train`; `step` is given scores instead.
         config: what is done.
         seed: of all sampling and shuffling.
@@ -83,7 +84,7 @@ class PPOTrainer:
         tokenizer: PreTrainedTokenizerBase,
         *,
         reference: LanguageModel | PreTrainedModel | None = None,
-        value: ScalarModel | PreTrainedModel | None = None,
+        value: ScalarModel | PreTrainedModel | Literal["trunk"] | None = None,
         reward: RewardSource | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
@@ -204,11 +205,13 @@ class PPOTrainer:
         given = "prompts" if scored is None else "scored"
         learns = self.steps_done >= self.config.critic_warmup_steps
         serve = self.sampled_logprobs_serve
-        graph = step_graph(self.config, sampled_serve=serve, given=given, policy_learns=learns)
+        shared = self.roles.shares_trunk
+        graph = step_graph(self.config, sampled_serve=serve, given=given, policy_learns=learns, shares_trunk=shared)
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
             inputs = {"responses": [s.response for s in scored], "scored": scored}
-        handlers = {name: self._with_memory_advice(name, handler) for name, handler in self._handlers().items()}
+        now, handlers = self.steps_done + 1, self._handlers()
+        handlers = {name: with_memory_advice(run, Trainer.PPO, name, step=now) for name, run in handlers.items()}
         outcome = LocalExecutor(graph, handlers).run(inputs | absent_inputs(graph))
         step = StepOutcome(
             experience=outcome.values["experience"],
@@ -252,19 +255,16 @@ class PPOTrainer:
             "policy_logprobs": calls.policy_logprobs,
             "reference_logprobs": calls.reference_logprobs,
             "values": calls.values,
+            "policy_logprobs_and_values": calls.policy_logprobs_and_values,
             "experience": self._experience,
             "train_value": lambda experience: (updates.train_value(experience, step=self.steps_done),),
             "train_policy": lambda experience: (
                 updates.train_policy(experience, kl_coefficient=self.kl_coefficient, step=self.steps_done),
             ),
+            "train_policy_and_value": lambda experience: updates.train_policy_and_value(
+                experience, kl_coefficient=self.kl_coefficient, step=self.steps_done
+            ),
         }
-
-    def _with_memory_advice(self, name: str, handler: Handler) -> Handler:
-        def run(*given: Any) -> tuple[Any, ...]:
-            with memory_advice(Trainer.PPO, name, step=self.steps_done + 1):
-                return handler(*given)
-
-        return run
 
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
         old, reference, full, values = passes

@@ -15,7 +15,7 @@ from proximo.records import Experience, Scored
 from proximo.trainers.experience import RawAdvantages, token_values
 from proximo.trainers.invariants import broken_limits
 from proximo.trainers.shaped_scores import ShapedScores
-from proximo.trainers.updates import Report, first_minibatch_metrics
+from proximo.trainers.update_reports import Report, first_minibatch_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +88,7 @@ def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "pp
 
 
 def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricValue]:
-    """Seconds by call, and tokens per second of sampling and of training (each token once per epoch and model)."""
+    """Seconds by call, and tokens per second of sampling and of training (each token once per epoch and backbone)."""
     names = {"reference_logprobs": "reference"}
     metrics: dict[str, MetricValue] = {
         f"time/{names.get(call, call)}_seconds": Sum(seconds)
@@ -102,9 +102,10 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
         metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
         del metrics["time/generate_seconds"]
         metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
-    training = outcome.seconds.get("train_policy", 0.0) + outcome.seconds.get("train_value", 0.0)
+    training = sum(seconds for call, seconds in outcome.seconds.items() if call.startswith("train_"))
     policy_passes = 0.0 if outcome.policy is None else outcome.policy.share_trained
-    passes = num_epochs * (policy_passes + (0 if outcome.value is None else 1))
+    own_passes = outcome.value is not None and "train_policy_and_value" not in outcome.seconds
+    passes = num_epochs * (policy_passes + own_passes)
     metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
     metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
     return metrics
