@@ -18,6 +18,7 @@ from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs
 AUTO = RunOptions(quiet=True, resume="auto")
 NO_CRITIC = {"ppo.advantage": "group_standardised", "ppo.responses_per_prompt": 2}
 NORMALISED = {"ppo.value_loss.normalise": "exponential", "ppo.critic_warmup_steps": 3}
+ONE_OPTIMIZER = {"ppo.value_optimizer": {"learning_rate": 1e-5}}
 
 VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "sft with dropout and tied embeddings": ("sft", {"model.config": GPT2_WITH_DROPOUT, "sft.dropout": True}),
@@ -34,6 +35,8 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     ),
     "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
     "ppo with normalised values of an adapter": ("ppo", {"value.lora": LORA, "ppo.value_loss.normalise": "cumulative"}),
+    "ppo on a shared trunk whose head warms up": ("ppo", {"value.start": "trunk", **NORMALISED}),
+    "ppo on a shared trunk with an adapter": ("ppo", {"value.start": "trunk", "policy.lora": LORA, **ONE_OPTIMIZER}),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 
