@@ -62,6 +62,7 @@ def learn(form: str, *, seed: int, num_steps: int = 30) -> list[float]:
     [
         ("gae", 0.966, 0.028),
         ("gae_kl_in_loss", 0.940, 0.088),
+        ("gae_on_a_trunk", 0.890, 0.099),
         ("group_centred", 0.958, 0.059),
         ("group_standardised", 0.965, 0.060),
         ("leave_one_out", 0.961, 0.047),
