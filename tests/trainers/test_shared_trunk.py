@@ -128,10 +128,14 @@ def test_before_anything_is_learned_of_a_step_the_ratio_is_one(precision: Precis
 
 def test_in_the_warmup_the_head_learns_at_its_own_rate_and_the_trunk_waits() -> None:
     made = trainer(critic_warmup_steps=2, num_steps=4, value_optimizer={"learning_rate": 3e-3, "schedule": "linear"})
-    seen = [(weights(made.policy.model), weights(head_of(made)))]
-    lines = made.train(
-        PROMPTS, reward=count_a, on_step=lambda *_: seen.append((weights(made.policy.model), weights(head_of(made))))
-    )
+    seen, gradients = [(weights(made.policy.model), weights(head_of(made)))], []
+
+    def look(*_: Any) -> None:
+        seen.append((weights(made.policy.model), weights(head_of(made))))
+        gradients.append([p.grad for p in made.policy.model.parameters() if p.grad is not None])
+
+    lines = made.train(PROMPTS, reward=count_a, on_step=look)
+    assert gradients == [[]] * 4
     for step, ((trunk, head), (trunk_after, head_after)) in enumerate(pairwise(seen)):
         assert any(not a.equal(b) for a, b in zip(trunk, trunk_after, strict=True)) == (step >= 2)
         assert not head[0].equal(head_after[0])
@@ -139,7 +143,6 @@ def test_in_the_warmup_the_head_learns_at_its_own_rate_and_the_trunk_waits() -> 
     # Eight updates of the head: the last of the first step is its fourth.
     assert [line.get("value/learning_rate") for line in lines[:3]] == pytest.approx([3e-3 * 5 / 8, 3e-3 / 8, None])
     assert "policy/loss" not in lines[0]
-    assert all(parameter.grad is None for parameter in made.policy.model.parameters())
 
 
 def test_rescaling_the_head_moves_no_value() -> None:
