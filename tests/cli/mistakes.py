@@ -200,6 +200,26 @@ RECIPES = (
         "remove lora",
     ),
     _override(
+        "value head's own adapter on the policy's trunk",
+        "value={start: trunk, lora: {rank: 2}}",
+        "on the policy's own layers",
+        "set policy.lora instead",
+    ),
+    _override("value head's own random start", "value={start: trunk, config: {model_type: llama}}", "policy.config"),
+    _override(
+        "optimizer of a value head on the policy's trunk",
+        "value.start=trunk",
+        "have one optimizer, ppo.policy_optimizer",
+        "ppo.critic_warmup_steps",
+        files={"r.yaml": PPO + "  value_optimizer: {learning_rate: 1.0e-4}\n"},
+    ),
+    _override(
+        "weight of the value loss of a model of its own",
+        "ppo.value_loss.coefficient=0.5",
+        "ppo.value_loss.coefficient weighs",
+        "set ppo.value_optimizer.learning_rate",
+    ),
+    _override(
         "critic's adapter on a policy's random start",
         "value.lora={rank: 2}",
         "value starts from the policy, which is a random start",

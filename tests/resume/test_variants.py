@@ -23,6 +23,7 @@ IN_BACKWARD = {
     **{f"ppo.{role}_optimizer.{key}": value for role in ("policy", "value") for key, value in EARLY.items()},
 }
 NORMALISED = {"ppo.value_loss.normalise": "exponential", "ppo.critic_warmup_steps": 3}
+ONE_OPTIMIZER = {"ppo.value_optimizer": {"learning_rate": 1e-5}}
 
 VOWELS = {"reward": [{"kind": "function", "function": "tiny_runs:share_of_vowels"}], "value.start": "policy"}
 
@@ -68,6 +69,8 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
         },
     ),
     "ppo whose weights step in the backward": ("ppo", IN_BACKWARD),
+    "ppo on a shared trunk whose head warms up": ("ppo", {"value.start": "trunk", **NORMALISED}),
+    "ppo on a shared trunk with an adapter": ("ppo", {"value.start": "trunk", "policy.lora": LORA, **ONE_OPTIMIZER}),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 

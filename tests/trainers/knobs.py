@@ -99,6 +99,8 @@ FILTERED = {
     "reward": [{"kind": "function", "function": "knobs:grade"}],
     "value.start": "policy",
 }
+SLOW = {"learning_rate": 1e-5}
+TRUNK = {"value.start": "trunk", "ppo.value_optimizer": SLOW}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
 POLICY_LORA = {"policy.lora": LORA}
 FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
@@ -292,9 +294,13 @@ KNOBS = [
     Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
     Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
     Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
+    Knob(ppo.ValueLossConfig, "coefficient", "ppo", {"ppo.value_loss.coefficient": 1.0}, TRUNK),
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
     Knob(ppo.ValueLossConfig, "normalise", "ppo", {"ppo.value_loss.normalise": "cumulative"}, NORMALISED),
     Knob(ppo.ValueLossConfig, "normalise_decay", "ppo", {"ppo.value_loss.normalise_decay": 0.5}, NORMALISED),
+    Knob(run.ScalarModelConfig, "start", "ppo", TRUNK, {"value.start": "policy", "ppo.value_optimizer": SLOW}),
+    Knob(run.ScalarModelConfig, "path", "ppo", {"value.path": "$/reward_model"}, TRUNK),
+    Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}, TRUNK),
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}),
     Knob(
         ppo.PPOConfig, "truncated", "ppo", {"ppo.truncated": "mask"}, {"ppo.rollout.stop_token_ids": list(range(6, 16))}

@@ -116,7 +116,8 @@ class PPOConfig(Section):
     release_cache: bool = False
     """Give cached memory of the accelerator back between the rollout and the updates; costs some time in each."""
     critic_warmup_steps: int = Field(0, ge=0)
-    """First steps, in which the value model learns alone; the policy's schedule counts its own updates only."""
+    """First steps, in which the value model learns alone; the policy's schedule counts its own updates only. On a
+    shared trunk the value head learns and the trunk waits."""
     truncated: Literal["zero", "bootstrap", "mask"] = "zero"
     """A response cut at the limit: worth 0 after its end, the value model's guess, or left out altogether."""
     evaluate_greedy: bool = False
@@ -150,7 +151,8 @@ class PPOConfig(Section):
     policy_optimizer: OptimizerConfig | None = None
     """Optimizer of the policy; null means learning rate 1e-6, or 1e-5 with LoRA."""
     value_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
-    """Optimizer of the value model."""
+    """Optimizer of the value model. On a shared trunk that is `policy_optimizer`, and this one is for the head alone in
+    the critic's warm-up."""
 
     @property
     def responses_per_step(self) -> int:

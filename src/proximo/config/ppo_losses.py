@@ -69,6 +69,9 @@ class ValueLossConfig(Section):
     which is `huber` with a delta of 1."""
     huber_delta: float = Field(10.0, gt=0)
     """The error from which `huber` is linear, in units of the score."""
+    coefficient: float | None = Field(None, gt=0)
+    """Weight of the value loss beside the policy loss where both train one trunk (`value.start: trunk`); null means
+    0.1. A value model of its own has its own optimizer instead."""
     clip: float | None = Field(0.2, gt=0)
     """New values may move this far from the old ones before their loss is clipped; null does not clip. Where values are
     normalised it counts in standard deviations of the returns."""
@@ -78,6 +81,11 @@ class ValueLossConfig(Section):
     normalise_decay: float = Field(0.99, ge=0, lt=1)
     """What the returns of earlier steps weigh after each further step, where `normalise` is `exponential`; AReaL has
     0.99995."""
+
+    @property
+    def weight(self) -> float:
+        """`coefficient` with its default resolved."""
+        return 0.1 if self.coefficient is None else self.coefficient
 
     @property
     def delta(self) -> float | None:
@@ -94,7 +102,7 @@ class GuardConfig(Section):
     """A minibatch whose KL from the step's start (k3 per token) exceeds this is skipped likewise."""
     target_kl: float | None = Field(None, gt=0)
     """The first minibatch whose KL from the step's start (k3 per token) exceeds this ends the policy's updates of the
-    step, itself included; the value model's go on."""
+    step, itself included; those of a value model of its own go on."""
     max_skipped_fraction: float = Field(0.5, gt=0, le=1)
     """The run stops when more than this fraction of the updates of a step is skipped."""
     max_faulty_fraction: float = Field(0.2, ge=0, le=1)

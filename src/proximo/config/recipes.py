@@ -8,6 +8,7 @@ from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
 from proximo.config.one_pass import check_one_pass
 from proximo.config.ppo import FunctionRewardConfig, PPOConfig, RewardSourceConfig
+from proximo.config.ppo_trunk import trunk_problem
 from proximo.config.run import (
     RANDOM_BASE,
     ModelConfig,
@@ -172,13 +173,19 @@ class PPORecipe(Section):
             )
         if self.policy.lora is not None and self.ppo.average_decay is not None:
             raise ValueError("ppo.average_decay averages whole models: remove it, or train without LoRA")
+        if self.reference is not None and self.reference.lora is not None:
+            raise ValueError("a reference is not trained: remove reference.lora")
+        return self
+
+    @model_validator(mode="after")
+    def _loss_fits_the_run(self) -> Self:
+        if problem := trunk_problem(self.ppo, shares_trunk=self.value.start == "trunk"):
+            raise ValueError(problem)
         if self.ppo.policy_loss.behaviour_weight != "none" and self.run.precision == "float32":
             raise ValueError(
                 "ppo.policy_loss.behaviour_weight weighs the policy against its sampler, but with run.precision "
                 "float32 their log-probs are the same, and every weight 1: set run.precision to bf16, or leave it out"
             )
-        if self.reference is not None and self.reference.lora is not None:
-            raise ValueError("a reference is not trained: remove reference.lora")
         return self
 
     @model_validator(mode="after")

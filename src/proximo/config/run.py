@@ -132,11 +132,13 @@ class ModelConfig(Section):
 class ScalarModelConfig(Section):
     """A model with one score per token: the value model, or a reward model in training."""
 
-    start: Literal["policy", "reward", "path"] = "policy"
-    """Backbone and head from: the policy (fresh head), the reward model (its head too), or `path` or `config`,
-    which is what holds where one of these is given."""
+    start: Literal["policy", "trunk", "reward", "path"] = "policy"
+    """Backbone and head from: a copy of the policy (fresh head), the reward model (its head too), or `path` or
+    `config`, which is what holds where one of these is given. `trunk`: no backbone of its own, but a head on the
+    policy's (fresh, or that of the model at `path`), so that one pass and one update serve both."""
     path: str | None = None
-    """A folder or Hub name with a causal LM (fresh head) or a one-label sequence classifier."""
+    """A folder or Hub name with a causal LM (fresh head) or a one-label sequence classifier; or the folder `value` of a
+    checkpoint."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     config: dict[str, Any] | None = None
@@ -160,13 +162,24 @@ class ScalarModelConfig(Section):
         given = (self.path is not None) + (self.config is not None)
         if self.start == "path" and given != 1:
             raise ValueError("exactly one of path and config is needed where start is path")
-        if self.start != "path" and given:
+        if self.start == "trunk":
+            self._refuse_own_trunk()
+        elif self.start != "path" and given:
             raise ValueError(f"path and config are for start: path; start is {self.start}")
         if self.config is not None and self.lora is not None:
             raise ValueError(RANDOM_BASE)
         if self.frozen_layers and self.lora is not None:
             raise ValueError("frozen_layers and lora exclude each other: under an adapter no layer is trained")
         return self
+
+    def _refuse_own_trunk(self) -> None:
+        own = ("config", "lora", "frozen_layers", "activation_checkpointing")
+        given = [name for name in own if getattr(self, name)]
+        if given:
+            raise ValueError(
+                f"start: trunk puts a head on the policy's own layers, so {given[0]} is for the policy to say: set "
+                f"policy.{given[0]} instead"
+            )
 
 
 class OptimizerConfig(Section):

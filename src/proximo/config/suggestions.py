@@ -39,7 +39,7 @@ ELSEWHERE = {
     "r": "lora.rank",
     "save_steps": "save_every_steps",
     "total_steps": "num_steps",
-    "vf_coef": "value_optimizer.learning_rate",
+    "vf_coef": "value_loss.coefficient",
 }
 """Names that other tools use, and the end of the key's path that holds the same thing here."""
 

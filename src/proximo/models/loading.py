@@ -27,6 +27,7 @@ from proximo.models.quiet import quiet_transformers
 from proximo.models.randomness import own_randomness
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sources import ModelSource, adapter_base, first_part, read_config
+from proximo.models.trunk import HEAD_FILE, load_head
 from proximo.models.vocabulary import vocabulary_size
 
 
@@ -63,9 +64,12 @@ def load_scalar_model(
 ) -> ScalarModel:
     """A value or reward model in eval mode, probed.
 
-    A sequence-classification checkpoint keeps its head. A language model, or a random start, gets `fresh_head`, drawn
-    from `seed`; None refuses those.
+    A sequence-classification checkpoint keeps its head, and so does the folder `value` of a run whose value head sits
+    on the policy's trunk: the layers are those of the policy beside it, adapters merged in. A language model, or a
+    random start, gets `fresh_head`, drawn from `seed`; None refuses those.
     """
+    if source.path is not None and (Path(source.path) / HEAD_FILE).is_file():
+        return _from_trunk(Path(source.path), device=device, precision=precision)
     if adapter_base(source) is not None:
         raise ModelError(f"{source.name} holds an adapter only; export the merged scalar model and start from that")
     config = read_config(source)
@@ -81,6 +85,18 @@ def load_scalar_model(
         model = scalar_from_language_model(plain, fresh_head, seed=seed)
     model.model.to(device)
     probe_scalar_model(model)
+    return model
+
+
+def _from_trunk(folder: Path, *, device: torch.device, precision: Precision) -> ScalarModel:
+    policy = folder.absolute().with_name("policy")
+    if not policy.is_dir():
+        raise ModelError(
+            f"{folder} holds a value head alone; its layers are those of the policy beside it, and there is no {policy}"
+        )
+    layers = load_language_model(ModelSource(path=str(policy)), device=device, precision=precision)
+    model = scalar_from_language_model(layers, HeadStart.ZERO)
+    load_head(model, folder)
     return model
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from peft import PeftModel
@@ -16,6 +17,7 @@ from proximo.errors import ConfigError, DataError, ModelError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.probe import probe_language_model
 from proximo.models.scalar import ScalarModel
+from proximo.models.trunk import refuse_half_shared
 from proximo.models.vocabulary import check_vocabulary, decode_text, embedding_rows
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.dense import scored_by_token
@@ -37,13 +39,14 @@ def check_models(
     tokenizer: PreTrainedTokenizerBase,
     *,
     reference: LanguageModel | None = None,
-    value: ScalarModel | None = None,
+    value: ScalarModel | Literal["trunk"] | None = None,
     moves: bool = False,
 ) -> None:
     """Raises ModelError where the models of the roles do not fit together, or hold weights that cannot be trained.
 
     `moves` says that the reference or an average follows the policy.
     """
+    value = None if isinstance(value, str) else value
     for role, model in (("policy", policy), ("reference", reference), ("value", value)):
         if model is not None:
             _refuse_half_precision(model, role=role)
@@ -63,6 +66,8 @@ def check_models(
             f"the reference gives logits for {reference.vocab_size} tokens, the policy for {policy.vocab_size}: the KL "
             "compares the same tokens; bring a reference with the policy's vocabulary"
         )
+    if value is not None:
+        refuse_half_shared(value, policy)
     if value is not None and embedding_rows(value.base) < policy.vocab_size:
         raise ModelError(
             f"the value model embeds {embedding_rows(value.base)} tokens, but the policy may write any of "
@@ -99,12 +104,20 @@ def as_reference(model: LanguageModel | PreTrainedModel | None) -> LanguageModel
     return reference
 
 
-def as_value(model: ScalarModel | PreTrainedModel | None) -> ScalarModel | None:
-    """A scalar model as it is; a sequence classifier with one label as one. Raises ModelError for anything else."""
-    if model is None or isinstance(model, ScalarModel):
+def as_value(
+    model: ScalarModel | PreTrainedModel | Literal["trunk"] | None,
+) -> ScalarModel | Literal["trunk"] | None:
+    """A scalar model or "trunk" as it is; a sequence classifier with one label as a scalar model.
+
+    Raises ModelError for anything else.
+    """
+    if model is None or model == "trunk" or isinstance(model, ScalarModel):
         return model
     if not isinstance(model, PreTrainedModel):
-        raise ModelError(f"value must be a ScalarModel or a sequence classifier, got {type(model).__name__}")
+        got = repr(model) if isinstance(model, str) else type(model).__name__
+        raise ModelError(
+            f'value must be a ScalarModel or a sequence classifier, got {got}; "trunk" puts a head on the policy'
+        )
     return ScalarModel(model)
 
 

@@ -19,6 +19,7 @@ from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.placement import Precision, resolve_device, resolve_precision
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sources import ModelSource, adapter_base
+from proximo.models.trunk import copy_head, scalar_on
 from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.model import ModelReward
@@ -121,6 +122,15 @@ def build_scalar_model(
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
     check_vocabulary(model.base, tokenizer, role=role)
     return finish_scalar_model(model, config, place=place)
+
+
+def build_value_on_trunk(config: ScalarModelConfig, policy: LanguageModel, *, place: Place) -> ScalarModel:
+    """A head on the policy's own layers: a fresh one that claims nothing, or that of the model at the path."""
+    model = scalar_on(policy, HeadStart.ZERO, seed=place.seed)
+    if config.path is not None:
+        source = ModelSource(path=config.path, revision=config.revision)
+        copy_head(model, load_scalar_model(source, fresh_head=None, device=torch.device("cpu")))
+    return model
 
 
 def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place: Place) -> ScalarModel:

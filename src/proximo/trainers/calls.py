@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from proximo.algorithms.segments import value_positions
 from proximo.config.ppo import PPOConfig
 from proximo.dataflow.graph import Call, Graph, build_graph
 from proximo.models.batching import plan_batches
@@ -14,6 +15,7 @@ from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.scalar import ScalarModel
+from proximo.models.trunk import is_on_trunk
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.source import RewardSource
 from proximo.rollout.engine import Engine
@@ -33,10 +35,16 @@ class Roles:
     reference_engine: Engine | None = None
     """Samples from the reference, inside its view; None where nobody asks it."""
 
+    @property
+    def shares_trunk(self) -> bool:
+        """True where the value model is a head on the policy's own layers."""
+        return self.value is not None and is_on_trunk(self.value, self.policy)
+
 
 OWN_CALLS = (
-    *("generate", "score", "sampled_logprobs", "policy_logprobs", "reference_logprobs", "values"),
-    *("select", "experience", "train_value", "train_policy"),
+    *("generate", "score", "select", "reference_logprobs", "values", "experience"),
+    *("sampled_logprobs", "policy_logprobs", "policy_logprobs_and_values"),
+    *("train_value", "train_policy", "train_policy_and_value"),
 )
 """The names of a step's own calls."""
 
@@ -47,18 +55,20 @@ def step_graph(
     sampled_serve: bool,
     given: str = "prompts",
     policy_learns: bool = True,
+    shares_trunk: bool = False,
     extra: Sequence[Call] = (),
 ) -> Graph:
     """The calls of one step. With `given="scored"` the caller brings responses with their scores.
 
     `sampled_serve`: the sampler's log-probs are the old ones (design: float32, nothing but temperature); else the
-    policy computes them again. `policy_learns`: False in the warm-up of the critic. `extra`: calls of the caller's;
-    one that has no place in this step, since it reads or replaces what is not in it, is left out of it.
+    policy computes them again. `policy_learns`: False in the warm-up of the critic. `shares_trunk`: the value model is
+    a head on the policy's trunk, so that what needs both takes one pass of it. `extra`: calls of the caller's; one that
+    has no place in this step, since it reads or replaces what is not in it, is left out of it.
     """
+    shares_trunk = shares_trunk and config.uses_critic
     old = "sampled_logprobs" if sampled_serve else "policy_logprobs"
     drawn, judged = ("responses", "scored") if config.samples_per_prompt is None else ("samples", "candidates")
     calls = [
-        Call(name=old, role=None if sampled_serve else "policy", reads=("responses",), writes=("old_logprobs",)),
         Call(
             name="experience",
             role=None,
@@ -66,7 +76,16 @@ def step_graph(
             writes=("experience", "raw_advantages", "shaped_scores"),
         ),
     ]
-    if policy_learns:
+    if shares_trunk and not sampled_serve:
+        writes = ("old_logprobs", "values")
+        calls.append(Call(name="policy_logprobs_and_values", role="policy", reads=("responses",), writes=writes))
+    else:
+        role = None if sampled_serve else "policy"
+        calls.append(Call(name=old, role=role, reads=("responses",), writes=("old_logprobs",)))
+    if shares_trunk and policy_learns:
+        writes = ("policy_report", "value_report")
+        calls.append(Call(name="train_policy_and_value", role="policy", reads=("experience",), writes=writes))
+    elif policy_learns:
         calls.append(Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)))
     if given == "prompts":
         calls.append(Call(name="generate", role="policy", reads=("prompts",), writes=(drawn,)))
@@ -79,11 +98,12 @@ def step_graph(
     else:
         writes = ("reference_logprobs", "full_kl")
         calls.append(Call(name="reference_logprobs", role="reference", reads=("responses",), writes=writes))
-    if config.uses_critic:
-        calls.append(Call(name="values", role="value", reads=("responses",), writes=("values",)))
-        calls.append(Call(name="train_value", role="value", reads=("experience",), writes=("value_report",)))
-    else:
+    if not config.uses_critic:
         absent.append("values")
+    elif sampled_serve or not shares_trunk:
+        calls.append(Call(name="values", role="value", reads=("responses",), writes=("values",)))
+    if config.uses_critic and not (shares_trunk and policy_learns):
+        calls.append(Call(name="train_value", role="value", reads=("experience",), writes=("value_report",)))
     brought = ["responses", "scored"] if config.samples_per_prompt is None else ["candidates"]
     inputs = ["prompts"] if given == "prompts" else brought
     missing = ({"prompts"} - set(inputs)) | (set() if policy_learns else {"policy_report"})
@@ -167,6 +187,25 @@ class InferenceCalls:
         if model is None:
             raise ValueError("there is no value model in this run")
         return (self.value_scale.values(self._over_batches(responses, model.response_values, extra=1)),)
+
+    @torch.no_grad()
+    def policy_logprobs_and_values(self, responses: Sequence[Response]) -> tuple[Tensor, Tensor]:
+        """[T] and [T + R] as from the two calls, by one pass through the trunk that policy and value share."""
+        policy, value, temperature = self.roles.policy, self.roles.value, self.config.rollout.temperature
+        if value is None or not self.roles.shares_trunk:
+            raise ValueError("the value model of this run is not on the policy's trunk")
+
+        def run(batch: PackedResponses) -> Tensor:
+            """[N + S, 2]: the log-prob of the token that follows, 0 after the last one; and the value."""
+            hidden = policy.hidden_states(batch.packed)
+            found = token_logprobs(hidden[batch.predictors], policy.head, batch.targets, temperature=temperature)
+            logprobs = found.logprobs.new_zeros(len(batch.value_positions))
+            logprobs[value_positions(batch.response_lengths, device=logprobs.device)] = found.logprobs
+            return torch.stack([logprobs, value.scores(hidden[batch.value_positions])], dim=-1)
+
+        both = self._over_batches(responses, run, extra=1)
+        before_tokens = value_positions([len(response.token_ids) for response in responses])
+        return both[before_tokens, 0], self.value_scale.values(both[:, 1])
 
     def full_kl(self, hidden: Tensor, batch: PackedResponses) -> Tensor:
         """[N] KL of the policy, whose hidden states [N, D] are given, from the reference at each state, in chunks."""

@@ -104,6 +104,9 @@ def _value(recipe: PPORecipe) -> str:
         return f"none: advantage {advantage.estimator} " + (
             "compares responses instead" if advantage.compares_groups else "needs none"
         )
+    if recipe.value.start == "trunk":
+        head = "a fresh head" if recipe.value.path is None else f"the head of {_model(recipe.value)}"
+        return f"{head} on the policy's own backbone, trained with it: value loss x {recipe.ppo.value_loss.weight:g}"
     origins = {
         "policy": "backbone of the policy, fresh head",
         "reward": "backbone and head of the reward model",

@@ -19,6 +19,7 @@ from proximo.models.lora import load_adapter, merged_copy
 from proximo.models.quiet import quiet_transformers
 from proximo.models.scalar import HeadStart
 from proximo.models.sources import ModelSource, adapter_base
+from proximo.models.trunk import HEAD_FILE
 from proximo.models.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.trainers.saved import find_checkpoint, model_of
 
@@ -77,6 +78,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def _writer(source: Path, *, merge: bool) -> Callable[[Path, Path, torch.dtype | None], None]:
+    if (source / HEAD_FILE).is_file():
+        return _write_from_trunk
     if not is_adapter(source):
         return _write_whole
     return _write_merged if merge else _write_adapter
@@ -86,6 +89,14 @@ def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     loader: Any = AutoModelForSequenceClassification if source.name in SCALAR_ROLES else AutoModelForCausalLM
     with quiet_transformers():
         loader.from_pretrained(source, dtype=dtype or "auto").save_pretrained(target)
+
+
+def _write_from_trunk(source: Path, target: Path, dtype: torch.dtype | None) -> None:
+    """A classifier on a copy of the policy's trunk, whole also where the policy is an adapter."""
+    model = load_scalar_model(ModelSource(path=str(source)), fresh_head=None, device=torch.device("cpu"))
+    resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
+    with quiet_transformers():
+        (model.base if dtype is None else model.base.to(dtype)).save_pretrained(target)
 
 
 def _write_adapter(source: Path, target: Path, dtype: torch.dtype | None) -> None:

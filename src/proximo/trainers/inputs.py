@@ -22,6 +22,8 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
 FILE_FORMATS = ("json", "jsonl", "csv", "parquet", "text")
 MODEL_FILES = ("config.json", "adapter_config.json")
+VALUE_FILES = (*MODEL_FILES, "value_head.safetensors")
+"""A checkpoint's value model may be a head alone, on the trunk of the policy beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,7 @@ def _ppo_inputs(recipe: PPORecipe, prefix: str) -> Iterator[Input]:
     yield model_input(recipe.policy, f"{prefix}policy")
     if recipe.reference is not None:
         yield model_input(recipe.reference, f"{prefix}reference")
-    if recipe.ppo.uses_critic and recipe.value.start == "path":
+    if recipe.ppo.uses_critic and (recipe.value.start == "path" or recipe.value.path is not None):
         yield model_input(recipe.value, f"{prefix}value")
     if recipe.ptx_data is not None:
         yield from data_inputs(recipe.ptx_data, f"{prefix}ptx_data")
@@ -106,7 +108,8 @@ def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:
     if model.path is None:
         name = str((model.config or {}).get("model_type", "a model without model_type"))
         return Input(key=f"{key}.config", name=name, kind="random start")
-    return _folder_or_hub(model.path, f"{key}.path", MODEL_FILES)
+    files = VALUE_FILES if isinstance(model, ScalarModelConfig) else MODEL_FILES
+    return _folder_or_hub(model.path, f"{key}.path", files)
 
 
 def data_inputs(data: DataConfig, key: str) -> Iterator[Input]:

@@ -6,7 +6,7 @@ stats = trainer.step(prompts, responses, scores)
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,7 +68,8 @@ class PPOTrainer:
         tokenizer: the policy's.
         reference: what the KL pulls towards; None takes a frozen copy of the policy, or its base under LoRA, beside
             which none may be given. Unused where the configuration gives the KL no place.
-        value: the critic; None starts one from the policy's backbone with a fresh head.
+        value: the critic; None starts one from a copy of the policy's backbone with a fresh head; "trunk" puts the head
+            on the policy's own (or a `scalar_on(policy)` of models/trunk.py).
         reward: scores responses in `train`; `step` is given scores instead.
         ptx: texts that it goes on learning, as `config.ptx` says.
         config: what is done.
@@ -88,7 +89,7 @@ class PPOTrainer:
         tokenizer: PreTrainedTokenizerBase,
         *,
         reference: LanguageModel | PreTrainedModel | None = None,
-        value: ScalarModel | PreTrainedModel | None = None,
+        value: ScalarModel | PreTrainedModel | Literal["trunk"] | None = None,
         reward: RewardSource | None = None,
         ptx: Sequence[TextExample | str] | None = None,
         config: PPOConfig | None = None,
@@ -219,7 +220,8 @@ class PPOTrainer:
         given = "prompts" if scored is None else "scored"
         learns = self.steps_done >= self.config.critic_warmup_steps
         serve, extra = self.sampled_logprobs_serve, calls_of(self.extra_calls)
-        graph = step_graph(self.config, sampled_serve=serve, given=given, policy_learns=learns, extra=extra)
+        modes = {"sampled_serve": serve, "policy_learns": learns, "shares_trunk": self.roles.shares_trunk}
+        graph = step_graph(self.config, given=given, **modes, extra=extra)
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
             taken = {"responses": [s.response for s in scored], "scored": scored}
@@ -264,10 +266,14 @@ class PPOTrainer:
             "policy_logprobs": calls.policy_logprobs,
             "reference_logprobs": calls.reference_logprobs,
             "values": calls.values,
+            "policy_logprobs_and_values": calls.policy_logprobs_and_values,
             "experience": self._experience,
             "train_value": lambda experience: (updates.train_value(experience, step=self.steps_done),),
             "train_policy": lambda experience: (
                 updates.train_policy(experience, kl_coefficient=self.kl_coefficient, step=self.steps_done),
+            ),
+            "train_policy_and_value": lambda experience: updates.train_policy_and_value(
+                experience, kl_coefficient=self.kl_coefficient, step=self.steps_done
             ),
         }
 

@@ -27,6 +27,7 @@ from proximo.trainers.build import (
     build_reward_source,
     build_scalar_model,
     build_tokenizer,
+    build_value_on_trunk,
     finish_scalar_model,
     prepare_place,
     refuse_second_adapter,
@@ -184,10 +185,12 @@ def _build_reference(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, *, p
 def _build_value(
     recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, place: Place
 ) -> ScalarModel | None:
-    """The critic: from the policy's backbone, the reward model with its head, or a checkpoint of its own."""
+    """The critic: on the policy's backbone or a copy, from the reward model with its head, or a checkpoint."""
     if not recipe.ppo.uses_critic:
         return None
     config = recipe.value
+    if config.start == "trunk":
+        return build_value_on_trunk(config, policy, place=place)
     if config.start == "policy":
         if config.lora is not None:
             refuse_second_adapter(ModelSource(path=recipe.policy.path, config=recipe.policy.config), role="value")

@@ -95,7 +95,7 @@ class PPOTask:
 
     def writers(self) -> Mapping[str, Writer]:
         """Policy and value model with their optimizers; the average and a reference that moves."""
-        return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer)
+        return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer, head=self._trunk_head())
 
     def state(self) -> Mapping[str, Any]:
         """The KL coefficient, what is known of scores and returns, positions in schedules, who is left out."""
@@ -111,7 +111,7 @@ class PPOTask:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Weights, optimizers, coefficient, units and counters."""
-        restore_models(checkpoint, self._models(), self.ppo.learners)
+        restore_models(checkpoint, self._models(), self.ppo.learners, head=self._trunk_head())
         state = checkpoint.state["task"]
         self.ppo.steps_done = state["steps_done"]
         self.ppo.kl_coefficient = state["kl_coefficient"]
@@ -125,11 +125,14 @@ class PPOTask:
         moving = self.ppo.config.kl.reference_every_steps is not None
         held = {
             "policy": self.ppo.policy,
-            "value": self.ppo.roles.value,
+            "value": None if self.ppo.roles.shares_trunk else self.ppo.roles.value,
             "average": self.ppo.followers.average,
             "reference": self.ppo.roles.reference if moving else None,
         }
         return {role: model for role, model in held.items() if model is not None}
+
+    def _trunk_head(self) -> ScalarModel | None:
+        return self.ppo.roles.value if self.ppo.roles.shares_trunk else None
 
     def _gold(self, scored: Sequence[Scored]) -> Gold:
         if self.gold is None:

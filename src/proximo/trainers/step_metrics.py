@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.kl import k1, k3
-from proximo.algorithms.losses import PolicyStatistics, explained_variance
+from proximo.algorithms.losses import explained_variance
 from proximo.algorithms.segments import segment_sum
 from proximo.config.ppo import PPOConfig
 from proximo.metrics.diversity import distinct_fraction
@@ -19,7 +19,7 @@ from proximo.trainers.experience import RawAdvantages, token_values
 from proximo.trainers.extra_calls import numbers_of
 from proximo.trainers.invariants import broken_limits
 from proximo.trainers.shaped_scores import ShapedScores
-from proximo.trainers.updates import Report
+from proximo.trainers.update_reports import Report, first_minibatch_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,12 +110,12 @@ def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "pp
     first = None if outcome.policy is None else outcome.policy.first_minibatch
     if first is not None:
         refused = bool(broken_limits(first, precision=precision, objective=objective))
-        metrics |= _first_minibatch_metrics(first) | {"first_minibatch/refused": Sum(int(refused))}
+        metrics |= first_minibatch_metrics(first) | {"first_minibatch/refused": Sum(int(refused))}
     return metrics
 
 
 def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricValue]:
-    """Seconds by call, and tokens per second of sampling and of training (each token once per epoch and model)."""
+    """Seconds by call, and tokens per second of sampling and of training (each token once per epoch and backbone)."""
     names = {"reference_logprobs": "reference"}
     metrics: dict[str, MetricValue] = {
         f"time/{names.get(call, call)}_seconds": Sum(seconds)
@@ -132,9 +132,10 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
         metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
         del metrics["time/generate_seconds"]
         metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
-    training = outcome.seconds.get("train_policy", 0.0) + outcome.seconds.get("train_value", 0.0)
+    training = sum(seconds for call, seconds in outcome.seconds.items() if call.startswith("train_"))
     policy_passes = 0.0 if outcome.policy is None else outcome.policy.share_trained
-    passes = num_epochs * (policy_passes + (0 if outcome.value is None else 1))
+    own_passes = outcome.value is not None and "train_policy_and_value" not in outcome.seconds
+    passes = num_epochs * (policy_passes + own_passes)
     metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
     metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
     return metrics
@@ -216,13 +217,3 @@ def _kl_metrics(experience: Experience, counted: Sequence[int]) -> dict[str, Met
 
 def _sum(x: Tensor, mask: Tensor) -> float:
     return float(torch.where(mask, x, 0.0).double().sum())
-
-
-def _first_minibatch_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
-    """How far the learner is from the sampler before anything was learned: numbers that should be 0."""
-    count = total.num_tokens.item()
-    return {
-        "first_minibatch/max_abs_log_ratio": Max(total.max_abs_log_ratio.item()),
-        "first_minibatch/mean_abs_log_ratio": Mean(total.abs_log_ratio.item(), count),
-        "first_minibatch/clip_fraction": Mean(total.clipped.item(), count),
-    }

@@ -15,7 +15,6 @@ from proximo.algorithms.value_units import (
     followed_units,
 )
 from proximo.config.ppo import ValueLossConfig
-from proximo.metrics.values import Last, MetricValue
 from proximo.models.scalar import ScalarModel
 
 
@@ -70,8 +69,3 @@ class ValueScale:
         if self._config.normalise == "cumulative":
             return cumulative_moments(self.moments, **batch, count=int(mask.sum()))
         return exponential_moments(self.moments, **batch, decay=self._config.normalise_decay)
-
-
-def scale_metrics(scale: ValueScale) -> dict[str, MetricValue]:
-    """The units of this step; nothing where values are not normalised."""
-    return {"value/scale": Last(scale.units.scale), "value/offset": Last(scale.units.offset)} if scale.is_on else {}

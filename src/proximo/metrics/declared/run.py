@@ -92,10 +92,12 @@ TIMED = {
     "reference": "the reference model's log-probs",
     "values": "the value model's forward pass",
     "policy_logprobs": "recomputing the policy's log-probs, in runs where the sampler's cannot serve",
+    "policy_logprobs_and_values": "the one pass for both, in such runs where policy and value share a trunk",
     "experience": "rewards, advantages and returns",
     "train_value": "the updates of the value model",
     "train_policy": "the updates of the policy",
     "extra": "the calls that the caller added to the step",
+    "train_policy_and_value": "the updates of both on a shared trunk",
     "evaluate": "evaluation on held-out data",
     "step": "the whole step, without evaluation and saving",
 }

@@ -90,7 +90,8 @@ POLICY = (
         name="policy/gradient_norm",
         reduction=Mean,
         unit="norm",
-        definition="L2 norm of the policy's gradient before clipping, mean over updates.",
+        definition="L2 norm of the policy's gradient before clipping, mean over updates; on a shared trunk that "
+        "of the gradient of both losses.",
         phase=Phase.POLICY,
     ),
     Metric(
