@@ -71,6 +71,7 @@ FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise": "exponential"}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
 POLICY_LORA = {"policy.lora": LORA}
+ONE_BASE = POLICY_LORA | {"value.start": "policy"} | scorer(path="$/reward_adapter", share_base=True)
 FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
 ENDED_SOON = {"ppo.rollout.stop_token_ids": list(range(6, 24))}
 TOO_SHORT = ENDED_SOON | {"ppo.score.min_tokens": 2, "ppo.score.min_tokens_penalty": 1.0}
@@ -306,6 +307,7 @@ KNOBS = [
         scorer(path="owner/scorer"),
     ),
     Knob(ppo.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_tokenizer"), scorer()),
+    Knob(ppo.ModelRewardConfig, "share_base", "ppo", scorer(path="$/reward_adapter"), ONE_BASE, "an adapter only"),
     Knob(ppo.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
     Knob(ppo.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
     Knob(ppo.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),

@@ -208,8 +208,17 @@ class ModelRewardConfig(Section):
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
     """Its own tokenizer, if not the one beside it: prompts and responses are rendered again for it."""
+    share_base: bool = False
+    """`path` is a folder with an adapter that was trained on the policy's base: it runs on the policy's own copy of
+    those weights. Without it a reward model has weights of its own."""
     weight: float = 1.0
     """Factor of this source in the sum."""
+
+    @model_validator(mode="after")
+    def _adapter_in_a_folder(self) -> Self:
+        if self.share_base and self.revision is not None:
+            raise ValueError("share_base reads an adapter from a folder, which has no revision: remove revision")
+        return self
 
 
 class FunctionRewardConfig(Section):

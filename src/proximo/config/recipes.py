@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
-from proximo.config.ppo import FunctionRewardConfig, PPOConfig, RewardSourceConfig
+from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, PPOConfig, RewardSourceConfig
 from proximo.config.run import (
     RANDOM_BASE,
     ModelConfig,
@@ -158,6 +158,22 @@ class PPORecipe(Section):
             raise ValueError("a reference is not trained: remove reference.lora")
         return self
 
+    @model_validator(mode="after")
+    def _base_can_be_shared(self) -> Self:
+        scorers = [source for source in self.reward if isinstance(source, ModelRewardConfig)]
+        if any(scorer.share_base for scorer in scorers) and self.policy.lora is None:
+            raise ValueError(
+                "share_base of a reward model needs policy.lora: a policy that trains in full changes the weights that "
+                "the reward model reads"
+            )
+        adapted = self.ppo.uses_critic and self.value.start == "reward" and scorers and scorers[0].share_base
+        if adapted and (self.value.lora is not None or self.value.frozen_layers):
+            raise ValueError(
+                "value.start is reward, whose adapter the value model takes over and trains: remove value.lora and "
+                "value.frozen_layers"
+            )
+        return self
+
 
 class PipelineRecipe(Section):
     """`proximo pipeline`: the three steps; `run` of a stage gives what differs from the pipeline's `run`."""
@@ -193,3 +209,17 @@ class PipelineRecipe(Section):
             if isinstance(data.get(name), dict)
         }
         return {**data, **stages}
+
+    @model_validator(mode="after")
+    def _base_can_be_shared(self) -> Self:
+        sharing = [s for s in self.ppo.reward if isinstance(s, ModelRewardConfig) and s.share_base]
+        if self.reward is None or all(source.path != "@reward" for source in sharing):
+            return self
+        if self.reward.model.lora is None:
+            raise ValueError("share_base of @reward needs an adapter: give reward.model.lora, or remove share_base")
+        if self.reward.model.path != self.ppo.policy.path:
+            raise ValueError(
+                f"share_base of @reward needs one base, but reward.model.path is {self.reward.model.path} and "
+                f"ppo.policy.path is {self.ppo.policy.path}: make them the same, or remove share_base"
+            )
+        return self

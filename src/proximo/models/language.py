@@ -4,8 +4,6 @@ Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V 
 """
 
 import copy
-from collections.abc import Generator
-from contextlib import contextmanager
 
 import torch
 from peft import PeftModel
@@ -14,11 +12,10 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
-from proximo.errors import ModelError
 from proximo.models.attention import AttentionLayout
 from proximo.models.backbone import Backbone, base_of, checkpoint_activations
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
-from proximo.models.lora import LoRAOptions, adapter_off, add_adapter
+from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packing import Packed, PackedResponses
 from proximo.models.placement import Precision
 
@@ -42,7 +39,7 @@ class LanguageModel:
 
     @property
     def has_adapter(self) -> bool:
-        """True under LoRA: the reference is then the base with the adapter off."""
+        """True under LoRA: the reference is then the base below it (sharing.py)."""
         return isinstance(self.model, PeftModel)
 
     @property
@@ -100,14 +97,6 @@ class LanguageModel:
     def with_adapter(self, options: LoRAOptions) -> "LanguageModel":
         """The same model with LoRA on it and everything else frozen."""
         return LanguageModel(add_adapter(self.base, options), precision=self.precision)
-
-    @contextmanager
-    def reference_view(self) -> Generator["LanguageModel"]:
-        """This model with its adapter off, as the reference. Raises ModelError for a model without an adapter."""
-        if not isinstance(self.model, PeftModel):
-            raise ModelError("a model without an adapter is not its own reference; take a frozen_copy before training")
-        with adapter_off(self.model):
-            yield self
 
     def frozen_copy(self) -> "LanguageModel":
         """A copy in eval mode that takes no gradient: the reference of a fully trained policy."""

@@ -67,7 +67,10 @@ def load_scalar_model(
     from `seed`; None refuses those.
     """
     if adapter_base(source) is not None:
-        raise ModelError(f"{source.name} holds an adapter only; export the merged scalar model and start from that")
+        raise ModelError(
+            f"{source.name} holds an adapter only: export it with --merge and start from that, or give a reward model "
+            "of PPO whose base is the policy's share_base: true"
+        )
     config = read_config(source)
     if _is_classifier(config):
         model = ScalarModel(_saved_model(AutoModelForSequenceClassification, source, config), precision=precision)

@@ -129,20 +129,31 @@ def scalar_from_language_model(source: LanguageModel, start: HeadStart, *, seed:
 
     Raises ModelError for an architecture that transformers has no sequence-classification model for.
     """
-    origin = merged_copy(source.model) if isinstance(source.model, PeftModel) else source.base
-    config = copy.deepcopy(origin.config)
+    adapted = isinstance(source.model, PeftModel)
+    layers = merged_copy(source.model).base_model if adapted else copy.deepcopy(source.base.base_model)
+    model = scalar_over(layers, start, seed=seed, precision=source.precision)
+    model.model.requires_grad_(True)
+    return model
+
+
+def scalar_over(layers: nn.Module, start: HeadStart, *, seed: int, precision: Precision) -> ScalarModel:
+    """A fresh head on the layers of a language model, without its output layer: they are taken over, not copied.
+
+    Raises ModelError for an architecture that transformers has no sequence-classification model for.
+    """
+    assert isinstance(layers, PreTrainedModel)
+    config = copy.deepcopy(layers.config)
     config.num_labels = 1
     _unpad(config)
     model = _empty_classifier(config)
-    setattr(model, model.base_model_prefix, copy.deepcopy(origin.base_model))
-    weight = next(origin.parameters())
+    setattr(model, model.base_model_prefix, layers)
+    weight = next(layers.parameters())
     width = _scalar_head(model).in_features
     # A plain nn.Linear would draw its start from the global generator.
     head = skip_init(nn.Linear, width, 1, bias=False, device=weight.device, dtype=wide_dtype(weight))
     start_head(head, start, seed=seed)
     model.set_submodule("score", head)
-    model.requires_grad_(True).eval()
-    return ScalarModel(model, precision=source.precision)
+    return ScalarModel(model.eval(), precision=precision)
 
 
 def _empty_classifier(config) -> PreTrainedModel:

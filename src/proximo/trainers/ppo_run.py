@@ -1,16 +1,19 @@
 """`proximo ppo`: from the recipe to a running task. Not the steps (ppo_task.py, ppo.py)."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.ppo import ModelRewardConfig
+from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.recipes import PPORecipe
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.models.language import LanguageModel
 from proximo.models.positions import check_lengths
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sharing import check_scalar_adapter, is_shared, scalar_from_adapter, value_on_base
 from proximo.models.sources import ModelSource
 from proximo.models.vocabulary import check_same_vocabulary, load_tokenizer
 from proximo.records import Prompt, Response
@@ -24,6 +27,7 @@ from proximo.trainers.build import (
     build_scalar_model,
     build_tokenizer,
     finish_scalar_model,
+    lora_options,
     prepare_place,
     refuse_second_adapter,
 )
@@ -43,6 +47,7 @@ def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
 
 def build_task(recipe: PPORecipe) -> PPOTask:
     """Data first, then rewards that need no model, then models: a mistake costs as little as it can."""
+    _check_shared_bases(recipe)
     place = prepare_place(recipe.run)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
@@ -60,15 +65,16 @@ def build_task(recipe: PPORecipe) -> PPOTask:
     held_out: list[Prompt] = []
     if rows.held_out:
         held_out, _ = load_prompts(rows.held_out, tokenizer, how)
-    sources = [
-        (config.weight, build_reward_source(config, tokenizer, place=place, tokens_per_microbatch=budget(recipe)))
-        for config in (*recipe.reward, *([recipe.gold] if recipe.gold else []))
-    ]
-    gold = sources.pop()[1] if recipe.gold else None
+    configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
+    build = partial(build_reward_source, policy_tokenizer=tokenizer, place=place, tokens_per_microbatch=budget(recipe))
+    functions = [build(config) if isinstance(config, FunctionRewardConfig) else None for config in configs]
+    policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
+    found = [function or build(config, policy=policy) for config, function in zip(configs, functions, strict=True)]
+    gold = found.pop() if recipe.gold else None
+    sources = [(config.weight, source) for config, source in zip(recipe.reward, found, strict=True)]
     reward = WeightedReward(sources)
     # A reward model with a tokenizer of its own counts other tokens, and says of each answer whether it fits.
     judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
-    policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
     reference = _build_reference(recipe, tokenizer, place=place)
     value = _build_value(recipe, policy, tokenizer, place=place)
     readers = {**judges, "policy": policy, "reference": reference, "value": value}
@@ -91,16 +97,34 @@ def build_task(recipe: PPORecipe) -> PPOTask:
         gold=gold,
         samples_per_step=recipe.run.samples_per_step,
         inputs_fingerprint=inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)),
-        notes=(f"data: {rows.description}", f"prompts: {report}"),
+        notes=(f"data: {rows.description}", f"prompts: {report}", *_sharing_note(trainer, sources)),
     )
+
+
+def _check_shared_bases(recipe: PPORecipe) -> None:
+    """Raises ModelError where a reward model should share a base that is not the policy's. Reads no weights."""
+    base = ModelSource(path=recipe.policy.path, revision=recipe.policy.revision, config=recipe.policy.config)
+    for source in recipe.reward:
+        if isinstance(source, ModelRewardConfig) and source.share_base:
+            check_scalar_adapter(base, Path(source.path), role="reward")
+
+
+def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> list[str]:
+    """Which models run on the policy's own weights, where any do."""
+    scorers = {source.name: source.model for _, source in sources if isinstance(source, ModelReward)}
+    others = {"reference": trainer.roles.reference, "value": trainer.roles.value, **scorers}
+    shared = [name for name, model in others.items() if model is not None and is_shared(model, trainer.policy)]
+    return [f"one copy of the base serves the policy and {', '.join(shared)}"] if shared else []
 
 
 def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> dict[str, nn.Module]:
     """What the run reads of other folders at every start: the reference, bases below adapters, reward models."""
     models: dict[str, nn.Module] = {s.name: s.model.model for _, s in sources if isinstance(s, ModelReward)}
     roles = trainer.roles
-    if trainer.config.kl.place != "none" or roles.policy.has_adapter:
-        models["reference"] = (roles.reference or roles.policy).model
+    if roles.reference is not None:
+        models["reference"] = roles.reference.model
+    if roles.policy.has_adapter:
+        models["policy_base"] = roles.policy.model
     if roles.value is not None and roles.value.has_adapter:
         models["value_base"] = roles.value.model
     return models
@@ -156,12 +180,17 @@ def _build_value(
     if config.start == "policy":
         if config.lora is not None:
             refuse_second_adapter(ModelSource(path=recipe.policy.path, config=recipe.policy.config), role="value")
+        if config.lora is not None and policy.has_adapter:
+            model = value_on_base(policy, lora_options(config.lora, seed=place.seed), HeadStart.ZERO, seed=place.seed)
+            return finish_scalar_model(model, config.model_copy(update={"lora": None}), place=place)
         model = scalar_from_language_model(policy, HeadStart.ZERO, seed=place.seed)
         return finish_scalar_model(model, config, place=place)
     if config.start == "reward":
         scorer = next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
         path, revision = scorer.path, scorer.revision
         check_same_vocabulary(tokenizer, load_tokenizer(path, revision=revision), role="value")
+        if scorer.share_base:
+            return finish_scalar_model(scalar_from_adapter(policy, Path(path), role="value"), config, place=place)
         start = config.model_copy(update={"start": "path", "path": path, "revision": revision})
         return build_scalar_model(start, tokenizer, fresh_head=None, place=place, role="value")
     if config.path is not None:

@@ -9,6 +9,7 @@ from proximo.learner.averaging import follow
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sharing import base_alone
 from proximo.rollout.local import LocalEngine
 from proximo.trainers.calls import Roles
 from proximo.trainers.endings import ending_ids
@@ -24,10 +25,10 @@ def make_roles(
     seed: int,
 ) -> Roles:
     """The roles that the configuration has a use for. A reference and a critic that were not brought are made."""
-    if config.kl.place == "none" or policy.has_adapter:  # an adapter's base is the reference
+    if config.kl.place == "none":
         reference = None
     elif reference is None:
-        reference = policy.frozen_copy()
+        reference = base_alone(policy) if policy.has_adapter else policy.frozen_copy()
     if config.uses_critic and value is None:
         value = scalar_from_language_model(policy, HeadStart.ZERO, seed=seed)
     for model in (policy, value):
