@@ -65,6 +65,14 @@ def _check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer
         raise ValueError(f"{key}.config starts without a tokenizer beside it: give tokenizer.path")
 
 
+def _check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: RunConfig) -> None:
+    if model.quantisation == "8bit" and run.precision != "bf16":
+        raise ValueError(
+            f"{key}.quantisation 8bit computes in 8 bits, which rounds more than run.precision {run.precision} stands "
+            "for: set run.precision to bf16, or take 4bit"
+        )
+
+
 class SFTRecipe(Section):
     """`proximo sft`."""
 
@@ -81,6 +89,7 @@ class SFTRecipe(Section):
 
     @model_validator(mode="after")
     def _has_tokenizer(self) -> Self:
+        _check_quantisation(self.model, "model", self.run)
         if self.tokenizer.train_vocab_size is None:
             _check_tokenizer(self.model, "model", self.tokenizer)
         return self
@@ -104,6 +113,7 @@ class RewardRecipe(Section):
     def _starts_somewhere(self) -> Self:
         if self.model.start != "path":
             raise ValueError("model needs path (trained weights) or config (a random start)")
+        _check_quantisation(self.model, "model", self.run)
         _check_tokenizer(self.model, "model", self.tokenizer)
         return self
 
@@ -156,6 +166,18 @@ class PPORecipe(Section):
             )
         if self.reference is not None and self.reference.lora is not None:
             raise ValueError("a reference is not trained: remove reference.lora")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_quantised(self) -> Self:
+        _check_quantisation(self.policy, "policy", self.run)
+        _check_quantisation(self.value, "value", self.run)
+        whole = self.ppo.uses_critic and self.value.start == "policy" and self.value.lora is None
+        if self.policy.quantisation != "none" and whole:
+            raise ValueError(
+                "value.start is policy, whose quantised base cannot train: give value.lora, or value.path with a model "
+                "of its own"
+            )
         return self
 
     @model_validator(mode="after")

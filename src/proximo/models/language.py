@@ -4,6 +4,7 @@ Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V 
 """
 
 import copy
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -18,6 +19,7 @@ from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packing import Packed, PackedResponses
 from proximo.models.placement import Precision
+from proximo.models.quantised import beside_weights
 
 
 class LanguageModel:
@@ -113,8 +115,11 @@ class LanguageModel:
             return self
         linear = (module for module in self.model.modules() if isinstance(module, nn.Linear | Conv1D))
         cast = {id(layer.weight) for layer in linear} - {id(self.head.weight)}
-        memo: dict[int, nn.Parameter] = {}
+        memo: dict[int, Any] = {id(each): each for each in beside_weights(self.model)}
         for parameter in self.model.parameters():
+            if not parameter.is_floating_point():  # stored in few bits, and shared as it is
+                memo[id(parameter)] = parameter
+                continue
             weight = parameter.detach()
             weight = weight.to(torch.bfloat16) if id(parameter) in cast else weight
             memo[id(parameter)] = nn.Parameter(weight, requires_grad=False)

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from proximo.errors import ModelError
+from proximo.models.quantised import is_quantised
 from proximo.models.randomness import own_randomness
 
 
@@ -64,7 +65,15 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def merged_copy(model: PeftModel) -> PreTrainedModel:
-    """A plain transformers model with the adapters added into its weights. The training model keeps its bits."""
+    """A plain transformers model with the adapters added into its weights. The training model keeps its bits.
+
+    Raises ModelError above a quantised base, whose few bits cannot hold the sum.
+    """
+    if is_quantised(model.get_base_model()):
+        raise ModelError(
+            "an adapter is not merged into a quantised base, whose few bits cannot hold the sum: a value model goes on "
+            "the policy's base with an adapter (value_on_base), and `proximo export --merge` takes the whole weights"
+        )
     merged = copy.deepcopy(model).merge_and_unload()
     assert isinstance(merged, PreTrainedModel)
     return merged

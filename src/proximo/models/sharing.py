@@ -10,13 +10,13 @@ from pathlib import Path
 
 from peft import PeftModel
 from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import nn
 from transformers import PreTrainedModel
 
 from proximo.errors import ModelError
 from proximo.models.backbone import base_of
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, load_adapter
+from proximo.models.quantised import beside_weights, carry_flags
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
 from proximo.models.sources import ModelSource, adapter_base, is_local
 
@@ -75,7 +75,10 @@ def is_shared(first: LanguageModel | ScalarModel, second: LanguageModel | Scalar
 
 
 def _scalar_on_base(policy: LanguageModel, start: HeadStart, *, seed: int) -> ScalarModel:
-    return scalar_over(_shared_base(policy).base_model, start, seed=seed, precision=policy.precision)
+    base = _shared_base(policy)
+    model = scalar_over(base.base_model, start, seed=seed, precision=policy.precision)
+    carry_flags(base, model.base)
+    return model
 
 
 def _shared_base(model: LanguageModel) -> PreTrainedModel:
@@ -86,16 +89,11 @@ def _shared_base(model: LanguageModel) -> PreTrainedModel:
             "frozen_copy, or give it one"
         )
     base = base_of(model.model)
-    kept = {id(each): each for each in _tensors_of(base)}
+    kept = {id(each): each for each in (*base.parameters(), *base.buffers(), *beside_weights(base))}
     for module in base.modules():
         if isinstance(module, BaseTunerLayer):  # in place of the wrapper, what it wraps
             kept[id(module)] = copy.deepcopy(module.get_base_layer(), kept)
     return copy.deepcopy(base, kept)
-
-
-def _tensors_of(base: nn.Module) -> list[object]:
-    """Everything that holds weights."""
-    return [*base.parameters(), *base.buffers()]
 
 
 def _identity(source: ModelSource) -> tuple[str | None, str | None]:

@@ -17,6 +17,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.placement import Precision, resolve_device, resolve_precision
+from proximo.models.quantised import Quantisation
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing import scalar_from_adapter
 from proximo.models.sources import ModelSource, adapter_base
@@ -66,7 +67,7 @@ def build_language_model(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place, role: str
 ) -> LanguageModel:
     """The model of a role with an embedding for every token, and its adapter if it has one."""
-    source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
+    source = model_source(config, seed=place.seed)
     if config.lora is not None:
         refuse_second_adapter(source, role=role)
     model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
@@ -83,6 +84,12 @@ def build_language_model(
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
     return model
+
+
+def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> ModelSource:
+    """Where the section's weights come from, and how they are stored."""
+    kind = None if config.quantisation == "none" else Quantisation(config.quantisation)
+    return ModelSource(path=config.path, revision=config.revision, config=config.config, seed=seed, quantisation=kind)
 
 
 def refuse_second_adapter(source: ModelSource, *, role: str) -> None:
@@ -104,7 +111,7 @@ def build_scalar_model(
     role: str,
 ) -> ScalarModel:
     """A value or reward model from a path or config; `fresh_head` where the checkpoint has none, None refuses that."""
-    source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
+    source = model_source(config, seed=place.seed)
     model = load_scalar_model(
         source,
         fresh_head=fresh_head,
