@@ -1,6 +1,8 @@
 """Bases in few bits: what is refused everywhere, and, where bitsandbytes is installed, that only the adapter learns."""
 
 import importlib.util
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import PPORecipe, SFTRecipe
 from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.errors import MissingExtraError, ModelError
+from proximo.models import loading
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, load_adapter, merged_copy
@@ -25,6 +28,7 @@ from proximo.models.scalar import HeadStart
 from proximo.models.sharing import base_alone, is_shared, scalar_from_adapter, value_on_base
 from proximo.models.sources import ModelSource
 from proximo.rewards.model import ModelReward
+from proximo.trainers.build import Place, build_language_model, build_scalar_model
 from proximo.trainers.ppo import PPOTrainer
 
 CPU = torch.device("cpu")
@@ -67,6 +71,28 @@ def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytes
     )
     with pytest.raises(MissingExtraError, match=r"4bit needs bitsandbytes.*pip install 'proximo\[quantised\]'"):
         load(folder, Quantisation.NF4, Precision.FLOAT32)
+
+
+@pytest.mark.parametrize("role", ["policy", "reward"])
+def test_a_recipe_says_how_the_base_is_stored(folder: Path, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the section names reaches the loading of its base."""
+    asked: list[Quantisation] = []
+
+    def options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
+        asked.append(kind)
+        raise MissingExtraError("asked")
+
+    monkeypatch.setattr(loading, "loading_options", options)
+    place = Place(device=CPU, precision=Precision.FLOAT32, seed=0)
+    for stored in ("4bit", "8bit", "none"):
+        lora = {"path": str(folder), "lora": LORA, "quantisation": stored}
+        with pytest.raises(MissingExtraError) if stored != "none" else nullcontext():
+            if role == "policy":
+                build_language_model(ModelConfig(**lora), tiny_tokenizer(), place=place, role=role)
+            else:
+                build = partial(build_scalar_model, fresh_head=HeadStart.NORMAL, place=place, role=role)
+                build(ScalarModelConfig(**lora), tiny_tokenizer())
+    assert asked == [Quantisation.NF4, Quantisation.INT8]
 
 
 def test_a_machine_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,6 +332,9 @@ SHOWN_ELSEWHERE = {
         "trainers/test_updates.py",
         "test_a_behaviour_weight_is_a_factor_of_the_advantage",
     ),
+    # An extra, which need not be installed.
+    (run.ModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
+    (run.ScalarModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
     (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
     (
         ppo.FunctionRewardConfig,
