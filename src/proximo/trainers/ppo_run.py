@@ -121,10 +121,10 @@ def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSo
     """What the run reads of other folders at every start: the reference, bases below adapters, reward models."""
     models: dict[str, nn.Module] = {s.name: s.model.model for _, s in sources if isinstance(s, ModelReward)}
     roles = trainer.roles
-    if roles.reference is not None:
-        models["reference"] = roles.reference.model
-    if roles.policy.has_adapter:
+    if roles.policy.has_adapter:  # its base is the reference
         models["policy_base"] = roles.policy.model
+    elif roles.reference is not None:
+        models["reference"] = roles.reference.model
     if roles.value is not None and roles.value.has_adapter:
         models["value_base"] = roles.value.model
     return models
