@@ -10,9 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from transformers import PreTrainedModel
+
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
 from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
 from proximo.models.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.trainers.options import RunOptions
@@ -56,7 +59,9 @@ def make_inputs(place: Path) -> Path:
     )
     save_pretrained(scalar.model, place / "reward_model")
     tiny_tokenizer().save_pretrained(place / "reward_model")
-    save_pretrained(tiny_language_model(seed=3, num_hidden_layers=1), place / "language_model")
+    language_model = tiny_language_model(seed=3, num_hidden_layers=1)
+    save_pretrained(language_model, place / "language_model")
+    _save_reward_adapter(language_model, place)
     tiny_tokenizer().save_pretrained(place / "language_model")
     draw = random.Random(4)
     rows = [
@@ -67,6 +72,14 @@ def make_inputs(place: Path) -> Path:
         lines = [json.dumps({column: row[column] for column in columns}) for row in rows]
         (place / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return place
+
+
+def _save_reward_adapter(base: PreTrainedModel, place: Path) -> None:
+    """A reward model that is an adapter and a head on `language_model`."""
+    scalar = scalar_from_language_model(LanguageModel(base), HeadStart.NORMAL, seed=4)
+    scalar.base.name_or_path = str(place / "language_model")
+    save_pretrained(scalar.with_adapter(LoRAOptions(rank=2, seed=5)).model, place / "reward_adapter")
+    tiny_tokenizer().save_pretrained(place / "reward_adapter")
 
 
 COLUMNS = {"texts": ("prompt", "response"), "pairs": ("prompt", "chosen", "rejected"), "prompts": ("prompt",)}
@@ -145,17 +158,20 @@ def _optimizer() -> dict[str, Any]:
 
 
 def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe with values at dotted keys replaced; under an adapter, a saved base instead of a random one."""
+    """The recipe with values at dotted keys replaced; for adapters, a saved base and what was trained on it."""
     copy = json.loads(json.dumps(recipe))
     for key, value in changes.items():
         *above, last = key.split(".")
         section = copy
         for name in above:
-            section = section.setdefault(name, {})
+            section = section[int(name)] if isinstance(section, list) else section.setdefault(name, {})
         section[last] = value
     for model in (copy.get("model", {}), copy.get("policy", {})):
         if "lora" in model and model.pop("config", None) is not None:
             model["path"] = str(Path(copy["tokenizer"]["path"]).with_name("language_model"))
+    for source in copy["reward"] if "policy" in copy else ():
+        if source.get("share_base"):
+            source["path"] = str(Path(source["path"]).with_name("reward_adapter"))
     return copy
 
 

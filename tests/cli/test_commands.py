@@ -150,11 +150,24 @@ def test_the_numbers_of_a_dry_run_are_those_of_the_recipe(folder, capsys):
     assert "10 steps: 300 responses, 120 updates, at most 30,000 tokens" in text
 
 
+ONE_BASE = [
+    "policy.lora.rank=4",
+    "policy.quantisation=4bit",
+    "value.start=reward",
+    "reward.0.path=owner/scorer",
+    "reward.0.share_base=true",
+]
+
+
 @pytest.mark.parametrize(
     ("overrides", "role", "text"),
     [
         ([], "reference", "a frozen copy of the policy"),
-        (["policy.lora.rank=4"], "reference", "the policy with its adapter off"),
+        (["policy.lora.rank=4"], "reference", "the policy's base, no second copy"),
+        (["policy.lora.rank=4", "value.lora.rank=4"], "value", "on all-linear, on the policy's base, no second copy"),
+        (ONE_BASE, "reward", "owner/scorer (Hub), on the policy's base, no second copy, weight 2"),
+        (ONE_BASE, "value", "adapter and head of the reward model, on the policy's base, no second copy, trained"),
+        (ONE_BASE, "policy", "LoRA of rank 4 on all-linear, its base in 4bit"),
         (["policy.lora.rank=4"], "policy", "owner/model (Hub), LoRA of rank 4 on all-linear"),
         (["ppo.kl.place=none"], "reference", "none"),
         (["reference.path=owner/other"], "reference", "owner/other (Hub), frozen"),

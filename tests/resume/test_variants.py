@@ -32,6 +32,12 @@ def texts() -> list[dict[str, str]]:
     return [{"text": word * 5} for word in ("abc", "de", "fgh", "a", "bcd")]
 
 
+ONE_BASE = {
+    "policy.lora": LORA,
+    "value": {"start": "reward", "activation_checkpointing": True},
+    "reward.0.share_base": True,
+}
+
 VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "sft with dropout and tied embeddings": ("sft", {"model.config": GPT2_WITH_DROPOUT, "sft.dropout": True}),
     "sft of an adapter": ("sft", {"model.lora": LORA}),
@@ -39,6 +45,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "reward with dropout": ("reward", {"model.config": GPT2_WITH_DROPOUT, "reward.dropout": True}),
     "reward with an adapter": ("reward", {"model.lora": LORA, "reward.loss": "divergence_window"}),
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
+    "ppo of four roles on one base": ("ppo", ONE_BASE),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.place": "loss", "ppo.kl.measure": "k2"}),
     "ppo whose steps end early": ("ppo", {"ppo.epochs_per_step": 2, "ppo.guards.target_kl": 1e-4}),
     "ppo with running moments of scores": (

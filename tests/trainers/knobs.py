@@ -103,6 +103,7 @@ SLOW = {"learning_rate": 1e-5}
 TRUNK = {"value.start": "trunk", "ppo.value_optimizer": SLOW}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
 POLICY_LORA = {"policy.lora": LORA}
+ONE_BASE = POLICY_LORA | {"value.start": "policy"} | scorer(path="$/reward_adapter", share_base=True)
 FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
 ENDED_SOON = {"ppo.rollout.stop_token_ids": list(range(6, 24))}
 TOO_SHORT = ENDED_SOON | {"ppo.score.min_tokens": 2, "ppo.score.min_tokens_penalty": 1.0}
@@ -368,6 +369,7 @@ KNOBS = [
     ),
     Knob(ppo.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_tokenizer"), scorer()),
     Knob(ppo.ModelRewardConfig, "dense", "ppo", scorer(dense="deltas"), scorer()),
+    Knob(ppo.ModelRewardConfig, "share_base", "ppo", scorer(path="$/reward_adapter"), ONE_BASE, "an adapter only"),
     Knob(ppo.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
     Knob(ppo.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
     Knob(ppo.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),
@@ -409,6 +411,9 @@ SHOWN_ELSEWHERE = {
         "test_a_behaviour_weight_is_a_factor_of_the_advantage",
     ),
     (run.RunConfig, "token_cache"): ("data/test_token_cache.py", "test_a_run_keeps_its_ids_where_it_is_told_to"),
+    # An extra, which need not be installed.
+    (run.ModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
+    (run.ScalarModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
     (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
     (
         ppo.FunctionRewardConfig,

@@ -278,8 +278,17 @@ class ModelRewardConfig(Section):
     """`none`: the score sits on the last token. `deltas`: each token gets what it adds to the score of the response so
     far; they sum to the same score. `absolute`: each token gets the score after it, and their sum is the score, so
     that long responses have more of it. docs/rewards.md, "Rewards of single tokens"."""
+    share_base: bool = False
+    """`path` is a folder with an adapter that was trained on the policy's base: it runs on the policy's own copy of
+    those weights. Without it a reward model has weights of its own."""
     weight: float = 1.0
     """Factor of this source in the sum."""
+
+    @model_validator(mode="after")
+    def _adapter_in_a_folder(self) -> Self:
+        if self.share_base and self.revision is not None:
+            raise ValueError("share_base reads an adapter from a folder, which has no revision: remove revision")
+        return self
 
 
 class FunctionRewardConfig(Section):

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
 from proximo.config.one_pass import check_one_pass
-from proximo.config.ppo import FunctionRewardConfig, PPOConfig, RewardSourceConfig
+from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, PPOConfig, RewardSourceConfig
 from proximo.config.ppo_trunk import trunk_problem
 from proximo.config.run import (
     RANDOM_BASE,
@@ -67,6 +67,14 @@ def _check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer
         raise ValueError(f"{key}.config starts without a tokenizer beside it: give tokenizer.path")
 
 
+def _check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: RunConfig) -> None:
+    if model.quantisation == "8bit" and run.precision != "bf16":
+        raise ValueError(
+            f"{key}.quantisation 8bit computes in 8 bits, which rounds more than run.precision {run.precision} stands "
+            "for: set run.precision to bf16, or take 4bit"
+        )
+
+
 class SFTRecipe(Section):
     """`proximo sft`."""
 
@@ -83,6 +91,7 @@ class SFTRecipe(Section):
 
     @model_validator(mode="after")
     def _has_tokenizer(self) -> Self:
+        _check_quantisation(self.model, "model", self.run)
         if self.tokenizer.train_vocab_size is None:
             _check_tokenizer(self.model, "model", self.tokenizer)
         return self
@@ -112,6 +121,7 @@ class RewardRecipe(Section):
     def _starts_somewhere(self) -> Self:
         if self.model.start != "path":
             raise ValueError("model needs path (trained weights) or config (a random start)")
+        _check_quantisation(self.model, "model", self.run)
         _check_tokenizer(self.model, "model", self.tokenizer)
         return self
 
@@ -214,6 +224,34 @@ class PPORecipe(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _can_be_quantised(self) -> Self:
+        _check_quantisation(self.policy, "policy", self.run)
+        _check_quantisation(self.value, "value", self.run)
+        whole = self.ppo.uses_critic and self.value.start == "policy" and self.value.lora is None
+        if self.policy.quantisation != "none" and whole:
+            raise ValueError(
+                "value.start is policy, whose quantised base cannot train: give value.lora, or value.path with a model "
+                "of its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _base_can_be_shared(self) -> Self:
+        scorers = [source for source in self.reward if isinstance(source, ModelRewardConfig)]
+        if any(scorer.share_base for scorer in scorers) and self.policy.lora is None:
+            raise ValueError(
+                "share_base of a reward model needs policy.lora: a policy that trains in full changes the weights that "
+                "the reward model reads"
+            )
+        adapted = self.ppo.uses_critic and self.value.start == "reward" and scorers and scorers[0].share_base
+        if adapted and (self.value.lora is not None or self.value.frozen_layers):
+            raise ValueError(
+                "value.start is reward, whose adapter the value model takes over and trains: remove value.lora and "
+                "value.frozen_layers"
+            )
+        return self
+
 
 class PipelineRecipe(Section):
     """`proximo pipeline`: the three steps; `run` of a stage gives what differs from the pipeline's `run`."""
@@ -249,3 +287,17 @@ class PipelineRecipe(Section):
             if isinstance(data.get(name), dict)
         }
         return {**data, **stages}
+
+    @model_validator(mode="after")
+    def _base_can_be_shared(self) -> Self:
+        sharing = [s for s in self.ppo.reward if isinstance(s, ModelRewardConfig) and s.share_base]
+        if self.reward is None or all(source.path != "@reward" for source in sharing):
+            return self
+        if self.reward.model.lora is None:
+            raise ValueError("share_base of @reward needs an adapter: give reward.model.lora, or remove share_base")
+        if self.reward.model.path != self.ppo.policy.path:
+            raise ValueError(
+                f"share_base of @reward needs one base, but reward.model.path is {self.reward.model.path} and "
+                f"ppo.policy.path is {self.ppo.policy.path}: make them the same, or remove share_base"
+            )
+        return self

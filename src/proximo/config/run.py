@@ -100,6 +100,12 @@ RANDOM_BASE = (
 )
 
 
+WHOLE_WEIGHTS_TRAIN = (
+    "quantisation is for a base that an adapter trains above: give lora, or remove quantisation, since weights of 8 or "
+    "4 bits cannot train"
+)
+
+
 class ModelConfig(Section):
     """A causal language model: from a folder, from the Hub, or random from a config."""
 
@@ -111,6 +117,8 @@ class ModelConfig(Section):
     """A Hugging Face config with `model_type`, for a random start. `vocab_size` may be left to the tokenizer."""
     lora: LoRAConfig | None = None
     """Train an adapter only; the base stays as it is and serves as the reference."""
+    quantisation: Literal["none", "8bit", "4bit"] = "none"
+    """Store the matrices of the base in few bits, under lora (needs the extra `quantised`). 8bit goes with bf16."""
     frozen_layers: int = Field(0, ge=0)
     """The first layers, and the embeddings below them, that are not trained."""
     activation_checkpointing: bool = False
@@ -126,6 +134,8 @@ class ModelConfig(Section):
             raise ValueError(RANDOM_BASE)
         if self.frozen_layers and self.lora is not None:
             raise ValueError("frozen_layers and lora exclude each other: under an adapter no layer is trained")
+        if self.quantisation != "none" and self.lora is None:
+            raise ValueError(WHOLE_WEIGHTS_TRAIN)
         return self
 
 
@@ -145,6 +155,8 @@ class ScalarModelConfig(Section):
     """A Hugging Face config for a random start, instead of a path."""
     lora: LoRAConfig | None = None
     """Train an adapter and the head only."""
+    quantisation: Literal["none", "8bit", "4bit"] = "none"
+    """Store the matrices of the base in few bits, under lora; with start: policy its base is as the policy's is."""
     frozen_layers: int = Field(0, ge=0)
     """The first layers, and the embeddings below them, that are not trained."""
     activation_checkpointing: bool = False
@@ -166,10 +178,14 @@ class ScalarModelConfig(Section):
             self._refuse_own_trunk()
         elif self.start != "path" and given:
             raise ValueError(f"path and config are for start: path; start is {self.start}")
+        if self.quantisation != "none" and self.start == "policy":
+            raise ValueError("the value model starts on the policy's base: give policy.quantisation and leave this out")
         if self.config is not None and self.lora is not None:
             raise ValueError(RANDOM_BASE)
         if self.frozen_layers and self.lora is not None:
             raise ValueError("frozen_layers and lora exclude each other: under an adapter no layer is trained")
+        if self.quantisation != "none" and self.lora is None:
+            raise ValueError(WHOLE_WEIGHTS_TRAIN)
         return self
 
     def _refuse_own_trunk(self) -> None:

@@ -133,29 +133,31 @@ def scalar_from_language_model(source: LanguageModel, start: HeadStart, *, seed:
 
     Raises ModelError for an architecture that transformers has no sequence-classification model for.
     """
-    origin = merged_copy(source.model) if isinstance(source.model, PeftModel) else source.base
-    model = classifier_above(copy.deepcopy(origin.base_model), origin, start, seed=seed)
-    model.requires_grad_(True).eval()
-    return ScalarModel(model, precision=source.precision)
+    adapted = isinstance(source.model, PeftModel)
+    layers = merged_copy(source.model).base_model if adapted else copy.deepcopy(source.base.base_model)
+    model = scalar_over(layers, start, seed=seed, precision=source.precision)
+    model.model.requires_grad_(True)
+    return model
 
 
-def classifier_above(layers: nn.Module, origin: PreTrainedModel, start: HeadStart, *, seed: int) -> PreTrainedModel:
-    """A classifier with one label and a fresh head on `layers`, which are those of `origin` or a copy of them.
+def scalar_over(layers: nn.Module, start: HeadStart, *, seed: int, precision: Precision) -> ScalarModel:
+    """A fresh head on the layers of a language model, without its output layer: they are taken over, not copied.
 
     Raises ModelError for an architecture that transformers has no sequence-classification model for.
     """
-    config = copy.deepcopy(origin.config)
+    assert isinstance(layers, PreTrainedModel)
+    config = copy.deepcopy(layers.config)
     config.num_labels = 1
     _unpad(config)
     model = _empty_classifier(config)
     setattr(model, model.base_model_prefix, layers)
-    weight = next(origin.parameters())
+    weight = next(layers.parameters())
     width = _scalar_head(model).in_features
     # A plain nn.Linear would draw its start from the global generator.
     head = skip_init(nn.Linear, width, 1, bias=False, device=weight.device, dtype=wide_dtype(weight))
     start_head(head, start, seed=seed)
     model.set_submodule("score", head)
-    return model
+    return ScalarModel(model.eval(), precision=precision)
 
 
 def _empty_classifier(config) -> PreTrainedModel:

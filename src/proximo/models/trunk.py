@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from proximo.errors import CheckpointError, ModelError
 from proximo.models.language import LanguageModel
-from proximo.models.scalar import HeadStart, ScalarModel, classifier_above
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
 
 HEAD_FILE = "value_head.safetensors"
 """All that is saved of a head on a trunk: the layers below it are saved with the policy."""
@@ -20,8 +20,7 @@ def scalar_on(policy: LanguageModel, start: HeadStart = HeadStart.ZERO, *, seed:
     What is trained of the layers stays as the policy has it. Raises ModelError for an architecture that transformers
     has no sequence-classification model for: the head could not be exported.
     """
-    model = classifier_above(policy.backbone.layers, policy.base, start, seed=seed)
-    return ScalarModel(model, precision=policy.precision)
+    return scalar_over(policy.backbone.layers, start, seed=seed, precision=policy.precision)
 
 
 def is_on_trunk(value: ScalarModel, policy: LanguageModel) -> bool:
@@ -30,9 +29,9 @@ def is_on_trunk(value: ScalarModel, policy: LanguageModel) -> bool:
 
 
 def refuse_half_shared(value: ScalarModel, policy: LanguageModel) -> None:
-    """Raises ModelError where the two have tensors in common without having all layers: two optimizers would move
-    them."""
-    common = {id(tensor) for tensor in value.model.parameters()} & {id(t) for t in policy.model.parameters()}
+    """Raises ModelError where the two train tensors in common without having all layers: two optimizers would move
+    them. A base below the adapters of both is not trained."""
+    common = {id(t) for t in value.model.parameters() if t.requires_grad} & {id(t) for t in policy.model.parameters()}
     if common and not is_on_trunk(value, policy):
         raise ModelError(
             f"the value model shares {len(common)} of its tensors with the policy but is not on its trunk, so both "

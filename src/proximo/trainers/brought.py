@@ -53,7 +53,7 @@ def check_models(
     check_vocabulary(policy.base, tokenizer, role="policy")
     if reference is not None and policy.has_adapter:
         raise ModelError(
-            "a reference was given beside a policy with an adapter, whose base with the adapter off is the reference: "
+            "a reference was given beside a policy with an adapter, whose base is the reference: "
             "leave reference out, or bring a policy without an adapter"
         )
     if policy.has_adapter and moves:

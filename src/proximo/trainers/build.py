@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from peft import PeftModel
@@ -17,7 +18,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.placement import Precision, resolve_device, resolve_precision
+from proximo.models.quantised import Quantisation
 from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.models.sharing import scalar_from_adapter
 from proximo.models.sources import ModelSource, adapter_base
 from proximo.models.trunk import copy_head, scalar_on
 from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
@@ -70,7 +73,7 @@ def build_language_model(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place, role: str
 ) -> LanguageModel:
     """The model of a role with an embedding for every token, and its adapter if it has one."""
-    source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
+    source = model_source(config, seed=place.seed)
     if config.lora is not None:
         refuse_second_adapter(source, role=role)
     model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
@@ -89,6 +92,12 @@ def build_language_model(
     if place.compile != "none":
         model.compile(place.compile)
     return model
+
+
+def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> ModelSource:
+    """Where the section's weights come from, and how they are stored."""
+    kind = None if config.quantisation == "none" else Quantisation(config.quantisation)
+    return ModelSource(path=config.path, revision=config.revision, config=config.config, seed=seed, quantisation=kind)
 
 
 def refuse_second_adapter(source: ModelSource, *, role: str) -> None:
@@ -110,7 +119,7 @@ def build_scalar_model(
     role: str,
 ) -> ScalarModel:
     """A value or reward model from a path or config; `fresh_head` where the checkpoint has none, None refuses that."""
-    source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
+    source = model_source(config, seed=place.seed)
     model = load_scalar_model(
         source,
         fresh_head=fresh_head,
@@ -152,9 +161,17 @@ def lora_options(config: LoRAConfig, *, seed: int) -> LoRAOptions:
 
 
 def build_reward_source(
-    config: RewardSourceConfig, policy_tokenizer: PreTrainedTokenizerBase, *, place: Place, tokens_per_microbatch: int
+    config: RewardSourceConfig,
+    policy_tokenizer: PreTrainedTokenizerBase,
+    *,
+    place: Place,
+    tokens_per_microbatch: int,
+    policy: LanguageModel | None = None,
 ) -> RewardSource:
-    """One source of scores. A reward model whose vocabulary or template differs reads text, never the policy's ids."""
+    """One source of scores. A reward model whose vocabulary or template differs reads text, never the policy's ids.
+
+    `policy` for a reward model that shares its base.
+    """
     match config:
         case FunctionRewardConfig():
             return FunctionReward(
@@ -164,15 +181,26 @@ def build_reward_source(
                 timeout_seconds=config.timeout_seconds,
             )
         case ModelRewardConfig():
-            return _model_reward(config, policy_tokenizer, place=place, tokens_per_microbatch=tokens_per_microbatch)
+            return _model_reward(
+                config, policy_tokenizer, place=place, tokens_per_microbatch=tokens_per_microbatch, policy=policy
+            )
 
 
 def _model_reward(
-    config: ModelRewardConfig, policy_tokenizer: PreTrainedTokenizerBase, *, place: Place, tokens_per_microbatch: int
+    config: ModelRewardConfig,
+    policy_tokenizer: PreTrainedTokenizerBase,
+    *,
+    place: Place,
+    tokens_per_microbatch: int,
+    policy: LanguageModel | None,
 ) -> ModelReward:
     own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
-    source = ModelSource(path=config.path, revision=config.revision)
-    model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
+    if config.share_base:
+        assert policy is not None
+        model = scalar_from_adapter(policy, Path(config.path), role="reward")
+    else:
+        source = ModelSource(path=config.path, revision=config.revision)
+        model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
     model.model.requires_grad_(False)
     check_vocabulary(model.base, own, role="reward")
     same = own.get_vocab() == policy_tokenizer.get_vocab() and own.chat_template == policy_tokenizer.chat_template

@@ -1,7 +1,6 @@
 """The model function calls of a PPO step that do not train: sampling, scoring, log-probs, values. Not their order."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -29,11 +28,11 @@ class Roles:
 
     policy: LanguageModel
     reference: LanguageModel | None
-    """None: the policy's base with its adapter off, or nobody where the KL has no place."""
+    """None where the KL has no place. Under LoRA the policy's base, over the policy's own tensors."""
     value: ScalarModel | None
     engine: Engine
     reference_engine: Engine | None = None
-    """Samples from the reference, inside its view; None where nobody asks it."""
+    """Samples from the reference; None where nobody asks it."""
 
     @property
     def shares_trunk(self) -> bool:
@@ -176,9 +175,7 @@ class InferenceCalls:
         if self.config.kl.measure == "full" and self.config.kl.place == "reward":
             logprobs, divergence = self._over_batches(responses, self._reference_and_full_kl).unbind(-1)
             return logprobs, divergence
-        model = self.roles.reference or self.roles.policy
-        with self.reference_view():
-            return self._over_batches(responses, self._logprobs_of(model)), None
+        return self._over_batches(responses, self._logprobs_of(self._reference)), None
 
     @torch.no_grad()
     def values(self, responses: Sequence[Response]) -> tuple[Tensor]:
@@ -212,26 +209,27 @@ class InferenceCalls:
         return self._full_kl(hidden, self._reference_hidden(batch))
 
     def _reference_hidden(self, batch: PackedResponses) -> Tensor:
-        model = self.roles.reference or self.roles.policy
-        with torch.no_grad(), self.reference_view():
-            return model.hidden_states(batch.packed)[batch.predictors]
+        with torch.no_grad():
+            return self._reference.hidden_states(batch.packed)[batch.predictors]
 
     def _full_kl(self, hidden: Tensor, reference_hidden: Tensor) -> Tensor:
-        policy, reference = self.roles.policy, self.roles.reference or self.roles.policy
+        policy, reference = self.roles.policy, self._reference
         temperature = self.config.rollout.temperature
         return full_kl(hidden, policy.head, reference_hidden, reference.head, temperature=temperature)
 
     def _reference_and_full_kl(self, batch: PackedResponses) -> Tensor:
         """[N, 2]: the reference's log-probs and the KL, from one pass of each model."""
-        policy, reference = self.roles.policy, self.roles.reference or self.roles.policy
+        policy, reference = self.roles.policy, self._reference
         reference_hidden, temperature = self._reference_hidden(batch), self.config.rollout.temperature
         hidden = policy.hidden_states(batch.packed)[batch.predictors]
         found = token_logprobs(reference_hidden, reference.head, batch.targets, temperature=temperature)
         return torch.stack([found.logprobs, self._full_kl(hidden, reference_hidden)], dim=-1)
 
-    def reference_view(self):
-        """A context in which the reference speaks: the adapter is off where the policy serves as its own."""
-        return self.roles.policy.reference_view() if self.roles.reference is None else nullcontext()
+    @property
+    def _reference(self) -> LanguageModel:
+        if self.roles.reference is None:
+            raise ValueError("there is no reference in this run")
+        return self.roles.reference
 
     def _logprobs_of(self, model: LanguageModel) -> Callable[[PackedResponses], Tensor]:
         temperature = self.config.rollout.temperature

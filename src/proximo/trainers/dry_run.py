@@ -6,12 +6,13 @@ from pathlib import Path
 from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
 from proximo.checkpoint.store import saved_steps
 from proximo.config.base import Section
-from proximo.config.ppo import FunctionRewardConfig, PPOConfig
+from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, PPOConfig
 from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.trainers.inputs import data_inputs, model_input, reward_inputs
 
 NAME_WIDTH = 12
+ON_BASE = ", on the policy's base, no second copy"
 
 
 def describe(recipe: Section) -> str:
@@ -29,13 +30,13 @@ def _lines(recipe: Section) -> Iterator[str]:
                     yield from _lines(stage)
         case SFTRecipe():
             yield from _run(recipe.run)
-            yield _line("model", f"{_model(recipe.model)}, {_trained(recipe.model.lora)}")
+            yield _line("model", f"{_model(recipe.model)}, {_trained(recipe.model)}")
             yield from _data(recipe)
             batch = f"{recipe.sft.examples_per_step} examples"
             yield from _epochs(batch, recipe.sft.num_epochs, "examples", recipe.data.max_tokens)
         case RewardRecipe():
             yield from _run(recipe.run)
-            yield _line("model", f"{_model(recipe.model)} with a score head, {_trained(recipe.model.lora)}")
+            yield _line("model", f"{_model(recipe.model)} with a score head, {_trained(recipe.model)}")
             yield from _data(recipe)
             batch = f"{recipe.reward.pairs_per_step} pairs (two sequences each)"
             yield from _epochs(batch, recipe.reward.num_epochs, "pairs", recipe.data.max_tokens)
@@ -71,21 +72,24 @@ def _model(model: ModelConfig | ScalarModelConfig) -> str:
     return str(model_input(model, "model"))
 
 
-def _trained(lora: LoRAConfig | None) -> str:
+def _trained(model: ModelConfig | ScalarModelConfig) -> str:
+    lora = model.lora
     if lora is None:
         return "trained whole"
     targets = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
-    return f"LoRA of rank {lora.rank} on {targets}"
+    stored = "" if model.quantisation == "none" else f", its base in {model.quantisation}"
+    return f"LoRA of rank {lora.rank} on {targets}{stored}"
 
 
 def _roles(recipe: PPORecipe) -> Iterator[str]:
-    yield _line("policy", f"{_model(recipe.policy)}, {_trained(recipe.policy.lora)}")
+    yield _line("policy", f"{_model(recipe.policy)}, {_trained(recipe.policy)}")
     yield _line("reference", _reference(recipe))
     yield _line("value", _value(recipe))
     for index, source in enumerate(recipe.reward):
         first, *_ = reward_inputs(source, f"reward.{index}")
         what = "function" if isinstance(source, FunctionRewardConfig) else "reward model"
-        yield _line("reward", f"{source.name}: {what} {first}, weight {source.weight:g}")
+        shared = ON_BASE if isinstance(source, ModelRewardConfig) and source.share_base else ""
+        yield _line("reward", f"{source.name}: {what} {first}{shared}, weight {source.weight:g}")
     if recipe.gold is not None:
         yield _line("gold", f"{recipe.gold.name}: function {recipe.gold.function}, watched only")
 
@@ -94,7 +98,7 @@ def _reference(recipe: PPORecipe) -> str:
     if recipe.ppo.kl.place == "none":
         return "none: ppo.kl.place is none"
     if recipe.policy.lora is not None:
-        return "the policy with its adapter off, no second copy"
+        return "the policy's base, no second copy"
     return "a frozen copy of the policy" if recipe.reference is None else f"{_model(recipe.reference)}, frozen"
 
 
@@ -107,11 +111,15 @@ def _value(recipe: PPORecipe) -> str:
     if recipe.value.start == "trunk":
         head = "a fresh head" if recipe.value.path is None else f"the head of {_model(recipe.value)}"
         return f"{head} on the policy's own backbone, trained with it: value loss x {recipe.ppo.value_loss.weight:g}"
+    scorer = next((source for source in recipe.reward if isinstance(source, ModelRewardConfig)), None)
+    if recipe.value.start == "reward" and scorer is not None and scorer.share_base:
+        return f"adapter and head of the reward model{ON_BASE}, trained further"
     origins = {
         "policy": "backbone of the policy, fresh head",
         "reward": "backbone and head of the reward model",
     }
-    return f"{origins.get(recipe.value.start) or _model(recipe.value)}, {_trained(recipe.value.lora)}"
+    shared = ON_BASE if recipe.value.start == "policy" and recipe.value.lora and recipe.policy.lora else ""
+    return f"{origins.get(recipe.value.start) or _model(recipe.value)}, {_trained(recipe.value)}{shared}"
 
 
 def _data(recipe: SFTRecipe | RewardRecipe | PPORecipe) -> Iterator[str]:

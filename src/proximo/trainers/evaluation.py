@@ -52,9 +52,7 @@ def evaluate_policy(
     opponents: list[Scored | None] = [None] * len(scored)
     if roles.reference_engine is not None:
         theirs = InferenceCalls(replace(roles, engine=roles.reference_engine), reward, calls.config)
-        with theirs.reference_view():
-            answers = _answers(theirs, prompts, seed=seed)
-        opponents = list(theirs.score(answers)[0])
+        opponents = list(theirs.score(_answers(theirs, prompts, seed=seed))[0])
         metrics |= _duel_metrics(scored, opponents)
     return Evaluation(scored=tuple(scored), kl=tuple(divergences), reference=tuple(opponents), metrics=metrics)
 

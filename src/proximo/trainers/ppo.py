@@ -11,7 +11,6 @@ from typing import Any, Literal
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.algorithms.controllers import adaptive_kl
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo import PPOConfig
@@ -25,7 +24,7 @@ from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.records import Experience, Prompt, Response, Scored
+from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rollout.sampling import RandomKey
@@ -47,6 +46,7 @@ from proximo.trainers.calls import InferenceCalls, absent_inputs, step_graph
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
 from proximo.trainers.invariants import check_first_minibatch
+from proximo.trainers.kl_coefficient import adapted_coefficient
 from proximo.trainers.learners import make_learners
 from proximo.trainers.memory import check_release, release_cache, with_memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
@@ -54,7 +54,7 @@ from proximo.trainers.ptx import make_text_loss
 from proximo.trainers.roles import Followers, make_roles
 from proximo.trainers.score_guards import EqualSteps, refuse_equal
 from proximo.trainers.scoring import keep_best, score_responses
-from proximo.trainers.step_metrics import StepOutcome, counted_responses, sequence_kl, step_metrics
+from proximo.trainers.step_metrics import StepOutcome, step_metrics
 from proximo.trainers.token_ids import Mask
 from proximo.trainers.updates import UpdateCalls
 from proximo.trainers.value_scale import ValueScale
@@ -241,7 +241,7 @@ class PPOTrainer:
             extra=values_of(self.extra_calls, graph, outcome.values),
         )
         if step.policy is not None:  # while the critic warms up, the policy and its coefficient wait
-            self._adapt_kl(step.experience)
+            self.kl_coefficient = adapted_coefficient(self.kl_coefficient, step.experience, self.config.kl)
         self.score_moments = outcome.values["shaped_scores"].moments
         self.equal_steps = self.equal_steps.after(step.sampled)
         self.steps_done += 1
@@ -294,19 +294,6 @@ class PPOTrainer:
 
     def _refuse_equal(self, sampled: Sequence[Scored]) -> None:
         refuse_equal(self.equal_steps.after(sampled), self.config.guards, step=self.steps_done + 1)
-
-    def _adapt_kl(self, experience: Experience) -> None:
-        kl = self.config.kl
-        divergences = sequence_kl(experience)
-        observed = [value for i in counted_responses(experience) if (value := divergences[i]) is not None]
-        if kl.target is not None and observed:
-            self.kl_coefficient = adaptive_kl(
-                self.kl_coefficient,
-                observed=sum(observed) / len(observed),
-                target=kl.target,
-                horizon=kl.horizon,
-                num_sequences=len(observed),
-            )
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         recorder = Recorder()

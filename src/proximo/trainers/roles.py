@@ -12,6 +12,7 @@ from proximo.learner.averaging import follow
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sharing import base_alone
 from proximo.models.trunk import scalar_on
 from proximo.rollout.local import LocalEngine
 from proximo.trainers.calls import Roles
@@ -31,10 +32,10 @@ def make_roles(
 
     Raises ConfigError where the losses and optimizers of the configuration do not fit what policy and critic share.
     """
-    if config.kl.place == "none" or policy.has_adapter:  # an adapter's base is the reference
+    if config.kl.place == "none":
         reference = None
     elif reference is None:
-        reference = policy.frozen_copy()
+        reference = base_alone(policy) if policy.has_adapter else policy.frozen_copy()
     if not config.uses_critic:
         value = None
     elif value == "trunk":
@@ -49,7 +50,7 @@ def make_roles(
         reference=reference,
         value=value,
         engine=_engine(policy, tokenizer, config),
-        reference_engine=_engine(reference or policy, tokenizer, config) if config.evaluate_reference else None,
+        reference_engine=_engine(reference, tokenizer, config) if reference and config.evaluate_reference else None,
     )
     if problem := trunk_problem(config, shares_trunk=roles.shares_trunk):
         raise ConfigError(problem)

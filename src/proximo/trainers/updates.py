@@ -18,13 +18,12 @@ from proximo.algorithms.losses import (
 )
 from proximo.algorithms.masking import select, sum_per_token
 from proximo.errors import TrainingError
-from proximo.learner.minibatches import plan_minibatches
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
-from proximo.models.batching import plan_batches
 from proximo.models.heads import token_logprobs
 from proximo.records import Experience
-from proximo.trainers.calls import InferenceCalls, pack_members
+from proximo.trainers.calls import InferenceCalls
+from proximo.trainers.cutting import cut_minibatch, plan_updates
 from proximo.trainers.experience import token_values
 from proximo.trainers.joint_loss import JointStatistics, joint_loss, policy_parts, policy_share, value_share
 from proximo.trainers.microbatch import Microbatch
@@ -202,10 +201,11 @@ class UpdateCalls:
         """The updates of a plan, one after the other; a refused one after which the step `ends` is the last."""
         # Tokens outside the mask may hold anything, NaN included: nothing of them enters a loss.
         clean = {name: torch.where(experience.mask, column, 0.0) for name, column in columns.items()}
-        plan = self._plan(experience, step=step)
+        plan = plan_updates(experience, self.config, seed=self.seed, step=step)
         taken: Taken[Statistics] = Taken(num_planned=len(plan))
+        budget = self.config.tokens_per_microbatch
         for members in plan:
-            batches = self._cut(experience, clean, members)
+            batches = cut_minibatch(experience, clean, members, token_budget=budget, device=self.roles.policy.device)
             if learner is not self.value_learner:
                 batches = mark_trusted(batches, self.roles.policy, self.config)
             result = learner.update(batches, loss, guard=guard)
@@ -216,45 +216,6 @@ class UpdateCalls:
                 taken.ended = True
                 break
         return taken
-
-    def _plan(self, experience: Experience, *, step: int) -> list[list[int]]:
-        """The responses of each minibatch, epoch after epoch."""
-        parts = experience.mask.split(list(experience.lengths))
-        members = [index for index, part in enumerate(parts) if part.any()]
-        if not members:
-            raise TrainingError(
-                f"step {step + 1}: no response has a token that counts; all {len(parts)} were empty, cut off under "
-                "truncated: mask, or could not be scored"
-            )
-        epochs = plan_minibatches(
-            members,
-            size=self.config.responses_per_update,
-            num_epochs=self.config.epochs_per_step,
-            seed=self.seed,
-            step=step,
-        )
-        return [minibatch for epoch in epochs for minibatch in epoch]
-
-    def _cut(self, experience: Experience, columns: dict[str, Tensor], minibatch: Sequence[int]) -> list[Microbatch]:
-        """The micro-batches of a minibatch, each of whole responses."""
-        responses = [scored.response for scored in experience.scored]
-        sizes, device = list(experience.lengths), self.roles.policy.device
-        pieces = {name: column.split(sizes) for name, column in columns.items()}
-        masks = experience.mask.split(sizes)
-        lengths = [len(responses[i].prompt.token_ids) + sizes[i] for i in minibatch]
-        plan = plan_batches(lengths, token_budget=self.config.tokens_per_microbatch)
-        chosen = [[minibatch[i] for i in indices] for indices in plan]
-        num_update_tokens = sum(int(masks[i].sum()) for i in minibatch)
-        return [
-            Microbatch(
-                packed=pack_members(responses, members, device=device),
-                mask=torch.cat([masks[i] for i in members]).to(device),
-                columns={name: torch.cat([parts[i] for i in members]).to(device) for name, parts in pieces.items()},
-                num_update_tokens=num_update_tokens,
-                num_update_responses=len(minibatch),
-            )
-            for members in chosen
-        ]
 
     def _kl_in_loss(self, logprobs: Tensor, hidden: Tensor, batch: Microbatch) -> Tensor:
         if self.config.kl.measure == "full":
