@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
+from proximo.config.dpo import DPOConfig
 from proximo.config.ppo import FunctionRewardConfig, PPOConfig, RewardSourceConfig
 from proximo.config.run import (
     RANDOM_BASE,
@@ -65,6 +66,13 @@ def _check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer
         raise ValueError(f"{key}.config starts without a tokenizer beside it: give tokenizer.path")
 
 
+def _check_reference(model: ModelConfig, key: str, reference: ModelConfig | None) -> None:
+    if model.lora is not None and reference is not None:
+        raise ValueError(f"with {key}.lora the base is the reference: remove reference, or train without LoRA")
+    if reference is not None and reference.lora is not None:
+        raise ValueError("a reference is not trained: remove reference.lora")
+
+
 class SFTRecipe(Section):
     """`proximo sft`."""
 
@@ -108,6 +116,29 @@ class RewardRecipe(Section):
         return self
 
 
+class DPORecipe(Section):
+    """`proximo dpo`."""
+
+    run: RunConfig
+    """Where and on what."""
+    model: ModelConfig
+    """The policy that is trained, best a fine-tuned one; a frozen copy (or its base, with LoRA) is the reference."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The policy's tokenizer."""
+    reference: ModelConfig | None = None
+    """Another reference than a copy of the policy; it must share the policy's vocabulary."""
+    data: PreferenceDataConfig
+    """Preference pairs."""
+    dpo: DPOConfig = DPOConfig()
+    """How it learns."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _check_tokenizer(self.model, "model", self.tokenizer)
+        _check_reference(self.model, "model", self.reference)
+        return self
+
+
 class PPORecipe(Section):
     """`proximo ppo`."""
 
@@ -138,8 +169,7 @@ class PPORecipe(Section):
             raise ValueError(f"reward sources need different names, got {', '.join(names)}")
         if self.ppo.uses_critic and self.value.start == "reward" and all(s.kind != "model" for s in self.reward):
             raise ValueError("value.start is reward, but no reward source is of kind model")
-        if self.policy.lora is not None and self.reference is not None:
-            raise ValueError("with policy.lora the base is the reference: remove reference, or train without LoRA")
+        _check_reference(self.policy, "policy", self.reference)
         if self.ppo.uses_critic and self.policy.config is not None and self.value.lora and self.value.start == "policy":
             raise ValueError(f"value starts from the policy, which is a random start: {RANDOM_BASE}")
         if self.policy.lora is not None and self.ppo.kl.reference_every_steps is not None:
@@ -154,8 +184,6 @@ class PPORecipe(Section):
                 "ppo.policy_loss.behaviour_weight weighs the policy against its sampler, but with run.precision "
                 "float32 their log-probs are the same, and every weight 1: set run.precision to bf16, or leave it out"
             )
-        if self.reference is not None and self.reference.lora is not None:
-            raise ValueError("a reference is not trained: remove reference.lora")
         return self
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from proximo.config.base import Section
 from proximo.config.ppo import PPOConfig
 from proximo.config.ppo_advantage import AdvantageConfig
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import OptimizerConfig
 
 
@@ -24,6 +24,8 @@ def _unused(recipe: Section, prefix: str) -> Iterator[str]:
             yield from _unused_in_optimizer(recipe.sft.optimizer, f"{prefix}sft.optimizer.")
         case RewardRecipe():
             yield from _unused_in_optimizer(recipe.reward.optimizer, f"{prefix}reward.optimizer.")
+        case DPORecipe():
+            yield from _unused_in_optimizer(recipe.dpo.optimizer, f"{prefix}dpo.optimizer.")
         case PPORecipe():
             yield from _unused_in_ppo(recipe.ppo, f"{prefix}ppo.")
             if not recipe.ppo.uses_critic:

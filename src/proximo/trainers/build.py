@@ -18,7 +18,13 @@ from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.placement import Precision, resolve_device, resolve_precision
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sources import ModelSource, adapter_base
-from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.models.vocabulary import (
+    check_same_vocabulary,
+    check_vocabulary,
+    load_tokenizer,
+    resize_vocabulary,
+    vocabulary_size,
+)
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
@@ -81,6 +87,15 @@ def build_language_model(
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
     return model
+
+
+def build_reference(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel:
+    """A frozen model to compare the policy with. Raises ModelError where it has another vocabulary than `tokenizer`."""
+    if config.path is not None:
+        check_same_vocabulary(tokenizer, load_tokenizer(config.path, revision=config.revision), role="reference")
+    reference = build_language_model(config, tokenizer, place=place, role="reference")
+    reference.model.requires_grad_(False)
+    return reference
 
 
 def refuse_second_adapter(source: ModelSource, *, role: str) -> None:

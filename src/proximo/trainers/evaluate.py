@@ -9,18 +9,19 @@ from rich.table import Table
 
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.run_folder import RESOLVED_CONFIG
-from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import RunFolderError, UserError
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
-from proximo.trainers import ppo_run, reward, sft
+from proximo.trainers import dpo, ppo_run, reward, sft
+from proximo.trainers.dpo_task import DPOTask
 from proximo.trainers.loop import Record
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reward_task import RewardTask
 from proximo.trainers.saved import find_checkpoint, find_run
 from proximo.trainers.sft_task import SFTTask
 
-Task = SFTTask | RewardTask | PPOTask
+Task = SFTTask | RewardTask | DPOTask | PPOTask
 
 
 def run_evaluate(folder: Path, *, checkpoint: str = "latest", num_prompts: int | None, output: Path | None) -> int:
@@ -59,14 +60,16 @@ def build_task(run: Path) -> Task:
             return sft.build_task(recipe)
         case RewardRecipe() as recipe:
             return reward.build_task(recipe)
+        case DPORecipe() as recipe:
+            return dpo.build_task(recipe)
 
 
-def _saved_recipe(saved: Path) -> SFTRecipe | RewardRecipe | PPORecipe:
+def _saved_recipe(saved: Path) -> SFTRecipe | RewardRecipe | DPORecipe | PPORecipe:
     try:
         content = json.loads(saved.read_text(encoding="utf-8"))
         content = _where_it_lies(content, saved.parent)
-        kind = PPORecipe if "policy" in content else SFTRecipe if "sft" in content else RewardRecipe
-        return kind.model_validate(content)
+        kinds = {"policy": PPORecipe, "sft": SFTRecipe, "dpo": DPORecipe}
+        return next((kind for key, kind in kinds.items() if key in content), RewardRecipe).model_validate(content)
     except (ValueError, TypeError, KeyError) as error:  # no JSON, no mapping, or not what a recipe holds
         reason = str(error).partition("\n")[0]
         raise RunFolderError(f"{saved} is damaged, or of another version ({reason}): it cannot be evaluated") from error

@@ -13,7 +13,7 @@ from proximo.config.base import Section
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
 from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.errors import ConfigError
 
@@ -56,9 +56,13 @@ def inputs_of(recipe: Section, prefix: str = "") -> Iterator[Input]:
                     yield from (_with_stage(each, recipe) for each in inputs_of(stage, f"{prefix}{name}."))
         case SFTRecipe() | RewardRecipe():
             yield model_input(recipe.model, f"{prefix}model")
+        case DPORecipe():
+            yield model_input(recipe.model, f"{prefix}model")
+            if recipe.reference is not None:
+                yield model_input(recipe.reference, f"{prefix}reference")
         case PPORecipe():
             yield from _ppo_inputs(recipe, prefix)
-    if isinstance(recipe, SFTRecipe | RewardRecipe | PPORecipe):
+    if isinstance(recipe, SFTRecipe | RewardRecipe | DPORecipe | PPORecipe):
         if recipe.tokenizer.path is not None:
             yield _folder_or_hub(recipe.tokenizer.path, f"{prefix}tokenizer.path", ())
         yield from data_inputs(recipe.data, f"{prefix}data")

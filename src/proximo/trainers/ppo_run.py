@@ -20,6 +20,7 @@ from proximo.rewards.weighted import WeightedReward
 from proximo.trainers.build import (
     Place,
     build_language_model,
+    build_reference,
     build_reward_source,
     build_scalar_model,
     build_tokenizer,
@@ -138,12 +139,7 @@ def _build_reference(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, *, p
     """Another reference than the policy's own start, where the recipe names one."""
     if recipe.reference is None or recipe.ppo.kl.place == "none":
         return None
-    if recipe.reference.path is not None:
-        own = load_tokenizer(recipe.reference.path, revision=recipe.reference.revision)
-        check_same_vocabulary(tokenizer, own, role="reference")
-    reference = build_language_model(recipe.reference, tokenizer, place=place, role="reference")
-    reference.model.requires_grad_(False)
-    return reference
+    return build_reference(recipe.reference, tokenizer, place=place)
 
 
 def _build_value(
