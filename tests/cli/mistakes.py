@@ -233,6 +233,8 @@ COMMANDS = (
     _use("export of nothing", "export runs/none out", "no run folder runs/none"),
     _use("export over a folder", "export run out", "out exists and is left as it is", files={**RUN, "out/x": "1"}),
     _use("export in other numbers", "export run out --dtype float16", "'float32', 'bfloat16'", files=RUN),
+    _use("push to no name", "export run out --push a/b/c", "--push wants a name on the Hub", "'a/b/c'", files=RUN),
+    _use("private without a push", "export run out --private", "give --push NAME as well", files=RUN),
     _use("evaluation of nothing", "evaluate runs/none", "no run folder runs/none"),
     _use("generation without a prompt", "generate model", "no prompt", files=MODEL),
     _use("no samples", "generate model x --num-samples 0", "--num-samples", files=MODEL),

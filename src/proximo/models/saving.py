@@ -1,6 +1,8 @@
 """Weights to a Hugging Face folder and back into a model in use. Not atomic: that is the checkpoint store's part."""
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,11 +17,23 @@ def save_pretrained(model: PreTrainedModel | PeftModel, folder: Path) -> None:
     """What `from_pretrained` reads: the whole model, or the adapter alone (with a scalar head, if there is one)."""
     with quiet_transformers():
         if isinstance(model, PeftModel):
-            # "auto" would ask the Hub whether the base's vocabulary has changed.
-            model.save_pretrained(str(folder), save_embedding_layers=False)
+            with _without_card(folder / "README.md"):
+                # "auto" would ask the Hub whether the base's vocabulary has changed.
+                model.save_pretrained(str(folder), save_embedding_layers=False)
             _settle_adapter_config(folder / "adapter_config.json")
         else:
             model.save_pretrained(folder)
+
+
+@contextmanager
+def _without_card(card: Path) -> Generator[None]:
+    """peft writes a card that says nothing but where on this machine the base lies, also into one that is there."""
+    before = card.read_bytes() if card.is_file() else None
+    yield
+    if before is not None:
+        card.write_bytes(before)
+    else:
+        card.unlink(missing_ok=True)
 
 
 @torch.no_grad()

@@ -1,16 +1,13 @@
 """`proximo evaluate`: a run's checkpoint on its held-out data, once more. Not the evaluations during training."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from proximo.checkpoint.logs import JsonLines
-from proximo.checkpoint.run_folder import RESOLVED_CONFIG
 from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.errors import RunFolderError, UserError
+from proximo.errors import UserError
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.trainers import dpo, ppo_run, reward, sft
@@ -19,6 +16,7 @@ from proximo.trainers.loop import Record
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reward_task import RewardTask
 from proximo.trainers.saved import find_checkpoint, find_run
+from proximo.trainers.saved_recipe import saved_recipe
 from proximo.trainers.sft_task import SFTTask
 
 Task = SFTTask | RewardTask | DPOTask | PPOTask
@@ -50,10 +48,7 @@ def run_evaluate(folder: Path, *, checkpoint: str = "latest", num_prompts: int |
 
 def build_task(run: Path) -> Task:
     """The task of a run from the configuration that was saved with it. Raises RunFolderError where it is damaged."""
-    saved = run / RESOLVED_CONFIG
-    if not saved.is_file():
-        raise RunFolderError(f"{run} has no {RESOLVED_CONFIG}, so its models and data are not known")
-    match _saved_recipe(saved):
+    match saved_recipe(run):
         case PPORecipe() as recipe:
             return ppo_run.build_task(recipe)
         case SFTRecipe() as recipe:
@@ -62,34 +57,6 @@ def build_task(run: Path) -> Task:
             return reward.build_task(recipe)
         case DPORecipe() as recipe:
             return dpo.build_task(recipe)
-
-
-def _saved_recipe(saved: Path) -> SFTRecipe | RewardRecipe | DPORecipe | PPORecipe:
-    try:
-        content = json.loads(saved.read_text(encoding="utf-8"))
-        content = _where_it_lies(content, saved.parent)
-        kinds = {"policy": PPORecipe, "sft": SFTRecipe, "dpo": DPORecipe}
-        return next((kind for key, kind in kinds.items() if key in content), RewardRecipe).model_validate(content)
-    except (ValueError, TypeError, KeyError) as error:  # no JSON, no mapping, or not what a recipe holds
-        reason = str(error).partition("\n")[0]
-        raise RunFolderError(f"{saved} is damaged, or of another version ({reason}): it cannot be evaluated") from error
-
-
-def _where_it_lies(content: Any, run: Path) -> Any:
-    """The settings of a stage whose pipeline was moved: what lay below the old folder is looked for below the new."""
-    before, now = Path(content["run"]["folder"]).parent, run.parent
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: moved(part) for name, part in value.items()}
-        if isinstance(value, list):
-            return [moved(part) for part in value]
-        if not isinstance(value, str) or not value.startswith(f"{before}/") or Path(value).exists():
-            return value
-        found = now / Path(value).relative_to(before)
-        return str(found) if found.exists() else value
-
-    return content if before == now else moved(content)
 
 
 def _print(record: Record, *, title: str) -> None:
