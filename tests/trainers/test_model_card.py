@@ -61,7 +61,7 @@ def test_every_model_of_the_final_checkpoint_has_a_card_and_no_earlier_one(place
     assert not [path for path in final.rglob(CARD) if path.parent.name not in ("policy", "value")]
 
 
-def test_the_settings_and_the_figures_are_those_of_the_run(place: Path) -> None:
+def test_the_settings_and_the_figures_are_those_of_the_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     card = (trained(place, "dpo", {"dpo.beta": 0.3}) / "policy" / CARD).read_text()
     assert rows(card, "`dpo.beta`")[1] == "0.3"
     assert rows(card, "`run.seed`")[1] == "5"
@@ -70,6 +70,9 @@ def test_the_settings_and_the_figures_are_those_of_the_run(place: Path) -> None:
     assert shown[1].endswith("(step 0)")
     assert shown[2] == f"{lines[-1]['evaluation/margin_mean']:.2f} (step 5)"
     assert "both may have become less likely" in " ".join(card.split())
+    assert main(["evaluate", "run"]) == 0
+    (again,) = [line for line in capsys.readouterr().out.splitlines() if "evaluation/margin_mean" in line]
+    assert shown[2].split()[0] in again
 
 
 def test_a_card_of_an_earlier_checkpoint_knows_nothing_of_later_steps(place: Path) -> None:
