@@ -12,12 +12,15 @@ from transformers import PreTrainedModel
 from proximo.errors import CheckpointError
 from proximo.models.quiet import quiet_transformers
 
+CARD_WRITER = "create_or_update_model_card"
+"""A method of peft's models."""
+
 
 def save_pretrained(model: PreTrainedModel | PeftModel, folder: Path) -> None:
     """What `from_pretrained` reads: the whole model, or the adapter alone (with a scalar head, if there is one)."""
     with quiet_transformers():
         if isinstance(model, PeftModel):
-            with _without_card(folder / "README.md"):
+            with _without_card(model):
                 # "auto" would ask the Hub whether the base's vocabulary has changed.
                 model.save_pretrained(str(folder), save_embedding_layers=False)
             _settle_adapter_config(folder / "adapter_config.json")
@@ -26,14 +29,13 @@ def save_pretrained(model: PreTrainedModel | PeftModel, folder: Path) -> None:
 
 
 @contextmanager
-def _without_card(card: Path) -> Generator[None]:
+def _without_card(model: PeftModel) -> Generator[None]:
     """peft writes a card that says nothing but where on this machine the base lies, also into one that is there."""
-    before = card.read_bytes() if card.is_file() else None
-    yield
-    if before is not None:
-        card.write_bytes(before)
-    else:
-        card.unlink(missing_ok=True)
+    setattr(model, CARD_WRITER, lambda *_: None)
+    try:
+        yield
+    finally:
+        delattr(model, CARD_WRITER)
 
 
 @torch.no_grad()
