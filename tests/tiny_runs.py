@@ -1,4 +1,4 @@
-"""Tiny runs of the three trainers as recipes: models of width 16, characters for tokens. Not the interrupting of them.
+"""Tiny runs of the trainers as recipes: models of width 16, characters for tokens. Not the interrupting of them.
 
 Every recipe takes five steps and saves after the second, the fourth and the fifth, so that the last save prunes.
 Nothing is constant: learning rates, the KL coefficient, the number of micro-batches; whatever a resume forgets shows.
@@ -13,18 +13,19 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.trainers.dpo import run_dpo
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo_run import run_ppo
 from proximo.trainers.reward import run_reward
 from proximo.trainers.sft import run_sft
 
-Kind = Literal["sft", "reward", "ppo"]
-KINDS: tuple[Kind, ...] = ("sft", "reward", "ppo")
+Kind = Literal["sft", "reward", "dpo", "ppo"]
+KINDS: tuple[Kind, ...] = ("sft", "reward", "dpo", "ppo")
 NUM_STEPS = 5
 SAVED_STEPS = (2, 4, 5)
 
@@ -51,7 +52,7 @@ LORA = {"rank": 2, "alpha": 4.0}
 
 
 def make_inputs(place: Path) -> Path:
-    """Write a tokenizer, a reward model and data for all three trainers below `place`; returns it."""
+    """Write a tokenizer, a reward model and data for all trainers below `place`; returns it."""
     place.mkdir(parents=True, exist_ok=True)
     tiny_tokenizer().save_pretrained(place / "tokenizer")
     scalar = scalar_from_language_model(
@@ -109,7 +110,7 @@ def recipe_of(kind: Kind, place: Path) -> dict[str, Any]:
         "samples_per_step": 1,
         "tensorboard": False,
     }
-    sections = {"sft": _sft, "reward": _reward, "ppo": _ppo}[kind](place)
+    sections = {"sft": _sft, "reward": _reward, "dpo": _dpo, "ppo": _ppo}[kind](place)
     return {"run": run, "tokenizer": {"path": str(place / "tokenizer")}, **sections}
 
 
@@ -126,6 +127,14 @@ def _reward(place: Path) -> dict[str, Any]:
         "model": {"config": LLAMA},
         "data": {"sources": [{"path": str(place / "pairs.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
         "reward": {"num_epochs": 2, "pairs_per_step": 4, "tokens_per_microbatch": 60, "optimizer": _optimizer()},
+    }
+
+
+def _dpo(place: Path) -> dict[str, Any]:
+    return {
+        "model": {"config": LLAMA},
+        "data": {"sources": [{"path": str(place / "pairs.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
+        "dpo": {"num_epochs": 2, "pairs_per_step": 4, "tokens_per_microbatch": 60, "optimizer": _optimizer()},
     }
 
 
@@ -180,6 +189,7 @@ def run(kind: Kind, recipe: Mapping[str, Any], options: RunOptions) -> int:
     runners: dict[Kind, Callable[[], int]] = {
         "sft": lambda: run_sft(SFTRecipe.model_validate(recipe), options),
         "reward": lambda: run_reward(RewardRecipe.model_validate(recipe), options),
+        "dpo": lambda: run_dpo(DPORecipe.model_validate(recipe), options),
         "ppo": lambda: run_ppo(PPORecipe.model_validate(recipe), options),
     }
     return runners[kind]()

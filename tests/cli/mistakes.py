@@ -7,7 +7,7 @@ mistake that is only found once torch is there says so with `before_torch=False`
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from recipe_files import PIPELINE, PPO, REWARD, SFT
+from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
 
 RUN = {"run/.proximo-run": "", "run/metrics.jsonl": '{"step": 1}\n'}
 MODEL = {"model/config.json": "{}"}
@@ -35,7 +35,7 @@ def _override(
     name: str, override: str, *pieces: str, kind: str = "ppo", files: Mapping[str, str | bytes] | None = None
 ) -> Mistake:
     """A good recipe with one override that is wrong."""
-    text = {"ppo": PPO, "sft": SFT, "reward": REWARD, "pipeline": PIPELINE}[kind]
+    text = {"ppo": PPO, "sft": SFT, "reward": REWARD, "dpo": DPO, "pipeline": PIPELINE}[kind]
     return Mistake(name=name, argv=(kind, "r.yaml", override), pieces=pieces, files={"r.yaml": text, **(files or {})})
 
 
@@ -239,6 +239,21 @@ RECIPES = (
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("folder of a stage", "ppo.run.folder=x", "follows from run.folder", kind="pipeline"),
     _override("proportions without phase", "data.proportions=[2, 4]", "belong together", kind="sft"),
+    _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "above 0.0, got 0", kind="dpo"),
+    _override("half of the labels wrong", "dpo.label_smoothing=0.5", "below 0.5, got 0.5", kind="dpo"),
+    _override("unknown key of DPO", "dpo.loss=ipo", "dpo.loss", kind="dpo"),
+    _override("dropout in DPO", "dpo.dropout=true", "dpo.dropout", kind="dpo"),
+    _override(
+        "second reference of an adapter",
+        "reference.path=a/b",
+        "with model.lora the base is the reference",
+        kind="dpo",
+        files={"r.yaml": DPO.replace("owner/model", "owner/model\n  lora: {rank: 2}")},
+    ),
+    _override("trained reference", "reference={path: a/b, lora: {rank: 2}}", "remove reference.lora", kind="dpo"),
+    _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),
+    _override("DPO from nowhere", "model.path=null", "exactly one of path", kind="dpo"),
+    _recipe("recipe of DPO for another command", DPO, "a recipe for `proximo dpo`, not for `proximo ppo`"),
     _override("reward model from nowhere", "model={start: policy}", "needs path", kind="reward"),
 )
 OVERRIDES = (
@@ -288,7 +303,7 @@ COMMANDS = (
     _use("unknown option", "ppo ppo --bogus", "No such option: --bogus"),
     _use("resume in another way", "ppo ppo --resume=later", "--resume=auto", "later"),
     _use("resume and overwrite", "ppo ppo --resume --overwrite", "choose one"),
-    _use("kind that there is none of", "config schema sftt", "'sft', 'reward', 'ppo', 'pipeline'"),
+    _use("kind that there is none of", "config schema sftt", "'sft', 'reward', 'dpo', 'ppo', 'pipeline'"),
     _use("recipe of no clear kind", "config check r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
     _use("copy over a file", "recipes copy ppo mine.yaml", "mine.yaml exists", files={"mine.yaml": "x: 1\n"}),
     _use("copy into nowhere", "recipes copy ppo no/such/folder/mine.yaml", "cannot be written"),
@@ -298,6 +313,8 @@ COMMANDS = (
     _use("export of nothing", "export runs/none out", "no run folder runs/none"),
     _use("export over a folder", "export run out", "out exists and is left as it is", files={**RUN, "out/x": "1"}),
     _use("export in other numbers", "export run out --dtype float16", "'float32', 'bfloat16'", files=RUN),
+    _use("push to no name", "export run out --push a/b/c", "--push wants a name on the Hub", "'a/b/c'", files=RUN),
+    _use("private without a push", "export run out --private", "give --push NAME as well", files=RUN),
     _use("evaluation of nothing", "evaluate runs/none", "no run folder runs/none"),
     _use("generation without a prompt", "generate model", "no prompt", files=MODEL),
     _use("chat with tokens below one", "chat model --max-new-tokens 0", "--max-new-tokens", files=MODEL),

@@ -9,9 +9,9 @@ from proximo.config.loader import guess_kind, load_recipe, recipe_schema, resolv
 from proximo.config.ppo import PPOConfig
 from proximo.config.unused import unused_keys
 from proximo.errors import ConfigError
-from recipe_files import PIPELINE, PPO, REWARD, SFT, write_recipe
+from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
-TEXTS = {"sft": SFT, "reward": REWARD, "ppo": PPO, "pipeline": PIPELINE}
+TEXTS = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
 
 
 @pytest.fixture

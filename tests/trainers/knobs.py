@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, ppo, ppo_ptx, recipes, run, sinks
+from proximo.config import data, dpo, ppo, ppo_ptx, recipes, run, sinks
 from proximo.config.base import Section
 from tiny_runs import LORA, Kind
 
@@ -237,6 +237,19 @@ KNOBS = [
         {"reference": {"path": "$/other_model"}},
         {"policy": {"path": "$/language_model"}},
     ),
+    Knob(
+        recipes.DPORecipe,
+        "reference",
+        "dpo",
+        {"reference": {"path": "$/other_model"}},
+        {"model": {"path": "$/language_model"}},
+    ),
+    Knob(dpo.DPOConfig, "num_epochs", "dpo", {"dpo.num_epochs": 3}),
+    Knob(dpo.DPOConfig, "pairs_per_step", "dpo", {"dpo.pairs_per_step": 3}),
+    Knob(dpo.DPOConfig, "tokens_per_microbatch", "dpo", {"dpo.tokens_per_microbatch": 900}),
+    Knob(dpo.DPOConfig, "beta", "dpo", {"dpo.beta": 0.2}),
+    Knob(dpo.DPOConfig, "label_smoothing", "dpo", {"dpo.label_smoothing": 0.1}),
+    Knob(dpo.DPOConfig, "optimizer", "dpo", {"dpo.optimizer": {"learning_rate": 1e-3}}),
     Knob(recipes.PPORecipe, "gold", "ppo", {"gold": None}),
     Knob(ppo.RolloutConfig, "max_new_tokens", "ppo", {"ppo.rollout.max_new_tokens": 3}),
     Knob(

@@ -8,6 +8,7 @@ import typer
 
 from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.errors import RunFolderError, UserError
+from proximo.trainers.inputs import HUB_NAME
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; of a pipeline, its last stage is meant.")]
 CheckpointName = Annotated[str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which checkpoint.")]
@@ -108,15 +109,19 @@ def export(
     checkpoint: CheckpointName = "latest",
     merge: Annotated[bool, typer.Option("--merge", help="Add a LoRA adapter into its base.")] = False,
     dtype: Annotated[DType | None, typer.Option(help="Numbers of the weights; as saved if left out.")] = None,
+    push: Annotated[str | None, typer.Option(metavar="NAME", help="Also upload it to the Hub under this name.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: a new model is not public.")] = False,
 ) -> int:
-    """Write a run's model as a Hugging Face folder, with tokenizer, chat template and generation config.
+    """Write a run's model as a Hugging Face folder, with tokenizer, chat template, generation config and model card.
 
     \b
     proximo export runs/ppo models/mine
     proximo export runs/ppo models/mine --checkpoint best --merge --dtype bfloat16
     proximo export runs/ppo models/critic --role value
+    proximo export runs/ppo models/mine --merge --push me/mine --private
     """
     _existing_run(run)
+    _check_hub_name(push, private=private)
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
     from proximo.trainers.export import ExportOptions, run_export
@@ -126,8 +131,17 @@ def export(
         checkpoint=checkpoint,
         merge=merge,
         dtype=dtype,
+        push=push,
+        private=private,
     )
     return run_export(run, out, options)
+
+
+def _check_hub_name(push: str | None, *, private: bool) -> None:
+    if push is None and private:
+        raise UserError("--private is about the model that --push makes on the Hub: give --push NAME as well")
+    if push is not None and HUB_NAME.fullmatch(push) is None:
+        raise UserError(f"--push wants a name on the Hub, such as me/my-model, got {push!r}")
 
 
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a pipeline's.")]) -> None:

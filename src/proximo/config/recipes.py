@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
+from proximo.config.dpo import DPOConfig
 from proximo.config.one_pass import check_one_pass
 from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, PPOConfig, RewardSourceConfig
 from proximo.config.ppo_trunk import trunk_problem
@@ -75,6 +76,13 @@ def _check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: R
         )
 
 
+def _check_reference(model: ModelConfig, key: str, reference: ModelConfig | None) -> None:
+    if model.lora is not None and reference is not None:
+        raise ValueError(f"with {key}.lora the base is the reference: remove reference, or train without LoRA")
+    if reference is not None and reference.lora is not None:
+        raise ValueError("a reference is not trained: remove reference.lora")
+
+
 class SFTRecipe(Section):
     """`proximo sft`."""
 
@@ -134,6 +142,36 @@ class RewardRecipe(Section):
         return self
 
 
+class DPORecipe(Section):
+    """`proximo dpo`."""
+
+    run: RunConfig
+    """Where and on what."""
+    model: ModelConfig
+    """The policy that is trained, best a fine-tuned one; a frozen copy (or its base, with LoRA) is the reference."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The policy's tokenizer."""
+    reference: ModelConfig | None = None
+    """Another reference than a copy of the policy; it must share the policy's vocabulary."""
+    data: PreferenceDataConfig
+    """Preference pairs."""
+    dpo: DPOConfig = DPOConfig()
+    """How it learns."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _check_tokenizer(self.model, "model", self.tokenizer)
+        _check_reference(self.model, "model", self.reference)
+        _check_quantisation(self.model, "model", self.run)
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest, budget = 2 * self.dpo.pairs_per_step * self.data.max_tokens, self.dpo.tokens_per_microbatch
+        check_one_pass(self.dpo.optimizer, longest=longest, budget=budget, section="dpo", rows="dpo.pairs_per_step")
+        return self
+
+
 class PPORecipe(Section):
     """`proximo ppo`."""
 
@@ -172,8 +210,7 @@ class PPORecipe(Section):
             )
         if self.ppo.uses_critic and self.value.start == "reward" and all(s.kind != "model" for s in self.reward):
             raise ValueError("value.start is reward, but no reward source is of kind model")
-        if self.policy.lora is not None and self.reference is not None:
-            raise ValueError("with policy.lora the base is the reference: remove reference, or train without LoRA")
+        _check_reference(self.policy, "policy", self.reference)
         if self.ppo.uses_critic and self.policy.config is not None and self.value.lora and self.value.start == "policy":
             raise ValueError(f"value starts from the policy, which is a random start: {RANDOM_BASE}")
         if self.policy.lora is not None and self.ppo.kl.reference_every_steps is not None:

@@ -6,7 +6,7 @@ from proximo.config.base import Section
 from proximo.config.data import DataConfig
 from proximo.config.ppo import PPOConfig
 from proximo.config.ppo_advantage import AdvantageConfig
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import OptimizerConfig
 
 
@@ -16,7 +16,7 @@ def unused_keys(recipe: Section) -> list[str]:
 
 
 def _unused(recipe: Section, prefix: str) -> Iterator[str]:
-    if isinstance(recipe, SFTRecipe | RewardRecipe | PPORecipe):
+    if isinstance(recipe, SFTRecipe | RewardRecipe | DPORecipe | PPORecipe):
         yield from _unused_in_sources(recipe.data, f"{prefix}data.")
     match recipe:
         case PipelineRecipe():
@@ -27,13 +27,18 @@ def _unused(recipe: Section, prefix: str) -> Iterator[str]:
             yield from _unused_in_optimizer(recipe.sft.optimizer, f"{prefix}sft.optimizer.")
         case RewardRecipe():
             yield from _unused_in_optimizer(recipe.reward.optimizer, f"{prefix}reward.optimizer.")
+        case DPORecipe():
+            yield from _unused_in_optimizer(recipe.dpo.optimizer, f"{prefix}dpo.optimizer.")
         case PPORecipe():
             yield from _unused_in_ppo(recipe.ppo, f"{prefix}ppo.")
-            if not recipe.ppo.uses_critic:
-                reason = f"advantage {recipe.ppo.advantage.estimator} has no critic"
-                yield from _given(recipe, ("value",), prefix, reason)
-            if recipe.ppo.kl.place == "none":
-                yield from _given(recipe, ("reference",), prefix, "ppo.kl.place is none")
+            yield from _unused_models(recipe, prefix)
+
+
+def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
+    if not recipe.ppo.uses_critic:
+        yield from _given(recipe, ("value",), prefix, f"advantage {recipe.ppo.advantage.estimator} has no critic")
+    if recipe.ppo.kl.place == "none":
+        yield from _given(recipe, ("reference",), prefix, "ppo.kl.place is none")
 
 
 def _unused_in_sources(data: DataConfig, prefix: str) -> Iterator[str]:

@@ -23,7 +23,13 @@ from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing import scalar_from_adapter
 from proximo.models.sources import ModelSource, adapter_base
 from proximo.models.trunk import copy_head, scalar_on
-from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.models.vocabulary import (
+    check_same_vocabulary,
+    check_vocabulary,
+    load_tokenizer,
+    resize_vocabulary,
+    vocabulary_size,
+)
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
@@ -98,6 +104,15 @@ def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> Model
     """Where the section's weights come from, and how they are stored."""
     kind = None if config.quantisation == "none" else Quantisation(config.quantisation)
     return ModelSource(path=config.path, revision=config.revision, config=config.config, seed=seed, quantisation=kind)
+
+
+def build_reference(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel:
+    """A frozen model to compare the policy with. Raises ModelError where it has another vocabulary than `tokenizer`."""
+    if config.path is not None:
+        check_same_vocabulary(tokenizer, load_tokenizer(config.path, revision=config.revision), role="reference")
+    reference = build_language_model(config, tokenizer, place=place, role="reference")
+    reference.model.requires_grad_(False)
+    return reference
 
 
 def refuse_second_adapter(source: ModelSource, *, role: str) -> None:

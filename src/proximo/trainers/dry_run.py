@@ -7,7 +7,7 @@ from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
 from proximo.checkpoint.store import saved_steps
 from proximo.config.base import Section
 from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, PPOConfig
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.trainers.inputs import data_inputs, model_input, reward_inputs
 
@@ -40,6 +40,13 @@ def _lines(recipe: Section) -> Iterator[str]:
             yield from _data(recipe)
             batch = f"{recipe.reward.pairs_per_step} pairs (two sequences each)"
             yield from _epochs(batch, recipe.reward.num_epochs, "pairs", recipe.data.max_tokens)
+        case DPORecipe():
+            yield from _run(recipe.run)
+            yield _line("model", f"{_model(recipe.model)}, {_trained(recipe.model)}")
+            yield _line("reference", _reference(recipe.model, recipe.reference))
+            yield from _data(recipe)
+            batch = f"{recipe.dpo.pairs_per_step} pairs (two sequences each, read by policy and reference)"
+            yield from _epochs(batch, recipe.dpo.num_epochs, "pairs", recipe.data.max_tokens)
         case PPORecipe():
             yield from _run(recipe.run)
             yield from _roles(recipe)
@@ -83,7 +90,8 @@ def _trained(model: ModelConfig | ScalarModelConfig) -> str:
 
 def _roles(recipe: PPORecipe) -> Iterator[str]:
     yield _line("policy", f"{_model(recipe.policy)}, {_trained(recipe.policy)}")
-    yield _line("reference", _reference(recipe))
+    none = recipe.ppo.kl.place == "none"
+    yield _line("reference", "none: ppo.kl.place is none" if none else _reference(recipe.policy, recipe.reference))
     yield _line("value", _value(recipe))
     for index, source in enumerate(recipe.reward):
         first, *_ = reward_inputs(source, f"reward.{index}")
@@ -94,12 +102,10 @@ def _roles(recipe: PPORecipe) -> Iterator[str]:
         yield _line("gold", f"{recipe.gold.name}: function {recipe.gold.function}, watched only")
 
 
-def _reference(recipe: PPORecipe) -> str:
-    if recipe.ppo.kl.place == "none":
-        return "none: ppo.kl.place is none"
-    if recipe.policy.lora is not None:
+def _reference(policy: ModelConfig, reference: ModelConfig | None) -> str:
+    if policy.lora is not None:
         return "the policy's base, no second copy"
-    return "a frozen copy of the policy" if recipe.reference is None else f"{_model(recipe.reference)}, frozen"
+    return "a frozen copy of the policy" if reference is None else f"{_model(reference)}, frozen"
 
 
 def _value(recipe: PPORecipe) -> str:
@@ -122,7 +128,7 @@ def _value(recipe: PPORecipe) -> str:
     return f"{origins.get(recipe.value.start) or _model(recipe.value)}, {_trained(recipe.value)}{shared}"
 
 
-def _data(recipe: SFTRecipe | RewardRecipe | PPORecipe) -> Iterator[str]:
+def _data(recipe: SFTRecipe | RewardRecipe | DPORecipe | PPORecipe) -> Iterator[str]:
     for each in data_inputs(recipe.data, "data"):
         purpose = "evaluation" if ".evaluation_sources." in f".{each.key}" else "data"
         yield _line(purpose, str(each))

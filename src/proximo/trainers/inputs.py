@@ -13,8 +13,8 @@ from proximo.config.base import Section
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
 from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.config.run import ModelConfig, ScalarModelConfig
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.errors import ConfigError
 
@@ -59,15 +59,23 @@ def inputs_of(recipe: Section, prefix: str = "") -> Iterator[Input]:
                     yield from (_with_stage(each, recipe) for each in inputs_of(stage, f"{prefix}{name}."))
         case SFTRecipe() | RewardRecipe():
             yield model_input(recipe.model, f"{prefix}model")
+        case DPORecipe():
+            yield model_input(recipe.model, f"{prefix}model")
+            if recipe.reference is not None:
+                yield model_input(recipe.reference, f"{prefix}reference")
         case PPORecipe():
             yield from _ppo_inputs(recipe, prefix)
-    if isinstance(recipe, SFTRecipe | RewardRecipe | PPORecipe):
-        for index, sink in enumerate(recipe.run.sinks):
-            if isinstance(sink, FunctionSinkConfig):
-                yield _function(sink.function, f"{prefix}run.sinks.{index}.function")
+    if isinstance(recipe, SFTRecipe | RewardRecipe | DPORecipe | PPORecipe):
+        yield from _sink_inputs(recipe.run, f"{prefix}run.sinks")
         if recipe.tokenizer.path is not None:
             yield _folder_or_hub(recipe.tokenizer.path, f"{prefix}tokenizer.path", ())
         yield from data_inputs(recipe.data, f"{prefix}data")
+
+
+def _sink_inputs(run: RunConfig, key: str) -> Iterator[Input]:
+    for index, sink in enumerate(run.sinks):
+        if isinstance(sink, FunctionSinkConfig):
+            yield _function(sink.function, f"{key}.{index}.function")
 
 
 def _with_stage(given: Input, recipe: PipelineRecipe) -> Input:

@@ -22,6 +22,7 @@ from proximo.metrics.console import Course, LoggedProgress, ProgressView, open_p
 from proximo.metrics.report import write_report
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Sum
+from proximo.trainers.cards import write_final_cards
 from proximo.trainers.extras import check_extras
 from proximo.trainers.logs import Logs, Record
 from proximo.trainers.memory import memory_advice
@@ -162,6 +163,7 @@ class _Loop:
                 if stopping:
                     progress.note(f"stopped by a signal after step {step}; go on with --resume")
                     return interruption.exit_status
+        write_final_cards(self.folder.path)
         progress.note(f"finished: {last} steps, report in {write_report(self.folder.path)}")
         return 0
 
@@ -220,8 +222,9 @@ class _Loop:
         return 0
 
     def _finish_interrupted_end(self) -> None:
-        """What a crash after the last checkpoint may have left undone: the end of its save, and the report."""
+        """What a crash after the last checkpoint may have left undone: the end of its save, cards and report."""
         self.store.tidy()
+        write_final_cards(self.folder.path)
         report, metrics = self.folder.report, self.folder.metrics
         if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
             write_report(self.folder.path)

@@ -19,7 +19,6 @@ from proximo.models.positions import check_lengths
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import check_scalar_adapter, is_shared
 from proximo.models.sources import ModelSource
-from proximo.models.vocabulary import check_same_vocabulary, load_tokenizer
 from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
@@ -27,6 +26,7 @@ from proximo.rewards.weighted import WeightedReward
 from proximo.trainers.build import (
     Place,
     build_language_model,
+    build_reference,
     build_reward_source,
     build_tokenizer,
     prepare_place,
@@ -200,9 +200,4 @@ def _build_reference(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, *, p
     """Another reference than the policy's own start, where the recipe names one."""
     if recipe.reference is None or recipe.ppo.kl.place == "none":
         return None
-    if recipe.reference.path is not None:
-        own = load_tokenizer(recipe.reference.path, revision=recipe.reference.revision)
-        check_same_vocabulary(tokenizer, own, role="reference")
-    reference = build_language_model(recipe.reference, tokenizer, place=place, role="reference")
-    reference.model.requires_grad_(False)
-    return reference
+    return build_reference(recipe.reference, tokenizer, place=place)

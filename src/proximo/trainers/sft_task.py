@@ -53,6 +53,7 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
             inputs_fingerprint=inputs_fingerprint,
             notes=notes,
         )
+        self.dropout = config.dropout
         self.held_out_characters = held_out_characters
 
     def learn(
