@@ -20,7 +20,9 @@ from proximo.algorithms.losses import (
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
 from proximo.algorithms.objectives import gspo, masked_weights, ppo, sapo, sequence_ratios, truncated_weights
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
-from proximo.algorithms.shaping import clip_scores, shape_rewards
+from proximo.algorithms.scores import fixed_penalties
+from proximo.algorithms.segments import segment_sum
+from proximo.algorithms.shaping import clip_scores, prefix_deltas, shape_rewards
 from proximo.algorithms.value_units import ReturnMoments, cumulative_moments, exponential_moments
 
 
@@ -87,6 +89,11 @@ class TestTRL:
         assert_close(advantages, [0.727775, 0.780943, 0.680795], [-1.093097, -1.096416])
         assert_close(returns, [1.425919, 1.612987, 1.548984], [-1.155948, -1.261383])
 
+    def test_whitening(self):
+        x, mask = numbers([1, 2, 3, 4]), torch.tensor([True, True, True, False])
+        assert_close(standardise(x, mask, correction=1)[mask], [-1, 0, 1])
+        assert_close(rescale(x, mask, correction=1)[mask], [1, 2, 3])
+
     def test_policy_loss_and_its_statistics(self):
         advantages, _ = self.advantages(self.rewards())
         logprobs = self.LOGPROBS + numbers([0.1, -0.3, 0.5], [0, 0.25])
@@ -138,6 +145,20 @@ class TestTorchtune:
     def gae(self) -> tuple[Tensor, Tensor]:
         mask = all_of(self.REWARDS)
         return gae(self.REWARDS, self.VALUES, mask, self.LENGTHS, bootstrap=terminated(2), gamma=1.0, lam=0.95)
+
+    def test_rewards_with_the_score_one_place_after_the_last_token(self):
+        kl = k1(numbers([-1, -2, -0.5, 1], [-0.3, -0.7, 1]), numbers([-1.2, -1.5, -0.9, 1], [-0.1, -1.7, 1]))
+        rewards = shape_rewards(kl, numbers([1, -0.5]), all_of(kl), self.LENGTHS, kl_coefficient=0.2)
+        assert_close(rewards, self.REWARDS.tolist())
+
+    def test_penalties(self):
+        """Rows [5, 6, 2], [5, 2, 7], [5, 6, 7], [2, 3, 4], cut behind the stop token 2. The original's masks say
+        otherwise of the third and of the second row: it looks one place too far."""
+        lengths, terminated = torch.tensor([3, 2, 3, 1]), torch.tensor([True, True, False, True])
+        missing = fixed_penalties(lengths, terminated, missing_eos=1, min_tokens=0, too_short=0)
+        assert missing.tolist() == [0, 0, 1, 0]
+        short = fixed_penalties(lengths, terminated, missing_eos=0, min_tokens=2, too_short=1)
+        assert short.tolist() == [0, 0, 0, 1]
 
     def test_gae(self):
         advantages, returns = self.gae()
@@ -194,6 +215,26 @@ class TestAReaL:
         scores = clip_scores(numbers([1, second]), 20)
         rewards = shape_rewards(self.KL, scores, self.MASK, self.LENGTHS, kl_coefficient=0.1)
         assert_close(rewards, [0, -0.02, 0.05, 0.96], [0, 0.02, last])
+
+    @pytest.mark.parametrize(
+        ("kind", "rewards"),
+        [
+            ("deltas", [0.1, 0.18, 0.35, 0.36, 0, 0.52, -0.35]),
+            ("absolute", [0.1, 0.28, 0.65, 0.96, 0, 0.52, 0.15]),
+        ],
+    )
+    def test_dense_rewards(self, kind, rewards):
+        prefixes = numbers([0.1, 0.3, 0.6, 1.0], [0.0, 0.5, 0.25])
+        earned = prefix_deltas(prefixes, self.LENGTHS) if kind == "deltas" else prefixes
+        found = shape_rewards(
+            self.KL,
+            segment_sum(earned, self.LENGTHS),
+            self.MASK,
+            self.LENGTHS,
+            kl_coefficient=0.1,
+            token_rewards=earned,
+        )
+        assert_close(found, rewards)
 
     @pytest.mark.parametrize(
         ("gamma", "lam", "advantages"),

@@ -1,6 +1,7 @@
 """Puts the commands together, and turns errors into one message and an exit status. Not what a command does."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -8,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import configuration, planning, recipes, training, using
+from proximo.cli import chat, configuration, planning, recipes, training, using
 from proximo.errors import ProximoError
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -21,6 +22,7 @@ app = typer.Typer(
 training.add_to(app)
 planning.add_to(app)
 using.add_to(app)
+chat.add_to(app)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(configuration.app, name="config")
 
@@ -30,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A mistake or a failure that Proximo knows becomes one message on stderr; anything else keeps its traceback.
     """
+    _let_idle_threads_sleep()
     arguments = explicit_resume(sys.argv[1:] if argv is None else argv) or ["--help"]
     command = typer.main.get_command(app)
     try:
@@ -43,6 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _refuse(f"{error.format_message()} (`proximo {_command_of(arguments)}--help` tells more)", 2)
     return status if isinstance(status, int) else 0
+
+
+def _let_idle_threads_sleep() -> None:
+    """Must come before torch is imported, which reads it once.
+
+    Threads of OpenMP that wait by spinning keep a core from whoever has work: on two cores with one other busy program
+    a training step took ten times as long, and as long as with one thread where they sleep (docs/getting-started.md).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def explicit_resume(arguments: Sequence[str]) -> list[str]:
@@ -85,6 +97,7 @@ def _program(
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
     proximo report runs/ppo                   curves and samples as one HTML file
     proximo generate runs/ppo "Once upon"     try the result
+    proximo chat runs/ppo                     talk to it
 
     Exit status: 0; 1 when a run fails; 2 for a mistake in what you gave; 143 or 130 when stopped by a signal.
     """

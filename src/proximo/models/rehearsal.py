@@ -52,17 +52,19 @@ def building() -> Generator[None]:
         yield
 
 
-def rehearsable(model: nn.Module) -> None:
-    """Replace what was built so by tensors of `shapes_only()`, in place; shared ones stay shared."""
+def rehearsable(*models: nn.Module) -> None:
+    """Replace what was built so by tensors of `shapes_only()`, in place; those that models share stay shared."""
     new: dict[int, Tensor] = {}
-    for module in model.modules():
+    for module in dict.fromkeys(module for model in models for module in model.modules()):
         for name, old in module._parameters.items():
             if old is not None and id(old) not in new:
                 empty = torch.empty(old.shape, dtype=old.dtype)
                 new[id(old)] = nn.Parameter(empty, requires_grad=old.requires_grad)
             module._parameters[name] = None if old is None else new[id(old)]  # ty: ignore[invalid-assignment]
         for name, buffer in module._buffers.items():
-            module._buffers[name] = None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype)
+            if buffer is not None and id(buffer) not in new:
+                new[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
+            module._buffers[name] = None if buffer is None else new[id(buffer)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

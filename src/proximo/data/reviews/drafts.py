@@ -26,9 +26,12 @@ CONTENT_SLOTS = frozenset(("part", "parts", "any_part", *OPINION_SLOTS))
 """What a clean review says once."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Thing:
-    """What a review is about: `name` is "small kettle", `noun` is "kettle"."""
+    """What a review is about: `name` is "small kettle", `noun` is "kettle".
+
+    One object per thing: hashed by identity, which is quick.
+    """
 
     kind: Kind
     noun: str
@@ -81,7 +84,7 @@ def _draw_opinion(rng: Random, praise: float) -> int:
 
 
 def _clause_text(rng: Random, thing: Thing, used: set[str], *, place: Place, opinion: int) -> str:
-    possible = [frame for frame in FRAMES if frame.place is place and frame.states in (0, opinion)]
+    possible = _possible_frames(place, opinion)
     fresh = [frame for frame in possible if _has_fresh_words(frame, thing, used, opinion)] or possible
     # Negation is rarer in reviews than the frames are.
     frame = rng.choices(fresh, weights=[0.4 if frame.sign < 0 else 1.0 for frame in fresh])[0]
@@ -90,8 +93,18 @@ def _clause_text(rng: Random, thing: Thing, used: set[str], *, place: Place, opi
 
 
 def _has_fresh_words(frame: Frame, thing: Thing, used: set[str], opinion: int) -> bool:
-    content = [slot for slot in slots_of(frame) if slot in CONTENT_SLOTS]
-    return all(set(_fitting_words(thing, slot, opinion * frame.sign)) - used for slot in content)
+    return all(not used.issuperset(words) for words in _content_words(frame, thing, opinion * frame.sign))
+
+
+@cache
+def _possible_frames(place: Place, opinion: int) -> tuple[Frame, ...]:
+    return tuple(frame for frame in FRAMES if frame.place is place and frame.states in (0, opinion))
+
+
+@cache
+def _content_words(frame: Frame, thing: Thing, opinion: int) -> tuple[tuple[str, ...], ...]:
+    """For each slot that is filled once per review, the words that fit."""
+    return tuple(_fitting_words(thing, slot, opinion) for slot in slots_of(frame) if slot in CONTENT_SLOTS)
 
 
 def _fill(rng: Random, thing: Thing, used: set[str], *, slot: str, opinion: int) -> str:

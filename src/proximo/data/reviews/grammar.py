@@ -32,7 +32,7 @@ class Place(IntEnum):
     CLOSING = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)  # one object per frame: hashed by identity, which is quick
 class Frame:
     """A clause with open slots. `sign`: 1 keeps the opinion of the word in the slot, -1 turns it round."""
 

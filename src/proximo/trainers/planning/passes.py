@@ -5,11 +5,12 @@ To be called inside `shapes_only()`. Every sequence has its greatest length.
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from proximo.config.ppo import PPOConfig
 from proximo.models.attention import PackedLayout
@@ -64,6 +65,11 @@ class Batches:
         """Of the largest micro-batch."""
         return max(self.sizes) * self.lengths.total
 
+    @property
+    def all_tokens(self) -> int:
+        """Of all micro-batches."""
+        return sum(self.sizes) * self.lengths.total
+
     def largest(self) -> PackedResponses:
         """The largest micro-batch, packed."""
         count = max(self.sizes)
@@ -88,28 +94,64 @@ def _in_step(cost: Cost, *, rehearsed: int, tokens: int) -> StepCost:
     return StepCost(parts=cost.parts, flops=cost.flops * tokens // rehearsed, tokens=tokens, heap=cost.heap)
 
 
-def training(
-    model: Model, loss: Callable[[Rehearsal, PackedResponses], Tensor], batches: Batches, *, tokens: int
-) -> StepCost:
-    """The gradients of an update, in a step that trains on so many tokens.
+def one_after_the_other(costs: Sequence[StepCost]) -> StepCost:
+    """The memory of the one that needs most, the work of all."""
+    largest = max(costs, key=lambda cost: sum(cost.parts.values()))
+    return replace(largest, flops=sum(c.flops for c in costs), tokens=sum(c.tokens for c in costs))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lesson:
+    """Micro-batches of one kind in an update."""
+
+    loss: Callable[[Rehearsal, PackedResponses], Tensor]
+    batches: Batches
+    tokens: int
+    """That a step trains on in this way, in all its updates."""
+
+
+def training(modules: Sequence[nn.Module], lessons: Sequence[Lesson], *, in_backward: bool = False) -> StepCost:
+    """The gradients of an update of the modules. `in_backward`: each is freed as soon as it is there.
 
     Where there are several micro-batches the second one begins with all gradients held.
     """
-    batch, rounds = batches.largest(), min(2, len(batches.sizes))
-    model.model.train()
-    with Rehearsal([model.model]) as rehearsal:
-        for _ in range(rounds):
-            loss(rehearsal, batch).backward()
-    model.model.eval()
-    for parameter in model.model.parameters():
+    learner, flops = nn.ModuleList(modules), 0
+    learner.train()
+    with Rehearsal(modules) as rehearsal, _freed(learner) if in_backward else nullcontext():
+        for lesson in lessons:
+            batch, rounds, before = lesson.batches.largest(), min(2, len(lesson.batches.sizes)), rehearsal.flops
+            for _ in range(rounds):
+                lesson.loss(rehearsal, batch).backward()
+            flops += (rehearsal.flops - before) * lesson.tokens // (rounds * lesson.batches.tokens)
+    learner.eval()
+    for parameter in learner.parameters():
         parameter.grad = None
-    return _in_step(rehearsal.cost(), rehearsed=rounds * batches.tokens, tokens=tokens)
+    cost = rehearsal.cost()
+    return StepCost(parts=cost.parts, flops=flops, tokens=sum(lesson.tokens for lesson in lessons), heap=cost.heap)
+
+
+@contextmanager
+def _freed(module: nn.Module) -> Generator[None]:
+    """As learner/in_backward.py does it, without the step."""
+
+    def free(parameter: Tensor) -> None:
+        parameter.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(free) for p in module.parameters() if p.requires_grad]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def policy_loss(
-    policy: LanguageModel, reference: LanguageModel | None, config: PPOConfig
+    policy: LanguageModel, reference: LanguageModel | None, config: PPOConfig, *, on_trunk: ScalarModel | None = None
 ) -> Callable[[Rehearsal, PackedResponses], Tensor]:
-    """What the policy's update keeps for its gradient; terms per token weigh nothing and are left out."""
+    """What the policy's update keeps for its gradient; terms per token weigh nothing and are left out.
+
+    `on_trunk`: the value model whose loss is taken in the same pass.
+    """
     temperature, bonus = config.rollout.temperature, config.policy_loss.entropy_coefficient
     in_loss = config.kl.place == "loss" and config.kl.measure == "full"
 
@@ -126,6 +168,8 @@ def policy_loss(
             with rehearsal.making(LOGITS):
                 divergence = full_kl(hidden, policy.head, other, (reference or policy).head, temperature=temperature)
             total = total + divergence.sum()
+        if on_trunk is not None:
+            total = total + on_trunk.scores(hidden).sum()
         return total
 
     return loss
@@ -148,8 +192,13 @@ def score_loss(model: ScalarModel) -> Callable[[Rehearsal, PackedResponses], Ten
 
 
 @torch.no_grad()
-def reading(model: Model, batches: Batches, *, also: LanguageModel | None = None) -> StepCost:
-    """A pass over a step without gradients: log-probs or scores. `also`: a second model, for the KL over all tokens."""
+def reading(
+    model: Model, batches: Batches, *, also: LanguageModel | None = None, tokens: int | None = None
+) -> StepCost:
+    """A pass without gradients: log-probs or scores. `also`: a second model, for the KL over all tokens.
+
+    `tokens`: that a step reads in this way; None for those of the batches.
+    """
     batch = batches.largest()
     with Rehearsal([model.model] if also in (None, model) else [model.model, also.model]) as rehearsal:
         if isinstance(model, ScalarModel):
@@ -161,7 +210,19 @@ def reading(model: Model, batches: Batches, *, also: LanguageModel | None = None
                 token_logprobs(hidden, model.head, batch.targets)
                 if also is not None and others is not None:
                     full_kl(others, also.head, hidden, model.head)
-    return _in_step(rehearsal.cost(), rehearsed=batches.tokens, tokens=sum(batches.sizes) * batches.lengths.total)
+    return _in_step(rehearsal.cost(), rehearsed=batches.tokens, tokens=tokens or batches.all_tokens)
+
+
+@torch.no_grad()
+def reading_both(policy: LanguageModel, value: ScalarModel, batches: Batches) -> StepCost:
+    """Log-probs and values by one pass through the trunk that they share."""
+    batch = batches.largest()
+    with Rehearsal([policy.model]) as rehearsal:
+        hidden = policy.hidden_states(batch.packed)
+        with rehearsal.making(LOGITS):
+            token_logprobs(hidden[batch.predictors], policy.head, batch.targets)
+        value.scores(hidden[batch.value_positions])
+    return _in_step(rehearsal.cost(), rehearsed=batches.tokens, tokens=batches.all_tokens)
 
 
 @torch.no_grad()
@@ -170,8 +231,8 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
 
     The operations are those of the whole batch, with attention over half of the response on average.
     """
-    num_prompts, num_samples = config.prompts_per_step, config.responses_per_prompt
-    num_rows = min(config.rollout.max_rows, config.responses_per_step)
+    num_prompts, num_samples = config.prompts_per_step, config.sampled_per_prompt
+    num_rows = min(config.rollout.max_rows, num_prompts * num_samples)
     together = max(1, min(num_prompts, math.ceil(num_rows / num_samples), PREFILL_TOKENS // lengths.prompt))
     with Rehearsal([policy.model]) as rehearsal:
         with rehearsal.making(COPY), warnings.catch_warnings():
@@ -201,7 +262,7 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
             with rehearsal.making(LOGITS):
                 _draw(model, hidden, config)
     cost = rehearsal.cost()
-    decoded = config.responses_per_step * lengths.response
+    decoded = num_prompts * num_samples * lengths.response
     return StepCost(
         parts=cost.parts,
         flops=of_prompts * num_prompts // together + cost.flops * decoded // num_rows,

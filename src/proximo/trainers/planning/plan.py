@@ -13,7 +13,10 @@ class Role:
     name: str
     architecture: str
     parameters: int
+    shared: int
+    """Of these, those that roles named before it hold already."""
     trained: int
+    """Of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +52,8 @@ class Plan:
     """Of the largest training micro-batch, if every sequence is as long as that."""
     token_budget: int
     """What a micro-batch of shorter sequences may hold."""
+    notes: tuple[str, ...] = ()
+    """What the run does that is not in these numbers."""
 
     @property
     def largest(self) -> Phase:

@@ -9,7 +9,7 @@ from proximo.trainers.planning.plan import Phase, Plan
 
 MIB = 2**20
 _WIDTH = 20
-_MODEL_KEYS = {"sft": ("model",), "reward": ("model",), "ppo": ("policy", "value")}
+_MODEL_KEYS = {"sft": ("model",), "reward": ("model",), "dpo": ("model",), "ppo": ("policy", "value")}
 
 
 def describe(plan: Plan, *, memory: int | None) -> str:
@@ -32,6 +32,7 @@ def to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
                 role.name: {
                     "architecture": role.architecture,
                     "parameters": role.parameters,
+                    "shared_parameters": role.shared,
                     "trained_parameters": role.trained,
                 }
                 for role in plan.roles
@@ -45,6 +46,7 @@ def to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
                 }
                 for phase in plan.phases
             },
+            "notes": list(plan.notes),
         }
         for plan in plans
     ]
@@ -53,7 +55,9 @@ def to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
 def _lines(plan: Plan, memory: int | None) -> Iterator[str]:
     yield f"{plan.stage} on {plan.device}, {plan.precision}"
     for role in plan.roles:
-        yield f"  {role.name:<{_WIDTH}} {role.architecture}, {role.parameters:,} parameters, {role.trained:,} trained"
+        shared = f", {role.shared:,} of them shared" if role.shared else ""
+        count = f"{role.parameters:,} parameters{shared}, {role.trained:,} trained"
+        yield f"  {role.name:<{_WIDTH}} {role.architecture}, {count}"
     lengths = plan.sequence
     yield (
         f"  {'every sequence':<{_WIDTH}} {lengths.prompt:,} + {lengths.response:,} tokens, "
@@ -67,6 +71,7 @@ def _lines(plan: Plan, memory: int | None) -> Iterator[str]:
     yield f"  peak {_mib(plan.peak)} MiB in {plan.largest.name}" + _of_memory(plan, memory)
     if memory is not None and plan.peak > memory:
         yield f"  more than the machine has; {advice(plan)}"
+    yield from (f"  note: {note}" for note in plan.notes)
 
 
 def step_seconds(plan: Plan, rate: float) -> str:
