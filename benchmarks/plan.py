@@ -40,6 +40,7 @@ QWEN2 = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
+QWEN2_DEEP = {**QWEN2, "num_hidden_layers": 16, "vocab_size": 32000}
 GPT2 = {"model_type": "gpt2", "n_embd": 512, "n_layer": 8, "n_head": 8, "n_positions": 2048, "vocab_size": 32000}
 CRITIC_FREE = {"advantage": "group_centred", "responses_per_prompt": 4}
 
@@ -68,6 +69,10 @@ def cases(place: Path) -> dict[str, tuple[str, dict[str, Any]]]:
         ),
         "sft-long": ("sft", _sft(place, llama["config"], max_tokens=1024, examples=2)),
         "reward": ("reward", _reward(place, GPT2, max_tokens=128, pairs=4)),
+        # Not looked at when the two shares for the process and the allocator were set.
+        "sft-microbatches": ("sft", _sft(place, QWEN2_DEEP, max_tokens=512, examples=6)),
+        "dpo": ("dpo", _dpo(place, {"config": {**QWEN2, "vocab_size": 48000}}, max_tokens=192, pairs=4)),
+        "ppo-trunk": ("ppo", _ppo(place, llama, prompt=224, rows=6, value={"start": "trunk"})),
     }
 
 
@@ -122,6 +127,13 @@ def _sft(place: Path, config: dict[str, Any], *, max_tokens: int, examples: int)
     }
 
 
+def _dpo(place: Path, model: dict[str, Any], *, max_tokens: int, pairs: int) -> dict[str, Any]:
+    """The pairs of `_reward`, in two micro-batches."""
+    shared = _reward(place, {}, max_tokens=max_tokens, pairs=pairs)
+    learning = shared.pop("reward") | {"tokens_per_microbatch": pairs * max_tokens}
+    return {**shared, "model": model, "dpo": learning}
+
+
 def _reward(place: Path, config: dict[str, Any], *, max_tokens: int, pairs: int) -> dict[str, Any]:
     return {
         "run": _run(place),
@@ -170,6 +182,7 @@ def measure(kind: str, recipe: dict[str, Any]) -> None:
     import torch
 
     from proximo.config.loader import recipe_schema
+    from proximo.trainers.dpo import run_dpo
     from proximo.trainers.options import RunOptions
     from proximo.trainers.ppo_run import run_ppo
     from proximo.trainers.reward import run_reward
@@ -178,7 +191,7 @@ def measure(kind: str, recipe: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     checked: Any = recipe_schema(kind).model_validate(recipe)
     before = status_mib("VmRSS")
-    runner: Any = {"sft": run_sft, "reward": run_reward, "ppo": run_ppo}[kind]
+    runner: Any = {"sft": run_sft, "reward": run_reward, "dpo": run_dpo, "ppo": run_ppo}[kind]
     runner(checked, RunOptions(overwrite=True, quiet=True))
     print(json.dumps(status_mib("VmHWM") - before))
 

@@ -1,18 +1,26 @@
 """A plan follows its recipe: the models of the run, and every setting that costs memory or work."""
 
+import importlib.util
 import json
 
 import pytest
+import torch
+from torch import nn
 
 from proximo.cli import main
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.errors import ModelError
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.run import OptimizerConfig
+from proximo.errors import ConfigError, ModelError
+from proximo.learner.optimizer import OptimizerOptions, make_optimizer
+from proximo.trainers import dpo, ppo_run
+from proximo.trainers.planning.holdings import optimizer_bytes
 from proximo.trainers.planning.stages import make_plans
 from proximo.trainers.planning.text import advice, describe
-from proximo.trainers.ppo_run import build_task
-from tiny_runs import changed, make_inputs, recipe_of
+from tiny_runs import LORA, changed, make_inputs, recipe_of
 
-SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "ppo": PPORecipe}
+SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "ppo": PPORecipe}
+SLOW = {"learning_rate": 1e-5}
+EARLY = {"learning_rate": 1e-3, "in_backward": True, "max_gradient_norm": None, "non_finite_gradient": "stop"}
 
 
 @pytest.fixture(scope="module")
@@ -25,23 +33,134 @@ def plan_of(kind, place, changes=None):
     return plan
 
 
+def phase_of(plan, name):
+    return next(phase for phase in plan.phases if phase.name == name)
+
+
 @pytest.fixture(scope="module")
 def plain(place):
     return {kind: plan_of(kind, place) for kind in SCHEMAS}
 
 
-def test_parameters_are_those_of_the_models_that_a_run_builds(place, plain):
-    trainer = build_task(PPORecipe.model_validate(recipe_of("ppo", place))).ppo
-    built = {"policy": trainer.roles.policy, "reference": trainer.roles.reference, "value": trainer.roles.value}
-    planned = {role.name: role for role in plain["ppo"].roles}
-    for name, model in built.items():
-        assert planned[name].parameters == sum(p.numel() for p in model.model.parameters())
-        assert planned[name].trained == sum(p.numel() for p in model.model.parameters() if p.requires_grad)
-    phases = {phase.name: phase.parts for phase in plain["ppo"].phases}
-    for role in ("policy", "value"):
-        states = trainer.learners[role].parameters.values()
-        assert phases["generate"][f"{role} optimizer"] == sum(8 * p.numel() + 4 for p in states)
-    assert list(phases) == ["generate", "score", "reference_logprobs", "values", "train_policy", "train_value"]
+SHARED_BASE = {"policy.lora": LORA, "reward.0.share_base": True}
+BUILT = {
+    "dpo": ("dpo", {}),
+    "dpo of an adapter": ("dpo", {"model.lora": LORA}),
+    "ppo": ("ppo", {}),
+    "a head on the policy's trunk": ("ppo", {"value": {"start": "trunk"}, "ppo.value_optimizer": SLOW}),
+    "a head that warms up on an adapter": (
+        "ppo",
+        {"value": {"start": "trunk"}, "policy.lora": LORA, "ppo.critic_warmup_steps": 1},
+    ),
+    "four roles on one base": ("ppo", SHARED_BASE | {"value": {"start": "policy", "lora": LORA}}),
+    "a value model from a reward model on the base": ("ppo", SHARED_BASE | {"value": {"start": "reward"}}),
+}
+
+
+@pytest.mark.parametrize("name", list(BUILT))
+def test_parameters_and_bytes_are_those_that_a_run_builds(place, name):
+    kind, changes = BUILT[name]
+    recipe = SCHEMAS[kind].model_validate(changed(recipe_of(kind, place), changes))
+    (plan,) = make_plans(recipe)
+    if kind == "dpo":
+        task = dpo.build_task(recipe)
+        models, learners = {"policy": task.model, "reference": task.reference}, task.learners
+    else:
+        task = ppo_run.build_task(recipe)
+        roles, learners = task.ppo.roles, task.ppo.learners
+        scorer = task.reward.sources[0][1].model
+        models = {"policy": roles.policy, "reference": roles.reference, "value": roles.value, "reward_model": scorer}
+    held, seen = {}, set()
+    for planned, (role, model) in zip(plan.roles, models.items(), strict=True):
+        parameters = list(model.model.parameters())
+        fresh = [p for p in parameters if p.data_ptr() not in seen]
+        assert (planned.name, planned.parameters) == (role, sum(p.numel() for p in parameters))
+        assert planned.shared == planned.parameters - sum(p.numel() for p in fresh)
+        assert planned.trained == sum(p.numel() for p in fresh if p.requires_grad)
+        tensors = {t.data_ptr(): t for t in (*parameters, *model.model.buffers()) if t.data_ptr() not in seen}
+        held[f"{role} weights"] = sum(t.untyped_storage().nbytes() for t in tensors.values())
+        seen |= set(tensors)
+    for role, learner in learners.items():
+        for parameter in learner.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        learner.optimizer.step()
+        state = [t for s in learner.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+        held[f"{role} optimizer"] = sum(t.untyped_storage().nbytes() for t in state)
+    found = {part: size for part, size in plan.phases[0].parts.items() if part.endswith(("weights", "optimizer"))}
+    assert found == {part: size for part, size in held.items() if size}
+
+
+def test_the_phases_of_a_step_are_the_calls_of_its_graph(place, plain):
+    names = ["generate", "score", "reference_logprobs", "values", "train_policy", "train_value"]
+    assert [phase.name for phase in plain["ppo"].phases] == names
+    joint = plan_of("ppo", place, {"value": {"start": "trunk"}, "ppo.value_optimizer": SLOW, "run.precision": "bf16"})
+    names = ["generate", "policy_logprobs_and_values", "score", "reference_logprobs", "train_policy_and_value"]
+    assert [phase.name for phase in joint.phases] == names
+
+
+def test_moments_of_8_bits_have_scales_and_small_tensors_keep_float32(place):
+    """9,000 numbers are 36 blocks; 90 are too few."""
+    options = OptimizerConfig(learning_rate=1e-3, kind="adamw_8bit")
+    assert optimizer_bytes([nn.Linear(100, 90)], options) == 2 * (9000 + 36 * 4) + 2 * 90 * 4
+    assert optimizer_bytes([nn.Linear(100, 90)], options.model_copy(update={"kind": "adamw"})) == 8 * 9090 + 2 * 4
+    plan = plan_of("sft", place, {"sft.optimizer.kind": "adamw_paged_8bit"})
+    assert any("may move them to the host" in note for note in plan.notes)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_moments_of_8_bits_are_those_of_bitsandbytes():
+    layer = nn.Linear(100, 90)
+    optimizer = make_optimizer(dict(layer.named_parameters()), OptimizerOptions(learning_rate=1e-3, kind="adamw_8bit"))
+    for parameter in layer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    tensors = [t for s in optimizer.state.values() for n, t in s.items() if torch.is_tensor(t) and "qmap" not in n]
+    options = OptimizerConfig(learning_rate=1e-3, kind="adamw_8bit")
+    assert optimizer_bytes([layer], options) == sum(t.untyped_storage().nbytes() for t in tensors)
+
+
+def test_an_optimizer_in_the_backward_holds_no_whole_gradient(place):
+    whole = {"sft.examples_per_step": 1, "data.max_tokens": 4, "model.config.num_hidden_layers": 4}
+    late, early = (plan_of("sft", place, whole | extra) for extra in ({}, {"sft.optimizer": EARLY}))
+    trained = 4 * late.roles[0].trained
+    assert late.largest.parts["gradients"] > 0.8 * trained
+    assert early.largest.parts.get("gradients", 0) < trained / 4
+    assert early.peak < late.peak - trained / 2
+
+
+def test_texts_in_the_updates_are_work_and_memory_of_the_policy(place, plain):
+    texts = {"sources": [{"path": str(place / "texts.jsonl")}], "max_tokens": 48}
+    with_texts = {"ptx_data": texts, "ppo.ptx": {"coefficient": 0.5, "examples_per_update": 3}}
+    plan, two_updates = plan_of("ppo", place, with_texts), 2
+    assert phase_of(plan, "train_policy").tokens == phase_of(plain["ppo"], "train_policy").tokens + two_updates * 3 * 48
+    assert phase_of(plan, "train_policy").peak > phase_of(plain["ppo"], "train_policy").peak
+    assert phase_of(plan, "train_value") == phase_of(plain["ppo"], "train_value")
+
+
+def test_m2po_reads_each_minibatch_once_more(place, plain):
+    marked = phase_of(plan_of("ppo", place, {"ppo.policy_loss": {"objective": "m2po"}}), "train_policy")
+    usual, reading = phase_of(plain["ppo"], "train_policy"), phase_of(plain["ppo"], "reference_logprobs")
+    assert (marked.tokens, marked.flops) == (usual.tokens + reading.tokens, usual.flops + reading.flops)
+    assert marked.peak == usual.peak
+
+
+def test_best_of_n_samples_and_scores_more_than_it_trains_on(place, plain):
+    plan = plan_of("ppo", place, {"ppo.samples_per_prompt": 4})
+    assert phase_of(plan, "generate").tokens == 4 * 12 + 4 * 4 * 4  # prompts, and sampled responses
+    assert phase_of(plan, "score").tokens == 4 * 4 * (12 + 4)
+    assert phase_of(plan, "train_policy") == phase_of(plain["ppo"], "train_policy")
+
+
+def test_reference_answers_are_scored_too(place, plain):
+    plan = plan_of("ppo", place, {"ppo.score.minus_reference_answer": True})
+    assert phase_of(plan, "score").tokens == 2 * phase_of(plain["ppo"], "score").tokens
+
+
+def test_what_cannot_be_planned_is_refused_and_what_is_left_out_is_said(place):
+    with pytest.raises(ConfigError, match=r"no plan for model.quantisation 4bit: .*plan with model.quantisation=none"):
+        plan_of("sft", place, {"model.lora": LORA, "model.quantisation": "4bit"})
+    plan = plan_of("sft", place, {"run.compile": "aot_eager"})
+    assert "note: run.compile aot_eager is left out" in describe(plan, memory=None)
 
 
 MORE = [
@@ -58,6 +177,7 @@ MORE = [
     ("sft", {"data.max_tokens": 60}, "train"),
     ("sft", {"sft.tokens_per_microbatch": 200}, "train"),
     ("reward", {"reward.tokens_per_microbatch": 400}, "train"),
+    ("dpo", {"data.max_tokens": 60}, "train"),
     ("sft", {"model.config.num_hidden_layers": 2}, "train"),
 ]
 LESS = [
@@ -74,13 +194,9 @@ LESS = [
 ]
 
 
-def peak_of(plan, phase):
-    return next(each.peak for each in plan.phases if each.name == phase)
-
-
 @pytest.mark.parametrize(("kind", "changes", "phase"), MORE)
 def test_what_costs_memory_is_seen(place, plain, kind, changes, phase):
-    assert peak_of(plan_of(kind, place, changes), phase) > peak_of(plain[kind], phase)
+    assert phase_of(plan_of(kind, place, changes), phase).peak > phase_of(plain[kind], phase).peak
 
 
 @pytest.mark.parametrize(("kind", "changes", "phase"), LESS)
@@ -89,7 +205,7 @@ def test_what_saves_memory_is_seen(place, plain, kind, changes, phase):
     layers = {key: value for key, value in changes.items() if key == "policy.config.num_hidden_layers"}
     if layers:
         base = plan_of(kind, place, layers)
-    assert peak_of(plan_of(kind, place, changes), phase) < peak_of(base, phase)
+    assert phase_of(plan_of(kind, place, changes), phase).peak < phase_of(base, phase).peak
 
 
 def test_dropout_is_kept_where_it_is_asked_for(place):
@@ -121,7 +237,7 @@ def test_the_process_and_its_allocator_are_counted_on_a_cpu_only(place):
 
 
 def test_stages_of_a_pipeline_start_from_what_those_before_make(place):
-    sft, reward, ppo = (recipe_of(kind, place) for kind in SCHEMAS)
+    sft, reward, ppo = (recipe_of(kind, place) for kind in ("sft", "reward", "ppo"))
     for stage in (sft, reward, ppo):
         del stage["run"]
     reward["model"], ppo["policy"] = {"path": "@sft"}, {"path": "@sft"}
