@@ -250,6 +250,20 @@ def test_stages_of_a_pipeline_start_from_what_those_before_make(place):
     assert roles["reward_model"] == roles["value"] == plans[1].roles[0].parameters
 
 
+def test_a_reward_stage_makes_an_adapter_on_the_base_that_its_ppo_stage_shares(place):
+    base = {"path": str(place / "language_model"), "lora": LORA}
+    reward, ppo = recipe_of("reward", place), changed(recipe_of("ppo", place), {"reward.0.share_base": True})
+    reward["model"], ppo["policy"], ppo["reward"][0]["path"] = base, base, "@reward"
+    for stage in (reward, ppo):
+        del stage["run"]
+    whole = {"run": {"folder": str(place / "shared")}, "reward": reward, "ppo": ppo}
+    of_reward, of_ppo = make_plans(PipelineRecipe.model_validate(whole))
+    roles = {role.name: role for role in of_ppo.roles}
+    for name in ("reward_model", "value"):
+        assert roles[name].parameters == of_reward.roles[0].parameters
+        assert roles[name].shared == of_reward.roles[0].parameters - of_reward.roles[0].trained - 16  # a head to start
+
+
 def test_a_hub_name_that_cannot_be_reached_asks_for_a_local_folder(place):
     with pytest.raises(ModelError, match=r"nobody/nothing.*give the path of a local folder"):
         plan_of("sft", place, {"model": {"path": "nobody/nothing"}})
