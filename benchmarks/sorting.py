@@ -33,6 +33,20 @@ def in_order(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequenc
     return [float(text.split() == list(facts["answer"])) for text, facts in zip(responses, metadata, strict=True)]
 
 
+def length(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    """A bad reward: the share of 20 digits that the response has, whatever they are."""
+    del prompts, metadata
+    return [min(len(text.split()) / 20, 1.0) for text in responses]
+
+
+def mostly_written(
+    prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """A reward that tells nothing: 1 for every response that has a digit in it."""
+    del prompts, metadata
+    return [float(any(character.isdigit() for character in text)) for text in responses]
+
+
 def _problem(rng: random.Random, digits: int) -> dict[str, str]:
     drawn = [rng.choice("0123456789") for _ in range(digits)]
     return {"prompt": f"sort {' '.join(drawn)} =", "answer": "".join(sorted(drawn))}
