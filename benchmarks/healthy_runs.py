@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-from algorithms import run, sorting_ppo, sorting_sft
 from matplotlib.figure import Figure
 
+from algorithms import run, sorting_ppo, sorting_sft
 from proximo.metrics.alarms import find_alarms
 from proximo.metrics.declared.alarms_ppo import PPO_RULES
 from proximo.metrics.run_files import Run, read_run
