@@ -1,9 +1,9 @@
 """The embedded example over seeds, and its KL coefficient at ten times, one time and zero. Prints the tables of
 benchmarks/README.md, keeps the figures in benchmarks/results/demo.json and draws docs/kl-sweep.svg.
 
-    python benchmarks/demo.py --folder runs/benchmark --seeds 5 --processes 2
+    python benchmarks/demo.py --folder runs/benchmark --seeds 5
 
-Each run is a process of its own with one thread; a finished run is not repeated.
+Each run is a process of its own; a finished run is not repeated.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 MAXIMUM_GOLD = 1.0
 SWEEP = {"ten times": 10.0, "once": 1.0, "zero": 0.0}
 SWEEP_STEPS = 120
-"""Three times those of the example: over-optimisation takes its time."""
+"""Five times those of the example: over-optimisation takes its time."""
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark"), help="where the runs go")
     parser.add_argument("--seeds", type=int, default=5, help="how many seeds")
-    parser.add_argument("--processes", type=int, default=2, help="runs at once, one thread each")
+    parser.add_argument("--processes", type=int, default=1, help="runs at once, each with the recipe's threads")
     parser.add_argument("--no-sweep", action="store_true", help="leave out the KL coefficients")
     options = parser.parse_args()
     with ThreadPoolExecutor(options.processes) as pool:
@@ -78,7 +78,7 @@ def recipe_coefficient() -> float:
 
 def proximo(*arguments: str) -> None:
     """One run; its lines go to the terminal as they come."""
-    command = [sys.executable, "-m", "proximo", *arguments, "run.num_threads=1", "--quiet"]
+    command = [sys.executable, "-m", "proximo", *arguments, "--quiet"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -82,6 +82,15 @@ def help_of_all(capsys):
     return capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("given", "wanted"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_idle_threads_sleep_unless_the_user_says_otherwise(given, wanted, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    assert main(["recipes", "list"]) == 0
+    assert os.environ["OMP_WAIT_POLICY"] == wanted
+
+
 def test_the_version_is_that_of_the_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("proximo 0.")

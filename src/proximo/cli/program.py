@@ -1,6 +1,7 @@
 """Puts the commands together, and turns errors into one message and an exit status. Not what a command does."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A mistake or a failure that Proximo knows becomes one message on stderr; anything else keeps its traceback.
     """
+    _let_idle_threads_sleep()
     arguments = explicit_resume(sys.argv[1:] if argv is None else argv) or ["--help"]
     command = typer.main.get_command(app)
     try:
@@ -42,6 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _refuse(f"{error.format_message()} (`proximo {_command_of(arguments)}--help` tells more)", 2)
     return status if isinstance(status, int) else 0
+
+
+def _let_idle_threads_sleep() -> None:
+    """Must come before torch is imported, which reads it once.
+
+    Threads of OpenMP that wait by spinning keep a core from whoever has work: on two cores with one other busy program
+    a training step took ten times as long, and as long as with one thread where they sleep (docs/getting-started.md).
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def explicit_resume(arguments: Sequence[str]) -> list[str]:
