@@ -39,6 +39,17 @@ data:
 reward:
   num_epochs: 1
 """
+DPO = """\
+run:
+  folder: runs/x
+model:
+  path: owner/model
+data:
+  sources:
+  - path: owner/pairs
+dpo:
+  pairs_per_step: 8
+"""
 PIPELINE = """\
 run:
   folder: runs/x

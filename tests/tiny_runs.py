@@ -1,4 +1,4 @@
-"""Tiny runs of the three trainers as recipes: models of width 16, characters for tokens. Not the interrupting of them.
+"""Tiny runs of the trainers as recipes: models of width 16, characters for tokens. Not the interrupting of them.
 
 Every recipe takes five steps and saves after the second, the fourth and the fifth, so that the last save prunes.
 Nothing is constant: learning rates, the KL coefficient, the number of micro-batches; whatever a resume forgets shows.
@@ -10,18 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from transformers import PreTrainedModel
+
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
 from proximo.models.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.trainers.dpo import run_dpo
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo_run import run_ppo
 from proximo.trainers.reward import run_reward
 from proximo.trainers.sft import run_sft
 
-Kind = Literal["sft", "reward", "ppo"]
-KINDS: tuple[Kind, ...] = ("sft", "reward", "ppo")
+Kind = Literal["sft", "reward", "dpo", "ppo"]
+KINDS: tuple[Kind, ...] = ("sft", "reward", "dpo", "ppo")
 NUM_STEPS = 5
 SAVED_STEPS = (2, 4, 5)
 
@@ -48,7 +52,7 @@ LORA = {"rank": 2, "alpha": 4.0}
 
 
 def make_inputs(place: Path) -> Path:
-    """Write a tokenizer, a reward model and data for all three trainers below `place`; returns it."""
+    """Write a tokenizer, a reward model and data for all trainers below `place`; returns it."""
     place.mkdir(parents=True, exist_ok=True)
     tiny_tokenizer().save_pretrained(place / "tokenizer")
     scalar = scalar_from_language_model(
@@ -56,7 +60,9 @@ def make_inputs(place: Path) -> Path:
     )
     save_pretrained(scalar.model, place / "reward_model")
     tiny_tokenizer().save_pretrained(place / "reward_model")
-    save_pretrained(tiny_language_model(seed=3, num_hidden_layers=1), place / "language_model")
+    language_model = tiny_language_model(seed=3, num_hidden_layers=1)
+    save_pretrained(language_model, place / "language_model")
+    _save_reward_adapter(language_model, place)
     tiny_tokenizer().save_pretrained(place / "language_model")
     draw = random.Random(4)
     rows = [
@@ -67,6 +73,14 @@ def make_inputs(place: Path) -> Path:
         lines = [json.dumps({column: row[column] for column in columns}) for row in rows]
         (place / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return place
+
+
+def _save_reward_adapter(base: PreTrainedModel, place: Path) -> None:
+    """A reward model that is an adapter and a head on `language_model`."""
+    scalar = scalar_from_language_model(LanguageModel(base), HeadStart.NORMAL, seed=4)
+    scalar.base.name_or_path = str(place / "language_model")
+    save_pretrained(scalar.with_adapter(LoRAOptions(rank=2, seed=5)).model, place / "reward_adapter")
+    tiny_tokenizer().save_pretrained(place / "reward_adapter")
 
 
 COLUMNS = {"texts": ("prompt", "response"), "pairs": ("prompt", "chosen", "rejected"), "prompts": ("prompt",)}
@@ -96,7 +110,7 @@ def recipe_of(kind: Kind, place: Path) -> dict[str, Any]:
         "samples_per_step": 1,
         "tensorboard": False,
     }
-    sections = {"sft": _sft, "reward": _reward, "ppo": _ppo}[kind](place)
+    sections = {"sft": _sft, "reward": _reward, "dpo": _dpo, "ppo": _ppo}[kind](place)
     return {"run": run, "tokenizer": {"path": str(place / "tokenizer")}, **sections}
 
 
@@ -113,6 +127,14 @@ def _reward(place: Path) -> dict[str, Any]:
         "model": {"config": LLAMA},
         "data": {"sources": [{"path": str(place / "pairs.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
         "reward": {"num_epochs": 2, "pairs_per_step": 4, "tokens_per_microbatch": 60, "optimizer": _optimizer()},
+    }
+
+
+def _dpo(place: Path) -> dict[str, Any]:
+    return {
+        "model": {"config": LLAMA},
+        "data": {"sources": [{"path": str(place / "pairs.jsonl")}], "held_out_rows": 2, "max_tokens": 48},
+        "dpo": {"num_epochs": 2, "pairs_per_step": 4, "tokens_per_microbatch": 60, "optimizer": _optimizer()},
     }
 
 
@@ -145,17 +167,20 @@ def _optimizer() -> dict[str, Any]:
 
 
 def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe with values at dotted keys replaced; under an adapter, a saved base instead of a random one."""
+    """The recipe with values at dotted keys replaced; for adapters, a saved base and what was trained on it."""
     copy = json.loads(json.dumps(recipe))
     for key, value in changes.items():
         *above, last = key.split(".")
         section = copy
         for name in above:
-            section = section.setdefault(name, {})
+            section = section[int(name)] if isinstance(section, list) else section.setdefault(name, {})
         section[last] = value
     for model in (copy.get("model", {}), copy.get("policy", {})):
         if "lora" in model and model.pop("config", None) is not None:
             model["path"] = str(Path(copy["tokenizer"]["path"]).with_name("language_model"))
+    for source in copy["reward"] if "policy" in copy else ():
+        if source.get("share_base"):
+            source["path"] = str(Path(source["path"]).with_name("reward_adapter"))
     return copy
 
 
@@ -164,6 +189,7 @@ def run(kind: Kind, recipe: Mapping[str, Any], options: RunOptions) -> int:
     runners: dict[Kind, Callable[[], int]] = {
         "sft": lambda: run_sft(SFTRecipe.model_validate(recipe), options),
         "reward": lambda: run_reward(RewardRecipe.model_validate(recipe), options),
+        "dpo": lambda: run_dpo(DPORecipe.model_validate(recipe), options),
         "ppo": lambda: run_ppo(PPORecipe.model_validate(recipe), options),
     }
     return runners[kind]()

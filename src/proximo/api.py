@@ -1,5 +1,6 @@
 """What a library user imports, gathered. `proximo` itself looks names up here when they are first used."""
 
+from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLController
 from proximo.config.ppo import FunctionRewardConfig, KLConfig, ModelRewardConfig, PPOConfig, RolloutConfig
 from proximo.config.run import OptimizerConfig
 from proximo.errors import (
@@ -13,6 +14,9 @@ from proximo.errors import (
     TrainingError,
     UserError,
 )
+from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.metrics.sinks import Sink
+from proximo.metrics.trackers import TrackedRun
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.records import Experience, Finish, Prompt, Response, Scored, ScoreState
@@ -21,13 +25,18 @@ from proximo.rewards.model import ModelReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.trainers.extra_calls import ExtraCall
 from proximo.trainers.ppo import PPOTrainer
+from proximo.trainers.rollout_tensordict import rollout_tensordict
 
 __all__ = [
+    "AdaptiveKLController",
     "CheckpointError",
     "ConfigError",
+    "ConstantKLController",
     "DataError",
     "Experience",
+    "ExtraCall",
     "Finish",
     "FunctionReward",
     "FunctionRewardConfig",
@@ -39,6 +48,7 @@ __all__ = [
     "ModelReward",
     "ModelRewardConfig",
     "OptimizerConfig",
+    "OwnOptimizer",
     "PPOConfig",
     "PPOTrainer",
     "Prompt",
@@ -51,7 +61,10 @@ __all__ = [
     "ScalarModel",
     "ScoreState",
     "Scored",
+    "Sink",
+    "TrackedRun",
     "TrainingError",
     "UserError",
     "WeightedReward",
+    "rollout_tensordict",
 ]

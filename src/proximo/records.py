@@ -24,6 +24,8 @@ class Prompt:
     text: str | None = None
     messages: tuple[Message, ...] | None = None
     answer: str | None = None
+    base_score: float | None = None
+    """Mean score of earlier responses to it, where the data says; read by the filter of prompts."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -83,6 +85,8 @@ class Scored:
     reason: str | None = None
     answer_score: float | None = None
     """What the same source gives the prompt's reference answer; None where nobody asked."""
+    token_rewards: tuple[float, ...] | None = None
+    """What each token of the response earns of the score, where a source says; the last one earns what they leave."""
 
     @property
     def valid(self) -> bool:

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.advantages import broadcast_to_tokens, gae
+from proximo.algorithms.advantages import broadcast_to_tokens, gae, returns_to_go
 from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3, weighted_k3
 from proximo.algorithms.losses import clipped_policy_loss, clipped_value_loss
 from proximo.algorithms.masking import sum_per_token
 from proximo.algorithms.objectives import TokenLosses, cispo, gspo, sapo
 from proximo.algorithms.segments import value_positions
-from proximo.algorithms.shaping import shape_rewards
+from proximo.algorithms.shaping import prefix_deltas, shape_rewards
 
 EOS, NUM_TOKENS, MAX_TOKENS = 2, 3, 3
 BETA = 0.7
@@ -163,6 +163,25 @@ def test_the_listed_responses_are_all_there_are():
 def test_without_kl_the_policy_gradient_is_that_of_the_expected_score():
     loss = expected_policy_loss(torch.zeros(len(TOKENS), dtype=torch.float64), beta=0.0)
     assert_same(-POLICY.gradient(loss), POLICY.gradient(exact_objective(0.0)))
+
+
+def test_a_score_given_out_as_what_each_token_adds_to_it_has_the_same_gradient():
+    """Whatever the prefixes are worth: the last one is worth the score. Without a critic, which would hide it."""
+    worth = {prefix: float(value) for prefix, value in zip(PREFIXES, random(len(PREFIXES), seed=17), strict=True)}
+    scores = dict(zip(RESPONSES, SCORES.tolist(), strict=True))
+    ends = [response[: t + 1] for response in RESPONSES for t in range(len(response))]
+    prefix_scores = torch.tensor([scores.get(end) or worth[end] for end in ends], dtype=torch.float64)
+    earned = prefix_deltas(prefix_scores, LENGTHS)
+    no_kl = torch.zeros(len(TOKENS), dtype=torch.float64)
+    rewards = shape_rewards(no_kl, SCORES, EVERYTHING, LENGTHS, kl_coefficient=0.0, token_rewards=earned)
+    assert (rewards - shape_rewards(no_kl, SCORES, EVERYTHING, LENGTHS, kl_coefficient=0.0)).abs().max() > 0.1
+    logprobs = POLICY.token_logprobs()
+    advantages = returns_to_go(rewards, EVERYTHING, LENGTHS, gamma=1.0)
+    loss = expected(clipped_policy_loss(logprobs, logprobs.detach(), advantages, clip_low=0.2, clip_high=0.2))
+    assert_same(-POLICY.gradient(loss), POLICY.gradient(exact_objective(0.0)))
+    short_sighted = returns_to_go(rewards, EVERYTHING, LENGTHS, gamma=0.5)
+    loss = expected(clipped_policy_loss(logprobs, logprobs.detach(), short_sighted, clip_low=0.2, clip_high=0.2))
+    assert_far(-POLICY.gradient(loss), POLICY.gradient(exact_objective(0.0)))
 
 
 @pytest.mark.parametrize("objective", [whole_response, weight_clip, soft_gate])

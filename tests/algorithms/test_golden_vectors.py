@@ -21,7 +21,8 @@ from proximo.algorithms.masking import masked_mean, masked_variance, rescale, st
 from proximo.algorithms.objectives import gspo, masked_weights, ppo, sapo, sequence_ratios, truncated_weights
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
 from proximo.algorithms.scores import fixed_penalties
-from proximo.algorithms.shaping import clip_scores, shape_rewards
+from proximo.algorithms.segments import segment_sum
+from proximo.algorithms.shaping import clip_scores, prefix_deltas, shape_rewards
 from proximo.algorithms.value_units import ReturnMoments, cumulative_moments, exponential_moments
 
 
@@ -214,6 +215,26 @@ class TestAReaL:
         scores = clip_scores(numbers([1, second]), 20)
         rewards = shape_rewards(self.KL, scores, self.MASK, self.LENGTHS, kl_coefficient=0.1)
         assert_close(rewards, [0, -0.02, 0.05, 0.96], [0, 0.02, last])
+
+    @pytest.mark.parametrize(
+        ("kind", "rewards"),
+        [
+            ("deltas", [0.1, 0.18, 0.35, 0.36, 0, 0.52, -0.35]),
+            ("absolute", [0.1, 0.28, 0.65, 0.96, 0, 0.52, 0.15]),
+        ],
+    )
+    def test_dense_rewards(self, kind, rewards):
+        prefixes = numbers([0.1, 0.3, 0.6, 1.0], [0.0, 0.5, 0.25])
+        earned = prefix_deltas(prefixes, self.LENGTHS) if kind == "deltas" else prefixes
+        found = shape_rewards(
+            self.KL,
+            segment_sum(earned, self.LENGTHS),
+            self.MASK,
+            self.LENGTHS,
+            kl_coefficient=0.1,
+            token_rewards=earned,
+        )
+        assert_close(found, rewards)
 
     @pytest.mark.parametrize(
         ("gamma", "lam", "advantages"),

@@ -12,11 +12,13 @@ from proximo.algorithms.objectives import (
     TokenLosses,
     cispo,
     gspo,
+    m2po,
     masked_weights,
     ppo,
     sapo,
     sequence_ratios,
     truncated_weights,
+    within_second_moment,
 )
 
 OLD = -1.5
@@ -181,3 +183,37 @@ def test_the_clip_of_values_holds_for_the_huber_loss_too():
     """Moved by 0.5 of which 0.2 count: the error is 2.8, not 2.5, and both are beyond delta."""
     found = clipped_value_loss(numbers(0.5), numbers(0), numbers(3), clip=0.2, huber_delta=1.0)
     assert found.item() == pytest.approx(2.8 - 0.5)
+
+
+def test_the_tokens_furthest_from_the_old_policy_are_left_out_until_the_second_moment_is_within_its_limit():
+    """Squares 0.01, 0.04, 0.09, 0.16, 0.25: the means of the smallest ones are 0.01, 0.025, 0.0467, 0.075, 0.11."""
+    log_ratios = torch.tensor([0.2, -0.5, 0.1, 0.4, -0.3], dtype=torch.float64)
+    everything = torch.ones(5, dtype=torch.bool)
+    for limit, kept in ((0.2, [0, 1, 2, 3, 4]), (0.08, [0, 2, 3, 4]), (0.04, [0, 2]), (0.02, [2]), (0.001, [])):
+        assert within_second_moment(log_ratios, everything, limit=limit).nonzero().flatten().tolist() == kept
+    squares = log_ratios.square()
+    for limit in torch.linspace(0.001, 0.12, 50).tolist():
+        kept = within_second_moment(log_ratios, everything, limit=limit)
+        fitting = [n for n in range(1, 6) if squares.sort().values[:n].mean() <= limit]
+        assert int(kept.sum()) == max(fitting, default=0)
+
+
+def test_equal_tokens_are_left_out_together_and_what_is_masked_is_not_looked_at():
+    log_ratios = torch.tensor([0.1, 0.5, math.nan, -0.5, 0.5, 0.1], dtype=torch.float64)
+    mask = torch.tensor([True, True, False, True, True, True])
+    found = within_second_moment(log_ratios, mask, limit=0.1)
+    assert found.tolist() == [True, False, False, False, False, True]
+    assert within_second_moment(log_ratios, mask, limit=1.0).tolist() == mask.tolist()
+    nothing = torch.zeros(6, dtype=torch.bool)
+    assert within_second_moment(log_ratios, nothing, limit=0.1).tolist() == [False] * 6
+
+
+def test_m2po_has_no_clip_and_no_gradient_where_a_token_is_left_out():
+    logprobs = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    advantages, trusted = torch.tensor([2.0, 1.0, -1.0], dtype=torch.float64), torch.tensor([1.0, 1.0, 0.0])
+    found = m2po(logprobs, torch.zeros(3, dtype=torch.float64), advantages, trusted)
+    wanted = torch.tensor([-2 * math.e, -1 / math.e, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(found.loss.detach(), wanted)
+    assert found.clipped.tolist() == [False, False, True]
+    found.loss.sum().backward()
+    torch.testing.assert_close(logprobs.grad, wanted)

@@ -7,7 +7,7 @@ mistake that is only found once torch is there says so with `before_torch=False`
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from recipe_files import PIPELINE, PPO, REWARD, SFT
+from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
 
 RUN = {"run/.proximo-run": "", "run/metrics.jsonl": '{"step": 1}\n'}
 MODEL = {"model/config.json": "{}"}
@@ -35,7 +35,7 @@ def _override(
     name: str, override: str, *pieces: str, kind: str = "ppo", files: Mapping[str, str | bytes] | None = None
 ) -> Mistake:
     """A good recipe with one override that is wrong."""
-    text = {"ppo": PPO, "sft": SFT, "reward": REWARD, "pipeline": PIPELINE}[kind]
+    text = {"ppo": PPO, "sft": SFT, "reward": REWARD, "dpo": DPO, "pipeline": PIPELINE}[kind]
     return Mistake(name=name, argv=(kind, "r.yaml", override), pieces=pieces, files={"r.yaml": text, **(files or {})})
 
 
@@ -65,6 +65,42 @@ RECIPES = (
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
     _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
+    _override(
+        "best of all", "ppo={samples_per_prompt: 4, responses_per_prompt: 4}", "leaves nothing to choose", "exceed"
+    ),
+    _recipe(
+        "token rewards for an estimator that has no use for them",
+        PPO.replace("weight: 2", "dense: deltas") + "  advantage: leave_one_out\n  responses_per_prompt: 2\n",
+        "reward_model rewards single tokens",
+        "judges a response as a whole",
+    ),
+    _override(
+        "limits that end before they begin",
+        "ppo.rollout={max_new_tokens: 8, shortest_limit: 8}",
+        "shortest_limit (8) must be below max_new_tokens (8)",
+    ),
+    _override(
+        "limits below the minimum",
+        "ppo.rollout={max_new_tokens: 8, min_new_tokens: 6, shortest_limit: 5}",
+        "shortest_limit (5)",
+        "min_new_tokens (6)",
+    ),
+    _override(
+        "limits that are penalised",
+        "ppo={rollout: {max_new_tokens: 8, shortest_limit: 3}, score: {min_tokens: 4, min_tokens_penalty: 1}}",
+        "score.min_tokens (4) exceeds rollout.shortest_limit (3)",
+    ),
+    _override(
+        "many samples of the most likely response",
+        "ppo={evaluate_greedy: true, evaluation_samples_per_prompt: 4}",
+        "evaluation_samples_per_prompt (4)",
+        "copies of one response",
+    ),
+    _override(
+        "a reference to compare with that is not there",
+        "ppo={evaluate_reference: true, kl: {place: none}}",
+        "evaluate_reference needs a reference that stays",
+    ),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
     _override("left out of one", "ppo.advantage=leave_one_out", "must be 2 or more", "return_to_go need only one"),
     _override(
@@ -110,6 +146,21 @@ RECIPES = (
         "centring belongs to loss: bradley_terry",
         kind="reward",
     ),
+    _override("weight of no texts", "ppo.ptx={coefficient: 1}", "need both ptx_data and ppo.ptx", "give ptx_data"),
+    _override("texts without a weight", "ptx_data={sources: [{path: a/b}]}", "give ppo.ptx (their weight) too"),
+    _recipe(
+        "texts held out of no evaluation",
+        PPO + "  ptx: {coefficient: 1}\nptx_data: {sources: [{path: a/b}], held_out_rows: 2}\n",
+        "nothing is evaluated on ptx_data",
+    ),
+    _override("filter without a bound", "data.filter={max_fraction: 0.5}", "needs above (too easy), below (too hard)"),
+    _override("filter that leaves nobody", "data.filter={above: 0.1, below: 0.2}", "below (0.2) must not exceed above"),
+    _override(
+        "texts that are not there",
+        "ptx_data={sources: [{path: none.txt}]}",
+        "no file none.txt",
+        files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
+    ),
     _override("bootstrap of scored answers", "ppo.truncated=bootstrap", "score.truncated: false"),
     _override("KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "stays 0", "start above 0"),
     _override(
@@ -149,6 +200,26 @@ RECIPES = (
         "remove lora",
     ),
     _override(
+        "value head's own adapter on the policy's trunk",
+        "value={start: trunk, lora: {rank: 2}}",
+        "on the policy's own layers",
+        "set policy.lora instead",
+    ),
+    _override("value head's own random start", "value={start: trunk, config: {model_type: llama}}", "policy.config"),
+    _override(
+        "optimizer of a value head on the policy's trunk",
+        "value.start=trunk",
+        "have one optimizer, ppo.policy_optimizer",
+        "ppo.critic_warmup_steps",
+        files={"r.yaml": PPO + "  value_optimizer: {learning_rate: 1.0e-4}\n"},
+    ),
+    _override(
+        "weight of the value loss of a model of its own",
+        "ppo.value_loss.coefficient=0.5",
+        "ppo.value_loss.coefficient weighs",
+        "set ppo.value_optimizer.learning_rate",
+    ),
+    _override(
         "critic's adapter on a policy's random start",
         "value.lora={rank: 2}",
         "value starts from the policy, which is a random start",
@@ -168,9 +239,26 @@ RECIPES = (
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("folder of a stage", "ppo.run.folder=x", "follows from run.folder", kind="pipeline"),
     _override("proportions without phase", "data.proportions=[2, 4]", "belong together", kind="sft"),
+    _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "above 0.0, got 0", kind="dpo"),
+    _override("half of the labels wrong", "dpo.label_smoothing=0.5", "below 0.5, got 0.5", kind="dpo"),
+    _override("unknown key of DPO", "dpo.loss=ipo", "dpo.loss", kind="dpo"),
+    _override("dropout in DPO", "dpo.dropout=true", "dpo.dropout", kind="dpo"),
+    _override(
+        "second reference of an adapter",
+        "reference.path=a/b",
+        "with model.lora the base is the reference",
+        kind="dpo",
+        files={"r.yaml": DPO.replace("owner/model", "owner/model\n  lora: {rank: 2}")},
+    ),
+    _override("trained reference", "reference={path: a/b, lora: {rank: 2}}", "remove reference.lora", kind="dpo"),
+    _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),
+    _override("DPO from nowhere", "model.path=null", "exactly one of path", kind="dpo"),
+    _recipe("recipe of DPO for another command", DPO, "a recipe for `proximo dpo`, not for `proximo ppo`"),
     _override("reward model from nowhere", "model={start: policy}", "needs path", kind="reward"),
 )
 OVERRIDES = (
+    _override("sink of no known kind", "run.sinks=[{kind: comet}]", "wandb, mlflow, trackio, function", "got 'comet'"),
+    _override("sink twice", "run.sinks=[{kind: wandb}, {kind: wandb}]", "sinks has wandb more than once"),
     _override("no equals sign", "run.seed", "key.sub=value", "'run.seed'"),
     _override("no value", "run.seed=", "run.seed=null"),
     _override(
@@ -190,6 +278,13 @@ INPUTS = (
     _override("folder without a model", "policy.path=d", "holds no model", "config.json", files={"d/x": ""}),
     _override("run instead of a model", "policy.path=run", "proximo export run OUT", files=RUN),
     _override("file instead of a model", "reward.0.path=f", "f is a file", files={"f": ""}),
+    _override("package of a sink that is missing", "run.sinks=[{kind: trackio}]", "pip install 'proximo[trackio]'"),
+    _override(
+        "sink's function that is not there",
+        "run.sinks=[{kind: function, function: 'nowhere:f'}]",
+        "run.sinks.0.function",
+        "no module nowhere",
+    ),
     _override("function without a colon", "gold={kind: function, function: abs}", "package.module:function"),
     _override("module that is not there", "gold={kind: function, function: 'nowhere:f'}", "no module nowhere"),
     _override(
@@ -208,7 +303,7 @@ COMMANDS = (
     _use("unknown option", "ppo ppo --bogus", "No such option: --bogus"),
     _use("resume in another way", "ppo ppo --resume=later", "--resume=auto", "later"),
     _use("resume and overwrite", "ppo ppo --resume --overwrite", "choose one"),
-    _use("kind that there is none of", "config schema sftt", "'sft', 'reward', 'ppo', 'pipeline'"),
+    _use("kind that there is none of", "config schema sftt", "'sft', 'reward', 'dpo', 'ppo', 'pipeline'"),
     _use("recipe of no clear kind", "config check r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
     _use("copy over a file", "recipes copy ppo mine.yaml", "mine.yaml exists", files={"mine.yaml": "x: 1\n"}),
     _use("copy into nowhere", "recipes copy ppo no/such/folder/mine.yaml", "cannot be written"),
@@ -218,8 +313,11 @@ COMMANDS = (
     _use("export of nothing", "export runs/none out", "no run folder runs/none"),
     _use("export over a folder", "export run out", "out exists and is left as it is", files={**RUN, "out/x": "1"}),
     _use("export in other numbers", "export run out --dtype float16", "'float32', 'bfloat16'", files=RUN),
+    _use("push to no name", "export run out --push a/b/c", "--push wants a name on the Hub", "'a/b/c'", files=RUN),
+    _use("private without a push", "export run out --private", "give --push NAME as well", files=RUN),
     _use("evaluation of nothing", "evaluate runs/none", "no run folder runs/none"),
     _use("generation without a prompt", "generate model", "no prompt", files=MODEL),
+    _use("chat with tokens below one", "chat model --max-new-tokens 0", "--max-new-tokens", files=MODEL),
     _use("no samples", "generate model x --num-samples 0", "--num-samples", files=MODEL),
 )
 MISTAKES = (*RECIPES, *OVERRIDES, *INPUTS, *COMMANDS)

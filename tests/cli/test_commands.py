@@ -17,9 +17,12 @@ from proximo.config.loader import guess_kind, load_recipe, read_document
 from proximo.config.shipped import shipped_recipes
 from proximo.errors import CheckpointError, TrainingError
 from proximo.trainers.options import RunOptions
-from recipe_files import PIPELINE, PPO, REWARD, SFT, write_recipe
+from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
-COMMANDS = ("sft", "reward", "ppo", "pipeline", "generate", "evaluate", "export", "report", "recipes", "config")
+COMMANDS = (
+    *("sft", "reward", "dpo", "ppo", "pipeline", "generate", "chat"),
+    *("evaluate", "export", "report", "recipes", "config"),
+)
 STARTS_QUICKLY = """
 import sys
 from proximo.cli import main
@@ -108,7 +111,7 @@ def test_shipped_recipes_are_listed_with_what_they_are_for(capsys):
     listed = capsys.readouterr().out
     assert main(["recipes", "list"]) == 0
     assert capsys.readouterr().out == listed
-    for name in ("sft", "reward", "ppo", "ppo-function", "grpo-function", "pythia-1b-tldr", "qwen2.5-0.5b-rlhf"):
+    for name in ("sft", "reward", "dpo", "ppo", "ppo-function", "grpo-function", "pythia-1b-tldr", "qwen2.5-0.5b-rlhf"):
         assert f"\n{name} " in f"\n{listed}"
 
 
@@ -131,6 +134,12 @@ def test_a_dry_run_imports_no_torch(folder):
     assert list(folder.iterdir()) == []
 
 
+def test_a_dry_run_names_the_sinks(folder, capsys):
+    path = write_recipe(folder, PPO)
+    assert main(["ppo", path, "run.sinks=[{kind: function, function: 'json:loads'}]", "--dry-run"]) == 0
+    assert "sink         json:loads, run runs/x\n" in capsys.readouterr().out
+
+
 def test_the_numbers_of_a_dry_run_are_those_of_the_recipe(folder, capsys):
     path = write_recipe(folder, PPO)
     settings = ["prompts_per_step=6", "responses_per_prompt=5", "minibatch_responses=8", "epochs_per_step=3"]
@@ -144,11 +153,24 @@ def test_the_numbers_of_a_dry_run_are_those_of_the_recipe(folder, capsys):
     assert "10 steps: 300 responses, 120 updates, at most 30,000 tokens" in text
 
 
+ONE_BASE = [
+    "policy.lora.rank=4",
+    "policy.quantisation=4bit",
+    "value.start=reward",
+    "reward.0.path=owner/scorer",
+    "reward.0.share_base=true",
+]
+
+
 @pytest.mark.parametrize(
     ("overrides", "role", "text"),
     [
         ([], "reference", "a frozen copy of the policy"),
-        (["policy.lora.rank=4"], "reference", "the policy with its adapter off"),
+        (["policy.lora.rank=4"], "reference", "the policy's base, no second copy"),
+        (["policy.lora.rank=4", "value.lora.rank=4"], "value", "on all-linear, on the policy's base, no second copy"),
+        (ONE_BASE, "reward", "owner/scorer (Hub), on the policy's base, no second copy, weight 2"),
+        (ONE_BASE, "value", "adapter and head of the reward model, on the policy's base, no second copy, trained"),
+        (ONE_BASE, "policy", "LoRA of rank 4 on all-linear, its base in 4bit"),
         (["policy.lora.rank=4"], "policy", "owner/model (Hub), LoRA of rank 4 on all-linear"),
         (["ppo.kl.place=none"], "reference", "none"),
         (["reference.path=owner/other"], "reference", "owner/other (Hub), frozen"),
@@ -167,6 +189,22 @@ def test_a_dry_run_says_which_model_takes_which_role(folder, capsys, overrides, 
     assert main(["ppo", write_recipe(folder, PPO), *overrides, "--dry-run"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[0] == role]
     assert text in line
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        ([], "a frozen copy of the policy"),
+        (["model.lora.rank=4"], "the policy's base, no second copy"),
+        (["reference.path=owner/other"], "owner/other (Hub), frozen"),
+    ],
+)
+def test_a_dry_run_of_dpo_says_what_the_reference_is(folder, capsys, overrides, text):
+    assert main(["dpo", write_recipe(folder, DPO), *overrides, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.split()[0] == "reference"]
+    assert text in line
+    assert "8 pairs (two sequences each, read by policy and reference)" in said
 
 
 def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):
@@ -273,7 +311,7 @@ def test_config_schema_is_json_schema_with_descriptions(capsys):
     assert schema["additionalProperties"] is False
     assert schema["$defs"]["AdvantageConfig"]["properties"]["lam"]["description"].startswith("Decay of the advantage")
     assert main(["config", "schema"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 4
+    assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 5
 
 
 @pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 1), (errno.EROFS, 1)])

@@ -9,9 +9,9 @@ from proximo.config.loader import guess_kind, load_recipe, recipe_schema, resolv
 from proximo.config.ppo import PPOConfig
 from proximo.config.unused import unused_keys
 from proximo.errors import ConfigError
-from recipe_files import PIPELINE, PPO, REWARD, SFT, write_recipe
+from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
-TEXTS = {"sft": SFT, "reward": REWARD, "ppo": PPO, "pipeline": PIPELINE}
+TEXTS = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
 
 
 @pytest.fixture
@@ -219,6 +219,9 @@ def test_keys_that_do_nothing_are_told(folder):
     ]
     assert unused_keys(load_recipe("ppo", path).recipe) == []
     assert losses_without_effect(path, objective="sapo", clip_low=0.1, gate_positive=2) == ["policy_loss.clip_low"]
+    found = losses_without_effect(path, objective="m2po", clip_high=0.1, max_second_moment=1)
+    assert found == ["policy_loss.clip_high"]
+    assert losses_without_effect(path, max_second_moment=1) == ["policy_loss.max_second_moment"]
     assert losses_without_effect(path, gate_negative=2, average_constant=9, behaviour_cap=3) == [
         "policy_loss.gate_negative",
         "policy_loss.average_constant",
@@ -254,4 +257,8 @@ def test_keys_that_do_nothing_are_told(folder):
     constant = ["sft.sft.optimizer.schedule=constant", "sft.sft.optimizer.final_fraction=0.1"]
     assert unused_keys(load_recipe("pipeline", pipeline, constant).recipe) == [
         "sft.sft.optimizer.final_fraction has no effect: schedule is constant"
+    ]
+    whole = ["data.sources.0.whole=true"]
+    assert unused_keys(load_recipe("ppo", path, whole).recipe) == [
+        "data.sources.0.whole has no effect: without proportions every source is whole"
     ]

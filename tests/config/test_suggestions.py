@@ -3,10 +3,10 @@
 import pytest
 
 from proximo.config.fields import key_paths
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.suggestions import ELSEWHERE, suggestions
 
-RECIPES = (SFTRecipe, RewardRecipe, PPORecipe, PipelineRecipe)
+RECIPES = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
 
 
 def best(typed, schema=PPORecipe, tree=None):

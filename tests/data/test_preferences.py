@@ -153,6 +153,25 @@ def test_equal_responses_are_dropped_and_empty_ones_kept_and_both_are_counted() 
     assert pairs[0].rejected_token_ids == (2,)
 
 
+def test_pairs_with_a_response_of_too_few_words_are_dropped_and_counted() -> None:
+    words = {"chosen": "one two three", "rejected": "one  two\nfour"}
+    turns = [{**GOOD, "content": "one"}, {**USER, "content": "five more words of another"}, {**BAD, "content": "two"}]
+    values = [
+        {"prompt": "ask", **words},
+        {"prompt": "ask", **words, "rejected": "one two"},
+        {"prompt": "ask", **words, "chosen": ""},
+    ]
+    pairs, report = load(*values, min_response_words=3)
+    assert [pair.id for pair in pairs] == ["made-1"]
+    assert (report.num_too_short, report.num_rows) == (2, 3)
+    assert "2 with too short a response" in str(report)
+    assert len(load(*values)[0]) == 3
+    spoken = {"prompt": [USER], "chosen": turns, "rejected": [{**GOOD, "content": "one two three"}]}
+    assert len(load(spoken, min_response_words=2)[0]) == 1
+    with pytest.raises(DataError, match="no pair is left"):
+        load(spoken, min_response_words=3)
+
+
 def test_margins_are_numbers_or_left_out() -> None:
     values = {"prompt": "ask", "chosen": "good", "rejected": "bad"}
     pairs, _ = load({**values, "margin": 2}, {**values, "margin": "0.5"}, {**values, "margin": None}, values)

@@ -144,3 +144,29 @@ def test_equal_prompts_are_kept_and_counted() -> None:
 def test_limits_below_one_are_refused(options) -> None:
     with pytest.raises(ConfigError, match="at least 1"):
         PromptOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("cell", "base_score"), [([0.5, 1, "0.0"], 0.5), (0.25, 0.25), ("2", 2.0), ([1], 1.0), ([], None), (None, None)]
+)
+def test_base_scores_are_averaged(cell: object, base_score: float | None) -> None:
+    (prompt,), _ = load({"prompt": "hi", "base_scores": cell})
+    assert prompt.base_score == base_score
+    assert "base_scores" not in prompt.metadata
+
+
+@pytest.mark.parametrize("cell", [[1.0, None], ["good"], {"mean": 1}, [float("inf")], True, [""]])
+def test_base_scores_that_are_no_numbers_are_refused_with_the_row(cell: object) -> None:
+    with pytest.raises(DataError, match="made, row 2: column 'base_scores' must"):
+        load({"prompt": "hi"}, {"prompt": "ho", "base_scores": cell})
+
+
+def test_prompts_are_filled_with_their_last_token_up_to_the_limit() -> None:
+    plain, _ = load({"prompt": "abc"}, {"prompt": "abcd"}, {"prompt": "abcdefg"}, max_tokens=6)
+    filled, report = load({"prompt": "abc"}, {"prompt": "abcd"}, {"prompt": "abcdefg"}, max_tokens=6, fill_to_max=True)
+    wanted = [(prompt.token_ids[-1],) * (6 - len(prompt.token_ids)) + prompt.token_ids for prompt in plain]
+    assert [prompt.token_ids for prompt in filled] == wanted
+    assert [len(ids) for ids in wanted] == [6, 6]
+    assert (report.num_tokens, report.num_too_long) == (12, 1)
+    with pytest.raises(ConfigError, match="fill_to_max needs max_tokens"):
+        PromptOptions(fill_to_max=True)

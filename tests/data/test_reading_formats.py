@@ -232,6 +232,17 @@ def test_the_phase_is_taken_of_each_source_so_stages_share_no_row_whatever_they_
     assert len(first | second | third) == 50 + 4 + 8
 
 
+def test_a_source_that_is_whole_is_not_shared_between_the_phases(tmp_path: Path) -> None:
+    """Texts for fine-tuning alone beside a set that all stages share."""
+    shared, own = tmp_path / "shared.jsonl", tmp_path / "own.jsonl"
+    for path in (shared, own):
+        path.write_text("".join(json.dumps({"prompt": f"{path.stem} {n}"}) + "\n" for n in range(10)))
+    sources = [Source(path=str(shared)), Source(path=str(own), whole=True)]
+    rows = load_rows(sources, phase=Phase(proportions=(2, 4, 4), part=0)).rows
+    found = [row.values["prompt"].split()[0] for row in rows]
+    assert (found.count("shared"), found.count("own")) == (2, 10)
+
+
 def test_max_rows_are_the_first_and_an_empty_phase_is_refused(tmp_path: Path) -> None:
     path = numbered(tmp_path, "a", 50)
     assert [row.number for row in load_rows([Source(path=path, max_rows=3)]).rows] == [1, 2, 3]

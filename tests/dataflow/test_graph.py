@@ -21,6 +21,21 @@ def test_calls_that_are_ready_keep_their_order() -> None:
     assert [call.name for call in build_graph([SAMPLE, other], inputs=["prompts"]).calls] == ["sample", "other"]
 
 
+def test_what_a_call_amends_reaches_the_readers_when_all_have_amended_it_in_their_order() -> None:
+    clip = Call(name="clip", role=None, reads=("scores",), writes=("scores",))
+    bonus = Call(name="bonus", role=None, reads=("responses", "scores"), writes=("scores",))
+    graph = build_graph([LEARN, clip, bonus, SCORE, SAMPLE], inputs=["prompts"])
+    assert [call.name for call in graph.calls] == ["sample", "score", "clip", "bonus", "learn"]
+    turned = build_graph([LEARN, bonus, clip], inputs=["responses", "scores"])
+    assert [call.name for call in turned.calls] == ["bonus", "clip", "learn"]
+    handlers = {
+        "clip": lambda scores: (min(scores, 1),),
+        "bonus": lambda responses, scores: (scores + 10,),
+        "learn": lambda responses, scores: (scores, None),
+    }
+    assert LocalExecutor(turned, handlers).run({"responses": 0, "scores": 5}).values["loss"] == 1
+
+
 @pytest.mark.parametrize(
     ("calls", "message"),
     [
@@ -33,6 +48,10 @@ def test_calls_that_are_ready_keep_their_order() -> None:
                 Call(name="b", role=None, reads=("x",), writes=("y",)),
             ],
             "no call can run next",
+        ),
+        (
+            [SAMPLE, SCORE, LEARN, Call(name="late", role=None, reads=("loss", "scores"), writes=("scores",))],
+            "no call can run next.*'late': ..loss",
         ),
     ],
 )

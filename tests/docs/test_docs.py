@@ -18,8 +18,8 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
 SETTING = re.compile(r"(?:run|model|policy|value|reference|tokenizer|data|sft|reward|gold|ppo)(?:\.[a-z_0-9]+)+")
 METRIC_GROUPS = (
-    "score|gold|reward|kl|advantage|group|value|policy|response|first_minibatch|sft|reward_model|evaluation|progress|"
-    "time|throughput|memory"
+    "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|sft|reward_model|evaluation|"
+    "progress|filter|time|throughput|memory"
 )
 METRIC = re.compile(rf"(?:{METRIC_GROUPS})/[a-z_0-9/]+")
 OPTION = re.compile(r"--[a-z-]+")

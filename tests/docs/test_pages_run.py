@@ -25,7 +25,7 @@ NOT_OURS = ("make", "source", "pip")
 MINUTES = ["proximo", "pipeline", "demo", "--overwrite"]
 """The demo itself; its tiny form is run instead."""
 README = ROOT / "README.md"
-SHELL_PAGES = ("README", "getting-started", "pipeline")
+SHELL_PAGES = ("README", "getting-started", "pipeline", "dpo")
 COMMON = ["run.precision=float32", "run.device=cpu", "run.tensorboard=false"]
 PPO = [
     *COMMON,
@@ -35,6 +35,7 @@ PPO = [
 TINY = {
     "sft": [*COMMON, "model.path=tiny", "data.held_out_rows=4", "data.max_tokens=60", "sft.examples_per_step=8"],
     "reward": [*COMMON, "data.held_out_rows=4", "data.max_tokens=60", "reward.pairs_per_step=8"],
+    "dpo": [*COMMON, "data.held_out_rows=4", "data.max_tokens=60", "dpo.pairs_per_step=8"],
     "ppo": PPO,
     "ppo-function": [*PPO, "policy.path=tiny"],
 }
@@ -76,7 +77,7 @@ def commands(page: Path) -> list[list[str]]:
 def small(arguments: list[str]) -> list[str]:
     """The same command with its tiny overrides, before its options."""
     command, recipe = arguments[0], arguments[1] if len(arguments) > 1 else ""
-    if command not in ("sft", "reward", "ppo") or "--dry-run" in arguments:
+    if command not in ("sft", "reward", "dpo", "ppo") or "--dry-run" in arguments:
         return arguments
     given = {argument.partition("=")[0] for argument in arguments}
     # A model that the page made is kept; sizes are replaced, as the last of two values holds.
@@ -131,7 +132,7 @@ reward: [{kind: model, path: owner/reward}]
 """What a part of a PPO recipe on a page is put into."""
 
 
-@pytest.mark.parametrize("stem", ["pipeline", "rewards"])
+@pytest.mark.parametrize("stem", ["memory", "pipeline", "rewards", "trackers"])
 def test_the_recipes_of_a_page_are_valid(stem: str, folder: Path) -> None:
     """Whole ones as they are, parts of one in the place that they belong to."""
     texts = [block.text for block in blocks(page_named(stem), "yaml")]

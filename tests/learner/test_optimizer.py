@@ -6,13 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from builders import tiny_language_model
 from proximo.learner.optimizer import (
     OptimizerOptions,
     gradient_norm,
     make_optimizer,
-    scheduled_learning_rate,
     trainable_parameters,
 )
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.scalar import HeadStart, scalar_from_language_model
 
 
 class Network(nn.Module):
@@ -48,6 +51,24 @@ def test_matrices_decay_and_biases_norms_and_scalars_do_not() -> None:
         torch.testing.assert_close(parameters[name].detach(), torch.full_like(parameters[name], 1.5 * 0.95))
     for name in OTHERS:
         assert torch.equal(parameters[name].detach(), torch.full_like(parameters[name], 1.5)), name
+
+
+def decaying(model: nn.Module) -> set[str]:
+    parameters = trainable_parameters(model)
+    groups = make_optimizer(parameters, OptimizerOptions(learning_rate=0.1, weight_decay=0.5)).param_groups
+    held = {id(parameter) for group in groups if group["weight_decay"] > 0 for parameter in group["params"]}
+    return {name for name, parameter in parameters.items() if id(parameter) in held}
+
+
+def test_which_tensors_of_real_models_decay() -> None:
+    """Both matrices of an adapter, embeddings and heads; of GPT-2 no bias and no norm."""
+    adapted = LanguageModel(tiny_language_model(num_hidden_layers=1)).with_adapter(LoRAOptions(rank=2, alpha=4))
+    assert decaying(adapted.model) == set(trainable_parameters(adapted.model))
+    assert {name.rsplit(".", 2)[0][-6:] for name in decaying(adapted.model)} == {"lora_A", "lora_B"}
+    gpt2 = LanguageModel(tiny_language_model("gpt2", num_hidden_layers=1))
+    value = scalar_from_language_model(gpt2, HeadStart.ZERO)
+    matrices = {f"transformer.h.0.{part}.weight" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
+    assert decaying(value.model) == {*matrices, "transformer.wte.weight", "transformer.wpe.weight", "score.weight"}
 
 
 def test_every_trainable_tensor_is_in_exactly_one_group() -> None:
@@ -86,8 +107,8 @@ def test_the_first_step_is_that_of_the_paper() -> None:
 )
 def test_the_rate_is_a_function_of_the_update(schedule: str, rates: list[float]) -> None:
     options = OptimizerOptions(learning_rate=0.01, schedule=schedule, warmup_updates=2, final_fraction=0.2)
-    found = [scheduled_learning_rate(options, update=update, num_updates=6) for update in range(6)]
-    assert found == pytest.approx([0.01 * rate for rate in rates])
+    found = [options.rate_factor(update=update, num_updates=6) for update in range(6)]
+    assert found == pytest.approx(rates)
 
 
 def test_the_norm_is_over_all_gradients_together_and_0_where_there_is_none() -> None:

@@ -136,6 +136,37 @@ def write_sft_run(folder: Path, *, num_steps: int = 300) -> Path:
     return folder
 
 
+def write_dpo_run(folder: Path, *, num_steps: int = 60, last_logprob: float = -46.0) -> Path:
+    """The log-prob of the chosen answers goes from -42 to `last_logprob`."""
+    folder.mkdir(parents=True)
+    rng = random.Random(6)
+    lines = []
+    for step in range(num_steps + 1):
+        learned = 1 - math.exp(-step / 15)
+        line: dict[str, float] = {"step": step}
+        if step:
+            line |= {
+                "dpo/loss": 0.693 - 0.3 * learned + rng.gauss(0, 0.02),
+                "dpo/accuracy": min(1.0, 0.5 + 0.28 * learned + rng.gauss(0, 0.03)),
+                "dpo/margin": 1.1 * learned,
+                "dpo/reward_chosen": -0.3 * learned,
+                "dpo/reward_rejected": -1.4 * learned,
+                "dpo/logprob_chosen": -40 - 3 * learned + rng.gauss(0, 2),
+                "dpo/logprob_rejected": -44 - 14 * learned + rng.gauss(0, 2),
+            }
+        if step % 20 == 0:
+            part = step / num_steps
+            line |= {
+                "evaluation/pair_accuracy": 0.5 + 0.25 * learned,
+                "evaluation/loss": 0.693 - 0.25 * learned,
+                "evaluation/logprob_chosen": -42 + part * (last_logprob + 42),
+                "evaluation/logprob_rejected": -45 - 13 * part,
+            }
+        lines.append(line)
+    write_lines(folder / "metrics.jsonl", lines)
+    return folder
+
+
 def write_reward_run(folder: Path, *, num_steps: int = 120) -> Path:
     folder.mkdir(parents=True)
     rng = random.Random(5)

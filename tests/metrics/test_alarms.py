@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from made_up_runs import ppo_line, write_ppo_run, write_reward_run, write_sft_run
+from made_up_runs import ppo_line, write_dpo_run, write_ppo_run, write_reward_run, write_sft_run
 
 from proximo.metrics.alarms import Severity, correlation, fifth_noise, fifths, find_alarms
 from proximo.metrics.catalogue import RULES
@@ -44,8 +44,25 @@ def test_a_healthy_run_raises_no_alarm():
 
 
 def test_the_made_up_stages_raise_no_alarm(tmp_path: Path):
-    for write, name in ((write_sft_run, "sft"), (write_reward_run, "reward"), (write_ppo_run, "ppo")):
+    made_up = {"sft": write_sft_run, "reward": write_reward_run, "dpo": write_dpo_run, "ppo": write_ppo_run}
+    for name, write in made_up.items():
         assert titles(read_run(write(tmp_path / name))) == []
+
+
+@pytest.mark.parametrize(("last_logprob", "raised"), [(-52.0, False), (-53.0, True)])
+def test_chosen_answers_that_dpo_makes_unlikely_are_an_alarm(last_logprob: float, raised: bool, tmp_path: Path):
+    """A quarter of -42 below it is -52.5."""
+    run = read_run(write_dpo_run(tmp_path / "run", last_logprob=last_logprob))
+    assert ("The chosen answers become much less likely" in titles(run)) == raised
+
+
+def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
+    run = read_run(write_dpo_run(tmp_path / "run"))
+    by_heart = Run(name="run", lines=tuple({**line, "dpo/accuracy": 0.99} for line in run.lines))
+    assert titles(by_heart) == ["Accuracy is much higher in training than held out"]
+    flat = {"evaluation/pair_accuracy": 0.51, "dpo/accuracy": 0.52}
+    nothing = Run(name="run", lines=tuple({**line, **flat} for line in run.lines))
+    assert titles(nothing) == ["The policy cannot tell held-out pairs apart"]
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,8 @@ def test_the_trainer_is_told_from_the_metrics():
     assert Trainer.of_metrics(["sft/loss"]) is Trainer.SFT
     assert Trainer.of_metrics(["evaluation/loss"]) is Trainer.SFT
     assert Trainer.of_metrics(["evaluation/loss", "evaluation/pair_accuracy"]) is Trainer.REWARD
+    assert Trainer.of_metrics(["dpo/loss", "evaluation/pair_accuracy"]) is Trainer.DPO
+    assert Trainer.of_metrics(["evaluation/pair_accuracy", "evaluation/logprob_chosen"]) is Trainer.DPO
     assert Trainer.of_metrics(["evaluation/score", "evaluation/kl"]) is Trainer.PPO
     assert Trainer.of_metrics(iter(["evaluation/score"])) is Trainer.PPO
     assert Trainer.of_metrics(["progress/step"]) is None

@@ -149,12 +149,6 @@ def test_a_sequence_beyond_the_positions_is_an_error():
         model.hidden_states(pack([[3], [4] * 129]))
 
 
-def test_a_model_without_adapter_is_not_its_own_reference():
-    model = LanguageModel(build_architecture("llama"))
-    with pytest.raises(ModelError, match="not its own reference"), model.reference_view():
-        pass
-
-
 @pytest.mark.parametrize("architecture", ["llama", "opt", "gemma2"])
 def test_a_pad_token_id_is_an_ordinary_token_and_trains(architecture: str):
     """Padding may equal EOS: no position is masked, and no embedding row left without gradient, because of an id."""

@@ -1,4 +1,4 @@
-"""Adapters: what trains, what the base gives with them off, merging, and what is refused."""
+"""Adapters: what trains, merging, and what is refused. Not what other roles run on the same base: test_sharing.py."""
 
 import copy
 from pathlib import Path
@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture, random_sequences
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
-from proximo.models.lora import LoRAOptions, adapter_off, add_adapter, load_adapter, merged_copy
+from proximo.models.lora import LoRAOptions, add_adapter, load_adapter, merged_copy
 from proximo.models.packing import pack, pack_responses
 from proximo.models.saving import save_pretrained
 
@@ -26,18 +26,6 @@ def adapted(architecture: str = "llama", **options) -> LanguageModel:
             if "lora_B" in name:
                 parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@torch.no_grad()
-def test_with_the_adapter_off_the_base_comes_back_bit_for_bit(architecture: str):
-    base = LanguageModel(build_architecture(architecture)).hidden_states(PACKED)
-    model = adapted(architecture)
-    before = model.hidden_states(PACKED)
-    with model.reference_view() as reference:
-        assert reference.hidden_states(PACKED).equal(base)
-    assert model.hidden_states(PACKED).equal(before)
-    assert (before - base).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -70,45 +58,6 @@ def test_a_new_adapter_is_the_base_and_its_seed_is_its_own():
     name = next(name for name in weights[0] if "lora_A" in name)
     assert weights[0][name].equal(weights[1][name])
     assert not weights[0][name].equal(weights[2][name])
-
-
-def test_switching_off_touches_no_requires_grad_and_survives_an_error():
-    model = adapted()
-    model.model.get_base_model().model.layers[0].self_attn.q_proj.lora_A.requires_grad_(False)
-    flags = {name: parameter.requires_grad for name, parameter in model.model.named_parameters()}
-    with torch.no_grad():
-        before = model.hidden_states(PACKED)
-
-    def fail_inside() -> None:
-        with adapter_off(model.model):
-            assert {name: p.requires_grad for name, p in model.model.named_parameters()} == flags
-            raise RuntimeError("in between")
-
-    with pytest.raises(RuntimeError, match="in between"):
-        fail_inside()
-    with torch.no_grad():
-        assert model.hidden_states(PACKED).equal(before)
-    assert {name: parameter.requires_grad for name, parameter in model.model.named_parameters()} == flags
-
-
-def test_switching_off_nests():
-    model = adapted()
-    with adapter_off(model.model):
-        with adapter_off(model.model):
-            pass
-        with torch.no_grad():
-            base = LanguageModel(build_architecture("llama")).hidden_states(PACKED)
-            assert model.hidden_states(PACKED).equal(base)
-
-
-def test_a_graph_built_before_still_has_its_gradient_after_the_reference_ran():
-    """peft's own switch turns requires_grad off on the way and would lose it."""
-    model = adapted()
-    hidden = model.hidden_states(PACKED)
-    with torch.no_grad(), model.reference_view() as reference:
-        reference.hidden_states(PACKED)
-    hidden.sum().backward()
-    assert all(parameter.grad is not None for _, parameter in model.trainable_parameters())
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "mixtral", "gemma2"])

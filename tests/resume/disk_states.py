@@ -101,7 +101,8 @@ class Camera:
         if name == "_write_file":
             return {path.relative_to(self.folder).as_posix(): given[0][: len(given[0]) // 2]}
         if name == "_make_folder" and path.name == "optimizer":
-            weights = max(path.parent.rglob("*"), key=lambda file: file.stat().st_size)
+            files = (file for file in path.parent.rglob("*") if file.is_file())
+            weights = max(files, key=lambda file: file.stat().st_size)
             return {weights.relative_to(self.folder).as_posix(): weights.read_bytes()[:1000]}
         return {}
 

@@ -14,7 +14,7 @@ from lives import Driver, environment, write_recipe
 
 from proximo.trainers.options import RunOptions
 from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome, read_lines
-from tiny_runs import KINDS, LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, run
+from tiny_runs import LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, run
 
 CHANGES: dict[Kind, dict[str, Any]] = {
     "sft": {"tokenizer": {"train_vocab_size": 280}},
@@ -31,7 +31,7 @@ def driver() -> Iterator[Driver]:
 
 
 @pytest.mark.usefixtures("no_report_no_fsync")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CHANGES)
 def test_a_run_of_killed_processes_ends_with_the_same_bits(kind: Kind, tmp_path: Path, driver: Driver) -> None:
     """One dies in training, one within a save, one between the log and the save."""
     place = make_inputs(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from lives import Driver, environment, write_recipe
 
 from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome
-from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
+from tiny_runs import Kind, changed, make_inputs, recipe_of
 
 NUM_KILLS = 10
 NUM_STEPS = 50
@@ -43,7 +43,7 @@ def random_kills(kind: Kind) -> list[dict[str, Any]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", LONGER)
 def test_ten_random_kills_change_nothing(kind: Kind, tmp_path: Path) -> None:
     """Each life is a fresh interpreter; the last one is the command itself, report and all."""
     start = time.perf_counter()

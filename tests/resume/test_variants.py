@@ -17,7 +17,26 @@ from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs
 
 AUTO = RunOptions(quiet=True, resume="auto")
 NO_CRITIC = {"ppo.advantage": "group_standardised", "ppo.responses_per_prompt": 2}
+EARLY = {"max_gradient_norm": None, "non_finite_gradient": "stop", "in_backward": True}
+IN_BACKWARD = {
+    "ppo.tokens_per_microbatch": 400,
+    **{f"ppo.{role}_optimizer.{key}": value for role in ("policy", "value") for key, value in EARLY.items()},
+}
 NORMALISED = {"ppo.value_loss.normalise": "exponential", "ppo.critic_warmup_steps": 3}
+ONE_OPTIMIZER = {"ppo.value_optimizer": {"learning_rate": 1e-5}}
+
+VOWELS = {"reward": [{"kind": "function", "function": "tiny_runs:share_of_vowels"}], "value.start": "policy"}
+
+
+def texts() -> list[dict[str, str]]:
+    return [{"text": word * 5} for word in ("abc", "de", "fgh", "a", "bcd")]
+
+
+ONE_BASE = {
+    "policy.lora": LORA,
+    "value": {"start": "reward", "activation_checkpointing": True},
+    "reward.0.share_base": True,
+}
 
 VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "sft with dropout and tied embeddings": ("sft", {"model.config": GPT2_WITH_DROPOUT, "sft.dropout": True}),
@@ -25,7 +44,9 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "sft in bf16": ("sft", {"run.precision": "bf16"}),
     "reward with dropout": ("reward", {"model.config": GPT2_WITH_DROPOUT, "reward.dropout": True}),
     "reward with an adapter": ("reward", {"model.lora": LORA, "reward.loss": "divergence_window"}),
+    "dpo of an adapter": ("dpo", {"model.lora": LORA, "dpo.label_smoothing": 0.1}),
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
+    "ppo of four roles on one base": ("ppo", ONE_BASE),
     "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.place": "loss", "ppo.kl.measure": "k2"}),
     "ppo whose steps end early": ("ppo", {"ppo.epochs_per_step": 2, "ppo.guards.target_kl": 1e-4}),
     "ppo with running moments of scores": (
@@ -34,6 +55,30 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     ),
     "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
     "ppo with normalised values of an adapter": ("ppo", {"value.lora": LORA, "ppo.value_loss.normalise": "cumulative"}),
+    "ppo with texts in the updates": (
+        "ppo",
+        {
+            "ptx_data": {"sources": [{"function": "test_variants:texts"}], "layout": "blocks", "max_tokens": 9},
+            "ppo.ptx": {"coefficient": 0.5, "examples_per_update": 3},
+        },
+    ),
+    "ppo that leaves prompts out": (
+        "ppo",
+        {"data.filter": {"below": 0.05, "above": 0.3, "max_fraction": 0.4}, **VOWELS, "ppo.prompts_per_step": 3},
+    ),
+    "ppo with all that is drawn and compared": (
+        "ppo",
+        {
+            "ppo.samples_per_prompt": 2,
+            "ppo.rollout.shortest_limit": 1,
+            "ppo.evaluate_reference": True,
+            "ppo.evaluation_samples_per_prompt": 2,
+            "ppo.solved_score": 0.5,
+        },
+    ),
+    "ppo whose weights step in the backward": ("ppo", IN_BACKWARD),
+    "ppo on a shared trunk whose head warms up": ("ppo", {"value.start": "trunk", **NORMALISED}),
+    "ppo on a shared trunk with an adapter": ("ppo", {"value.start": "trunk", "policy.lora": LORA, **ONE_OPTIMIZER}),
     "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
 }
 

@@ -29,7 +29,7 @@ def test_the_function_sees_texts_metadata_answer_and_finish() -> None:
     assert seen == {
         "prompts": [[{"role": "user", "content": "2+2?"}]],
         "responses": ["four"],
-        "metadata": [{"level": 1, "answer": "4", "finish": "length"}],
+        "metadata": [{"level": 1, "answer": "4", "finish": "length", "token_ids": (7, 8, 2)}],
     }
 
 
@@ -52,7 +52,7 @@ def test_what_is_no_number_is_a_fault_and_not_a_score(verdict) -> None:
     [
         (lambda p, r, m: [1.0, 2.0], "1 were wanted, it returned 2"),
         (lambda p, r, m: 1.0, "returned float"),
-        (lambda p, r, m: [{"reward": 1.0}], "without 'score'"),
+        (lambda p, r, m: [{"reward": 1.0}], "either 'score' or 'token_rewards'"),
         (lambda p, r, m: ["good"], "must return a number.*returned .good."),
         (lambda p, r, m: 1 / 0, "raised ZeroDivisionError"),
         (lambda p, r, m: [{"score": 1.0, "is ok": 1}], "component 'is ok'.*letters, digits"),

@@ -1,7 +1,9 @@
 """The engine draws what a naive generator would draw, whatever shares the batch, and reports it rightly."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -230,6 +232,28 @@ def test_one_new_token() -> None:
     responses = generate(twin(), num_samples=3, max_new_tokens=1, engine={"max_rows": 4})
     assert {len(response.token_ids) for response in responses} == {1}
     assert tokens_of(responses) == [tokens[:1] for tokens in tokens_of(generate(twin(), num_samples=3))]
+
+
+def test_each_prompt_has_a_limit_of_its_own_and_its_samples_share_it() -> None:
+    """Nothing but the length differs from what the longest limit gives, whoever shares the batch."""
+    drawn = generate(twin(), num_samples=3, shortest_limit=2, engine={"max_rows": 5})
+    whole = generate(twin(), num_samples=3)
+    limits = [KEY.limit(index, SamplingOptions(max_new_tokens=12, shortest_limit=2)) for index in range(len(PROMPTS))]
+    assert len(set(limits)) > 2
+    assert tokens_of(drawn) == [tokens[: limits[place // 3]] for place, tokens in enumerate(tokens_of(whole))]
+    cut = [len(response.token_ids) < len(other.token_ids) for response, other in zip(drawn, whole, strict=True)]
+    assert any(cut)
+    assert {response.finish for response, shorter in zip(drawn, cut, strict=True) if shorter} == {Finish.LENGTH}
+
+
+def test_limits_are_uniform_over_their_range_both_ends_included_and_change_with_the_step() -> None:
+    options = SamplingOptions(max_new_tokens=6, shortest_limit=3)
+    counts = Counter(KEY.limit(index, options) for index in range(4000))
+    assert sorted(counts) == [3, 4, 5, 6]
+    assert all(abs(count - 1000) < 5 * math.sqrt(1000 * 0.75) for count in counts.values())
+    other = replace(KEY, step=5)
+    assert [KEY.limit(i, options) for i in range(50)] != [other.limit(i, options) for i in range(50)]
+    assert KEY.limit(0, SamplingOptions(max_new_tokens=6)) == 6
 
 
 def test_a_stop_string_ends_a_response_where_the_text_first_holds_it() -> None:

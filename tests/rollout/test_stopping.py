@@ -36,7 +36,7 @@ def rules(tokenizer: PreTrainedTokenizerFast, *stop_strings: str, **options) -> 
 def run(stop: StopRules, token_ids: list[int]) -> tuple[int, Finish | None, str]:
     """Feed tokens one by one: how many were taken, why it ended, and the text."""
     for count in range(1, len(token_ids) + 1):
-        finish = stop.finish(token_ids[:count])
+        finish = stop.finish(token_ids[:count], limit=stop.options.max_new_tokens)
         if finish is not None:
             return count, finish, stop.text(token_ids[:count], finish)
     return len(token_ids), None, stop.text(token_ids, Finish.LENGTH)

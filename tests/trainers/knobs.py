@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, ppo, recipes, run
+from proximo.config import data, dpo, ppo, ppo_ptx, recipes, run, sinks
 from proximo.config.base import Section
 from tiny_runs import LORA, Kind
 
@@ -59,18 +59,51 @@ def mostly_fails(prompts: Any, responses: Any, metadata: Any) -> list[float]:
     return [float("nan"), *(1.0 for _ in responses[1:])]
 
 
+class Nowhere:
+    def write(self, step: int, metrics: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_sink(run: Any) -> Nowhere:
+    return Nowhere()
+
+
 def rows(word: str = "ab") -> list[dict[str, str]]:
     return [{"prompt": word * (row % 3 + 1), "response": word * (row % 2 + 1)} for row in range(12)]
+
+
+def graded() -> list[dict[str, Any]]:
+    """Six grades twice, and what earlier responses got: other prompts than now."""
+    return [{"prompt": "a" * (n % 6 + 1), "base_scores": [n % 6 / 5 - 0.5, n % 6 / 5 - 0.7]} for n in range(12)]
+
+
+def grade(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    """The longer the prompt, the better: from -1 to 1."""
+    return [len(prompt) * 0.4 - 1.4 for prompt in prompts]
 
 
 GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"start": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
+TRUSTING = STEEP | {"ppo.policy_loss.objective": "m2po"}
 BF16 = {"run.precision": "bf16"}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise": "exponential"}
+PTX = {"ptx_data": {"sources": [{"path": "$/texts.jsonl"}]}, "ppo.ptx": {"coefficient": 0.5}}
+FILTERED = {
+    "data.sources": [{"function": "knobs:graded"}],
+    "data.held_out_rows": 0,
+    "data.filter": {"above": 0.3, "below": -0.5},
+    "ppo.num_steps": 4,
+    "reward": [{"kind": "function", "function": "knobs:grade"}],
+    "value.start": "policy",
+}
+SLOW = {"learning_rate": 1e-5}
+TRUNK = {"value.start": "trunk", "ppo.value_optimizer": SLOW}
 CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
 POLICY_LORA = {"policy.lora": LORA}
+ONE_BASE = POLICY_LORA | {"value.start": "policy"} | scorer(path="$/reward_adapter", share_base=True)
 FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
 ENDED_SOON = {"ppo.rollout.stop_token_ids": list(range(6, 24))}
 TOO_SHORT = ENDED_SOON | {"ppo.score.min_tokens": 2, "ppo.score.min_tokens_penalty": 1.0}
@@ -88,6 +121,7 @@ KNOBS = [
     Knob(run.RunConfig, "evaluate_every_steps", "sft", {"run.evaluate_every_steps": 1}),
     Knob(run.RunConfig, "samples_per_step", "ppo", {"run.samples_per_step": 2}),
     Knob(run.RunConfig, "tensorboard", "sft", {"run.tensorboard": True}),
+    Knob(run.RunConfig, "sinks", "sft", {"run.sinks": [{"kind": "function", "function": "knobs:open_sink"}]}),
     Knob(run.TokenizerConfig, "path", "sft", {"tokenizer.path": "$/other_tokenizer"}),
     Knob(run.TokenizerConfig, "train_vocab_size", "sft", {"tokenizer": {"train_vocab_size": 280}}),
     Knob(
@@ -124,6 +158,7 @@ KNOBS = [
     Knob(run.OptimizerConfig, "warmup_updates", "sft", {"sft.optimizer.warmup_updates": 0}),
     Knob(run.OptimizerConfig, "final_fraction", "sft", {"sft.optimizer.final_fraction": 0.5}),
     Knob(run.OptimizerConfig, "max_gradient_norm", "sft", {"sft.optimizer.max_gradient_norm": 1e-4}),
+    Knob(run.OptimizerConfig, "kind", "sft", {"sft.optimizer.kind": "adamw_paged_8bit"}, stops="kind adamw_paged"),
     Knob(data.SourceConfig, "path", "sft", {"data.sources": [{"path": "$/other.jsonl"}]}),
     Knob(data.SourceConfig, "function", "sft", {"data.sources": [{"function": "knobs:rows"}]}),
     Knob(
@@ -166,9 +201,25 @@ KNOBS = [
     Knob(data.TextDataConfig, "layout", "sft", {"data.layout": "blocks"}, texts(path="$/lines.txt")),
     Knob(data.TextDataConfig, "max_tokens", "sft", {"data.max_tokens": 14}),
     Knob(data.PreferenceDataConfig, "form", "reward", {"data.form": "conversational"}),
+    Knob(
+        data.PreferenceDataConfig,
+        "min_response_words",
+        "reward",
+        {"data.min_response_words": 3},
+        stops="too short a response",
+    ),
     Knob(data.PreferenceDataConfig, "max_tokens", "reward", {"data.max_tokens": 18}),
     Knob(data.PromptDataConfig, "max_prompt_tokens", "ppo", {"data.max_prompt_tokens": 6}),
     Knob(data.PromptDataConfig, "first_words", "ppo", {"data.first_words": 1}),
+    Knob(data.PromptDataConfig, "fill_to_max", "ppo", {"data.fill_to_max": True}),
+    Knob(data.SourceConfig, "whole", "sft", texts(whole=True), {"data.proportions": [1, 1], "data.phase": 0}),
+    Knob(data.PromptFilterConfig, "above", "ppo", {"data.filter.above": 0.9}, FILTERED),
+    Knob(data.PromptFilterConfig, "below", "ppo", {"data.filter.below": -0.8}, FILTERED),
+    Knob(data.PromptFilterConfig, "max_fraction", "ppo", {"data.filter.max_fraction": 0.3}, FILTERED),
+    Knob(data.PromptFilterConfig, "from_epoch", "ppo", {"data.filter.from_epoch": 0}, FILTERED),
+    Knob(recipes.PPORecipe, "ptx_data", "ppo", {"ptx_data.sources": [{"path": "$/other.jsonl"}]}, PTX),
+    Knob(ppo_ptx.PTXConfig, "coefficient", "ppo", {"ppo.ptx.coefficient": 2.0}, PTX),
+    Knob(ppo_ptx.PTXConfig, "examples_per_update", "ppo", {"ppo.ptx.examples_per_update": 3}, PTX),
     Knob(recipes.SFTConfig, "num_epochs", "sft", {"sft.num_epochs": 3}),
     Knob(recipes.SFTConfig, "examples_per_step", "sft", {"sft.examples_per_step": 3}),
     Knob(recipes.SFTConfig, "tokens_per_microbatch", "sft", {"sft.tokens_per_microbatch": 400}),
@@ -186,6 +237,19 @@ KNOBS = [
         {"reference": {"path": "$/other_model"}},
         {"policy": {"path": "$/language_model"}},
     ),
+    Knob(
+        recipes.DPORecipe,
+        "reference",
+        "dpo",
+        {"reference": {"path": "$/other_model"}},
+        {"model": {"path": "$/language_model"}},
+    ),
+    Knob(dpo.DPOConfig, "num_epochs", "dpo", {"dpo.num_epochs": 3}),
+    Knob(dpo.DPOConfig, "pairs_per_step", "dpo", {"dpo.pairs_per_step": 3}),
+    Knob(dpo.DPOConfig, "tokens_per_microbatch", "dpo", {"dpo.tokens_per_microbatch": 900}),
+    Knob(dpo.DPOConfig, "beta", "dpo", {"dpo.beta": 0.2}),
+    Knob(dpo.DPOConfig, "label_smoothing", "dpo", {"dpo.label_smoothing": 0.1}),
+    Knob(dpo.DPOConfig, "optimizer", "dpo", {"dpo.optimizer": {"learning_rate": 1e-3}}),
     Knob(recipes.PPORecipe, "gold", "ppo", {"gold": None}),
     Knob(ppo.RolloutConfig, "max_new_tokens", "ppo", {"ppo.rollout.max_new_tokens": 3}),
     Knob(
@@ -195,6 +259,7 @@ KNOBS = [
         {"ppo.rollout.min_new_tokens": 30},
         {"ppo.rollout.max_new_tokens": 30, "ppo.rollout.min_new_tokens": 1},
     ),
+    Knob(ppo.RolloutConfig, "shortest_limit", "ppo", {"ppo.rollout.shortest_limit": 1}),
     Knob(ppo.RolloutConfig, "temperature", "ppo", {"ppo.rollout.temperature": 0.5}),
     Knob(ppo.RolloutConfig, "top_k", "ppo", {"ppo.rollout.top_k": 2}, {"ppo.rollout.top_k": 40}),
     Knob(ppo.RolloutConfig, "top_p", "ppo", {"ppo.rollout.top_p": 0.3}, {"ppo.rollout.top_p": 0.99}),
@@ -213,9 +278,11 @@ KNOBS = [
     Knob(ppo.PPOConfig, "num_steps", "ppo", {"ppo.num_steps": 3}),
     Knob(ppo.PPOConfig, "prompts_per_step", "ppo", {"ppo.prompts_per_step": 5}),
     Knob(ppo.PPOConfig, "responses_per_prompt", "ppo", {"ppo.responses_per_prompt": 2}),
+    Knob(ppo.PPOConfig, "samples_per_prompt", "ppo", {"ppo.samples_per_prompt": 3}),
     Knob(ppo.PPOConfig, "epochs_per_step", "ppo", {"ppo.epochs_per_step": 2}),
     Knob(ppo.PPOConfig, "minibatch_responses", "ppo", {"ppo.minibatch_responses": 2}),
     Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
+    Knob(ppo.PPOConfig, "release_cache", "ppo", {"ppo.release_cache": True}, stops="release_cache"),
     Knob(ppo.AdvantageConfig, "estimator", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
     Knob(ppo.AdvantageConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
     Knob(ppo.AdvantageConfig, "lam", "ppo", {"ppo.advantage.lam": 0.5}),
@@ -228,6 +295,7 @@ KNOBS = [
     Knob(ppo.PolicyLossConfig, "dual_clip", "ppo", {"ppo.policy_loss.dual_clip": 1.1}, STEEP),
     Knob(ppo.PolicyLossConfig, "gate_positive", "ppo", {"ppo.policy_loss.gate_positive": 3.0}, GATED),
     Knob(ppo.PolicyLossConfig, "gate_negative", "ppo", {"ppo.policy_loss.gate_negative": 3.0}, GATED),
+    Knob(ppo.PolicyLossConfig, "max_second_moment", "ppo", {"ppo.policy_loss.max_second_moment": 1e-4}, TRUSTING),
     Knob(ppo.PolicyLossConfig, "average", "ppo", {"ppo.policy_loss.average": "responses"}),
     Knob(
         ppo.PolicyLossConfig,
@@ -240,9 +308,13 @@ KNOBS = [
     Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
     Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
     Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
+    Knob(ppo.ValueLossConfig, "coefficient", "ppo", {"ppo.value_loss.coefficient": 1.0}, TRUNK),
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
     Knob(ppo.ValueLossConfig, "normalise", "ppo", {"ppo.value_loss.normalise": "cumulative"}, NORMALISED),
     Knob(ppo.ValueLossConfig, "normalise_decay", "ppo", {"ppo.value_loss.normalise_decay": 0.5}, NORMALISED),
+    Knob(run.ScalarModelConfig, "start", "ppo", TRUNK, {"value.start": "policy", "ppo.value_optimizer": SLOW}),
+    Knob(run.ScalarModelConfig, "path", "ppo", {"value.path": "$/reward_model"}, TRUNK),
+    Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}, TRUNK),
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}),
     Knob(
         ppo.PPOConfig, "truncated", "ppo", {"ppo.truncated": "mask"}, {"ppo.rollout.stop_token_ids": list(range(6, 16))}
@@ -293,6 +365,9 @@ KNOBS = [
         "max_faulty_fraction",
     ),
     Knob(ppo.PPOConfig, "evaluate_greedy", "ppo", {"ppo.evaluate_greedy": True}),
+    Knob(ppo.PPOConfig, "evaluation_samples_per_prompt", "ppo", {"ppo.evaluation_samples_per_prompt": 2}),
+    Knob(ppo.PPOConfig, "solved_score", "ppo", {"ppo.solved_score": 0.5}),
+    Knob(ppo.PPOConfig, "evaluate_reference", "ppo", {"ppo.evaluate_reference": True}),
     Knob(ppo.PPOConfig, "policy_optimizer", "ppo", {"ppo.policy_optimizer": None}),
     Knob(ppo.PPOConfig, "value_optimizer", "ppo", {"ppo.value_optimizer": {"learning_rate": 1e-5}}),
     Knob(ppo.ModelRewardConfig, "kind", "ppo", scorer(), function()),
@@ -306,6 +381,8 @@ KNOBS = [
         scorer(path="owner/scorer"),
     ),
     Knob(ppo.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_tokenizer"), scorer()),
+    Knob(ppo.ModelRewardConfig, "dense", "ppo", scorer(dense="deltas"), scorer()),
+    Knob(ppo.ModelRewardConfig, "share_base", "ppo", scorer(path="$/reward_adapter"), ONE_BASE, "an adapter only"),
     Knob(ppo.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
     Knob(ppo.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
     Knob(ppo.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),
@@ -314,7 +391,14 @@ KNOBS = [
     Knob(ppo.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
 ]
 
+SINKS = {
+    sinks.WandbSinkConfig: "test_weights_and_biases_is_told_the_id_of_the_run",
+    sinks.TrackioSinkConfig: "test_trackio_is_told_a_name_that_carries_the_id",
+    sinks.MLflowSinkConfig: "test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once",
+    sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
+}
 SHOWN_ELSEWHERE = {
+    **{(s, name): ("trainers/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
     (run.RunConfig, "folder"): (
         "trainers/test_loop.py",
         "test_a_run_writes_one_line_per_step_and_one_before_the_first",
@@ -325,11 +409,24 @@ SHOWN_ELSEWHERE = {
         run.RunConfig,
         "grace_seconds",
     ): ("checkpoint/test_interruption.py", "test_a_step_that_takes_longer_than_its_grace_is_given_up"),
+    (run.RunConfig, "compile"): (
+        "trainers/test_memory_options.py",
+        "test_every_model_that_trains_is_compiled_as_the_recipe_says",
+    ),
+    (run.OptimizerConfig, "in_backward"): ("learner/test_in_backward.py", "test_one_gradient_exists_at_a_time"),
+    (run.OptimizerConfig, "non_finite_gradient"): (
+        "learner/test_in_backward.py",
+        "test_a_gradient_that_is_not_finite_can_stop_the_run",
+    ),
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     (ppo.PolicyLossConfig, "behaviour_cap"): (
         "trainers/test_updates.py",
         "test_a_behaviour_weight_is_a_factor_of_the_advantage",
     ),
+    (run.RunConfig, "token_cache"): ("data/test_token_cache.py", "test_a_run_keeps_its_ids_where_it_is_told_to"),
+    # An extra, which need not be installed.
+    (run.ModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
+    (run.ScalarModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
     (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
     (
         ppo.FunctionRewardConfig,

@@ -33,7 +33,7 @@ from proximo.models.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.trainers.options import RunOptions
 from run_outcomes import read_lines
-from tiny_runs import Kind, changed, make_inputs, recipe_of
+from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe
 
 
@@ -158,7 +158,7 @@ def test_a_run_with_another_value_comes_out_different(knob: Knob, place: Path, t
     assert re.search(knob.stops, found.get("error", "")) if knob.stops else "error" not in found, found.get("error")
 
 
-@pytest.mark.parametrize("kind", ["sft", "reward", "ppo"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_same_recipe_comes_out_the_same(kind: Kind, place: Path, tmp_path: Path) -> None:
     assert outcome(kind, {}, place, tmp_path / "one") == outcome(kind, {}, place, tmp_path / "two")
 
@@ -180,7 +180,7 @@ def kinds_within(annotation: Any) -> list[type[Section]]:
 
 def test_no_key_is_left_out() -> None:
     known = {(knob.section, knob.name) for knob in KNOBS} | set(SHOWN_ELSEWHERE)
-    for section in sections_within(recipes.PipelineRecipe):
+    for section in sections_within(recipes.PipelineRecipe) | sections_within(recipes.DPORecipe):
         for name, field_ in section.model_fields.items():
             holder = any((parent, name) in known for parent in section.__mro__)
             assert holder or kinds_within(field_.annotation), f"{section.__name__}.{name} has no row"

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.rollout.sampling import SamplingOptions
 from proximo.trainers import evaluate
 from proximo.trainers.generate import GenerateOptions, generate
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
 
 IDS = torch.tensor([[1, 7, 8, 9, 10]])
 
@@ -249,7 +250,7 @@ class Evaluated:
 
 def test_samples_of_an_evaluation_are_valid_json_whatever_their_numbers(folder, monkeypatch, capsys):
     save_run(folder / "run", {1: {"policy": tiny_language_model()}})
-    monkeypatch.setattr(evaluate, "build_task", lambda run: Evaluated())
+    monkeypatch.setattr(evaluate, "build_task", lambda run, changes: Evaluated())
     assert main(["evaluate", "run", "--output", "samples.jsonl"]) == 0
     assert "null" in Path("samples.jsonl").read_text()
     assert json.loads(Path("samples.jsonl").read_text())["components"] == {"r": None}
@@ -261,3 +262,55 @@ def test_a_damaged_configuration_is_named(folder, capsys, content):
     Path("run/config.resolved.json").write_text(content)
     assert main(["evaluate", "run"]) == 2
     assert "run/config.resolved.json is damaged" in capsys.readouterr().err
+
+
+def write_reward(folder):
+    (folder / "my_length.py").write_text(
+        "def long(prompts, responses, metadata):\n    return [None if 'q' in r else float(len(r)) for r in responses]\n"
+    )
+
+
+def test_the_best_of_several_come_first_and_the_rest_may_be_left_out(folder, capsys):
+    save_model("model")
+    write_reward(folder)
+    asked = ["generate", "model", "ab", "cd", "--max-new-tokens", "6", "--num-samples", "4"]
+    assert main([*asked, "--reward", "my_length:long"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("\n# ") + shown.startswith("# ") == 2
+    scores = [float(score) for score in re.findall(r"score ([\d.]+)", shown)]
+    assert shown.count("## sample") == 8
+    assert scores[: len(scores) // 2] == sorted(scores[: len(scores) // 2], reverse=True)
+    assert main([*asked, "--reward", "my_length:long", "--keep", "2"]) == 0
+    assert capsys.readouterr().out.count("## sample") == 4
+    assert main([*asked[:3], *asked[4:], "--reward", "my_length:long", "--keep", "1"]) == 0
+    alone = generate("model", ["ab"], GenerateOptions(sampling=SamplingOptions(max_new_tokens=6), num_samples=4))
+    assert len(capsys.readouterr().out.rstrip("\n")) == max(len(each.text) for each in alone if "q" not in each.text)
+
+
+def test_a_reward_model_may_judge_from_a_run_or_a_folder(folder, capsys):
+    save_model("model")
+    model = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.NORMAL, seed=1).model
+    save_run(folder / "run", {1: {"reward": model}})
+    asked = ["generate", "model", "ab", "--max-new-tokens", "4", "--num-samples", "3", "--reward"]
+    assert main([*asked, "run"]) == 0
+    shown = capsys.readouterr().out
+    scores = [float(score) for score in re.findall(r"score (-?[\d.]+)", shown)]
+    assert len(scores) == 3
+    assert scores == sorted(scores, reverse=True)
+    assert main([*asked, str(next(folder.glob("run/checkpoints/step-*/reward")))]) == 0
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize(
+    ("more", "piece"),
+    [
+        (["--keep", "1"], "give a reward too"),
+        (["--keep", "3", "--num-samples", "2", "--reward", "my_length:long"], "chooses among num_samples (2)"),
+        (["--reward", "my_length:short"], "no function 'short'"),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_refused(folder, capsys, more, piece):
+    save_model("model")
+    write_reward(folder)
+    assert main(["generate", "model", "ab", *more]) == 2
+    assert piece in " ".join(capsys.readouterr().err.split())

@@ -15,7 +15,8 @@ from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Mean
 from proximo.trainers import loop
-from proximo.trainers.loop import Record, run_task
+from proximo.trainers.logs import Record
+from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 
 

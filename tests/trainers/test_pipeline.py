@@ -9,9 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from proximo.config.recipes import PipelineRecipe
+from proximo.config.recipes import PipelineRecipe, PPORecipe
 from proximo.errors import ConfigError, RunFolderError
 from proximo.models.packing import pack
+from proximo.models.sharing import base_alone
 from proximo.trainers import loop, pipeline
 from proximo.trainers.evaluate import run_evaluate
 from proximo.trainers.options import RunOptions
@@ -153,9 +154,13 @@ def test_with_adapters_everywhere_each_stage_starts_from_what_the_one_before_mad
     assert not torch.equal(after_sft.state_dict()[weight], base.state_dict()[weight])
     policy = build_task(pipeline.resolve_references(made.ppo, tmp_path / "run")).ppo.policy
     ids = torch.tensor([[5, 6, 7]])
-    with policy.reference_view() as reference:
-        hidden = reference.hidden_states(pack([[5, 6, 7]]))
+    reference = base_alone(policy)
+    hidden = reference.hidden_states(pack([[5, 6, 7]]))
     torch.testing.assert_close(reference.next_logits(hidden), after_sft(ids).logits[0], rtol=0, atol=1e-5)
+    sharing = {"kind": "model", "path": "@reward", "share_base": True}
+    one_base = PPORecipe.model_validate(made.ppo.model_dump() | {"reward": [sharing], "value": {"start": "reward"}})
+    task = build_task(pipeline.resolve_references(one_base, tmp_path / "run"))
+    assert "one copy of the base serves the policy and reference, value, reward_model" in task.notes
 
 
 def test_a_pipeline_that_was_moved_is_evaluated_and_goes_on(finished: Path, tmp_path: Path) -> None:

@@ -16,9 +16,11 @@ from proximo.trainers.ppo import PPOTrainer
 
 LETTERS = ["a", "b", "c", "d"]
 GROUPS = {"prompts_per_step": 8, "responses_per_prompt": 8}
+DEFAULT = {"learning_rate": 1e-5}
 FORMS: dict[str, dict[str, Any]] = {
     "gae": {"prompts_per_step": 64},
     "gae_kl_in_loss": {"prompts_per_step": 64, "kl": {"place": "loss", "measure": "k2", "coefficient": 0.02}},
+    "gae_on_a_trunk": {"prompts_per_step": 64, "value_optimizer": DEFAULT},
     "group_centred": {**GROUPS, "advantage": "group_centred"},
     "group_standardised": {**GROUPS, "advantage": "group_standardised"},
     "leave_one_out": {**GROUPS, "advantage": "leave_one_out"},
@@ -49,7 +51,9 @@ def learn(form: str, *, seed: int, num_steps: int = 30) -> list[float]:
             **FORMS[form],
         }
     )
-    trainer = PPOTrainer(tiny_language_model(seed=seed), tiny_tokenizer(chat=False), config=config, seed=seed)
+    value = "trunk" if form == "gae_on_a_trunk" else None
+    model, tokenizer = tiny_language_model(seed=seed), tiny_tokenizer(chat=False)
+    trainer = PPOTrainer(model, tokenizer, value=value, config=config, seed=seed)
     return [line["score/mean"] for line in trainer.train(LETTERS, reward=share_of_the_letter)]
 
 
@@ -58,6 +62,7 @@ def learn(form: str, *, seed: int, num_steps: int = 30) -> list[float]:
     [
         ("gae", 0.966, 0.028),
         ("gae_kl_in_loss", 0.940, 0.088),
+        ("gae_on_a_trunk", 0.890, 0.099),
         ("group_centred", 0.958, 0.059),
         ("group_standardised", 0.965, 0.060),
         ("leave_one_out", 0.961, 0.047),

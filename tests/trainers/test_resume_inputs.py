@@ -37,7 +37,7 @@ ADAPTED = {"policy.lora": LORA, "value": {"start": "policy"}}
     [
         ("ppo", {}, other_scorer, "models.reward_model"),
         ("ppo", OWN_START, other_base, "models.reference"),
-        ("ppo", ADAPTED, other_base, "models.reference"),
+        ("ppo", ADAPTED, other_base, "models.policy_base"),
         ("sft", {"model.lora": LORA}, other_base, "models.base"),
         ("sft", {}, other_template, "tokenizer"),
     ],

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from builders import tiny_language_model
 from proximo.config.ppo import PPOConfig
 from proximo.models.language import LanguageModel
+from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.models.trunk import scalar_on
 from proximo.records import Finish, Response
 from proximo.trainers.brought import as_prompts
 from proximo.trainers.ppo import PPOTrainer
@@ -41,14 +43,16 @@ def model(seed: int) -> PreTrainedModel:
     return tiny_language_model("gpt2", seed=seed, vocab_size=3, dtype=torch.float64, **shape)
 
 
-def made_trainer(**options: Any) -> PPOTrainer:
+def made_trainer(*, value: Any = None, **options: Any) -> PPOTrainer:
     alone = {"prompts_per_step": 1, "minibatch_responses": 1, "epochs_per_step": 1, "num_steps": 1}
     plain = {"advantage": {"gamma": 1.0, "lam": 1.0, "standardise": False}}
     optimizer = {"learning_rate": 1e-9, "max_gradient_norm": None}
+    policy = LanguageModel(model(1))
     return PPOTrainer(
-        model(1),
+        policy,
         tokenizer(),
         reference=LanguageModel(model(2)),
+        value=value(policy) if value else None,
         config=PPOConfig(**{**alone, **plain, "policy_optimizer": optimizer, **options}),
     )
 
@@ -69,7 +73,8 @@ def gradient_of_step(token_ids: tuple[int, ...], score: float, **options: Any) -
     )
     caught: list[Tensor] = []
     optimizer = trainer.learners["policy"].optimizer
-    optimizer.register_step_pre_hook(lambda *_: caught.append(gradients(trainer.policy.model)))
+    learner = trainer.learners["policy"]
+    optimizer.register_step_pre_hook(lambda *_: caught.append(gradients(learner.module)))
     trainer.step([prompt], [response], [score])
     (gradient,) = caught
     return gradient
@@ -147,6 +152,7 @@ def test_the_steps_of_all_responses_add_up_to_the_gradient_of_the_objective(
     [
         {"objective": "cispo"},
         {"objective": "sapo", "gate_positive": 2.0, "gate_negative": 3.0},
+        {"objective": "m2po"},
         {"dual_clip": 2.0},
         {"average": "responses"},
     ],
@@ -157,6 +163,39 @@ def test_the_first_update_of_every_objective_has_the_gradient_of_the_expected_sc
     since it has no credit for single tokens."""
     found = expected_gradient(temperature=0.6, kl={"place": "none"}, policy_loss=loss)
     torch.testing.assert_close(found, -objective(temperature=0.6, beta=0.0, of_sequences=True), rtol=0, atol=1e-10)
+
+
+def value_objective(head: nn.Linear) -> Tensor:
+    """Gradient, for the layers and then the head, of E[sum over tokens of (V - score)^2 / 2], as sampled now."""
+    policy = model(1)
+    asked = tokenizer()(PROMPT)["input_ids"]
+    tables = {p: z.detach().log_softmax(-1) for p, z in state_logits(policy).items()}
+    values = {p: head(policy.base_model(torch.tensor([[*asked, *p]])).last_hidden_state[0, -1])[0] for p in PREFIXES}
+    total = torch.zeros((), dtype=torch.float64)
+    for response, score in zip(RESPONSES, SCORES, strict=True):
+        states = [response[:t] for t in range(len(response))]
+        logprob = sum((tables[s][token] for s, token in zip(states, response, strict=True)), torch.zeros(()))
+        total = total + logprob.exp() * sum(((values[s] - score) ** 2 / 2 for s in states), torch.zeros(()))
+    total.backward()
+    return torch.cat([gradients(policy), gradients(head)])
+
+
+@pytest.mark.parametrize("coefficient", [0.1, 2.0])
+def test_on_a_shared_trunk_they_add_up_to_the_gradient_of_both_objectives(coefficient: float) -> None:
+    """The values are a baseline that changes no expectation of the policy's gradient."""
+
+    def on_trunk(policy: LanguageModel) -> ScalarModel:
+        return scalar_on(policy, HeadStart.NORMAL, seed=3)
+
+    options = {"value_loss": {"coefficient": coefficient, "clip": None}, "kl": {"place": "none"}}
+    found = expected_gradient(temperature=1.0, value=on_trunk, **options)
+    head = on_trunk(LanguageModel(model(1))).base.get_submodule("score")
+    assert isinstance(head, nn.Linear)
+    of_policy = objective(temperature=1.0, beta=0.0, of_sequences=True)
+    of_value = value_objective(head)
+    wanted = coefficient * of_value - torch.cat([of_policy, torch.zeros(16)])
+    assert (coefficient * of_value).abs().max() > 1e-2
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("kl", [{"place": "none"}, {"place": "reward", "measure": "k1"}], ids=lambda kl: kl["place"])

@@ -30,7 +30,7 @@ class Gathered(Learner):
         super().__init__(module, OptimizerOptions(learning_rate=1e-3), num_updates=10)
         self.gradients: list[dict[str, Tensor]] = []
 
-    def _apply(self, norm: float, learning_rate: float) -> None:
+    def _apply(self, norm: float) -> None:
         self.gradients.append({name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None})
 
 
@@ -108,6 +108,7 @@ OBJECTIVES = [
     {"objective": "gspo", **WIDE},
     {"objective": "cispo"},
     {"objective": "sapo"},
+    {"objective": "m2po", "max_second_moment": 0.03},
     {"entropy_coefficient": 0.3},
     {"behaviour_weight": "truncated"},
     {"behaviour_weight": "masked", "behaviour_cap": 1.0},
@@ -126,6 +127,24 @@ def test_no_objective_and_no_average_depends_on_the_micro_batches(loss: dict, av
 @pytest.mark.parametrize("loss", OBJECTIVES[1:], ids=lambda loss: "-".join(map(str, loss.values())))
 def test_every_objective_has_a_gradient_of_its_own(loss: dict) -> None:
     assert worst_difference(gradients("policy"), gradients("policy", policy_loss=loss)) > 1e-3
+
+
+@pytest.mark.parametrize("budget", [1, 8192])
+def test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_from_the_old_policy(budget: int) -> None:
+    """Counted down from the largest square, one at a time, until the mean of the rest is within the limit."""
+    policy, value = models(torch.float64)
+    loss = {"objective": "m2po", "max_second_moment": 0.03}
+    calls, experience = make(policy, value, config(policy_loss=loss, tokens_per_microbatch=budget))
+    (now,) = calls.policy_logprobs([each.response for each in experience.scored])
+    squares = sorted((now - experience.old_logprobs).square().tolist(), reverse=True)
+    left_out = next(n for n in range(len(squares)) if sum(squares[n:]) / len(squares[n:]) <= 0.03)
+    assert 0 < left_out < len(squares)
+    learner = Gathered(policy.model)
+    updates = UpdateCalls(calls, policy=learner, value=None, seed=0)
+    report = updates.train_policy(experience, kl_coefficient=0.0, step=0)
+    assert report.metrics["policy/clip_fraction"].value == pytest.approx(left_out / len(squares))
+    nothing = gradients("policy", policy_loss=loss | {"max_second_moment": 1e-12})
+    assert all(not gradient.any() for gradient in nothing.values())
 
 
 def singly(**options) -> list[dict[str, Tensor]]:

@@ -1,9 +1,17 @@
-"""How the KL coefficient moves from step to step: pure functions of numbers. The caller keeps the coefficient.
+"""How the KL coefficient moves from step to step: pure functions of numbers, and two objects that keep it.
 
-Both have one call shape, so that a loop may hold either (the adaptive one with its target and horizon bound).
+Both functions have one call shape, so that a loop may hold either (the adaptive one with its target and horizon bound).
+The objects are for loops of your own; the trainer keeps its coefficient itself, in what its checkpoints save.
 """
 
 import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+KLValues = Sequence[float] | Tensor
+"""One number for each sequence: nats, the sum over its tokens of k1, policy from reference."""
 
 
 def constant_kl(coefficient: float, *, observed: float, num_sequences: int) -> float:
@@ -40,3 +48,69 @@ def adaptive_kl(coefficient: float, *, observed: float, target: float, horizon: 
         )
     error = min(max(observed / target - 1, -0.2), 0.2)
     return max(coefficient * (1 + error * num_sequences / horizon), 0.0)
+
+
+class ConstantKLController:
+    """A KL coefficient that stays; `model.kl_coef`, where a model is given, holds it."""
+
+    def __init__(self, coefficient: float, *, model: Any = None) -> None:
+        """`model`: anything with an attribute `kl_coef`, written now and at every update.
+
+        Raises ValueError for a coefficient that is no number of at least 0, AttributeError for a model without
+        `kl_coef`.
+        """
+        self._model = model
+        self.coefficient = _write(_checked(coefficient, "coefficient", zero=True), model)
+
+    def update(self, kl_values: KLValues) -> float:
+        """The coefficient, whatever was observed."""
+        self.coefficient = constant_kl(self.coefficient, observed=math.nan, num_sequences=len(kl_values))
+        return _write(self.coefficient, self._model)
+
+
+class AdaptiveKLController:
+    """A KL coefficient that is steered so that sequences keep a KL of `target` (`adaptive_kl`).
+
+    It sees the KL itself, not rewards that a coefficient was multiplied into: nothing is divided, and a coefficient
+    of 0 is no trouble. Each sequence counts in the horizon, not each batch.
+    """
+
+    def __init__(self, coefficient: float, *, target: float, horizon: float, model: Any = None) -> None:
+        """`target` in nats per sequence, `horizon` in sequences; `model` as for the constant one, and its errors."""
+        self.target = _checked(target, "target", zero=False)
+        self.horizon = _checked(horizon, "horizon", zero=False)
+        self._model = model
+        self.coefficient = _write(_checked(coefficient, "coefficient", zero=True), model)
+
+    def update(self, kl_values: KLValues) -> float:
+        """The next coefficient, from the KL of each sequence since the last update; none of them changes nothing.
+
+        Raises ValueError where one is not a number, with the coefficient as it was.
+        """
+        observed = [float(value) for value in kl_values]
+        self.coefficient = adaptive_kl(
+            self.coefficient,
+            observed=sum(observed) / len(observed) if observed else 0.0,
+            target=self.target,
+            horizon=self.horizon,
+            num_sequences=len(observed),
+        )
+        return _write(self.coefficient, self._model)
+
+
+def _checked(number: float, name: str, *, zero: bool) -> float:
+    wanted = "of at least 0" if zero else "above 0"
+    if not isinstance(number, int | float) or not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        raise ValueError(f"the {name} must be a number {wanted}, got {number!r}")
+    return float(number)
+
+
+def _write(coefficient: float, model: Any) -> float:
+    if model is not None:
+        if not hasattr(model, "kl_coef"):
+            raise AttributeError(
+                f"the model of a KL controller must have an attribute kl_coef to write to, {type(model).__name__} has "
+                "none: give it one, or leave model out and read the controller's coefficient"
+            )
+        model.kl_coef = coefficient
+    return coefficient

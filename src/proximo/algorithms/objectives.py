@@ -95,6 +95,32 @@ def sapo(
     return TokenLosses(loss=-gate * advantages, clipped=torch.zeros_like(advantages, dtype=torch.bool))
 
 
+def m2po(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, trusted: Tensor) -> TokenLosses:
+    """-r A where the token is trusted, else 0: no clip (arXiv:2510.01161). `trusted` [T] is 1 or 0.
+
+    See `within_second_moment`. The denominator goes on counting the tokens that are left out.
+    """
+    ratio = bounded_exp(logprobs - old_logprobs)
+    return TokenLosses(loss=-trusted * ratio * advantages, clipped=trusted == 0)
+
+
+@torch.no_grad()
+def within_second_moment(log_ratios: Tensor, mask: Tensor, *, limit: float) -> Tensor:
+    """[T] bool: the tokens left when those with the largest (log r)^2 are taken out until its mean is at most `limit`.
+
+    The second moment of M2PO (arXiv:2510.01161), over all masked tokens given: a minibatch. Tokens with equal squares
+    are kept or left out together, so that the order in which they come decides nothing. Where the smallest square
+    alone exceeds the limit, nothing is left. Computed in float64; False outside the mask, whatever stands there.
+    """
+    squares = log_ratios.double().square()
+    ascending = squares[mask].sort().values
+    means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=ascending.device)
+    num_within = int((means <= limit).sum())  # the means never fall
+    if num_within == len(ascending):
+        return mask.clone()
+    return mask & (squares < ascending[num_within])
+
+
 def sequence_ratios(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, lengths: Sequence[int]) -> Tensor:
     """[R]: exp of the mean of log r over the masked tokens of each response; 1 for one without any."""
     counts = segment_sum(mask.to(logprobs.dtype), lengths).clamp(min=1)

@@ -1,4 +1,4 @@
-"""From one score per response to one reward per token. Not advantages: see advantages.
+"""From one score per response, and what tokens earn of it, to one reward per token. Not advantages: see advantages.
 
 Shapes: T tokens of R responses, flat; `lengths` gives the tokens of each response.
 """
@@ -8,13 +8,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from proximo.algorithms.segments import segment_ids, segment_sum
+from proximo.algorithms.segments import segment_ids, segment_sum, token_positions
 
 
 def shape_rewards(
-    kl_per_token: Tensor, scores: Tensor, mask: Tensor, lengths: Sequence[int], *, kl_coefficient: float
+    kl_per_token: Tensor,
+    scores: Tensor,
+    mask: Tensor,
+    lengths: Sequence[int],
+    *,
+    kl_coefficient: float,
+    token_rewards: Tensor | None = None,
 ) -> Tensor:
     """r_t = -kl_coefficient * kl_t, plus the score, once, at the last token that the policy wrote (arXiv:1909.08593).
+
+    With `token_rewards` each token has its own part of the score, and the last one what they leave of it: without KL
+    the rewards of a response sum to its score either way.
 
     Args:
         kl_per_token: [T] nats, any of `proximo.algorithms.kl`; zeros in a run without KL.
@@ -22,20 +31,44 @@ def shape_rewards(
         mask: [T] bool, True where the policy wrote the token; rewards are 0 elsewhere.
         lengths: [R] tokens of each response.
         kl_coefficient: reward lost per nat.
+        token_rewards: [T] or None; unread outside the mask.
 
     Returns:
         [T] in the dtype of `kl_per_token`. A response whose last tokens a tool wrote has its score before them, where
         an action of the policy earns it.
     """
     ends = _last_in_mask(mask, lengths)
-    score_at_token = scores.to(kl_per_token.dtype)[segment_ids(lengths, device=scores.device)]
     penalty = torch.where(mask, kl_per_token, 0) * kl_coefficient
-    return torch.where(ends, score_at_token, 0) - penalty
+    if token_rewards is None:
+        return torch.where(ends, _at_tokens(scores, lengths).to(penalty.dtype), 0) - penalty
+    earned = torch.where(mask, token_rewards, 0).double()
+    left = scores - segment_sum(earned, lengths)
+    return (earned + torch.where(ends, _at_tokens(left, lengths), 0)).to(penalty.dtype) - penalty
+
+
+def prefix_deltas(prefix_scores: Tensor, lengths: Sequence[int]) -> Tensor:
+    """r_t = s_t - s_(t-1), what each token adds to the score of its response so far; the empty response has 0.
+
+    Args:
+        prefix_scores: [T] the score of the response up to and including each token.
+        lengths: [R] tokens of each response.
+
+    Returns:
+        [T], summing over a response to its last score. This is shaping by a potential (Ng, Harada and Russell 1999):
+        with gamma = 1 the expected policy gradient is that of the last score alone.
+    """
+    first = token_positions(lengths, device=prefix_scores.device) == 0
+    return prefix_scores - torch.where(first, 0, prefix_scores.roll(1))
 
 
 def clip_scores(scores: Tensor, limit: float) -> Tensor:
     """Scores cut to [-limit, limit]; shape kept. A score that is not a number stays so."""
     return scores.clamp(-limit, limit)
+
+
+def _at_tokens(per_response: Tensor, lengths: Sequence[int]) -> Tensor:
+    """[T] from [R]."""
+    return per_response[segment_ids(lengths, device=per_response.device)]
 
 
 def _last_in_mask(mask: Tensor, lengths: Sequence[int]) -> Tensor:

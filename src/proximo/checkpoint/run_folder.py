@@ -26,11 +26,25 @@ ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 SAMPLES = "samples.jsonl"
 TENSORBOARD = "tensorboard"
+TRACKERS = "trackers"
+"""What the sinks of experiment trackers keep: where they are, and what is not sent yet."""
 REPORT = "report.html"
 LOG = "log.txt"
 MERGED = "merged"
 """Models of a stage with their adapters added in, for the stages that start from them."""
-REPLACED = (CHECKPOINTS, CONFIG, RESOLVED_CONFIG, ENVIRONMENT, METRICS, SAMPLES, TENSORBOARD, REPORT, LOG, MERGED)
+REPLACED = (
+    CHECKPOINTS,
+    CONFIG,
+    RESOLVED_CONFIG,
+    ENVIRONMENT,
+    METRICS,
+    SAMPLES,
+    TENSORBOARD,
+    TRACKERS,
+    REPORT,
+    LOG,
+    MERGED,
+)
 """What a start removes of an earlier run: what a run writes, the checkpoints first. Anything else is the user's."""
 
 
@@ -62,6 +76,11 @@ class RunFolder:
     def tensorboard(self) -> Path:
         """The folder of TensorBoard's event files."""
         return self.path / TENSORBOARD
+
+    @property
+    def trackers(self) -> Path:
+        """The folder for what the sinks of experiment trackers keep."""
+        return self.path / TRACKERS
 
     @property
     def report(self) -> Path:

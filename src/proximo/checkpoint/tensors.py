@@ -7,6 +7,7 @@ settings of an optimizer (learning rate, betas) are not state: they come from th
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,15 +18,18 @@ from torch.optim import Optimizer
 from proximo.errors import CheckpointError
 
 TENSOR = "tensor"
-"""Stands in a layout where the value is a tensor, kept beside it."""
+"""Stands in a layout where the value is a tensor, kept beside it: a number, or of its parameter's shape."""
+OTHER_TENSOR = "tensor of another shape"
+"""Stands where the value is another tensor, such as a sum over rows, or the scales of quantised moments."""
 Layout = dict[str, dict[str, int | float | bool | str | None]]
-"""For each parameter: its fields of state, with their numbers, or TENSOR. JSON."""
+"""For each parameter: its fields of state, with their numbers, TENSOR or OTHER_TENSOR. JSON."""
 _LAYOUT = "layout"
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors of any device, type and shape to one safetensors file; strides are not kept."""
-    save_file({name: _for_file(tensor) for name, tensor in tensors.items()}, path, metadata=dict(metadata or {}))
+    seen: set[int] = set()
+    save_file({name: _for_file(tensor, seen) for name, tensor in tensors.items()}, path, metadata=dict(metadata or {}))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -47,7 +51,7 @@ def optimizer_state(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]
     for name, parameter in _parameters_by_name(optimizer, named_parameters).items():
         state = optimizer.state.get(parameter, {})
         tensors |= {_key(field, name): value.detach() for field, value in state.items() if isinstance(value, Tensor)}
-        layout[name] = {field: TENSOR if isinstance(value, Tensor) else value for field, value in state.items()}
+        layout[name] = {field: _described(value, parameter) for field, value in state.items()}
     return tensors, layout
 
 
@@ -62,10 +66,12 @@ def load_optimizer_state(
     """
     parameters = _parameters_by_name(optimizer, named_parameters)
     _check_names(set(parameters), set(layout), what="parameters")
-    fields = [(name, field) for name, state in layout.items() for field in state if state[field] == TENSOR]
+    kinds = (TENSOR, OTHER_TENSOR)
+    fields = [(name, field) for name, state in layout.items() for field in state if state[field] in kinds]
     _check_names({_key(field, name) for name, field in fields}, set(tensors), what="tensors")
     for name, field in fields:
-        _check_shape(tensors[_key(field, name)], parameters[name], name=name, field=field)
+        if layout[name][field] == TENSOR:
+            _check_shape(tensors[_key(field, name)], parameters[name], name=name, field=field)
     steps_on_device = _parameters_with_step_on_device(optimizer)
     optimizer.state.clear()
     for name, state in layout.items():
@@ -97,10 +103,21 @@ def _key(field: str, name: str) -> str:
     return f"{field}:{name}"
 
 
-def _for_file(tensor: Tensor) -> Tensor:
+def _for_file(tensor: Tensor, seen: set[int]) -> Tensor:
+    """On the CPU, with a storage of its own: the file format refuses what is shared. `seen` are those in the file."""
     tensor = tensor.detach().cpu().contiguous()
-    is_view = tensor.untyped_storage().nbytes() != tensor.nbytes  # the file format refuses shared storage
-    return tensor.clone() if is_view else tensor
+    storage = tensor.untyped_storage()
+    if storage.nbytes() != tensor.nbytes or (storage.nbytes() and storage.data_ptr() in seen):
+        return tensor.clone()
+    seen.add(storage.data_ptr())
+    return tensor
+
+
+def _described(value: Any, parameter: Tensor) -> Any:
+    """What stands in the layout for a value of the state."""
+    if not isinstance(value, Tensor):
+        return value
+    return TENSOR if not value.dim() or value.shape == parameter.shape else OTHER_TENSOR
 
 
 def _parameters_by_name(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -49,7 +49,7 @@ def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption =
 
 @app.command()
 def schema(
-    kind: Annotated[Kind | None, typer.Argument(metavar="KIND", help="sft, reward, ppo or pipeline.")] = None,
+    kind: Annotated[Kind | None, typer.Argument(metavar="KIND", help="sft, reward, dpo, ppo or pipeline.")] = None,
 ) -> None:
     """Print the JSON schema of a kind of recipe, or of all."""
     print(json.dumps(json_schema(kind), indent=2))
@@ -64,5 +64,7 @@ def _kind_of(recipe: str, kind: Kind | None) -> Kind:
         return kind
     guess = guess_kind(read_document(recipe).data)
     if guess is None:
-        raise ConfigError(f"the keys of {recipe} do not tell which command it is for: add --kind=sft, reward or ppo")
+        raise ConfigError(
+            f"the keys of {recipe} do not tell which command it is for: add --kind=sft, reward, dpo or ppo"
+        )
     return guess

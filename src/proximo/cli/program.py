@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import configuration, recipes, training, using
+from proximo.cli import chat, configuration, recipes, training, using
 from proximo.errors import ProximoError
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 training.add_to(app)
 using.add_to(app)
+chat.add_to(app)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(configuration.app, name="config")
 
@@ -94,6 +95,7 @@ def _program(
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
     proximo report runs/ppo                   curves and samples as one HTML file
     proximo generate runs/ppo "Once upon"     try the result
+    proximo chat runs/ppo                     talk to it
 
     Exit status: 0; 1 when a run fails; 2 for a mistake in what you gave; 143 or 130 when stopped by a signal.
     """

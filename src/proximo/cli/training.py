@@ -1,4 +1,4 @@
-"""The commands that train: sft, reward, ppo, pipeline. Not the training: that is trainers/, imported when it starts."""
+"""The commands that train: sft, reward, dpo, ppo, pipeline. Not the training: that is trainers/."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +11,7 @@ from proximo.config.loader import Kind, LoadedRecipe, load_recipe
 from proximo.config.unused import unused_keys
 from proximo.errors import ConfigError
 from proximo.trainers.dry_run import describe
+from proximo.trainers.extras import check_extras_of
 from proximo.trainers.inputs import check_inputs
 from proximo.trainers.options import RunOptions
 
@@ -59,6 +60,15 @@ HELP: dict[Kind, str] = {
 
     docs/configuration.md lists every key, docs/data.md the forms of preference data.
     """,
+    "dpo": """Train a policy on preference pairs directly, without a reward model and without sampling (DPO).
+
+    \b
+    proximo dpo dpo.yaml --dry-run
+    proximo dpo dpo.yaml model.path=models/sft dpo.beta=0.05
+    proximo dpo dpo.yaml --resume
+
+    docs/configuration.md lists every key, docs/dpo.md says what it does and when to take it.
+    """,
     "ppo": """Train a policy with PPO, or with group-wise advantages, against a reward.
 
     The reward is a reward model, a Python function, or a weighted sum of several.
@@ -83,7 +93,7 @@ HELP: dict[Kind, str] = {
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the four commands."""
+    """Add the commands that train."""
     for kind, text in HELP.items():
         app.command(name=kind, help=text)(_command(kind))
 
@@ -120,6 +130,7 @@ def _checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> LoadedRecipe:
     """The recipe, with everything found wrong that can be found before a model or data set is opened."""
     loaded = load_recipe(kind, recipe, overrides)
     check_inputs(loaded.recipe)
+    check_extras_of(loaded.recipe)
     for sentence in unused_keys(loaded.recipe):
         print(f"note: {sentence}", file=sys.stderr)
     return loaded
@@ -145,6 +156,10 @@ def _trainer(kind: Kind) -> Callable[..., int]:
             from proximo.trainers.reward import run_reward
 
             return run_reward
+        case "dpo":
+            from proximo.trainers.dpo import run_dpo
+
+            return run_dpo
         case "ppo":
             from proximo.trainers.ppo_run import run_ppo
 

@@ -8,6 +8,7 @@ import typer
 
 from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.errors import RunFolderError, UserError
+from proximo.trainers.inputs import HUB_NAME
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; of a pipeline, its last stage is meant.")]
 CheckpointName = Annotated[str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which checkpoint.")]
@@ -23,7 +24,7 @@ def add_to(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def generate(
+def generate(  # noqa: PLR0913 - typer reads the options from the signature
     model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder or a Hub name.")],
     prompts: Annotated[
         list[str] | None, typer.Argument(metavar="PROMPT", help="Left out: every line of standard input is one.")
@@ -36,6 +37,10 @@ def generate(
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another response.")] = 0,
     chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the chat template as the user.")] = False,
     checkpoint: CheckpointName = "latest",
+    reward: Annotated[
+        str | None, typer.Option(metavar="FUNCTION_OR_MODEL", help="Score the responses; the best come first.")
+    ] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Show only the best so many to each prompt.")] = None,
 ) -> int:
     """Write responses to prompts, with the policy of a run or any model.
 
@@ -43,6 +48,7 @@ def generate(
     proximo generate runs/ppo "Once upon a time"
     proximo generate runs/sft --chat "What is PPO?" --greedy
     proximo generate Qwen/Qwen2.5-0.5B-Instruct --chat --num-samples 3 < questions.txt
+    proximo generate runs/ppo "Once upon a time" --num-samples 8 --keep 1 --reward runs/reward
     """
     given = prompts or _prompts_from_stdin()
     from proximo.rollout.sampling import SamplingOptions
@@ -54,8 +60,11 @@ def generate(
         seed=seed,
         chat=chat,
         checkpoint=checkpoint,
+        reward=reward,
+        keep=keep,
     )
-    return run_generate(model, given, options)
+    with functions_of_the_working_directory():
+        return run_generate(model, given, options)
 
 
 def _prompts_from_stdin() -> list[str]:
@@ -73,18 +82,23 @@ def evaluate(
     checkpoint: CheckpointName = "latest",
     num_prompts: Annotated[int | None, typer.Option(min=1, help="Only so many held-out prompts.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write every response and score to this file.")] = None,
+    samples_per_prompt: Annotated[int | None, typer.Option(min=1, help="Responses to each prompt, for pass@k.")] = None,
+    solved_score: Annotated[float | None, typer.Option(help="The score from which a prompt is solved.")] = None,
 ) -> int:
     """Score a run's policy on its held-out prompts, and print the table.
 
     \b
     proximo evaluate runs/ppo
     proximo evaluate runs/ppo --checkpoint best --output answers.jsonl
+    proximo evaluate runs/ppo --samples-per-prompt 16 --solved-score 1
     """
     _existing_run(run)
     from proximo.trainers.evaluate import run_evaluate
 
+    given = {"evaluation_samples_per_prompt": samples_per_prompt, "solved_score": solved_score}
+    changes = {key: value for key, value in given.items() if value is not None}
     with functions_of_the_working_directory():
-        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output)
+        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output, ppo=changes)
 
 
 def export(
@@ -95,15 +109,19 @@ def export(
     checkpoint: CheckpointName = "latest",
     merge: Annotated[bool, typer.Option("--merge", help="Add a LoRA adapter into its base.")] = False,
     dtype: Annotated[DType | None, typer.Option(help="Numbers of the weights; as saved if left out.")] = None,
+    push: Annotated[str | None, typer.Option(metavar="NAME", help="Also upload it to the Hub under this name.")] = None,
+    private: Annotated[bool, typer.Option("--private", help="With --push: a new model is not public.")] = False,
 ) -> int:
-    """Write a run's model as a Hugging Face folder, with tokenizer, chat template and generation config.
+    """Write a run's model as a Hugging Face folder, with tokenizer, chat template, generation config and model card.
 
     \b
     proximo export runs/ppo models/mine
     proximo export runs/ppo models/mine --checkpoint best --merge --dtype bfloat16
     proximo export runs/ppo models/critic --role value
+    proximo export runs/ppo models/mine --merge --push me/mine --private
     """
     _existing_run(run)
+    _check_hub_name(push, private=private)
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
     from proximo.trainers.export import ExportOptions, run_export
@@ -113,8 +131,17 @@ def export(
         checkpoint=checkpoint,
         merge=merge,
         dtype=dtype,
+        push=push,
+        private=private,
     )
     return run_export(run, out, options)
+
+
+def _check_hub_name(push: str | None, *, private: bool) -> None:
+    if push is None and private:
+        raise UserError("--private is about the model that --push makes on the Hub: give --push NAME as well")
+    if push is not None and HUB_NAME.fullmatch(push) is None:
+        raise UserError(f"--push wants a name on the Hub, such as me/my-model, got {push!r}")
 
 
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a pipeline's.")]) -> None:

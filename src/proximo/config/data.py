@@ -30,6 +30,8 @@ class SourceConfig(Section):
     """Share of this source in a mixture; all sources of a list have one, or none has."""
     max_rows: int | None = Field(None, ge=1)
     """Take only the first rows."""
+    whole: bool = False
+    """All of this source belongs to this stage, also where `proportions` split the others between stages."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -101,6 +103,30 @@ class PreferenceDataConfig(DataConfig):
     """What a row holds; `auto` goes by its columns. docs/data.md shows each."""
     max_tokens: int = Field(1024, ge=2)
     """Limit of tokens of prompt and answer together."""
+    min_response_words: int = Field(0, ge=0)
+    """Drop pairs of which one answer has fewer words; 0 keeps all."""
+
+
+class PromptFilterConfig(Section):
+    """Leave prompts out of later epochs by the mean score of their responses in the epoch that ended."""
+
+    above: float | None = None
+    """A prompt with a higher mean score is left out: too easy."""
+    below: float | None = None
+    """A prompt with a lower mean score is left out: too hard."""
+    max_fraction: float = Field(1.0, gt=0, le=1)
+    """At most this share of the prompts that are left goes at the end of an epoch, those farthest out first."""
+    from_epoch: int = Field(1, ge=0)
+    """The first epoch at whose end prompts are left out, counted from 1; 0 also leaves out before the first epoch, by
+    the `base_scores` of the data."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Self:
+        if self.above is None and self.below is None:
+            raise ValueError("a filter needs above (too easy), below (too hard) or both")
+        if self.above is not None and self.below is not None and self.below > self.above:
+            raise ValueError(f"below ({self.below:g}) must not exceed above ({self.above:g}): no prompt would be left")
+        return self
 
 
 class PromptDataConfig(DataConfig):
@@ -110,3 +136,7 @@ class PromptDataConfig(DataConfig):
     """Limit of tokens of a prompt; truncation keeps the end."""
     first_words: int | None = Field(None, ge=1)
     """Keep only the opening words of text prompts: for a policy that continues texts."""
+    fill_to_max: bool = False
+    """To try out memory and speed: every prompt gets `max_prompt_tokens` tokens, its last one repeated before it."""
+    filter: PromptFilterConfig | None = None
+    """Leave out what is too easy or too hard, epoch by epoch; null keeps every prompt."""

@@ -16,14 +16,14 @@ from proximo.config.base import Section
 from proximo.config.document import Document, parse_document
 from proximo.config.mistakes import Mistake, Source, explain
 from proximo.config.overrides import apply_overrides, parse_override
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.scalars import plain_scalar
 from proximo.config.shipped import is_shipped_name, shipped_recipe
 from proximo.config.stages import stage_mistakes
 from proximo.errors import ConfigError
 
-Kind = Literal["sft", "reward", "ppo", "pipeline"]
-Recipe = SFTRecipe | RewardRecipe | PPORecipe | PipelineRecipe
+Kind = Literal["sft", "reward", "dpo", "ppo", "pipeline"]
+Recipe = SFTRecipe | RewardRecipe | DPORecipe | PPORecipe | PipelineRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +44,8 @@ def recipe_schema(kind: Kind) -> type[Recipe]:
             return SFTRecipe
         case "reward":
             return RewardRecipe
+        case "dpo":
+            return DPORecipe
         case "ppo":
             return PPORecipe
         case "pipeline":
@@ -103,9 +105,9 @@ def guess_kind(tree: dict[str, Any]) -> Kind | None:
         return "pipeline"
     if "policy" in tree:
         return "ppo"
-    if "model" in tree and ("sft" in tree) != ("reward" in tree):
-        return "sft" if "sft" in tree else "reward"
-    return None
+    stages: tuple[Kind, ...] = ("sft", "reward", "dpo")
+    named = [stage for stage in stages if stage in tree]
+    return named[0] if "model" in tree and len(named) == 1 else None
 
 
 def _message(mistakes: Sequence[Mistake], source: Source) -> str:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from proximo.config.base import Section
 from proximo.config.ppo_advantage import AdvantageConfig
 from proximo.config.ppo_losses import GuardConfig, PolicyLossConfig, ValueLossConfig
+from proximo.config.ppo_ptx import PTXConfig
 from proximo.config.ppo_score import ScoreConfig
 from proximo.config.run import OptimizerConfig
 from proximo.metrics.definitions import COMPONENT
@@ -19,6 +20,8 @@ class RolloutConfig(Section):
     """A response is cut here and ends with finish `length`."""
     min_new_tokens: int = Field(0, ge=0)
     """No end of sequence before this many tokens; a value above 0 changes the distribution, see docs/ppo.md."""
+    shortest_limit: int | None = Field(None, ge=1)
+    """Draw the limit of each prompt's responses between this and `max_new_tokens`, both included; null: always that."""
     temperature: float = Field(1.0, gt=0)
     """Divides the logits, in the rollout, in the reference and in the update alike."""
     top_k: int | None = Field(None, ge=1)
@@ -37,6 +40,15 @@ class RolloutConfig(Section):
         if self.min_new_tokens > self.max_new_tokens:
             raise ValueError(
                 f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({self.max_new_tokens})"
+            )
+        if self.shortest_limit is not None and self.shortest_limit >= self.max_new_tokens:
+            raise ValueError(
+                f"shortest_limit ({self.shortest_limit}) must be below max_new_tokens ({self.max_new_tokens}), the "
+                "longest limit; leave it out for one limit"
+            )
+        if self.shortest_limit is not None and self.min_new_tokens > self.shortest_limit:
+            raise ValueError(
+                f"shortest_limit ({self.shortest_limit}) must not be below min_new_tokens ({self.min_new_tokens})"
             )
         if any(not text for text in self.stop_strings):
             raise ValueError("a stop string must not be empty")
@@ -92,18 +104,30 @@ class PPOConfig(Section):
     """Prompts of a rollout batch."""
     responses_per_prompt: int = Field(1, ge=1)
     """Responses sampled for each prompt; a group, where advantages are group-wise."""
+    samples_per_prompt: int | None = Field(None, ge=2)
+    """Sample this many responses to each prompt and train on the `responses_per_prompt` with the best scores; null
+    trains on all that are sampled. It changes what is learned, see docs/ppo.md, "Best of n"."""
     epochs_per_step: int = Field(2, ge=1)
     """Passes over a rollout batch."""
     minibatch_responses: int | None = Field(None, ge=1)
     """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    release_cache: bool = False
+    """Give cached memory of the accelerator back between the rollout and the updates; costs some time in each."""
     critic_warmup_steps: int = Field(0, ge=0)
-    """First steps, in which the value model learns alone; the policy's schedule counts its own updates only."""
+    """First steps, in which the value model learns alone; the policy's schedule counts its own updates only. On a
+    shared trunk the value head learns and the trunk waits."""
     truncated: Literal["zero", "bootstrap", "mask"] = "zero"
     """A response cut at the limit: worth 0 after its end, the value model's guess, or left out altogether."""
     evaluate_greedy: bool = False
     """Evaluate with the most likely token instead of sampling."""
+    evaluation_samples_per_prompt: int = Field(1, ge=1)
+    """Responses to each held-out prompt in an evaluation."""
+    solved_score: float | None = None
+    """A response with this score or more solves its prompt; evaluations then report pass@k; null for no such score."""
+    evaluate_reference: bool = False
+    """Let the reference answer the held-out prompts as well, score that, and count how often the policy is better."""
     average_decay: float | None = Field(None, gt=0, lt=1)
     """Keep a moving average of the policy with this decay per step, saved as `average` in every checkpoint."""
     evaluate_average: bool = False
@@ -120,17 +144,25 @@ class PPOConfig(Section):
     """What the policy minimises."""
     value_loss: ValueLossConfig = ValueLossConfig()
     """What the value model minimises."""
+    ptx: PTXConfig | None = None
+    """Texts (`ptx_data`) whose loss joins every update of the policy; null leaves them out."""
     guards: GuardConfig = GuardConfig()
     """When an update is skipped, and when the run stops."""
     policy_optimizer: OptimizerConfig | None = None
     """Optimizer of the policy; null means learning rate 1e-6, or 1e-5 with LoRA."""
     value_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
-    """Optimizer of the value model."""
+    """Optimizer of the value model. On a shared trunk that is `policy_optimizer`, and this one is for the head alone in
+    the critic's warm-up."""
 
     @property
     def responses_per_step(self) -> int:
         """Responses of a rollout batch."""
         return self.prompts_per_step * self.responses_per_prompt
+
+    @property
+    def sampled_per_prompt(self) -> int:
+        """Responses sampled for each prompt, whether they are trained on or not."""
+        return self.samples_per_prompt or self.responses_per_prompt
 
     @property
     def responses_per_update(self) -> int:
@@ -148,6 +180,11 @@ class PPOConfig(Section):
             raise ValueError(
                 f"minibatch_responses ({self.minibatch_responses}) exceeds the batch of "
                 f"prompts_per_step * responses_per_prompt = {self.responses_per_step} responses"
+            )
+        if self.samples_per_prompt is not None and self.samples_per_prompt <= self.responses_per_prompt:
+            raise ValueError(
+                f"samples_per_prompt ({self.samples_per_prompt}) leaves nothing to choose from: it must exceed "
+                f"responses_per_prompt ({self.responses_per_prompt}), or be left out to train on all that are sampled"
             )
         if self.advantage.compares_groups and self.responses_per_prompt < 2:
             raise ValueError(
@@ -176,6 +213,35 @@ class PPOConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _evaluation_fits(self) -> Self:
+        if self.evaluate_greedy and self.evaluation_samples_per_prompt > 1:
+            raise ValueError(
+                f"evaluation_samples_per_prompt ({self.evaluation_samples_per_prompt}) would be as many copies of one "
+                "response: with evaluate_greedy it is 1"
+            )
+        if self.evaluate_reference and (self.kl.place == "none" or self.kl.reference_every_steps is not None):
+            raise ValueError(
+                "evaluate_reference needs a reference that stays: not kl.place none, which has none, nor "
+                "kl.reference_every_steps, under which every evaluation would have another opponent"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _guards_can_skip(self) -> Self:
+        guards = [name for name in ("max_ratio", "max_kl", "target_kl") if getattr(self.guards, name) is not None]
+        if guards and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
+            raise ValueError(
+                f"policy_optimizer.in_backward moves weights within the backward pass, so guards.{guards[0]} cannot "
+                "skip an update as a whole: set it to null, or in_backward: false"
+            )
+        if self.ptx is not None and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
+            raise ValueError(
+                "ppo.ptx adds a backward pass of its texts to every update, and policy_optimizer.in_backward wants one "
+                "pass: leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _coefficient_stays_positive(self) -> Self:
         if self.kl.target is not None and self.responses_per_step >= 5 * self.kl.horizon:
             raise ValueError(
@@ -186,7 +252,7 @@ class PPOConfig(Section):
 
     @model_validator(mode="after")
     def _scores_fit(self) -> Self:
-        self.score.check_lengths(max_new_tokens=self.rollout.max_new_tokens)
+        self.score.check_lengths(max_new_tokens=self.rollout.max_new_tokens, shortest_limit=self.rollout.shortest_limit)
         if self.score.whiten_rewards != "none" and not self.uses_critic:
             raise ValueError(
                 "score.whiten_rewards needs advantage: gae; it shifts every token's reward, so that answers of one "
@@ -208,8 +274,21 @@ class ModelRewardConfig(Section):
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
     """Its own tokenizer, if not the one beside it: prompts and responses are rendered again for it."""
+    dense: Literal["none", "deltas", "absolute"] = "none"
+    """`none`: the score sits on the last token. `deltas`: each token gets what it adds to the score of the response so
+    far; they sum to the same score. `absolute`: each token gets the score after it, and their sum is the score, so
+    that long responses have more of it. docs/rewards.md, "Rewards of single tokens"."""
+    share_base: bool = False
+    """`path` is a folder with an adapter that was trained on the policy's base: it runs on the policy's own copy of
+    those weights. Without it a reward model has weights of its own."""
     weight: float = 1.0
     """Factor of this source in the sum."""
+
+    @model_validator(mode="after")
+    def _adapter_in_a_folder(self) -> Self:
+        if self.share_base and self.revision is not None:
+            raise ValueError("share_base reads an adapter from a folder, which has no revision: remove revision")
+        return self
 
 
 class FunctionRewardConfig(Section):

@@ -7,16 +7,17 @@ from pydantic import Field, model_validator
 
 from proximo.config.base import Section
 
-CLIPS = {"ppo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.2), "sapo": (1.0, math.inf)}
-"""Objective -> how far below and above 1 the ratio may go; sapo has a gate in place of a clip."""
+CLIPS = {"ppo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.2), "sapo": (1.0, math.inf), "m2po": (1.0, math.inf)}
+"""Objective -> how far below and above 1 the ratio may go; sapo has a gate in place of a clip, m2po a choice."""
 
 
 class PolicyLossConfig(Section):
     """What the policy minimises."""
 
-    objective: Literal["ppo", "gspo", "cispo", "sapo"] = "ppo"
+    objective: Literal["ppo", "gspo", "cispo", "sapo", "m2po"] = "ppo"
     """`ppo`: the clipped ratio of each token. `gspo`: one ratio for a whole response. `cispo`: the clipped ratio as a
-    weight of the log-prob, so that no token is silenced. `sapo`: a gate that closes gradually instead of the clip."""
+    weight of the log-prob, so that no token is silenced. `sapo`: a gate that closes gradually instead of the clip.
+    `m2po`: no clip, but without the tokens furthest from the old policy; see `max_second_moment`."""
     clip_low: float | None = Field(None, gt=0, le=1)
     """The ratio is clipped below at 1 - clip_low; 1 is no bound. Null means 0.2, 0.0003 for gspo and 1 for cispo."""
     clip_high: float | None = Field(None, gt=0)
@@ -28,6 +29,9 @@ class PolicyLossConfig(Section):
     """How steeply the gate of `sapo` closes where the advantage is positive."""
     gate_negative: float = Field(1.05, gt=0)
     """How steeply it closes where the advantage is negative."""
+    max_second_moment: float = Field(0.04, gt=0)
+    """For `m2po`: the tokens with the largest squared log-ratio are left out of an update until the mean square of the
+    others is at most this."""
     average: Literal["tokens", "responses", "constant"] = "tokens"
     """Mean over the tokens of the update; over its responses, of the mean over the tokens of each; or the sum over
     tokens divided by the responses and by `average_constant`, which does not depend on lengths."""
@@ -65,6 +69,9 @@ class ValueLossConfig(Section):
     which is `huber` with a delta of 1."""
     huber_delta: float = Field(10.0, gt=0)
     """The error from which `huber` is linear, in units of the score."""
+    coefficient: float | None = Field(None, gt=0)
+    """Weight of the value loss beside the policy loss where both train one trunk (`value.start: trunk`); null means
+    0.1. A value model of its own has its own optimizer instead."""
     clip: float | None = Field(0.2, gt=0)
     """New values may move this far from the old ones before their loss is clipped; null does not clip. Where values are
     normalised it counts in standard deviations of the returns."""
@@ -74,6 +81,11 @@ class ValueLossConfig(Section):
     normalise_decay: float = Field(0.99, ge=0, lt=1)
     """What the returns of earlier steps weigh after each further step, where `normalise` is `exponential`; AReaL has
     0.99995."""
+
+    @property
+    def weight(self) -> float:
+        """`coefficient` with its default resolved."""
+        return 0.1 if self.coefficient is None else self.coefficient
 
     @property
     def delta(self) -> float | None:
@@ -90,7 +102,7 @@ class GuardConfig(Section):
     """A minibatch whose KL from the step's start (k3 per token) exceeds this is skipped likewise."""
     target_kl: float | None = Field(None, gt=0)
     """The first minibatch whose KL from the step's start (k3 per token) exceeds this ends the policy's updates of the
-    step, itself included; the value model's go on."""
+    step, itself included; those of a value model of its own go on."""
     max_skipped_fraction: float = Field(0.5, gt=0, le=1)
     """The run stops when more than this fraction of the updates of a step is skipped."""
     max_faulty_fraction: float = Field(0.2, ge=0, le=1)

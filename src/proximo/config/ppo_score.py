@@ -63,12 +63,17 @@ class ScoreConfig(Section):
                 )
         return self
 
-    def check_lengths(self, *, max_new_tokens: int) -> None:
+    def check_lengths(self, *, max_new_tokens: int, shortest_limit: int | None = None) -> None:
         """Raises ValueError for lengths that no response, or only the empty one, could do right."""
         if self.min_tokens is not None and self.min_tokens > max_new_tokens:
             raise ValueError(
                 f"score.min_tokens ({self.min_tokens}) exceeds rollout.max_new_tokens ({max_new_tokens}): every "
                 "response would be penalised"
+            )
+        if self.min_tokens is not None and shortest_limit is not None and self.min_tokens > shortest_limit:
+            raise ValueError(
+                f"score.min_tokens ({self.min_tokens}) exceeds rollout.shortest_limit ({shortest_limit}): responses "
+                "would be penalised for the limit that was drawn for them"
             )
         if self.overlong_buffer_tokens is not None and self.overlong_buffer_tokens > max_new_tokens:
             raise ValueError(

@@ -6,7 +6,10 @@ from pydantic import Field, model_validator
 
 from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
-from proximo.config.ppo import FunctionRewardConfig, PPOConfig, RewardSourceConfig
+from proximo.config.dpo import DPOConfig
+from proximo.config.one_pass import check_one_pass
+from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, PPOConfig, RewardSourceConfig
+from proximo.config.ppo_trunk import trunk_problem
 from proximo.config.run import (
     RANDOM_BASE,
     ModelConfig,
@@ -65,6 +68,21 @@ def _check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer
         raise ValueError(f"{key}.config starts without a tokenizer beside it: give tokenizer.path")
 
 
+def _check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: RunConfig) -> None:
+    if model.quantisation == "8bit" and run.precision != "bf16":
+        raise ValueError(
+            f"{key}.quantisation 8bit computes in 8 bits, which rounds more than run.precision {run.precision} stands "
+            "for: set run.precision to bf16, or take 4bit"
+        )
+
+
+def _check_reference(model: ModelConfig, key: str, reference: ModelConfig | None) -> None:
+    if model.lora is not None and reference is not None:
+        raise ValueError(f"with {key}.lora the base is the reference: remove reference, or train without LoRA")
+    if reference is not None and reference.lora is not None:
+        raise ValueError("a reference is not trained: remove reference.lora")
+
+
 class SFTRecipe(Section):
     """`proximo sft`."""
 
@@ -81,8 +99,15 @@ class SFTRecipe(Section):
 
     @model_validator(mode="after")
     def _has_tokenizer(self) -> Self:
+        _check_quantisation(self.model, "model", self.run)
         if self.tokenizer.train_vocab_size is None:
             _check_tokenizer(self.model, "model", self.tokenizer)
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest, budget = self.sft.examples_per_step * self.data.max_tokens, self.sft.tokens_per_microbatch
+        check_one_pass(self.sft.optimizer, longest=longest, budget=budget, section="sft", rows="sft.examples_per_step")
         return self
 
 
@@ -104,7 +129,46 @@ class RewardRecipe(Section):
     def _starts_somewhere(self) -> Self:
         if self.model.start != "path":
             raise ValueError("model needs path (trained weights) or config (a random start)")
+        _check_quantisation(self.model, "model", self.run)
         _check_tokenizer(self.model, "model", self.tokenizer)
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest, budget = 2 * self.reward.pairs_per_step * self.data.max_tokens, self.reward.tokens_per_microbatch
+        check_one_pass(
+            self.reward.optimizer, longest=longest, budget=budget, section="reward", rows="reward.pairs_per_step"
+        )
+        return self
+
+
+class DPORecipe(Section):
+    """`proximo dpo`."""
+
+    run: RunConfig
+    """Where and on what."""
+    model: ModelConfig
+    """The policy that is trained, best a fine-tuned one; a frozen copy (or its base, with LoRA) is the reference."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The policy's tokenizer."""
+    reference: ModelConfig | None = None
+    """Another reference than a copy of the policy; it must share the policy's vocabulary."""
+    data: PreferenceDataConfig
+    """Preference pairs."""
+    dpo: DPOConfig = DPOConfig()
+    """How it learns."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _check_tokenizer(self.model, "model", self.tokenizer)
+        _check_reference(self.model, "model", self.reference)
+        _check_quantisation(self.model, "model", self.run)
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest, budget = 2 * self.dpo.pairs_per_step * self.data.max_tokens, self.dpo.tokens_per_microbatch
+        check_one_pass(self.dpo.optimizer, longest=longest, budget=budget, section="dpo", rows="dpo.pairs_per_step")
         return self
 
 
@@ -123,6 +187,8 @@ class PPORecipe(Section):
     """The critic; unused where `ppo.advantage` needs none."""
     data: PromptDataConfig
     """Prompts."""
+    ptx_data: TextDataConfig | None = None
+    """Texts that the policy goes on learning, with the weight that `ppo.ptx` gives them."""
     reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
     """What is rewarded: the weighted sum of these sources."""
     gold: FunctionRewardConfig | None = None
@@ -136,10 +202,15 @@ class PPORecipe(Section):
         names = [source.name for source in self.reward]
         if len(set(names)) < len(names):
             raise ValueError(f"reward sources need different names, got {', '.join(names)}")
+        dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
+        if dense and not self.ppo.advantage.goes_by_token:
+            raise ValueError(
+                f"reward source {dense[0]} rewards single tokens, but ppo.advantage {self.ppo.advantage.estimator} "
+                "judges a response as a whole: use gae or a return to go, or set dense: none"
+            )
         if self.ppo.uses_critic and self.value.start == "reward" and all(s.kind != "model" for s in self.reward):
             raise ValueError("value.start is reward, but no reward source is of kind model")
-        if self.policy.lora is not None and self.reference is not None:
-            raise ValueError("with policy.lora the base is the reference: remove reference, or train without LoRA")
+        _check_reference(self.policy, "policy", self.reference)
         if self.ppo.uses_critic and self.policy.config is not None and self.value.lora and self.value.start == "policy":
             raise ValueError(f"value starts from the policy, which is a random start: {RANDOM_BASE}")
         if self.policy.lora is not None and self.ppo.kl.reference_every_steps is not None:
@@ -149,13 +220,73 @@ class PPORecipe(Section):
             )
         if self.policy.lora is not None and self.ppo.average_decay is not None:
             raise ValueError("ppo.average_decay averages whole models: remove it, or train without LoRA")
+        if self.reference is not None and self.reference.lora is not None:
+            raise ValueError("a reference is not trained: remove reference.lora")
+        return self
+
+    @model_validator(mode="after")
+    def _loss_fits_the_run(self) -> Self:
+        if problem := trunk_problem(self.ppo, shares_trunk=self.value.start == "trunk"):
+            raise ValueError(problem)
         if self.ppo.policy_loss.behaviour_weight != "none" and self.run.precision == "float32":
             raise ValueError(
                 "ppo.policy_loss.behaviour_weight weighs the policy against its sampler, but with run.precision "
                 "float32 their log-probs are the same, and every weight 1: set run.precision to bf16, or leave it out"
             )
-        if self.reference is not None and self.reference.lora is not None:
-            raise ValueError("a reference is not trained: remove reference.lora")
+        return self
+
+    @model_validator(mode="after")
+    def _texts_with_their_weight(self) -> Self:
+        if (self.ptx_data is None) != (self.ppo.ptx is None):
+            missing = "ptx_data (which texts)" if self.ptx_data is None else "ppo.ptx (their weight)"
+            raise ValueError(f"texts in the policy's updates need both ptx_data and ppo.ptx: give {missing} too")
+        if self.ptx_data is not None and (self.ptx_data.held_out_rows or self.ptx_data.evaluation_sources):
+            raise ValueError(
+                "nothing is evaluated on ptx_data: remove its held_out_rows and evaluation_sources; `proximo sft` "
+                "measures the loss on held-out texts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest = self.ppo.responses_per_update * (self.data.max_prompt_tokens + self.ppo.rollout.max_new_tokens)
+        value_optimizer = self.ppo.value_optimizer if self.ppo.uses_critic else None
+        for optimizer in (self.ppo.policy_optimizer, value_optimizer):
+            check_one_pass(
+                optimizer,
+                longest=longest,
+                budget=self.ppo.tokens_per_microbatch,
+                section="ppo",
+                rows="ppo.minibatch_responses",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_quantised(self) -> Self:
+        _check_quantisation(self.policy, "policy", self.run)
+        _check_quantisation(self.value, "value", self.run)
+        whole = self.ppo.uses_critic and self.value.start == "policy" and self.value.lora is None
+        if self.policy.quantisation != "none" and whole:
+            raise ValueError(
+                "value.start is policy, whose quantised base cannot train: give value.lora, or value.path with a model "
+                "of its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _base_can_be_shared(self) -> Self:
+        scorers = [source for source in self.reward if isinstance(source, ModelRewardConfig)]
+        if any(scorer.share_base for scorer in scorers) and self.policy.lora is None:
+            raise ValueError(
+                "share_base of a reward model needs policy.lora: a policy that trains in full changes the weights that "
+                "the reward model reads"
+            )
+        adapted = self.ppo.uses_critic and self.value.start == "reward" and scorers and scorers[0].share_base
+        if adapted and (self.value.lora is not None or self.value.frozen_layers):
+            raise ValueError(
+                "value.start is reward, whose adapter the value model takes over and trains: remove value.lora and "
+                "value.frozen_layers"
+            )
         return self
 
 
@@ -193,3 +324,17 @@ class PipelineRecipe(Section):
             if isinstance(data.get(name), dict)
         }
         return {**data, **stages}
+
+    @model_validator(mode="after")
+    def _base_can_be_shared(self) -> Self:
+        sharing = [s for s in self.ppo.reward if isinstance(s, ModelRewardConfig) and s.share_base]
+        if self.reward is None or all(source.path != "@reward" for source in sharing):
+            return self
+        if self.reward.model.lora is None:
+            raise ValueError("share_base of @reward needs an adapter: give reward.model.lora, or remove share_base")
+        if self.reward.model.path != self.ppo.policy.path:
+            raise ValueError(
+                f"share_base of @reward needs one base, but reward.model.path is {self.reward.model.path} and "
+                f"ppo.policy.path is {self.ppo.policy.path}: make them the same, or remove share_base"
+            )
+        return self

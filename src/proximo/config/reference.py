@@ -16,7 +16,7 @@ from proximo.config.fields import alternatives, key_paths, kinds_of, sections_of
 from proximo.config.loader import Kind, recipe_schema
 from proximo.config.mistakes import show
 
-KINDS: tuple[Kind, ...] = ("sft", "reward", "ppo", "pipeline")
+KINDS: tuple[Kind, ...] = ("sft", "reward", "dpo", "ppo", "pipeline")
 MOST_PLACES = 6
 INTRODUCTION = """\
 # Configuration
@@ -73,7 +73,7 @@ def json_schema(kind: Kind | None = None) -> dict[str, Any]:
 def _sections() -> dict[type[Section], list[str]]:
     """Every section below the recipes, and the paths at which it stands in the recipe of one stage."""
     places: dict[type[Section], list[str]] = {}
-    for kind in KINDS[:3]:
+    for kind in KINDS[:-1]:
         for path, section in key_paths(recipe_schema(kind)):
             if len(path) > 1:
                 found = places.setdefault(section, [])

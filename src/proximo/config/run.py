@@ -5,6 +5,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from proximo.config.base import Section
+from proximo.config.sinks import SinkConfig
 
 
 class RunConfig(Section):
@@ -18,6 +19,9 @@ class RunConfig(Section):
     """`auto` takes CUDA, then MPS, then the CPU."""
     precision: Literal["float32", "bf16"] = "float32"
     """`bf16`: products in bfloat16 with float32 master weights, optimizer state, heads and log-softmax."""
+    compile: Literal["none", "inductor", "aot_eager"] = "none"
+    """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for finding faults.
+    docs/memory.md."""
     num_threads: int | None = Field(None, ge=1)
     """CPU threads; null leaves it to torch. It changes the last bits of results, so a resume wants the same."""
     save_every_steps: int | None = Field(None, ge=1)
@@ -33,8 +37,21 @@ class RunConfig(Section):
     """Steps between evaluations; null evaluates before the first and after the last step only."""
     samples_per_step: int = Field(2, ge=0)
     """Responses written to samples.jsonl at each PPO step; an evaluation writes all of its own."""
+    token_cache: str | None = None
+    """A folder for the token ids of data, which any number of runs may share; null tokenises at every start."""
     tensorboard: bool = True
     """Write TensorBoard curves beside metrics.jsonl."""
+    sinks: tuple[SinkConfig, ...] = ()
+    """Where each step's numbers go besides: experiment trackers, or a sink of your own. One that fails is counted and
+    shown, and does not end the run."""
+
+    @model_validator(mode="after")
+    def _different_sinks(self) -> Self:
+        labels = [sink.label for sink in self.sinks]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"sinks has {twice[0]} more than once: a resumed run could not tell them apart; keep one")
+        return self
 
     @field_validator("precision", mode="before")
     @classmethod
@@ -83,6 +100,12 @@ RANDOM_BASE = (
 )
 
 
+WHOLE_WEIGHTS_TRAIN = (
+    "quantisation is for a base that an adapter trains above: give lora, or remove quantisation, since weights of 8 or "
+    "4 bits cannot train"
+)
+
+
 class ModelConfig(Section):
     """A causal language model: from a folder, from the Hub, or random from a config."""
 
@@ -94,6 +117,8 @@ class ModelConfig(Section):
     """A Hugging Face config with `model_type`, for a random start. `vocab_size` may be left to the tokenizer."""
     lora: LoRAConfig | None = None
     """Train an adapter only; the base stays as it is and serves as the reference."""
+    quantisation: Literal["none", "8bit", "4bit"] = "none"
+    """Store the matrices of the base in few bits, under lora (needs the extra `quantised`). 8bit goes with bf16."""
     frozen_layers: int = Field(0, ge=0)
     """The first layers, and the embeddings below them, that are not trained."""
     activation_checkpointing: bool = False
@@ -109,23 +134,29 @@ class ModelConfig(Section):
             raise ValueError(RANDOM_BASE)
         if self.frozen_layers and self.lora is not None:
             raise ValueError("frozen_layers and lora exclude each other: under an adapter no layer is trained")
+        if self.quantisation != "none" and self.lora is None:
+            raise ValueError(WHOLE_WEIGHTS_TRAIN)
         return self
 
 
 class ScalarModelConfig(Section):
     """A model with one score per token: the value model, or a reward model in training."""
 
-    start: Literal["policy", "reward", "path"] = "policy"
-    """Backbone and head from: the policy (fresh head), the reward model (its head too), or `path` or `config`,
-    which is what holds where one of these is given."""
+    start: Literal["policy", "trunk", "reward", "path"] = "policy"
+    """Backbone and head from: a copy of the policy (fresh head), the reward model (its head too), or `path` or
+    `config`, which is what holds where one of these is given. `trunk`: no backbone of its own, but a head on the
+    policy's (fresh, or that of the model at `path`), so that one pass and one update serve both."""
     path: str | None = None
-    """A folder or Hub name with a causal LM (fresh head) or a one-label sequence classifier."""
+    """A folder or Hub name with a causal LM (fresh head) or a one-label sequence classifier; or the folder `value` of a
+    checkpoint."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     config: dict[str, Any] | None = None
     """A Hugging Face config for a random start, instead of a path."""
     lora: LoRAConfig | None = None
     """Train an adapter and the head only."""
+    quantisation: Literal["none", "8bit", "4bit"] = "none"
+    """Store the matrices of the base in few bits, under lora; with start: policy its base is as the policy's is."""
     frozen_layers: int = Field(0, ge=0)
     """The first layers, and the embeddings below them, that are not trained."""
     activation_checkpointing: bool = False
@@ -143,13 +174,28 @@ class ScalarModelConfig(Section):
         given = (self.path is not None) + (self.config is not None)
         if self.start == "path" and given != 1:
             raise ValueError("exactly one of path and config is needed where start is path")
-        if self.start != "path" and given:
+        if self.start == "trunk":
+            self._refuse_own_trunk()
+        elif self.start != "path" and given:
             raise ValueError(f"path and config are for start: path; start is {self.start}")
+        if self.quantisation != "none" and self.start == "policy":
+            raise ValueError("the value model starts on the policy's base: give policy.quantisation and leave this out")
         if self.config is not None and self.lora is not None:
             raise ValueError(RANDOM_BASE)
         if self.frozen_layers and self.lora is not None:
             raise ValueError("frozen_layers and lora exclude each other: under an adapter no layer is trained")
+        if self.quantisation != "none" and self.lora is None:
+            raise ValueError(WHOLE_WEIGHTS_TRAIN)
         return self
+
+    def _refuse_own_trunk(self) -> None:
+        own = ("config", "lora", "frozen_layers", "activation_checkpointing")
+        given = [name for name in own if getattr(self, name)]
+        if given:
+            raise ValueError(
+                f"start: trunk puts a head on the policy's own layers, so {given[0]} is for the policy to say: set "
+                f"policy.{given[0]} instead"
+            )
 
 
 class OptimizerConfig(Section):
@@ -157,6 +203,9 @@ class OptimizerConfig(Section):
 
     learning_rate: float = Field(gt=0)
     """Peak learning rate."""
+    kind: Literal["adamw", "adamw_8bit", "adamw_paged_8bit"] = "adamw"
+    """`adamw`; or with moments of 8 bits a number instead of 32 (extra `low-memory`), which CUDA may move to the host
+    where its memory is full with `adamw_paged_8bit`. docs/memory.md."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
@@ -171,6 +220,25 @@ class OptimizerConfig(Section):
     """Learning rate at the end of a linear or cosine schedule, as a fraction of the peak."""
     max_gradient_norm: float | None = Field(1.0, gt=0)
     """Gradients are scaled down to this norm; null does not clip."""
+    non_finite_gradient: Literal["skip", "stop"] = "skip"
+    """An update whose gradient is not finite is skipped, or stops the run."""
+    in_backward: bool = False
+    """Step each weight as soon as its gradient is there and free the gradient: a model's gradients then take no memory.
+    Wants `max_gradient_norm: null`, `non_finite_gradient: stop` and one micro-batch per update. docs/memory.md."""
+
+    @model_validator(mode="after")
+    def _nothing_after_the_backward(self) -> Self:
+        if self.in_backward and self.max_gradient_norm is not None:
+            raise ValueError(
+                "in_backward steps each weight before the norm of all gradients is known, so none can be clipped: set "
+                "max_gradient_norm: null, or in_backward: false"
+            )
+        if self.in_backward and self.non_finite_gradient == "skip":
+            raise ValueError(
+                "with in_backward weights have moved by the time that a gradient is found not finite, so the update "
+                "cannot be skipped any more: set non_finite_gradient: stop, or in_backward: false"
+            )
+        return self
 
     @field_validator("betas")
     @classmethod

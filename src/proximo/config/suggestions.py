@@ -16,10 +16,13 @@ ELSEWHERE = {
     "critic_learning_rate": "value_optimizer.learning_rate",
     "epochs": "epochs_per_step",
     "gae_lambda": "lam",
+    "generation_batches": "prompts_per_step",
+    "generation_size": "samples_per_prompt",
     "init_kl_coef": "kl.coefficient",
     "kl_coef": "kl.coefficient",
     "lambda": "lam",
     "lr": "learning_rate",
+    "m2_threshold": "max_second_moment",
     "max_grad_norm": "max_gradient_norm",
     "max_length": "max_new_tokens",
     "lora_r": "lora.rank",
@@ -36,7 +39,7 @@ ELSEWHERE = {
     "r": "lora.rank",
     "save_steps": "save_every_steps",
     "total_steps": "num_steps",
-    "vf_coef": "value_optimizer.learning_rate",
+    "vf_coef": "value_loss.coefficient",
 }
 """Names that other tools use, and the end of the key's path that holds the same thing here."""
 

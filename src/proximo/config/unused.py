@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from proximo.config.base import Section
+from proximo.config.data import DataConfig
 from proximo.config.ppo import PPOConfig
 from proximo.config.ppo_advantage import AdvantageConfig
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import OptimizerConfig
 
 
@@ -15,6 +16,8 @@ def unused_keys(recipe: Section) -> list[str]:
 
 
 def _unused(recipe: Section, prefix: str) -> Iterator[str]:
+    if isinstance(recipe, SFTRecipe | RewardRecipe | DPORecipe | PPORecipe):
+        yield from _unused_in_sources(recipe.data, f"{prefix}data.")
     match recipe:
         case PipelineRecipe():
             for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
@@ -24,13 +27,23 @@ def _unused(recipe: Section, prefix: str) -> Iterator[str]:
             yield from _unused_in_optimizer(recipe.sft.optimizer, f"{prefix}sft.optimizer.")
         case RewardRecipe():
             yield from _unused_in_optimizer(recipe.reward.optimizer, f"{prefix}reward.optimizer.")
+        case DPORecipe():
+            yield from _unused_in_optimizer(recipe.dpo.optimizer, f"{prefix}dpo.optimizer.")
         case PPORecipe():
             yield from _unused_in_ppo(recipe.ppo, f"{prefix}ppo.")
-            if not recipe.ppo.uses_critic:
-                reason = f"advantage {recipe.ppo.advantage.estimator} has no critic"
-                yield from _given(recipe, ("value",), prefix, reason)
-            if recipe.ppo.kl.place == "none":
-                yield from _given(recipe, ("reference",), prefix, "ppo.kl.place is none")
+            yield from _unused_models(recipe, prefix)
+
+
+def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
+    if not recipe.ppo.uses_critic:
+        yield from _given(recipe, ("value",), prefix, f"advantage {recipe.ppo.advantage.estimator} has no critic")
+    if recipe.ppo.kl.place == "none":
+        yield from _given(recipe, ("reference",), prefix, "ppo.kl.place is none")
+
+
+def _unused_in_sources(data: DataConfig, prefix: str) -> Iterator[str]:
+    for index, source in enumerate(data.sources if data.proportions is None else ()):
+        yield from _given(source, ("whole",), f"{prefix}sources.{index}.", "without proportions every source is whole")
 
 
 def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
@@ -57,9 +70,13 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
 
 def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     policy, guards = ppo.policy_loss, ppo.guards
-    if policy.objective == "sapo":
-        yield from _given(policy, ("clip_low", "clip_high"), f"{prefix}policy_loss.", "objective sapo does not clip")
-    else:
+    if policy.objective in ("sapo", "m2po"):
+        reason = f"objective {policy.objective} does not clip"
+        yield from _given(policy, ("clip_low", "clip_high"), f"{prefix}policy_loss.", reason)
+    if policy.objective != "m2po":
+        reason = f"objective {policy.objective} leaves no token out"
+        yield from _given(policy, ("max_second_moment",), f"{prefix}policy_loss.", reason)
+    if policy.objective != "sapo":
         reason = f"objective {policy.objective} has no gate"
         yield from _given(policy, ("gate_positive", "gate_negative"), f"{prefix}policy_loss.", reason)
     if policy.average != "constant":

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from proximo.data.rows import Row, columns_found, nearest
@@ -51,6 +52,17 @@ def number_cell(row: Row, field: str) -> float | None:
     if not math.isfinite(number):
         raise DataError(f"{row.origin}: column '{field}' must be a finite number, got {describe(value)}")
     return number
+
+
+def mean_cell(row: Row, field: str) -> float | None:
+    """The mean of a list of finite numbers, or one number; None where the row has none."""
+    value = row.values.get(field)
+    if not isinstance(value, list | tuple):
+        return number_cell(row, field)
+    numbers = [number_cell(replace(row, values={field: each}), field) for each in value]
+    if None in numbers:
+        raise DataError(f"{row.origin}: column '{field}' must hold finite numbers, got {value!r:.60}")
+    return sum(number for number in numbers if number is not None) / len(numbers) if numbers else None
 
 
 def votes_cell(row: Row, field: str) -> tuple[int, ...]:

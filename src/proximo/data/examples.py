@@ -10,6 +10,7 @@ from proximo.data.forms import TextForm, text_exchanges
 from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
+from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoded, Encoder, Rendered, Tokens
 from proximo.errors import ConfigError, DataError
 
@@ -58,13 +59,17 @@ class ExampleOptions:
 
 
 def load_text_examples(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", options: ExampleOptions
+    rows: Sequence[Row],
+    tokenizer: "PreTrainedTokenizerBase",
+    options: ExampleOptions,
+    *,
+    cache: TokenCache | None = None,
 ) -> tuple[list[TextExample], LoadReport]:
     """Examples in the order of the rows, and what became of the rows.
 
     Raises DataError naming the row for what is malformed, and where no example is left.
     """
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, cache)
     paired = [
         (identity, exchange)
         for identity, exchange in zip(row_ids(rows), text_exchanges(rows, options.form), strict=True)

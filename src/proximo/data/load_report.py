@@ -19,6 +19,8 @@ class LoadReport:
     """Kept, although an earlier row asks exactly the same."""
     num_identical_pairs: int = 0
     """Dropped, as chosen and rejected are the same."""
+    num_too_short: int = 0
+    """Dropped, as a response has fewer words than wanted."""
     num_ties: int = 0
     """Dropped, as neither output was preferred."""
     num_without_targets: int = 0
@@ -43,6 +45,7 @@ class LoadReport:
             "truncated": self.num_truncated,
             "identical pairs dropped": self.num_identical_pairs,
             "ties dropped": self.num_ties,
+            "with too short a response, dropped": self.num_too_short,
             "without a token to learn, dropped": self.num_without_targets,
             "duplicate prompts": self.num_duplicate_prompts,
             "empty responses": self.num_empty_responses,

@@ -12,6 +12,7 @@ from proximo.data.load_report import LoadReport
 from proximo.data.preference_forms import PreferenceForm
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
+from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoder
 from proximo.errors import ConfigError, DataError
 
@@ -50,6 +51,8 @@ class PairOptions:
     """Of the prompt and the longer response together."""
     too_long: TooLong = "drop"
     """Truncation takes the beginning of the prompt, the same for both responses, and never touches these."""
+    min_response_words: int = 0
+    """Pairs of which one response has fewer words, by white space, are dropped."""
     as_messages: bool = False
     """Text becomes messages, rendered with the chat template."""
     system: str | None = None
@@ -62,18 +65,24 @@ class PairOptions:
 
 
 def load_preference_pairs(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", options: PairOptions
+    rows: Sequence[Row],
+    tokenizer: "PreTrainedTokenizerBase",
+    options: PairOptions,
+    *,
+    cache: TokenCache | None = None,
 ) -> tuple[list[PreferencePair], LoadReport]:
     """A pair for each row with a preference, in the order of the rows; ties and identical pairs are left out, counted.
 
     Raises DataError naming the row for what is malformed, and where no pair is left.
     """
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, cache)
     found = [
         (row, identity, exchange)
         for row, identity, exchange in zip(rows, row_ids(rows), preference_exchanges(rows, options.form), strict=True)
         if exchange is not None
     ]
+    num_with_preference = len(found)
+    found = [each for each in found if min(map(_num_words, each[2].responses)) >= options.min_response_words]
     exchanges = in_form([each for _, _, each in found], to_messages=options.as_messages, system=options.system)
     rendered, encoded = encode_exchanges(encoder, exchanges, append_eos=options.append_eos)
     differing = [
@@ -87,7 +96,8 @@ def load_preference_pairs(
     report = LoadReport(
         num_rows=len(rows),
         num_kept_rows=len(pairs),
-        num_ties=len(rows) - len(found),
+        num_ties=len(rows) - num_with_preference,
+        num_too_short=num_with_preference - len(found),
         num_identical_pairs=len(found) - len(differing),
         num_too_long=len(differing) - len(kept),
         num_truncated=sum(fitted.is_truncated for _, _, fitted in kept),
@@ -100,6 +110,15 @@ def load_preference_pairs(
     if not pairs:
         raise DataError(f"no pair is left: {report} (max_tokens {options.max_tokens})")
     return pairs, report
+
+
+def _num_words(response: str | Messages) -> int:
+    texts = (
+        [response]
+        if isinstance(response, str)
+        else [turn["content"] for turn in response if turn["role"] == "assistant"]
+    )
+    return sum(len(text.split()) for text in texts)
 
 
 def _pair(row: Row, identity: str, fitted: Fitted) -> PreferencePair:

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from proximo.data.cells import answer_cell
+from proximo.data.cells import answer_cell, mean_cell
 from proximo.data.exchange import Exchange, in_form
 from proximo.data.fitting import Fitted, TooLong, fit
 from proximo.data.forms import prompt_exchanges
 from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
+from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoder
 from proximo.errors import ConfigError, DataError
 from proximo.records import Prompt
@@ -19,7 +20,7 @@ from proximo.records import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_NOT_METADATA = frozenset({"id", "prompt", "messages", "conversations", "answer"})
+_NOT_METADATA = frozenset({"id", "prompt", "messages", "conversations", "answer", "base_scores"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,23 +36,31 @@ class PromptOptions:
     """A system message for conversations that have none."""
     first_words: int | None = None
     """Keep only the opening of text prompts: for continuing texts."""
+    fill_to_max: bool = False
+    """Bring every prompt to max_tokens, its last token repeated before it: to try out the longest that can come."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for limits below 1."""
         for name, value in (("max_tokens", self.max_tokens), ("first_words", self.first_words)):
             if value is not None and value < 1:
                 raise ConfigError(f"{name} of prompts must be at least 1, got {value}")
+        if self.fill_to_max and self.max_tokens is None:
+            raise ConfigError("fill_to_max needs max_tokens, the length to which prompts are filled")
 
 
 def load_prompts(
-    rows: Sequence[Row], tokenizer: "PreTrainedTokenizerBase", options: PromptOptions
+    rows: Sequence[Row],
+    tokenizer: "PreTrainedTokenizerBase",
+    options: PromptOptions,
+    *,
+    cache: TokenCache | None = None,
 ) -> tuple[list[Prompt], LoadReport]:
     """A prompt for each row that fits, in the order of the rows.
 
-    `answer` becomes the reference answer, all other columns the metadata. Raises DataError naming the row for what is
-    malformed, for a prompt without any token, and where no prompt is left.
+    `answer` becomes the reference answer, the mean of `base_scores` the base score, all other columns the metadata.
+    Raises DataError naming the row for what is malformed, for a prompt without any token, and where no prompt is left.
     """
-    encoder = Encoder(tokenizer)
+    encoder = Encoder(tokenizer, cache)
     identities = row_ids(rows)
     exchanges = [_opening(exchange, options.first_words) for exchange in prompt_exchanges(rows)]
     exchanges = in_form(exchanges, to_messages=options.as_messages, system=options.system)
@@ -61,7 +70,7 @@ def load_prompts(
         for exchange, tokens in zip(exchanges, encoded, strict=True)
     ]
     kept = [
-        (_prompt(row, identity, found), found.is_truncated)
+        (_prompt(row, identity, found, options), found.is_truncated)
         for row, identity, found in zip(rows, identities, fitted, strict=True)
         if found is not None
     ]
@@ -89,19 +98,21 @@ def _opening(exchange: Exchange, num_words: int | None) -> Exchange:
     return replace(exchange, prompt=words[0] if words else exchange.prompt)
 
 
-def _prompt(row: Row, identity: str, fitted: Fitted) -> Prompt:
-    prompt = fitted.exchange.prompt
-    if not fitted.encoded.prompt.ids:
+def _prompt(row: Row, identity: str, fitted: Fitted, options: PromptOptions) -> Prompt:
+    prompt, ids = fitted.exchange.prompt, fitted.encoded.prompt.ids
+    if not ids:
         raise DataError(
             f"{row.origin}: the prompt is empty, and the tokenizer puts no BOS before it, so there is no token to "
             "start from; leave the row out, or let the tokenizer add a BOS"
         )
+    missing = options.max_tokens - len(ids) if options.fill_to_max and options.max_tokens is not None else 0
     metadata: dict[str, Any] = {name: value for name, value in row.values.items() if name not in _NOT_METADATA}
     return Prompt(
         id=identity,
-        token_ids=fitted.encoded.prompt.ids,
+        token_ids=(*ids[-1:] * missing, *ids),
         text=prompt if isinstance(prompt, str) else None,
         messages=None if isinstance(prompt, str) else prompt,
         answer=answer_cell(row, "answer"),
+        base_score=mean_cell(row, "base_scores"),
         metadata=metadata,
     )

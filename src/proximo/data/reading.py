@@ -101,7 +101,7 @@ def _weights(sources: Sequence[Source]) -> list[float] | None:
 
 
 def _part(rows: list[Row], source: Source, phase: Phase | None) -> list[Row]:
-    if phase is None:
+    if phase is None or source.whole:
         return rows
     part = [rows[index] for index in sorted(phase_indices(len(rows), phase))]
     if not part:

@@ -35,6 +35,8 @@ class Source:
     """Share in a mixture, relative to the weights of the other sources."""
     max_rows: int | None = None
     """Take only the first rows."""
+    whole: bool = False
+    """True where a phase takes all of it, not its part."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of range, and arguments without a function."""

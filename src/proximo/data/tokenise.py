@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from proximo.data.token_cache import TokenCache
 from proximo.errors import ModelError
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class Encoder:
     """A tokenizer, and what has to be known about it: start ids, end id, special marks. Owns no state beyond it."""
 
     tokenizer: "PreTrainedTokenizerBase"
+    cache: TokenCache | None = None
+    """Where ids of many texts are kept between runs; None keeps none."""
 
     @cached_property
     def start_ids(self) -> tuple[int, ...]:
@@ -116,7 +119,10 @@ class Encoder:
     def texts(self, texts: Sequence[str]) -> list[tuple[int, ...]]:
         """Ids of each text without start or end, in one call of the tokenizer; equal texts are tokenised once."""
         distinct = list(dict.fromkeys(texts))
-        ids = dict(zip(distinct, self._call(distinct), strict=True)) if distinct else {}
+        if not distinct:
+            return []
+        found = self._call(distinct) if self.cache is None else self.cache.ids(self.tokenizer, distinct, self._call)
+        ids = dict(zip(distinct, found, strict=True))
         return [tuple(ids[text]) for text in texts]
 
     def rendered(self, batch: Sequence[Rendered]) -> list[Encoded]:

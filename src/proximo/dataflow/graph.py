@@ -9,12 +9,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One model function call, or a pure one (role None)."""
+    """One model function call, or a pure one (role None). What it both reads and writes, it amends."""
 
     name: str
     role: str | None
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+
+    @property
+    def amends(self) -> tuple[str, ...]:
+        """Values that it takes from their writer and hands on in another state."""
+        return tuple(value for value in self.writes if value in self.reads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,21 +33,33 @@ class Graph:
 def build_graph(calls: Sequence[Call], *, inputs: Sequence[str]) -> Graph:
     """Order the calls by what they read; among calls that are ready the given order is kept.
 
+    A value that is amended reaches its other readers when all that amend it have run, in their given order.
+
     Raises ValueError for two calls of one name, a value with two writers, or a value that nothing writes
     (also where calls wait for each other in a ring).
     """
     _refuse_twice([call.name for call in calls], "call")
-    _refuse_twice([*inputs, *(value for call in calls for value in call.writes)], "value")
+    written = (value for call in calls for value in call.writes if value not in call.amends)
+    _refuse_twice([*inputs, *written], "value")
     known, waiting, ordered = set(inputs), list(calls), []
     while waiting:
-        ready = next((call for call in waiting if known.issuperset(call.reads)), None)
+        ready = next((call for call in waiting if not _lacking(call, known, waiting)), None)
         if ready is None:
-            missing = {call.name: sorted(set(call.reads) - known) for call in waiting}
+            missing = {call.name: _lacking(call, known, waiting) for call in waiting}
             raise ValueError(f"no call can run next; what each still waits for: {missing}")
         waiting.remove(ready)
         ordered.append(ready)
         known.update(ready.writes)
     return Graph(inputs=tuple(inputs), calls=tuple(ordered))
+
+
+def _lacking(call: Call, known: set[str], waiting: Sequence[Call]) -> list[str]:
+    """What a waiting call reads that is not there yet, or not yet as it will be."""
+    return sorted(v for v in call.reads if v not in known or _next_to_amend(v, waiting) not in (None, call))
+
+
+def _next_to_amend(value: str, waiting: Sequence[Call]) -> Call | None:
+    return next((call for call in waiting if value in call.amends), None)
 
 
 def _refuse_twice(names: Sequence[str], kind: str) -> None:

@@ -1,11 +1,13 @@
 """AdamW over the trainable parameters of a model, and the learning rate as a function of position. No other state."""
 
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from proximo.algorithms.schedules import Schedule, learning_rate_factor
+from proximo.learner.low_memory import LowMemoryKind, make_low_memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,6 +15,7 @@ class OptimizerOptions:
     """Plain values of an AdamW and its schedule."""
 
     learning_rate: float
+    kind: Literal["adamw"] | LowMemoryKind = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -20,6 +23,22 @@ class OptimizerOptions:
     warmup_updates: int = 0
     final_fraction: float = 0.0
     max_gradient_norm: float | None = 1.0
+    non_finite_gradient: Literal["skip", "stop"] = "skip"
+    in_backward: bool = False
+
+    def build(self, parameters: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of a model's parameters."""
+        return make_optimizer(parameters, self)
+
+    def rate_factor(self, *, update: int, num_updates: int) -> float:
+        """What the peak learning rate is multiplied with at update number `update` (from 0)."""
+        return learning_rate_factor(
+            update,
+            num_updates=num_updates,
+            warmup_updates=self.warmup_updates,
+            kind=self.schedule,
+            floor=self.final_fraction,
+        )
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -27,32 +46,18 @@ def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def make_optimizer(parameters: dict[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.AdamW:
+def make_optimizer(parameters: dict[str, nn.Parameter], options: OptimizerOptions) -> torch.optim.Optimizer:
     """AdamW (arXiv:1711.05101) in which matrices decay, and biases, norms and scalars do not."""
     groups = [
         {"params": [p for p in parameters.values() if p.ndim >= 2], "weight_decay": options.weight_decay},
         {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    given: dict[str, Any] = {"lr": options.learning_rate, "betas": options.betas, "eps": options.eps}
+    if options.kind != "adamw":
+        return make_low_memory(options.kind, groups, **given)
     fused = all(parameter.device.type in ("cpu", "cuda", "mps") for parameter in parameters.values())
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=options.learning_rate,
-        betas=options.betas,
-        eps=options.eps,
-        fused=fused,
-    )
-
-
-def scheduled_learning_rate(options: OptimizerOptions, *, update: int, num_updates: int) -> float:
-    """Learning rate of update number `update` (from 0) in a run of `num_updates`."""
-    factor = learning_rate_factor(
-        update,
-        num_updates=num_updates,
-        warmup_updates=options.warmup_updates,
-        kind=options.schedule,
-        floor=options.final_fraction,
-    )
-    return options.learning_rate * factor
+    return torch.optim.AdamW(groups, fused=fused, **given)
 
 
 def gradient_norm(parameters: dict[str, nn.Parameter]) -> Tensor:

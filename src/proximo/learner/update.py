@@ -8,13 +8,10 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from proximo.learner.optimizer import (
-    OptimizerOptions,
-    gradient_norm,
-    make_optimizer,
-    scheduled_learning_rate,
-    trainable_parameters,
-)
+from proximo.errors import TrainingError
+from proximo.learner.in_backward import stepping_in_backward
+from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable_parameters
+from proximo.learner.own_optimizer import OwnOptimizer
 
 Batch = TypeVar("Batch")
 Statistics = TypeVar("Statistics")
@@ -31,6 +28,7 @@ class UpdateResult(Generic[Statistics]):
     gradient_norm: float
     """Before clipping."""
     learning_rate: float
+    """Of the optimizer's first group."""
     refusal: str | None
     """Why the update was skipped; None where it was applied."""
 
@@ -42,12 +40,14 @@ class Learner:
     activation checkpointing of transformers is inactive in eval mode, and in eval mode at all other times.
     """
 
-    def __init__(self, module: nn.Module, options: OptimizerOptions, *, num_updates: int) -> None:
+    def __init__(self, module: nn.Module, options: OptimizerOptions | OwnOptimizer, *, num_updates: int) -> None:
+        """Raises ConfigError where an optimizer that was brought does not hold the model's trainable parameters."""
         self.module = module
         self.options = options
         self.num_updates = num_updates
         self.parameters = trainable_parameters(module)
-        self.optimizer = make_optimizer(self.parameters, options)
+        self.optimizer = options.build(self.parameters)
+        self.peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.updates_done = 0
         module.eval()
 
@@ -64,18 +64,39 @@ class Learner:
         `loss` returns a scalar whose sum over the micro-batches is the loss of the update, and detached sums.
         `guard` sees all of them and may return a reason to skip. A skipped update leaves optimizer, momentum and
         the count of updates untouched. `seed` seeds torch before each micro-batch, where dropout is in use.
+
+        Raises TrainingError where several micro-batches are given and weights step in the backward pass, before
+        anything is done; and where a gradient is not finite and such an update is not to be skipped.
         """
+        if self.options.in_backward and len(microbatches) != 1:
+            raise TrainingError(
+                f"an update was cut into {len(microbatches)} micro-batches, but with in_backward each weight steps in "
+                "the backward pass of the first: raise tokens_per_microbatch until an update is one micro-batch, or "
+                "set in_backward: false"
+            )
         self.optimizer.zero_grad(set_to_none=True)
-        learning_rate = scheduled_learning_rate(self.options, update=self.updates_done, num_updates=self.num_updates)
-        total, statistics = self._accumulate(microbatches, loss, seed)
-        norm = float(gradient_norm(self.parameters))
-        refusal = _non_finite(total, norm) or guard(statistics)
-        if refusal is None:
-            self._apply(norm, learning_rate)
+        learning_rate = self._set_rates()
+        if self.options.in_backward:
+            total, statistics, norm, refusal = self._step_in_backward(microbatches[0], loss, guard, seed)
+        else:
+            total, statistics = self._accumulate(microbatches, loss, seed)
+            norm = float(gradient_norm(self.parameters))
+            refusal = self._non_finite(total, norm) or guard(statistics)
+            if refusal is None:
+                self._apply(norm)
+        self.updates_done += refusal is None
         self.optimizer.zero_grad(set_to_none=True)
         return UpdateResult(
             loss=total, statistics=tuple(statistics), gradient_norm=norm, learning_rate=learning_rate, refusal=refusal
         )
+
+    def _set_rates(self) -> float:
+        """Put this update's learning rates in place; returns the first."""
+        factor = self.options.rate_factor(update=self.updates_done, num_updates=self.num_updates)
+        rates = [peak * factor for peak in self.peak_rates]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        return rates[0]
 
     def _accumulate(
         self,
@@ -97,20 +118,46 @@ class Learner:
         self.module.eval()
         return total, statistics
 
-    def _apply(self, norm: float, learning_rate: float) -> None:
+    def _step_in_backward(
+        self,
+        microbatch: Batch,
+        loss: Callable[[Batch], tuple[Tensor, Statistics]],
+        guard: Callable[[Sequence[Statistics]], str | None],
+        seed: int | None,
+    ) -> tuple[float, list[Statistics], float, str | None]:
+        """Loss, statistics, gradient norm and refusal; what can refuse the update is asked before the backward pass."""
+        self.module.train()
+        if seed is not None:
+            torch.manual_seed(seed)
+        value, part = loss(microbatch)
+        total = value.item()
+        refusal = self._non_finite(total, 0.0) or guard([part])
+        norms: list[Tensor] = []
+        if refusal is None:
+            with stepping_in_backward(self.optimizer, self.parameters.values()) as norms:
+                value.backward()
+        self.module.eval()
+        norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        self._non_finite(total, norm)
+        return total, [part], norm, refusal
+
+    def _apply(self, norm: float) -> None:
         limit = self.options.max_gradient_norm
         if limit is not None and norm > limit:
             gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
             torch._foreach_mul_(gradients, limit / norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
         self.optimizer.step()
-        self.updates_done += 1
 
-
-def _non_finite(loss: float, norm: float) -> str | None:
-    if not math.isfinite(loss):
-        return f"the loss is {loss}"
-    if not math.isfinite(norm):
-        return f"the gradient norm is {norm}"
-    return None
+    def _non_finite(self, loss: float, norm: float) -> str | None:
+        """Why the update is skipped, if it is. Raises TrainingError where a gradient is to stop the run instead."""
+        if not math.isfinite(loss):
+            return f"the loss is {loss}"
+        if math.isfinite(norm):
+            return None
+        if self.options.non_finite_gradient == "skip" and not self.options.in_backward:
+            return f"the gradient norm is {norm}"
+        changed = ", and the weights have moved: go on from the last checkpoint" if self.options.in_backward else ""
+        raise TrainingError(
+            f"update {self.updates_done + 1}: the gradient norm is {norm}{changed}. non_finite_gradient: stop ends "
+            "the run here; a lower learning rate may avoid it"
+        )

@@ -23,6 +23,13 @@ SHOWN: Mapping[Trainer, Mapping[str, tuple[str, ...]]] = {
         "Calibration error": ("evaluation/calibration_error",),
         "Margin": ("evaluation/margin_mean", "reward_model/margin_mean"),
     },
+    Trainer.DPO: {
+        "Pair accuracy": ("evaluation/pair_accuracy", "dpo/accuracy"),
+        "Loss": ("evaluation/loss", "dpo/loss"),
+        "Margin": ("evaluation/margin_mean", "dpo/margin"),
+        "Log-prob of the chosen": ("evaluation/logprob_chosen", "dpo/logprob_chosen"),
+        "Log-prob of the rejected": ("evaluation/logprob_rejected", "dpo/logprob_rejected"),
+    },
     Trainer.PPO: {
         "Score": ("evaluation/score", "score/mean"),
         "Gold score": ("evaluation/gold", "gold/mean"),

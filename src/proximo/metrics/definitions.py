@@ -26,6 +26,7 @@ class Phase(StrEnum):
     EVALUATION = "evaluation"
     SFT = "sft"
     REWARD_MODEL = "reward_model"
+    DPO = "dpo"
     RUN = "run"
 
 

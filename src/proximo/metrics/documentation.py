@@ -17,6 +17,7 @@ PHASES: Mapping[Phase, str] = {
     Phase.VALUE: "PPO: value updates",
     Phase.SFT: "Supervised fine-tuning",
     Phase.REWARD_MODEL: "Reward model",
+    Phase.DPO: "DPO",
     Phase.EVALUATION: "Evaluation on held-out data",
     Phase.RUN: "Every run",
 }
@@ -31,7 +32,12 @@ REDUCTIONS: Mapping[type[MetricValue], str] = {
     Last: "newest",
 }
 
-TRAINERS = {Trainer.SFT: "Supervised fine-tuning", Trainer.REWARD: "Reward model", Trainer.PPO: "PPO"}
+TRAINERS = {
+    Trainer.SFT: "Supervised fine-tuning",
+    Trainer.REWARD: "Reward model",
+    Trainer.DPO: "DPO",
+    Trainer.PPO: "PPO",
+}
 
 OPENING = """\
 # Metrics
@@ -80,8 +86,9 @@ SAMPLES = """\
 | `num_tokens` | tokens of the answer |
 | `finish` | `eos`, `stop`, `length` or `aborted` |
 
-A reward model's run has held-out pairs instead (`kind` is `pair`): `step`, `prompt`, `chosen`, `rejected`,
-`score_chosen`, `score_rejected`. The calibration plot of the report is made from those of the last evaluation.
+The runs of a reward model and of DPO have held-out pairs instead (`kind` is `pair`): `step`, `prompt`, `chosen`,
+`rejected`, `score_chosen`, `score_rejected`; the scores of DPO are implicit rewards. The calibration plot
+of the report is made from those of the last evaluation.
 """
 
 

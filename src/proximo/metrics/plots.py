@@ -139,7 +139,7 @@ def _draw_stacked(axes: Axes, bands: Sequence[Series]) -> bool:
 def _draw_bars(axes: Axes, bands: Sequence[Series]) -> None:
     bottom = 0.0
     for colour, band in enumerate(bands):
-        axes.bar(band.steps, band.values, bottom=bottom, color=SERIES[colour], width=0.4)
+        axes.bar(band.steps, band.values, bottom=bottom, color=SERIES[colour % len(SERIES)], width=0.4)
         bottom += band.values[0]
     axes.set_xlim(bands[0].steps[0] - 1, bands[0].steps[0] + 1)
 

@@ -19,6 +19,7 @@ from proximo.metrics.trainers import Trainer
 TITLES = {
     Trainer.SFT: ("SFT", "Supervised fine-tuning"),
     Trainer.REWARD: ("Reward model", "Reward model"),
+    Trainer.DPO: ("DPO", "DPO"),
     Trainer.PPO: ("PPO", "PPO"),
     None: ("Run", "Run"),
 }

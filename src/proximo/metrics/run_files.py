@@ -32,6 +32,9 @@ class Sample:
     kl: float | None = None
     num_tokens: int | None = None
     finish: str | None = None
+    reference_response: str | None = None
+    """What the reference answered to the same prompt; None where it was not asked."""
+    reference_score: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

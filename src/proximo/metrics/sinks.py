@@ -1,4 +1,4 @@
-"""Where a step's line goes besides metrics.jsonl: curves for TensorBoard. Not metrics.jsonl, from which they derive."""
+"""Where a step's line goes besides metrics.jsonl: what a sink is, and that of TensorBoard. Trackers: trackers.py."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ class TensorBoardSink:
         if folder.exists():
             shutil.rmtree(folder)
         self._writer = Writer(str(folder))
-        for step, metrics in _history(metrics_file):
+        for step, metrics in history(metrics_file):
             self._add(step, metrics)
         self._writer.flush()
 
@@ -49,7 +49,8 @@ class TensorBoardSink:
                 self._writer.add_scalar(name, number, step)
 
 
-def _history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The steps of a metrics.jsonl with their numbers; nothing where there is no such file."""
     if not metrics_file.exists():
         return
     with metrics_file.open(encoding="utf-8") as lines:

@@ -5,10 +5,11 @@ from enum import StrEnum
 
 
 class Trainer(StrEnum):
-    """The three kinds of run."""
+    """The kinds of run."""
 
     SFT = "sft"
     REWARD = "reward"
+    DPO = "dpo"
     PPO = "ppo"
 
     @classmethod
@@ -18,6 +19,8 @@ class Trainer(StrEnum):
         groups = {name.partition("/")[0] for name in known}
         if groups & {"policy", "kl", "score", "response"} or "evaluation/score" in known:
             return cls.PPO
+        if "dpo" in groups or "evaluation/logprob_chosen" in known:
+            return cls.DPO
         if "reward_model" in groups or "evaluation/pair_accuracy" in known:
             return cls.REWARD
         return cls.SFT if groups & {"sft", "evaluation"} else None
@@ -38,6 +41,15 @@ WATCHED: Mapping[Trainer, Mapping[str, str]] = {
         "reward_model/margin_mean": "margin",
         "evaluation/pair_accuracy": "held-out accuracy",
         "reward_model/gradient_norm": "gradient",
+        "throughput/train_tokens_per_second": "tokens/s",
+    },
+    Trainer.DPO: {
+        "dpo/loss": "loss",
+        "dpo/accuracy": "accuracy",
+        "dpo/margin": "margin",
+        "evaluation/pair_accuracy": "held-out accuracy",
+        "dpo/logprob_chosen": "log-prob chosen",
+        "dpo/gradient_norm": "gradient",
         "throughput/train_tokens_per_second": "tokens/s",
     },
     Trainer.PPO: {

@@ -56,9 +56,13 @@ class AttentionLayout(Protocol):
         ...
 
 
-def register_attention() -> None:
-    """Make `ATTENTION` known to transformers. Calling it again changes nothing."""
-    AttentionInterface.register(ATTENTION, layout_attention)
+def register_attention(*, compiled: bool = True) -> None:
+    """Make `ATTENTION` known to transformers. Calling it again changes nothing, but that `compiled=False` keeps it out
+    of what torch.compile compiles, from then on."""
+    if not compiled:
+        AttentionInterface.register(ATTENTION, torch.compiler.disable(layout_attention))
+    elif ATTENTION not in AttentionInterface():
+        AttentionInterface.register(ATTENTION, layout_attention)
     AttentionMaskInterface.register(ATTENTION, no_mask)
 
 

@@ -4,6 +4,7 @@ Legend: T packed tokens, B rows of a decode step, D width.
 """
 
 import warnings
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -13,6 +14,7 @@ from transformers.cache_utils import Cache
 
 from proximo.errors import ModelError
 from proximo.models.attention import ATTENTION, AttentionLayout, PackedLayout, register_attention
+from proximo.models.compilation import compile_layers
 from proximo.models.packing import Packed
 from proximo.models.placement import Precision
 from proximo.models.positions import position_limit
@@ -57,6 +59,8 @@ class Backbone:
         layers = base.base_model
         assert isinstance(layers, PreTrainedModel)
         self.layers = layers
+        self.training_layers: Any = layers
+        """What runs where gradients are taken: the layers, or a compiled view of them."""
         self.precision = precision
         self.position_limit = position_limit(base.config)
 
@@ -64,6 +68,10 @@ class Backbone:
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.layers.device
+
+    def compile(self, backend: str) -> None:
+        """Run the passes that take gradients through torch.compile; sampling and other passes stay as they are."""
+        self.training_layers = compile_layers(self.layers, backend)
 
     def packed(self, packed: Packed, *, cache: Cache | None = None, layout: AttentionLayout | None = None) -> Tensor:
         """Hidden states after the final norm, [T, D]. Raises ModelError for a sequence beyond the positions."""
@@ -80,8 +88,9 @@ class Backbone:
         self, token_ids: Tensor, position_ids: Tensor, *, layout: AttentionLayout, cache: Cache | None = None
     ) -> Tensor:
         """token_ids and position_ids [B, T] -> hidden states [B, T, D]."""
+        layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision is Precision.BF16):
-            output = self.layers(
+            output = layers(
                 input_ids=token_ids,
                 position_ids=position_ids,
                 past_key_values=cache,

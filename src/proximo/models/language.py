@@ -4,8 +4,7 @@ Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V 
 """
 
 import copy
-from collections.abc import Generator
-from contextlib import contextmanager
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -14,13 +13,13 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
-from proximo.errors import ModelError
 from proximo.models.attention import AttentionLayout
 from proximo.models.backbone import Backbone, base_of, checkpoint_activations
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
-from proximo.models.lora import LoRAOptions, adapter_off, add_adapter
+from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packing import Packed, PackedResponses
 from proximo.models.placement import Precision
+from proximo.models.quantised import beside_weights
 
 
 class LanguageModel:
@@ -42,7 +41,7 @@ class LanguageModel:
 
     @property
     def has_adapter(self) -> bool:
-        """True under LoRA: the reference is then the base with the adapter off."""
+        """True under LoRA: the reference is then the base below it (sharing.py)."""
         return isinstance(self.model, PeftModel)
 
     @property
@@ -97,17 +96,13 @@ class LanguageModel:
         """Recompute activations in the backward pass; active in train mode only."""
         checkpoint_activations(self.base)
 
+    def compile(self, backend: str) -> None:
+        """Train through torch.compile with this backend; weights and their names stay as they are."""
+        self.backbone.compile(backend)
+
     def with_adapter(self, options: LoRAOptions) -> "LanguageModel":
         """The same model with LoRA on it and everything else frozen."""
         return LanguageModel(add_adapter(self.base, options), precision=self.precision)
-
-    @contextmanager
-    def reference_view(self) -> Generator["LanguageModel"]:
-        """This model with its adapter off, as the reference. Raises ModelError for a model without an adapter."""
-        if not isinstance(self.model, PeftModel):
-            raise ModelError("a model without an adapter is not its own reference; take a frozen_copy before training")
-        with adapter_off(self.model):
-            yield self
 
     def frozen_copy(self) -> "LanguageModel":
         """A copy in eval mode that takes no gradient: the reference of a fully trained policy."""
@@ -124,8 +119,11 @@ class LanguageModel:
             return self
         linear = (module for module in self.model.modules() if isinstance(module, nn.Linear | Conv1D))
         cast = {id(layer.weight) for layer in linear} - {id(self.head.weight)}
-        memo: dict[int, nn.Parameter] = {}
+        memo: dict[int, Any] = {id(each): each for each in beside_weights(self.model)}
         for parameter in self.model.parameters():
+            if not parameter.is_floating_point():  # stored in few bits, and shared as it is
+                memo[id(parameter)] = parameter
+                continue
             weight = parameter.detach()
             weight = weight.to(torch.bfloat16) if id(parameter) in cast else weight
             memo[id(parameter)] = nn.Parameter(weight, requires_grad=False)

@@ -23,10 +23,12 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.placement import Precision
 from proximo.models.probe import probe_language_model, probe_scalar_model
+from proximo.models.quantised import carry_flags, loading_options, settle_products
 from proximo.models.quiet import quiet_transformers
 from proximo.models.randomness import own_randomness
-from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, scalar_over
 from proximo.models.sources import ModelSource, adapter_base, first_part, read_config
+from proximo.models.trunk import HEAD_FILE, load_head
 from proximo.models.vocabulary import vocabulary_size
 
 
@@ -43,9 +45,10 @@ def load_language_model(
     leaves out. Raises ModelError for everything that cannot be loaded or packed.
     """
     base = adapter_base(source)
-    plain = _plain_language_model(base or source, tokenizer).to(device)
+    plain = _plain_language_model(base or source, tokenizer, device)
     model = LanguageModel(plain, precision=precision)
     probe_language_model(model)
+    settle_products(plain, precision)
     if base is None:
         return model
     assert source.path is not None
@@ -63,34 +66,56 @@ def load_scalar_model(
 ) -> ScalarModel:
     """A value or reward model in eval mode, probed.
 
-    A sequence-classification checkpoint keeps its head. A language model, or a random start, gets `fresh_head`, drawn
-    from `seed`; None refuses those.
+    A sequence-classification checkpoint keeps its head, and so does the folder `value` of a run whose value head sits
+    on the policy's trunk: the layers are those of the policy beside it, adapters merged in. A language model, or a
+    random start, gets `fresh_head`, drawn from `seed`; None refuses those.
     """
+    if source.path is not None and (Path(source.path) / HEAD_FILE).is_file():
+        return _from_trunk(Path(source.path), device=device, precision=precision)
     if adapter_base(source) is not None:
-        raise ModelError(f"{source.name} holds an adapter only; export the merged scalar model and start from that")
+        raise ModelError(
+            f"{source.name} holds an adapter only: export it with --merge and start from that, or give a reward model "
+            "of PPO whose base is the policy's share_base: true"
+        )
     config = read_config(source)
     if _is_classifier(config):
-        model = ScalarModel(_saved_model(AutoModelForSequenceClassification, source, config), precision=precision)
+        saved = _saved_model(AutoModelForSequenceClassification, source, config, device)
+        model = ScalarModel(saved, precision=precision)
     elif fresh_head is None:
         raise ModelError(
             f"{source.name} is a language model without a trained scalar head; train a reward model from it first, or "
             "ask for a fresh head"
         )
     else:
-        plain = LanguageModel(_plain_language_model(source, tokenizer), precision=precision)
-        model = scalar_from_language_model(plain, fresh_head, seed=seed)
-    model.model.to(device)
+        plain = _plain_language_model(source, tokenizer, device)
+        model = scalar_over(plain.base_model, fresh_head, seed=seed, precision=precision)
+        carry_flags(plain, model.base)
     probe_scalar_model(model)
+    settle_products(model.base, precision)
     return model
 
 
-def _plain_language_model(source: ModelSource, tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedModel:
+def _from_trunk(folder: Path, *, device: torch.device, precision: Precision) -> ScalarModel:
+    policy = folder.absolute().with_name("policy")
+    if not policy.is_dir():
+        raise ModelError(
+            f"{folder} holds a value head alone; its layers are those of the policy beside it, and there is no {policy}"
+        )
+    layers = load_language_model(ModelSource(path=str(policy)), device=device, precision=precision)
+    model = scalar_from_language_model(layers, HeadStart.ZERO)
+    load_head(model, folder)
+    return model
+
+
+def _plain_language_model(
+    source: ModelSource, tokenizer: PreTrainedTokenizerBase | None, device: torch.device
+) -> PreTrainedModel:
     config = read_config(source)
     if source.config is None:
-        return _saved_model(AutoModelForCausalLM, source, config)
+        return _saved_model(AutoModelForCausalLM, source, config, device)
     if tokenizer is not None:
         _fit_to_tokenizer(config, tokenizer, source.config)
-    return _random_model(config, source)
+    return _random_model(config, source).to(device)
 
 
 def _random_model(config: PreTrainedConfig, source: ModelSource) -> PreTrainedModel:
@@ -111,8 +136,10 @@ def _fit_to_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBa
             setattr(config, name, getattr(tokenizer, name))
 
 
-def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig) -> PreTrainedModel:
+def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
     """Read a checkpoint; every weight must fit, none may be missing or left over."""
+    kind = source.quantisation
+    options = {} if kind is None else loading_options(kind, device)
     try:
         with quiet_transformers():
             model, report = loader.from_pretrained(
@@ -122,16 +149,21 @@ def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig) -> 
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
+                **options,
             )
     except torch.OutOfMemoryError:
         raise
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelError(f"the weights of {source.name} cannot be read: {first_part(error)}") from error
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
+        how = "" if kind is None else f" with quantisation {kind} on {device}"
+        raise ModelError(f"the weights of {source.name} cannot be read{how}: {first_part(error)}") from error
     mismatched = {f"{name} ({list(saved)}, not {list(wanted)})" for name, saved, wanted in report["mismatched_keys"]}
     faults = {"missing": report["missing_keys"], "left over": report["unexpected_keys"], "of another shape": mismatched}
     found = [f"{len(names)} {fault}: {_some(names)}" for fault, names in faults.items() if names]
     if found:
         raise ModelError(f"the weights of {source.name} do not fit a {type(model).__name__}: {'; '.join(found)}")
+    if kind is None:
+        return model.eval().to(device)
+    settle_products(model, Precision.FLOAT32)  # for the probe
     return model.eval()
 
 

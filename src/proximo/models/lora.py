@@ -1,4 +1,4 @@
-"""Low-rank adapters through peft: adding, switching off, merging. The base is frozen, and the output layer plain."""
+"""Low-rank adapters through peft: adding, loading, merging. The base is frozen, and the output layer plain."""
 
 import copy
 import warnings
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, PeftModel, TaskType, get_peft_model
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from proximo.errors import ModelError
+from proximo.models.quantised import is_quantised
 from proximo.models.randomness import own_randomness
 
 
@@ -64,26 +64,16 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
         return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
 
 
-@contextmanager
-def adapter_off(model: PeftModel) -> Generator[None]:
-    """The base alone, bit for bit, until the block ends, however it ends.
-
-    Sets the layers' flags and nothing else: peft's own `disable_adapter` also turns off `requires_grad`, and with it
-    the gradient of a graph that is still to be built.
-    """
-    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
-    before = [layer._disable_adapters for layer in layers]
-    try:
-        for layer in layers:
-            layer._disable_adapters = True
-        yield
-    finally:
-        for layer, was_off in zip(layers, before, strict=True):
-            layer._disable_adapters = was_off
-
-
 def merged_copy(model: PeftModel) -> PreTrainedModel:
-    """A plain transformers model with the adapters added into its weights. The training model keeps its bits."""
+    """A plain transformers model with the adapters added into its weights. The training model keeps its bits.
+
+    Raises ModelError above a quantised base, whose few bits cannot hold the sum.
+    """
+    if is_quantised(model.get_base_model()):
+        raise ModelError(
+            "an adapter is not merged into a quantised base, whose few bits cannot hold the sum: a value model goes on "
+            "the policy's base with an adapter (value_on_base), and `proximo export --merge` takes the whole weights"
+        )
     merged = copy.deepcopy(model).merge_and_unload()
     assert isinstance(merged, PreTrainedModel)
     return merged

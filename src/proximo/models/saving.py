@@ -1,6 +1,8 @@
 """Weights to a Hugging Face folder and back into a model in use. Not atomic: that is the checkpoint store's part."""
 
 import json
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -10,16 +12,30 @@ from transformers import PreTrainedModel
 from proximo.errors import CheckpointError
 from proximo.models.quiet import quiet_transformers
 
+CARD_WRITER = "create_or_update_model_card"
+"""A method of peft's models."""
+
 
 def save_pretrained(model: PreTrainedModel | PeftModel, folder: Path) -> None:
     """What `from_pretrained` reads: the whole model, or the adapter alone (with a scalar head, if there is one)."""
     with quiet_transformers():
         if isinstance(model, PeftModel):
-            # "auto" would ask the Hub whether the base's vocabulary has changed.
-            model.save_pretrained(str(folder), save_embedding_layers=False)
+            with _without_card(model):
+                # "auto" would ask the Hub whether the base's vocabulary has changed.
+                model.save_pretrained(str(folder), save_embedding_layers=False)
             _settle_adapter_config(folder / "adapter_config.json")
         else:
             model.save_pretrained(folder)
+
+
+@contextmanager
+def _without_card(model: PeftModel) -> Generator[None]:
+    """peft writes a card that says nothing but where on this machine the base lies, also into one that is there."""
+    setattr(model, CARD_WRITER, lambda *_: None)
+    try:
+        yield
+    finally:
+        delattr(model, CARD_WRITER)
 
 
 @torch.no_grad()

@@ -71,15 +71,23 @@ class ScalarModel:
 
     def token_scores(self, packed: Packed) -> Tensor:
         """The score after each token, [T] in at least float32."""
-        return self._scores(self.backbone.packed(packed))
+        return self.scores(self.backbone.packed(packed))
 
     def sequence_scores(self, packed: Packed) -> Tensor:
         """The score after the last token of each sequence, [S]. No token id is looked at, so pad may equal EOS."""
-        return self._scores(self.backbone.packed(packed)[packed.last_indices])
+        return self.scores(self.backbone.packed(packed)[packed.last_indices])
 
     def response_values(self, batch: PackedResponses) -> Tensor:
         """[N + S]: for each response V before every token, and one more after the last."""
-        return self._scores(self.backbone.packed(batch.packed)[batch.value_positions])
+        return self.scores(self.backbone.packed(batch.packed)[batch.value_positions])
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """The head alone: hidden [..., D] -> [...] in at least float32."""
+        # Under an adapter `score` is peft's wrapper, which must be called, not looked into.
+        layer = self.base.get_submodule("score")
+        weight = next(layer.parameters())
+        with torch.autocast(hidden.device.type, enabled=False):
+            return layer(hidden.to(weight.dtype)).to(wide_dtype(weight))[..., 0]
 
     def with_adapter(self, options: LoRAOptions) -> "ScalarModel":
         """The same model with LoRA on its backbone; the head trains in full and is saved with the adapter."""
@@ -89,29 +97,25 @@ class ScalarModel:
         """Recompute activations in the backward pass; active in train mode only."""
         checkpoint_activations(self.base)
 
+    def compile(self, backend: str) -> None:
+        """Train through torch.compile with this backend; weights and their names stay as they are."""
+        self.backbone.compile(backend)
+
     @property
     def head_is_zero(self) -> bool:
         """True where every score is 0, whatever the backbone says."""
-        return not any(tensor.any() for tensor in self._trained_head())
+        return not any(tensor.any() for tensor in self.trained_head())
 
     @torch.no_grad()
     def scale_head(self, factor: float) -> None:
         """Multiply every score by a factor: the head's tensors are scaled in place."""
-        for tensor in self._trained_head():
+        for tensor in self.trained_head():
             tensor.mul_(factor)
 
-    def _trained_head(self) -> list[nn.Parameter]:
+    def trained_head(self) -> list[nn.Parameter]:
         """Weight and, if there is one, bias; under an adapter the copy that trains, not the one it began as."""
         tensors = list(self.base.get_submodule("score").parameters())
         return [tensor for tensor in tensors if tensor.requires_grad] or tensors
-
-    def _scores(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [...]."""
-        # Under an adapter `score` is peft's wrapper, which must be called, not looked into.
-        layer = self.base.get_submodule("score")
-        weight = next(layer.parameters())
-        with torch.autocast(hidden.device.type, enabled=False):
-            return layer(hidden.to(weight.dtype)).to(wide_dtype(weight))[..., 0]
 
 
 def start_head(layer: nn.Linear, start: HeadStart, *, seed: int) -> None:
@@ -129,20 +133,31 @@ def scalar_from_language_model(source: LanguageModel, start: HeadStart, *, seed:
 
     Raises ModelError for an architecture that transformers has no sequence-classification model for.
     """
-    origin = merged_copy(source.model) if isinstance(source.model, PeftModel) else source.base
-    config = copy.deepcopy(origin.config)
+    adapted = isinstance(source.model, PeftModel)
+    layers = merged_copy(source.model).base_model if adapted else copy.deepcopy(source.base.base_model)
+    model = scalar_over(layers, start, seed=seed, precision=source.precision)
+    model.model.requires_grad_(True)
+    return model
+
+
+def scalar_over(layers: nn.Module, start: HeadStart, *, seed: int, precision: Precision) -> ScalarModel:
+    """A fresh head on the layers of a language model, without its output layer: they are taken over, not copied.
+
+    Raises ModelError for an architecture that transformers has no sequence-classification model for.
+    """
+    assert isinstance(layers, PreTrainedModel)
+    config = copy.deepcopy(layers.config)
     config.num_labels = 1
     _unpad(config)
     model = _empty_classifier(config)
-    setattr(model, model.base_model_prefix, copy.deepcopy(origin.base_model))
-    weight = next(origin.parameters())
+    setattr(model, model.base_model_prefix, layers)
+    weight = next(layers.parameters())
     width = _scalar_head(model).in_features
     # A plain nn.Linear would draw its start from the global generator.
     head = skip_init(nn.Linear, width, 1, bias=False, device=weight.device, dtype=wide_dtype(weight))
     start_head(head, start, seed=seed)
     model.set_submodule("score", head)
-    model.requires_grad_(True).eval()
-    return ScalarModel(model, precision=source.precision)
+    return ScalarModel(model.eval(), precision=precision)
 
 
 def _empty_classifier(config) -> PreTrainedModel:

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from proximo.errors import ModelError
+from proximo.models.quantised import Quantisation
 from proximo.models.quiet import quiet_transformers
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
@@ -32,6 +33,8 @@ class ModelSource:
     """`model_type` and whatever else its configuration class takes."""
     seed: int = 0
     """Of a random start."""
+    quantisation: Quantisation | None = None
+    """Of a path: store its matrices in 8 or 4 bits; None keeps them whole."""
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.config is None):

@@ -13,9 +13,10 @@ from typing import Any
 from proximo.errors import ConfigError, TrainingError
 from proximo.metrics.definitions import COMPONENT
 from proximo.records import Finish, Response, Scored, ScoreState
+from proximo.rewards.dense import scored_by_token
 
-Verdict = float | int | Mapping[str, float] | None
-"""A score; or a mapping with `score` and further components; or None where the function could not tell."""
+Verdict = float | int | Mapping[str, Any] | None
+"""A score; or a mapping with `score` or `token_rewards`, and components; or None where the function could not tell."""
 RewardFunction = Callable[..., Sequence[Verdict]]
 """Called as `function(prompts, responses, metadata, **arguments)` with three lists of equal length."""
 
@@ -42,7 +43,8 @@ def import_function(path: str) -> Callable[..., Any]:
 class FunctionReward:
     """Calls the function once per batch, with texts: prompts (text, or messages), responses and metadata.
 
-    A prompt's metadata holds its reference answer as `answer` where it has one, and why the response ended as `finish`.
+    The metadata holds the prompt's reference answer as `answer` where it has one, and of the response why it ended as
+    `finish` and its tokens as `token_ids`.
     """
 
     def __init__(
@@ -101,9 +103,13 @@ class FunctionReward:
         return verdicts
 
     def _scored(self, response: Response, verdict: Verdict) -> Scored:
-        parts = verdict if isinstance(verdict, Mapping) else {"score": verdict}
-        if "score" not in parts:
-            raise TrainingError(f"reward function {self.name!r} returned a mapping without 'score': {sorted(parts)}")
+        parts = dict(verdict) if isinstance(verdict, Mapping) else {"score": verdict}
+        if ("score" in parts) == ("token_rewards" in parts):
+            raise TrainingError(
+                f"reward function {self.name!r} must return a mapping with either 'score' or 'token_rewards', whose "
+                f"sum is the score; it has {sorted(parts)}"
+            )
+        token_rewards = parts.pop("token_rewards", None)
         try:
             numbers = {key: math.nan if value is None else float(value) for key, value in parts.items()}
         except (TypeError, ValueError) as error:
@@ -120,6 +126,8 @@ class FunctionReward:
                 f"reward function {self.name!r} returned a component {unnamed[0]!r}, which cannot name a metric: use "
                 "letters, digits, '_', '.' and '-' only"
             )
+        if token_rewards is not None:
+            return scored_by_token(response, token_rewards, name=self.name, components=numbers)
         score = numbers.pop("score")
         return Scored(response=response, score=score, components=numbers)
 
@@ -144,4 +152,4 @@ def _callable_with(function: RewardFunction, arguments: Mapping[str, Any], *, na
 def _metadata(response: Response) -> dict[str, Any]:
     answer = {} if response.prompt.answer is None else {"answer": response.prompt.answer}
     finish: Finish = response.finish
-    return {**response.prompt.metadata, **answer, "finish": finish.value}
+    return {**response.prompt.metadata, **answer, "finish": finish.value, "token_ids": response.token_ids}

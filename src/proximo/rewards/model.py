@@ -1,17 +1,24 @@
-"""Scores from a reward model: the value of its head at the last token of the response."""
+"""Scores from a reward model: what its head says at the last token of the response, or at each of its tokens."""
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from proximo.algorithms.shaping import prefix_deltas
 from proximo.data.rendering import render_for
 from proximo.data.tokenise import Encoder
+from proximo.errors import ConfigError
 from proximo.models.batching import plan_batches
-from proximo.models.packing import pack
+from proximo.models.packing import Packed, pack
 from proximo.models.scalar import ScalarModel
 from proximo.records import Response, Scored, ScoreState
+from proximo.rewards.dense import scored_by_token
+
+Dense = Literal["none", "deltas", "absolute"]
+"""What a token is rewarded with: nothing, what it adds to the score so far, or the score after it."""
 
 
 class ModelReward:
@@ -28,11 +35,19 @@ class ModelReward:
         name: str = "reward_model",
         tokenizer: PreTrainedTokenizerBase | None = None,
         tokens_per_microbatch: int = 8192,
+        dense: Dense = "none",
     ) -> None:
+        """Raises ConfigError for token rewards of a model whose tokens are not the policy's."""
+        if dense != "none" and tokenizer is not None:
+            raise ConfigError(
+                f"the reward model {name!r} has a tokenizer of its own, so its scores after each token are not those "
+                f"of the policy's tokens: set dense: none instead of {dense}, or train one with the policy's tokenizer"
+            )
         self.name = name
         self.model = model
         self.encoder = None if tokenizer is None else Encoder(tokenizer)
         self.tokens_per_microbatch = tokens_per_microbatch
+        self.dense = dense
 
     @torch.no_grad()
     def score(self, responses: Sequence[Response]) -> list[Scored]:
@@ -45,14 +60,25 @@ class ModelReward:
         limit = self.model.position_limit
         # The policy's own ids were measured before training: here too many of them are a mistake of the caller.
         readable = [i for i, length in enumerate(lengths) if self.encoder is None or limit is None or length <= limit]
-        scores: list[float | None] = [None] * len(sequences)
+        scores: list[list[float]] = [[]] * len(sequences)
         for batch in plan_batches([lengths[i] for i in readable], token_budget=self.tokens_per_microbatch):
             packed = pack([sequences[readable[i]] for i in batch], device=self.model.device)
-            for index, score in zip(batch, self.model.sequence_scores(packed).tolist(), strict=True):
-                scores[readable[index]] = score
+            for index, found in zip(batch, self._scores(packed), strict=True):
+                scores[readable[index]] = found
         return [self._scored(*found) for found in zip(responses, scores, lengths, strict=True)]
 
-    def _scored(self, response: Response, score: float | None, length: int) -> Scored:
+    def _scores(self, packed: Packed) -> list[list[float]]:
+        """Of each sequence the score after its last token, or, where they are asked for, after each of its tokens."""
+        if self.dense == "none":
+            return [[score] for score in self.model.sequence_scores(packed).tolist()]
+        return [piece.tolist() for piece in self.model.token_scores(packed).split(list(packed.lengths))]
+
+    def _scored(self, response: Response, scores: list[float], length: int) -> Scored:
+        score = scores[-1] if scores else None
+        if self.dense != "none" and scores and response.token_ids:
+            prefixes = torch.tensor(scores[-len(response.token_ids) :], dtype=torch.float64)
+            rewards = prefix_deltas(prefixes, [len(prefixes)]) if self.dense == "deltas" else prefixes
+            return scored_by_token(response, rewards, name=self.name)
         if score is not None and math.isfinite(score):
             return Scored(response=response, score=score)
         reason = f"{self.name} gave {score}"

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 from proximo.records import Response, Scored, ScoreState
+from proximo.rewards.dense import weighted_sum
 from proximo.rewards.source import RewardSource
 
 
@@ -40,6 +41,7 @@ class WeightedReward:
             components=components,
             state=worst,
             reason="; ".join(reasons) or None,
+            token_rewards=None if failed else weighted_sum([(weight, part) for (weight, _), part in named]),
         )
 
 

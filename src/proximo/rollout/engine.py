@@ -22,7 +22,8 @@ class Engine(Protocol):
         """`num_samples` responses to each prompt, all of the first prompt first.
 
         Every draw is a function of `key`, the place of the prompt in `prompts`, the sample's index and the token's
-        position: not of the batch it shared, nor of how many samples its neighbours got. Raises UserError for a prompt
-        that the model cannot hold together with its response.
+        position: not of the batch it shared, nor of how many samples its neighbours got. So is the length at which it
+        is cut, where `options` leave a range (`RandomKey.limit`). Raises UserError for a prompt that the model cannot
+        hold together with its response.
         """
         ...

@@ -66,7 +66,10 @@ class LocalEngine:
         _check_request(prompts, num_samples, options, max_positions=self._model.position_limit)
         stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
         samples = [
-            [_Growing(prompt=prompt, sample_index=s, stream=key.stream(index, s)) for s in range(num_samples)]
+            [
+                _Growing(prompt=prompt, sample_index=s, stream=key.stream(index, s), limit=key.limit(index, options))
+                for s in range(num_samples)
+            ]
             for index, prompt in enumerate(prompts)
         ]
         scheduler, cache = self._plan(prompts, num_samples, options.max_new_tokens)
@@ -94,6 +97,7 @@ class _Growing:
     prompt: Prompt
     sample_index: int
     stream: int
+    limit: int
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
@@ -202,7 +206,7 @@ class _Call:
                 raise _broken_logits(each)
             each.token_ids.append(token)
             each.logprobs.append(logprob)
-            each.finish = self._stop.finish(each.token_ids)
+            each.finish = self._stop.finish(each.token_ids, limit=each.limit)
         self._scheduler.release(row for row, each in zip(rows, growing, strict=True) if each.finish is not None)
 
     def _in_row(self, row: int) -> _Growing:

@@ -30,6 +30,8 @@ class SamplingOptions:
 
     max_new_tokens: int
     """A response is cut here, with `Finish.LENGTH`."""
+    shortest_limit: int | None = None
+    """Where given, each prompt's responses are cut at a length drawn between this and `max_new_tokens`, inclusive."""
     min_new_tokens: int = 0
     """End-of-sequence and stop tokens are not drawn, and stop strings not heeded, before a response is this long."""
     temperature: float = 1.0
@@ -50,6 +52,10 @@ class SamplingOptions:
             f"max_new_tokens ({self.max_new_tokens}) must be at least 1": self.max_new_tokens >= 1,
             f"min_new_tokens ({self.min_new_tokens}) must be between 0 and max_new_tokens ({self.max_new_tokens})": (
                 0 <= self.min_new_tokens <= self.max_new_tokens
+            ),
+            f"shortest_limit ({self.shortest_limit}) must be at least 1 and min_new_tokens ({self.min_new_tokens}) and "
+            f"at most max_new_tokens ({self.max_new_tokens})": (
+                self.shortest_limit is None or max(1, self.min_new_tokens) <= self.shortest_limit <= self.max_new_tokens
             ),
             f"temperature ({self.temperature}) must be above 0; for the most probable token say greedy": (
                 0 < self.temperature < float("inf")
@@ -85,9 +91,18 @@ class RandomKey:
 
     def stream(self, prompt_index: int, sample_index: int) -> int:
         """The 64-bit number (signed) that all draws of one response derive from, with the token position."""
-        place = repr((self.seed, self.purpose, self.step, prompt_index, sample_index))
-        digest = hashlib.blake2b(place.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little", signed=True)
+        return int.from_bytes(self._digest(prompt_index, sample_index), "little", signed=True)
+
+    def limit(self, prompt_index: int, options: SamplingOptions) -> int:
+        """Tokens at which the responses to a prompt are cut: one length for all its samples, uniform in the range."""
+        if options.shortest_limit is None:
+            return options.max_new_tokens
+        drawn = int.from_bytes(self._digest(prompt_index, "limit"), "little")
+        return options.shortest_limit + drawn % (options.max_new_tokens - options.shortest_limit + 1)
+
+    def _digest(self, *place: int | str) -> bytes:
+        whole = repr((self.seed, self.purpose, self.step, *place))
+        return hashlib.blake2b(whole.encode(), digest_size=8).digest()
 
 
 def sample(

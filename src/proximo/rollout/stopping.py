@@ -29,13 +29,16 @@ class StopRules:
     tokenizer: PreTrainedTokenizerBase
     _candidates: dict[int, bool] = field(default_factory=dict)
 
-    def finish(self, token_ids: Sequence[int]) -> Finish | None:
-        """Why the response so far is over, now that its last token has been drawn; None where it goes on."""
+    def finish(self, token_ids: Sequence[int], *, limit: int) -> Finish | None:
+        """Why the response so far is over, now that its last token has been drawn; None where it goes on.
+
+        `limit` is the number of tokens at which it is cut.
+        """
         if token_ids[-1] in self.eos_token_ids:
             return Finish.EOS
         if token_ids[-1] in self.options.stop_token_ids or self._completes_stop_string(token_ids):
             return Finish.STOP
-        if len(token_ids) >= self.options.max_new_tokens:
+        if len(token_ids) >= limit:
             return Finish.LENGTH
         return None
 

@@ -1,23 +1,37 @@
 """What a caller of the library brings, made what the trainer wants: models, prompts, responses, a reward."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.config.ppo import PPOConfig
 from proximo.data.exchange import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import Encoder
-from proximo.errors import ConfigError, DataError, ModelError
+from proximo.errors import ConfigError, DataError, ModelError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.probe import probe_language_model
 from proximo.models.scalar import ScalarModel
+from proximo.models.trunk import refuse_half_shared
 from proximo.models.vocabulary import check_vocabulary, decode_text, embedding_rows
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
+from proximo.rewards.dense import scored_by_token
 from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
+from proximo.trainers.endings import ending_ids
+from proximo.trainers.reference_answers import check_answers
+from proximo.trainers.token_ids import Mask, TokenIds, as_mask, as_score, check_range, is_token_ids, plain
+
+PromptLike = Prompt | str | TokenIds
+ResponseLike = Response | TokenIds
+
+Score = float | torch.Tensor | Sequence[float] | Mapping[int, float] | None
+"""Of a whole response, or of its tokens: one number each, or by index."""
 
 
 def check_models(
@@ -25,20 +39,21 @@ def check_models(
     tokenizer: PreTrainedTokenizerBase,
     *,
     reference: LanguageModel | None = None,
-    value: ScalarModel | None = None,
+    value: ScalarModel | Literal["trunk"] | None = None,
     moves: bool = False,
 ) -> None:
     """Raises ModelError where the models of the roles do not fit together, or hold weights that cannot be trained.
 
     `moves` says that the reference or an average follows the policy.
     """
+    value = None if isinstance(value, str) else value
     for role, model in (("policy", policy), ("reference", reference), ("value", value)):
         if model is not None:
             _refuse_half_precision(model, role=role)
     check_vocabulary(policy.base, tokenizer, role="policy")
     if reference is not None and policy.has_adapter:
         raise ModelError(
-            "a reference was given beside a policy with an adapter, whose base with the adapter off is the reference: "
+            "a reference was given beside a policy with an adapter, whose base is the reference: "
             "leave reference out, or bring a policy without an adapter"
         )
     if policy.has_adapter and moves:
@@ -51,6 +66,8 @@ def check_models(
             f"the reference gives logits for {reference.vocab_size} tokens, the policy for {policy.vocab_size}: the KL "
             "compares the same tokens; bring a reference with the policy's vocabulary"
         )
+    if value is not None:
+        refuse_half_shared(value, policy)
     if value is not None and embedding_rows(value.base) < policy.vocab_size:
         raise ModelError(
             f"the value model embeds {embedding_rows(value.base)} tokens, but the policy may write any of "
@@ -87,12 +104,20 @@ def as_reference(model: LanguageModel | PreTrainedModel | None) -> LanguageModel
     return reference
 
 
-def as_value(model: ScalarModel | PreTrainedModel | None) -> ScalarModel | None:
-    """A scalar model as it is; a sequence classifier with one label as one. Raises ModelError for anything else."""
-    if model is None or isinstance(model, ScalarModel):
+def as_value(
+    model: ScalarModel | PreTrainedModel | Literal["trunk"] | None,
+) -> ScalarModel | Literal["trunk"] | None:
+    """A scalar model or "trunk" as it is; a sequence classifier with one label as a scalar model.
+
+    Raises ModelError for anything else.
+    """
+    if model is None or model == "trunk" or isinstance(model, ScalarModel):
         return model
     if not isinstance(model, PreTrainedModel):
-        raise ModelError(f"value must be a ScalarModel or a sequence classifier, got {type(model).__name__}")
+        got = repr(model) if isinstance(model, str) else type(model).__name__
+        raise ModelError(
+            f'value must be a ScalarModel or a sequence classifier, got {got}; "trunk" puts a head on the policy'
+        )
     return ScalarModel(model)
 
 
@@ -110,26 +135,56 @@ def _as_language_model(model: LanguageModel | PreTrainedModel, *, role: str) -> 
     return language_model
 
 
-def as_prompts(tokenizer: PreTrainedTokenizerBase, prompts: Sequence[Prompt | str]) -> list[Prompt]:
-    """Prompt records as they are; texts tokenised as `load_prompts` does (no EOS), with their place as id.
+def as_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PromptLike], *, num_tokens: int | None = None
+) -> list[Prompt]:
+    """Prompt records as they are; texts tokenised as `load_prompts` does (no EOS), with their place as id; token ids.
 
-    Raises DataError for one text in place of a list, and for prompts that are neither.
+    Raises DataError for one text or tensor in place of a list, for prompts that are none of these, and for ids beyond
+    the policy's `num_tokens`.
     """
     if isinstance(prompts, str):
         raise DataError("prompts must be a list of texts or Prompt records, got one text: put it in a list")
-    for given in prompts:
-        if not isinstance(given, Prompt | str):
-            raise DataError(
-                f"a prompt must be a text or a Prompt, got {type(given).__name__}: render messages with the "
-                "tokenizer's apply_chat_template(..., tokenize=False, add_generation_prompt=True) first"
-            )
+    if isinstance(prompts, torch.Tensor):
+        raise DataError(
+            f"prompts must be a list, got one tensor of shape {tuple(prompts.shape)}, which would hold padding: give a "
+            "list of one-dimensional tensors, each as long as its prompt"
+        )
     texts = [Exchange(origin="prompt", prompt=given) for given in prompts if isinstance(given, str)]
     _, encoded = encode_exchanges(Encoder(tokenizer), texts)
     ids = iter(encoded)
-    return [
-        Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=given) if isinstance(given, str) else given
-        for index, given in enumerate(prompts)
-    ]
+
+    def record(index: int, given: PromptLike) -> Prompt:
+        if isinstance(given, Prompt):
+            return given
+        if isinstance(given, str):
+            return Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=given)
+        return _prompt_of_ids(tokenizer, index, given, num_tokens)
+
+    return [record(index, given) for index, given in enumerate(prompts)]
+
+
+def _prompt_of_ids(tokenizer: PreTrainedTokenizerBase, index: int, given: TokenIds, num_tokens: int | None) -> Prompt:
+    if not is_token_ids(given) or not len(given):
+        raise DataError(
+            f"a prompt must be a text, its token ids or a Prompt, got {type(given).__name__}: render messages with the "
+            "tokenizer's apply_chat_template(..., tokenize=False, add_generation_prompt=True) first"
+        )
+    token_ids = tuple(plain(given))
+    if num_tokens is not None:
+        check_range(token_ids, num_tokens=num_tokens, what="prompt")
+    # With its special tokens: this text stands for the prompt wherever one is asked for, in rewards and samples.
+    return Prompt(id=str(index), token_ids=token_ids, text=str(tokenizer.decode(list(token_ids))))
+
+
+def check_training(prompts: Sequence[Prompt], config: PPOConfig, *, steps_done: int) -> None:
+    """Raises DataError for prompts that cannot be trained on, ConfigError where no step is left."""
+    if not prompts:
+        raise DataError("there are no prompts to train on")
+    if steps_done >= config.num_steps:
+        raise ConfigError(f"all {config.num_steps} steps were taken: give the trainer a config with more num_steps")
+    if config.score.minus_reference_answer:
+        check_answers(prompts)
 
 
 def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
@@ -141,18 +196,33 @@ def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
     return FunctionReward(reward)
 
 
-def as_scored(responses: Sequence[Response], scores: Sequence[float | None]) -> list[Scored]:
+def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Tensor) -> list[Scored]:
     """Each response with the caller's score; one without a finite score is left out of everything, and counted.
 
     Raises DataError where there is not one score for each.
     """
+    scores = plain(scores)
+    if not isinstance(scores, Sequence):
+        raise DataError(f"scores must be a list with one for each response, got {scores!r:.60}")
     if len(scores) != len(responses):
         raise DataError(f"one score for each response is needed, got {len(scores)} for {len(responses)} responses")
     return [_scored(response, score) for response, score in zip(responses, scores, strict=True)]
 
 
-def _scored(response: Response, score: float | None) -> Scored:
-    number = math.nan if score is None else float(score)
+def _is_by_token(score: Score) -> bool:
+    """One number in brackets, or in a tensor of its own, is the score of the response."""
+    listed = plain(score)
+    several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) != 1
+    return several or isinstance(listed, Mapping)
+
+
+def _scored(response: Response, score: Score) -> Scored:
+    if _is_by_token(score):
+        try:
+            return scored_by_token(response, score, name="scores")
+        except TrainingError as error:
+            raise DataError(f"a score is one number for a response, or one for each of its tokens: {error}") from error
+    number = as_score(score)
     if math.isfinite(number):
         return Scored(response=response, score=number)
     fault = ScoreState.INFRASTRUCTURE_FAULT
@@ -162,23 +232,28 @@ def _scored(response: Response, score: float | None) -> Scored:
 def as_responses(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
-    responses: Sequence[Response | Sequence[int]],
+    responses: Sequence[ResponseLike],
     *,
-    ending_ids: Sequence[int],
-    num_tokens: int,
+    policy: LanguageModel,
     policy_version: int,
+    masks: Sequence[Mask] | None = None,
 ) -> list[Response]:
     """Response records as they are; plain token ids as records whose log-probs are still empty.
 
+    `masks`: for each response which of its tokens the policy wrote, as far as the record does not say so already.
+
     Raises DataError where the responses do not share out evenly among the prompts, or are no token ids of the
-    policy, which has `num_tokens`.
+    policy, and where a mask does not fit.
     """
+    if masks is not None and len(masks) != len(responses):
+        raise DataError(f"one mask for each response is needed, got {len(masks)} for {len(responses)} responses")
     if not prompts or not responses or len(responses) % len(prompts):
         raise DataError(
             f"{len(responses)} responses do not share out among {len(prompts)} prompts: give each the same number"
         )
     for given in responses:
-        _check_response(given, num_tokens=num_tokens)
+        _check_response(given, num_tokens=policy.vocab_size)
+    endings = ending_ids(policy.base, tokenizer)
     each = len(responses) // len(prompts)
 
     def record(index: int, token_ids: tuple[int, ...]) -> Response:
@@ -188,24 +263,31 @@ def as_responses(
             token_ids=token_ids,
             logprobs=torch.empty(0),
             response_mask=torch.ones(len(token_ids), dtype=torch.bool),
-            finish=Finish.EOS if token_ids and token_ids[-1] in ending_ids else Finish.LENGTH,
+            finish=Finish.EOS if token_ids and token_ids[-1] in endings else Finish.LENGTH,
             policy_version=policy_version,
             text=decode_text(tokenizer, token_ids),
         )
 
-    return [
-        given if isinstance(given, Response) else record(index, tuple(given)) for index, given in enumerate(responses)
+    records = [
+        given if isinstance(given, Response) else record(index, tuple(plain(given)))
+        for index, given in enumerate(responses)
     ]
+    if masks is None:
+        return records
+    return [_with_mask(each, mask, index) for index, (each, mask) in enumerate(zip(records, masks, strict=True))]
 
 
-def _check_response(given: Response | Sequence[int], *, num_tokens: int) -> None:
+def _with_mask(response: Response, given: Mask, index: int) -> Response:
+    mask = as_mask(given, num_tokens=len(response.token_ids), index=index)
+    return replace(response, response_mask=response.response_mask & mask)
+
+
+def _check_response(given: ResponseLike, *, num_tokens: int) -> None:
     if isinstance(given, Response):
         return
-    if isinstance(given, str) or not all(isinstance(token, int) for token in given):
+    if not is_token_ids(given):
         raise DataError(
             f"a response must be a Response or a list of token ids, got {given!r:.60}: tokenise it, and end it "
             "with the end-of-sequence id"
         )
-    beyond = [token for token in given if not 0 <= token < num_tokens]
-    if beyond:
-        raise DataError(f"a response has the token id {beyond[0]}, but the policy has {num_tokens} tokens")
+    check_range(plain(given), num_tokens=num_tokens, what="response")

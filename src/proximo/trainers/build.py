@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from peft import PeftModel
@@ -11,14 +12,24 @@ from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, RewardSo
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError, ModelError
+from proximo.models.compilation import check_compiler
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.placement import Precision, resolve_device, resolve_precision
+from proximo.models.quantised import Quantisation
 from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.models.sharing import scalar_from_adapter
 from proximo.models.sources import ModelSource, adapter_base
-from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.models.trunk import copy_head, scalar_on
+from proximo.models.vocabulary import (
+    check_same_vocabulary,
+    check_vocabulary,
+    load_tokenizer,
+    resize_vocabulary,
+    vocabulary_size,
+)
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
@@ -31,13 +42,17 @@ class Place:
     device: torch.device
     precision: Precision
     seed: int
+    compile: str = "none"
+    """The backend of torch.compile for models that train."""
 
 
 def prepare_place(run: RunConfig) -> Place:
     """Apply the thread count, and resolve device and precision before anything is loaded."""
     if run.num_threads is not None:
         torch.set_num_threads(run.num_threads)
-    return Place(device=resolve_device(run.device), precision=resolve_precision(run.precision), seed=run.seed)
+    device = resolve_device(run.device)
+    check_compiler(run.compile, device)
+    return Place(device=device, precision=resolve_precision(run.precision), seed=run.seed, compile=run.compile)
 
 
 def build_tokenizer(
@@ -64,7 +79,7 @@ def build_language_model(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place, role: str
 ) -> LanguageModel:
     """The model of a role with an embedding for every token, and its adapter if it has one."""
-    source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
+    source = model_source(config, seed=place.seed)
     if config.lora is not None:
         refuse_second_adapter(source, role=role)
     model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
@@ -80,7 +95,24 @@ def build_language_model(
     freeze_layers(model.base, config.frozen_layers)
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
+    if place.compile != "none":
+        model.compile(place.compile)
     return model
+
+
+def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> ModelSource:
+    """Where the section's weights come from, and how they are stored."""
+    kind = None if config.quantisation == "none" else Quantisation(config.quantisation)
+    return ModelSource(path=config.path, revision=config.revision, config=config.config, seed=seed, quantisation=kind)
+
+
+def build_reference(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel:
+    """A frozen model to compare the policy with. Raises ModelError where it has another vocabulary than `tokenizer`."""
+    if config.path is not None:
+        check_same_vocabulary(tokenizer, load_tokenizer(config.path, revision=config.revision), role="reference")
+    reference = build_language_model(config, tokenizer, place=place, role="reference")
+    reference.model.requires_grad_(False)
+    return reference
 
 
 def refuse_second_adapter(source: ModelSource, *, role: str) -> None:
@@ -102,7 +134,7 @@ def build_scalar_model(
     role: str,
 ) -> ScalarModel:
     """A value or reward model from a path or config; `fresh_head` where the checkpoint has none, None refuses that."""
-    source = ModelSource(path=config.path, revision=config.revision, config=config.config, seed=place.seed)
+    source = model_source(config, seed=place.seed)
     model = load_scalar_model(
         source,
         fresh_head=fresh_head,
@@ -116,13 +148,24 @@ def build_scalar_model(
     return finish_scalar_model(model, config, place=place)
 
 
+def build_value_on_trunk(config: ScalarModelConfig, policy: LanguageModel, *, place: Place) -> ScalarModel:
+    """A head on the policy's own layers: a fresh one that claims nothing, or that of the model at the path."""
+    model = scalar_on(policy, HeadStart.ZERO, seed=place.seed)
+    if config.path is not None:
+        source = ModelSource(path=config.path, revision=config.revision)
+        copy_head(model, load_scalar_model(source, fresh_head=None, device=torch.device("cpu")))
+    return model
+
+
 def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place: Place) -> ScalarModel:
-    """Adapter and activation checkpointing as the section asks."""
+    """Adapter, activation checkpointing and compilation as the recipe asks."""
     if config.lora is not None:
         model = model.with_adapter(lora_options(config.lora, seed=place.seed))
     freeze_layers(model.base, config.frozen_layers)
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
+    if place.compile != "none":
+        model.compile(place.compile)
     return model
 
 
@@ -133,9 +176,17 @@ def lora_options(config: LoRAConfig, *, seed: int) -> LoRAOptions:
 
 
 def build_reward_source(
-    config: RewardSourceConfig, policy_tokenizer: PreTrainedTokenizerBase, *, place: Place, tokens_per_microbatch: int
+    config: RewardSourceConfig,
+    policy_tokenizer: PreTrainedTokenizerBase,
+    *,
+    place: Place,
+    tokens_per_microbatch: int,
+    policy: LanguageModel | None = None,
 ) -> RewardSource:
-    """One source of scores. A reward model whose vocabulary or template differs reads text, never the policy's ids."""
+    """One source of scores. A reward model whose vocabulary or template differs reads text, never the policy's ids.
+
+    `policy` for a reward model that shares its base.
+    """
     match config:
         case FunctionRewardConfig():
             return FunctionReward(
@@ -145,15 +196,26 @@ def build_reward_source(
                 timeout_seconds=config.timeout_seconds,
             )
         case ModelRewardConfig():
-            return _model_reward(config, policy_tokenizer, place=place, tokens_per_microbatch=tokens_per_microbatch)
+            return _model_reward(
+                config, policy_tokenizer, place=place, tokens_per_microbatch=tokens_per_microbatch, policy=policy
+            )
 
 
 def _model_reward(
-    config: ModelRewardConfig, policy_tokenizer: PreTrainedTokenizerBase, *, place: Place, tokens_per_microbatch: int
+    config: ModelRewardConfig,
+    policy_tokenizer: PreTrainedTokenizerBase,
+    *,
+    place: Place,
+    tokens_per_microbatch: int,
+    policy: LanguageModel | None,
 ) -> ModelReward:
     own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
-    source = ModelSource(path=config.path, revision=config.revision)
-    model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
+    if config.share_base:
+        assert policy is not None
+        model = scalar_from_adapter(policy, Path(config.path), role="reward")
+    else:
+        source = ModelSource(path=config.path, revision=config.revision)
+        model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
     model.model.requires_grad_(False)
     check_vocabulary(model.base, own, role="reward")
     same = own.get_vocab() == policy_tokenizer.get_vocab() and own.chat_template == policy_tokenizer.chat_template
@@ -162,4 +224,5 @@ def _model_reward(
         name=config.name,
         tokenizer=None if same else own,
         tokens_per_microbatch=tokens_per_microbatch,
+        dense=config.dense,
     )

@@ -6,12 +6,13 @@ from pathlib import Path
 from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
 from proximo.checkpoint.store import saved_steps
 from proximo.config.base import Section
-from proximo.config.ppo import FunctionRewardConfig, PPOConfig
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig
+from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, PPOConfig
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.trainers.inputs import data_inputs, model_input, reward_inputs
 
 NAME_WIDTH = 12
+ON_BASE = ", on the policy's base, no second copy"
 
 
 def describe(recipe: Section) -> str:
@@ -28,21 +29,31 @@ def _lines(recipe: Section) -> Iterator[str]:
                 if stage is not None:
                     yield from _lines(stage)
         case SFTRecipe():
-            yield _run(recipe.run)
-            yield _line("model", f"{_model(recipe.model)}, {_trained(recipe.model.lora)}")
+            yield from _run(recipe.run)
+            yield _line("model", f"{_model(recipe.model)}, {_trained(recipe.model)}")
             yield from _data(recipe)
             batch = f"{recipe.sft.examples_per_step} examples"
             yield from _epochs(batch, recipe.sft.num_epochs, "examples", recipe.data.max_tokens)
         case RewardRecipe():
-            yield _run(recipe.run)
-            yield _line("model", f"{_model(recipe.model)} with a score head, {_trained(recipe.model.lora)}")
+            yield from _run(recipe.run)
+            yield _line("model", f"{_model(recipe.model)} with a score head, {_trained(recipe.model)}")
             yield from _data(recipe)
             batch = f"{recipe.reward.pairs_per_step} pairs (two sequences each)"
             yield from _epochs(batch, recipe.reward.num_epochs, "pairs", recipe.data.max_tokens)
+        case DPORecipe():
+            yield from _run(recipe.run)
+            yield _line("model", f"{_model(recipe.model)}, {_trained(recipe.model)}")
+            yield _line("reference", _reference(recipe.model, recipe.reference))
+            yield from _data(recipe)
+            batch = f"{recipe.dpo.pairs_per_step} pairs (two sequences each, read by policy and reference)"
+            yield from _epochs(batch, recipe.dpo.num_epochs, "pairs", recipe.data.max_tokens)
         case PPORecipe():
-            yield _run(recipe.run)
+            yield from _run(recipe.run)
             yield from _roles(recipe)
             yield from _data(recipe)
+            if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
+                for each in data_inputs(recipe.ptx_data, "ptx_data"):
+                    yield _line("ptx", f"{each}, {recipe.ppo.ptx.examples_per_update} texts in each update")
             yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
 
 
@@ -50,8 +61,10 @@ def _line(name: str, text: str) -> str:
     return f"  {name:<{NAME_WIDTH}} {text}"
 
 
-def _run(run: RunConfig) -> str:
-    return _line("run", f"{run.folder} ({_state(Path(run.folder))}), seed {run.seed}, {run.device}, {run.precision}")
+def _run(run: RunConfig) -> Iterator[str]:
+    yield _line("run", f"{run.folder} ({_state(Path(run.folder))}), seed {run.seed}, {run.device}, {run.precision}")
+    for sink in run.sinks:
+        yield _line("sink", f"{sink.label}, run {sink.name or run.folder}")
 
 
 def _state(folder: Path) -> str:
@@ -66,31 +79,33 @@ def _model(model: ModelConfig | ScalarModelConfig) -> str:
     return str(model_input(model, "model"))
 
 
-def _trained(lora: LoRAConfig | None) -> str:
+def _trained(model: ModelConfig | ScalarModelConfig) -> str:
+    lora = model.lora
     if lora is None:
         return "trained whole"
     targets = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
-    return f"LoRA of rank {lora.rank} on {targets}"
+    stored = "" if model.quantisation == "none" else f", its base in {model.quantisation}"
+    return f"LoRA of rank {lora.rank} on {targets}{stored}"
 
 
 def _roles(recipe: PPORecipe) -> Iterator[str]:
-    yield _line("policy", f"{_model(recipe.policy)}, {_trained(recipe.policy.lora)}")
-    yield _line("reference", _reference(recipe))
+    yield _line("policy", f"{_model(recipe.policy)}, {_trained(recipe.policy)}")
+    none = recipe.ppo.kl.place == "none"
+    yield _line("reference", "none: ppo.kl.place is none" if none else _reference(recipe.policy, recipe.reference))
     yield _line("value", _value(recipe))
     for index, source in enumerate(recipe.reward):
         first, *_ = reward_inputs(source, f"reward.{index}")
         what = "function" if isinstance(source, FunctionRewardConfig) else "reward model"
-        yield _line("reward", f"{source.name}: {what} {first}, weight {source.weight:g}")
+        shared = ON_BASE if isinstance(source, ModelRewardConfig) and source.share_base else ""
+        yield _line("reward", f"{source.name}: {what} {first}{shared}, weight {source.weight:g}")
     if recipe.gold is not None:
         yield _line("gold", f"{recipe.gold.name}: function {recipe.gold.function}, watched only")
 
 
-def _reference(recipe: PPORecipe) -> str:
-    if recipe.ppo.kl.place == "none":
-        return "none: ppo.kl.place is none"
-    if recipe.policy.lora is not None:
-        return "the policy with its adapter off, no second copy"
-    return "a frozen copy of the policy" if recipe.reference is None else f"{_model(recipe.reference)}, frozen"
+def _reference(policy: ModelConfig, reference: ModelConfig | None) -> str:
+    if policy.lora is not None:
+        return "the policy's base, no second copy"
+    return "a frozen copy of the policy" if reference is None else f"{_model(reference)}, frozen"
 
 
 def _value(recipe: PPORecipe) -> str:
@@ -99,14 +114,21 @@ def _value(recipe: PPORecipe) -> str:
         return f"none: advantage {advantage.estimator} " + (
             "compares responses instead" if advantage.compares_groups else "needs none"
         )
+    if recipe.value.start == "trunk":
+        head = "a fresh head" if recipe.value.path is None else f"the head of {_model(recipe.value)}"
+        return f"{head} on the policy's own backbone, trained with it: value loss x {recipe.ppo.value_loss.weight:g}"
+    scorer = next((source for source in recipe.reward if isinstance(source, ModelRewardConfig)), None)
+    if recipe.value.start == "reward" and scorer is not None and scorer.share_base:
+        return f"adapter and head of the reward model{ON_BASE}, trained further"
     origins = {
         "policy": "backbone of the policy, fresh head",
         "reward": "backbone and head of the reward model",
     }
-    return f"{origins.get(recipe.value.start) or _model(recipe.value)}, {_trained(recipe.value.lora)}"
+    shared = ON_BASE if recipe.value.start == "policy" and recipe.value.lora and recipe.policy.lora else ""
+    return f"{origins.get(recipe.value.start) or _model(recipe.value)}, {_trained(recipe.value)}{shared}"
 
 
-def _data(recipe: SFTRecipe | RewardRecipe | PPORecipe) -> Iterator[str]:
+def _data(recipe: SFTRecipe | RewardRecipe | DPORecipe | PPORecipe) -> Iterator[str]:
     for each in data_inputs(recipe.data, "data"):
         purpose = "evaluation" if ".evaluation_sources." in f".{each.key}" else "data"
         yield _line(purpose, str(each))
@@ -132,6 +154,9 @@ def _steps(ppo: PPOConfig, max_prompt_tokens: int) -> Iterator[str]:
     yield _line(
         "one step", f"{ppo.prompts_per_step:,} prompts x {ppo.responses_per_prompt:,} = {responses:,} responses"
     )
+    if ppo.samples_per_prompt is not None:
+        sampled = ppo.prompts_per_step * ppo.samples_per_prompt
+        yield _line("", f"the best of {sampled:,} that are sampled and scored, {ppo.samples_per_prompt} to each prompt")
     yield _line(
         "", f"{ppo.epochs_per_step} epochs x {minibatches} minibatches of {of_update:,}{uneven} = {updates:,} updates"
     )

@@ -1,30 +1,42 @@
 """`proximo evaluate`: a run's checkpoint on its held-out data, once more. Not the evaluations during training."""
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
 from proximo.checkpoint.logs import JsonLines
-from proximo.checkpoint.run_folder import RESOLVED_CONFIG
-from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
-from proximo.errors import RunFolderError, UserError
+from proximo.config.ppo import PPOConfig
+from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.errors import UserError
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
-from proximo.trainers import ppo_run, reward, sft
-from proximo.trainers.loop import Record
+from proximo.trainers import dpo, ppo_run, reward, sft
+from proximo.trainers.dpo_task import DPOTask
+from proximo.trainers.logs import Record
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reward_task import RewardTask
 from proximo.trainers.saved import find_checkpoint, find_run
+from proximo.trainers.saved_recipe import StageRecipe, saved_recipe
 from proximo.trainers.sft_task import SFTTask
 
-Task = SFTTask | RewardTask | PPOTask
+Task = SFTTask | RewardTask | DPOTask | PPOTask
 
 
-def run_evaluate(folder: Path, *, checkpoint: str = "latest", num_prompts: int | None, output: Path | None) -> int:
+def run_evaluate(
+    folder: Path,
+    *,
+    checkpoint: str = "latest",
+    num_prompts: int | None,
+    output: Path | None,
+    ppo: Mapping[str, Any] | None = None,
+) -> int:
     """Evaluate as the run itself did, print the numbers, and write every sample to `output` where that is given.
+
+    `ppo` holds settings of that section which differ from the run's.
 
     Raises RunFolderError for a folder without a run, and UserError where the run held out no data.
     """
@@ -34,7 +46,7 @@ def run_evaluate(folder: Path, *, checkpoint: str = "latest", num_prompts: int |
         raise UserError(f"there is no folder {output.parent} to write {output.name} to")
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
-    task = build_task(run)
+    task = build_task(run, ppo or {})
     task.restore(found)
     record = task.evaluate(num_prompts)
     if record is None:
@@ -47,46 +59,32 @@ def run_evaluate(folder: Path, *, checkpoint: str = "latest", num_prompts: int |
     return 0
 
 
-def build_task(run: Path) -> Task:
-    """The task of a run from the configuration that was saved with it. Raises RunFolderError where it is damaged."""
-    saved = run / RESOLVED_CONFIG
-    if not saved.is_file():
-        raise RunFolderError(f"{run} has no {RESOLVED_CONFIG}, so its models and data are not known")
-    match _saved_recipe(saved):
+def build_task(run: Path, changes: Mapping[str, Any]) -> Task:
+    """The task of a run from the configuration that was saved with it, with `changes` in its section ppo.
+
+    Raises RunFolderError where it is damaged, and UserError for changes that do not fit the run.
+    """
+    match _with_changes(saved_recipe(run), changes):
         case PPORecipe() as recipe:
             return ppo_run.build_task(recipe)
         case SFTRecipe() as recipe:
             return sft.build_task(recipe)
         case RewardRecipe() as recipe:
             return reward.build_task(recipe)
+        case DPORecipe() as recipe:
+            return dpo.build_task(recipe)
 
 
-def _saved_recipe(saved: Path) -> SFTRecipe | RewardRecipe | PPORecipe:
+def _with_changes(recipe: StageRecipe, changes: Mapping[str, Any]) -> StageRecipe:
+    if not changes:
+        return recipe
+    if not isinstance(recipe, PPORecipe):
+        raise UserError(f"{' and '.join(changes)} are about the responses of PPO, but this run is none: leave them out")
     try:
-        content = json.loads(saved.read_text(encoding="utf-8"))
-        content = _where_it_lies(content, saved.parent)
-        kind = PPORecipe if "policy" in content else SFTRecipe if "sft" in content else RewardRecipe
-        return kind.model_validate(content)
-    except (ValueError, TypeError, KeyError) as error:  # no JSON, no mapping, or not what a recipe holds
-        reason = str(error).partition("\n")[0]
-        raise RunFolderError(f"{saved} is damaged, or of another version ({reason}): it cannot be evaluated") from error
-
-
-def _where_it_lies(content: Any, run: Path) -> Any:
-    """The settings of a stage whose pipeline was moved: what lay below the old folder is looked for below the new."""
-    before, now = Path(content["run"]["folder"]).parent, run.parent
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: moved(part) for name, part in value.items()}
-        if isinstance(value, list):
-            return [moved(part) for part in value]
-        if not isinstance(value, str) or not value.startswith(f"{before}/") or Path(value).exists():
-            return value
-        found = now / Path(value).relative_to(before)
-        return str(found) if found.exists() else value
-
-    return content if before == now else moved(content)
+        ppo = PPOConfig.model_validate({**recipe.ppo.model_dump(), **changes})
+    except ValidationError as error:
+        raise UserError("; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())) from error
+    return recipe.model_copy(update={"ppo": ppo})
 
 
 def _print(record: Record, *, title: str) -> None:

@@ -1,12 +1,13 @@
 """Held-out prompts, sampled and scored, without learning. Not the choice of when: that is the loop's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from proximo.algorithms.kl import k1
+from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.config.ppo import PPOConfig
 from proximo.metrics.values import Mean, MetricValue, Sum
-from proximo.records import Prompt, Scored
+from proximo.records import Prompt, Response, Scored
 from proximo.rewards.source import RewardSource
 from proximo.rollout.sampling import RandomKey
 from proximo.trainers.calls import InferenceCalls, Roles
@@ -15,11 +16,13 @@ from proximo.trainers.step_metrics import response_metrics, score_metrics
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """One response to each held-out prompt, with what was measured of it."""
+    """The responses to the held-out prompts, all of the first prompt first, with what was measured of them."""
 
     scored: tuple[Scored, ...]
     kl: tuple[float | None, ...]
     """Nats per response, the sum of k1 over its tokens; None in a run without a reference."""
+    reference: tuple[Scored | None, ...]
+    """Of each response the reference's, drawn with the same random numbers; None where it is not asked."""
     metrics: dict[str, MetricValue]
 
 
@@ -30,11 +33,12 @@ def evaluate_policy(
 
     The random numbers have a purpose of their own and no step, so that evaluations compare across steps.
     """
+    size = config.evaluation_samples_per_prompt
     # Shown as the sum of k1 whatever the run measures: a KL over the vocabulary would be computed for nothing.
     kl = config.kl.model_copy(update={"measure": "k1"})
-    calls = InferenceCalls(roles, reward, config.model_copy(update={"responses_per_prompt": 1, "kl": kl}))
-    key = RandomKey(seed=seed, purpose="evaluation", step=0)
-    responses = calls.generate(prompts, key=key, policy_version=0, greedy=config.evaluate_greedy)
+    own = {"responses_per_prompt": size, "samples_per_prompt": None, "kl": kl}
+    calls = InferenceCalls(roles, reward, config.model_copy(update=own))
+    responses = _answers(calls, prompts, seed=seed)
     (scored,) = calls.score(responses)
     divergences: list[float | None] = [None] * len(responses)
     if config.kl.place != "none":
@@ -42,7 +46,20 @@ def evaluate_policy(
         reference, _ = calls.reference_logprobs(responses)
         parts = k1(policy, reference).split([len(response.token_ids) for response in responses])
         divergences = [float(part.double().sum()) for part in parts]
-    return Evaluation(scored=tuple(scored), kl=tuple(divergences), metrics=_metrics(scored, divergences))
+    metrics = _metrics(scored, divergences)
+    if config.solved_score is not None:
+        metrics |= _pass_metrics(scored, size=size, solved_score=config.solved_score)
+    opponents: list[Scored | None] = [None] * len(scored)
+    if roles.reference_engine is not None:
+        theirs = InferenceCalls(replace(roles, engine=roles.reference_engine), reward, calls.config)
+        opponents = list(theirs.score(_answers(theirs, prompts, seed=seed))[0])
+        metrics |= _duel_metrics(scored, opponents)
+    return Evaluation(scored=tuple(scored), kl=tuple(divergences), reference=tuple(opponents), metrics=metrics)
+
+
+def _answers(calls: InferenceCalls, prompts: Sequence[Prompt], *, seed: int) -> list[Response]:
+    key = RandomKey(seed=seed, purpose="evaluation", step=0)
+    return calls.generate(prompts, key=key, policy_version=0, greedy=calls.config.evaluate_greedy)
 
 
 def _metrics(scored: Sequence[Scored], divergences: Sequence[float | None]) -> dict[str, MetricValue]:
@@ -59,4 +76,26 @@ def _metrics(scored: Sequence[Scored], divergences: Sequence[float | None]) -> d
         "evaluation/faulty": responses["response/faulty"],
         "evaluation/responses": Sum(len(scored)),
         "evaluation/kl": Mean.of(value for value in divergences if value is not None),
+    }
+
+
+def _pass_metrics(scored: Sequence[Scored], *, size: int, solved_score: float) -> dict[str, MetricValue]:
+    """For k = 1, 2, 4, ... and all samples; prompts with fewer than k responses that have a score are left out."""
+    groups = [[s.score for s in scored[start : start + size] if s.valid] for start in range(0, len(scored), size)]
+    counts = [(len(scores), sum(score >= solved_score for score in scores)) for scores in groups]
+    sizes = sorted({2**power for power in range(size.bit_length())} | {size})
+    return {
+        f"evaluation/pass_at_{k}": Mean.of(pass_at_k(total, solved, k) for total, solved in counts if total >= k)
+        for k in sizes
+    }
+
+
+def _duel_metrics(scored: Sequence[Scored], opponents: Sequence[Scored | None]) -> dict[str, MetricValue]:
+    """Of the pairs in which both have a score; a draw is half a win."""
+    pairs = [
+        (a.score, b.score) for a, b in zip(scored, opponents, strict=True) if b is not None and a.valid and b.valid
+    ]
+    return {
+        "evaluation/reference_score": Mean.of(other for _, other in pairs),
+        "evaluation/win_rate": Mean.of((own > other) + (own == other) / 2 for own, other in pairs),
     }

@@ -12,6 +12,7 @@ from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.algorithms.segments import segment_ids, value_positions
 from proximo.algorithms.shaping import shape_rewards
 from proximo.config.ppo import PPOConfig
+from proximo.errors import ConfigError
 from proximo.records import Experience, Finish, Scored
 from proximo.trainers.estimates import estimate_advantages
 from proximo.trainers.shaped_scores import ShapedScores, shape_scores
@@ -57,17 +58,22 @@ def make_experience(
 ) -> tuple[Experience, RawAdvantages, ShapedScores]:
     """Shape and place the scores, subtract the KL, estimate advantages and returns (docs/ppo.md).
 
-    A response that could not be scored, is empty, or is cut off under `truncated: mask` counts nowhere: not in
-    the loss, not in its group's baseline, not in the standardising. `moments` are of the scores of the steps before;
-    those to go on with come back with the shaped scores.
+    A response that could not be scored, has no token of the policy, or is cut off under `truncated: mask` counts
+    nowhere: not in the loss, not in its group's baseline, not in the standardising. `moments` are of the scores of the
+    steps before; those to go on with come back with the shaped scores.
     """
     lengths = tuple(len(s.response.token_ids) for s in scored)
-    counts = torch.tensor([_counts(s, config) for s in scored], dtype=torch.bool)
+    counted = torch.tensor([counts(s, config) for s in scored], dtype=torch.bool)
     owner = segment_ids(lengths)
-    mask = torch.cat([s.response.response_mask for s in scored]) & counts[owner]
-    shaped = shape_scores(scored, counts, config=config, moments=moments)
-    rewards = _rewards(shaped.values, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
-    advantages, returns = estimate_advantages(scored, rewards, passes.values, mask, counts, config=config)
+    mask = torch.cat([s.response.response_mask for s in scored]) & counted[owner]
+    shaped = shape_scores(scored, counted, config=config, moments=moments)
+    if shaped.token_rewards is not None and not config.advantage.goes_by_token:
+        raise ConfigError(
+            f"the reward source rewards single tokens, but advantage {config.advantage.estimator} judges a response as "
+            "a whole: use gae or a return to go, or return one score for each response"
+        )
+    rewards = _rewards(shaped, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
+    advantages, returns = estimate_advantages(scored, rewards, passes.values, mask, counted, config=config)
     advantages = torch.where(mask, advantages, 0.0)
     raw = RawAdvantages(
         mean=float(masked_mean(advantages, mask)),
@@ -95,13 +101,14 @@ def token_values(experience: Experience) -> Tensor:
     return experience.values[value_positions(experience.lengths)]
 
 
-def _counts(scored: Scored, config: PPOConfig) -> bool:
+def counts(scored: Scored, config: PPOConfig) -> bool:
+    """False for a response that counts nowhere in its step."""
     cut = scored.response.finish is Finish.LENGTH and config.truncated == "mask"
-    return scored.valid and bool(scored.response.token_ids) and not cut
+    return scored.valid and bool(scored.response.response_mask.any()) and not cut
 
 
 def _rewards(
-    scores: Tensor,
+    shaped: ShapedScores,
     passes: Passes,
     mask: Tensor,
     lengths: Sequence[int],
@@ -112,7 +119,9 @@ def _rewards(
     penalty = torch.zeros_like(passes.old_logprobs)
     if config.kl.place == "reward":
         penalty = _kl_per_token(passes, config.kl.measure)
-    rewards = shape_rewards(penalty, scores, mask, lengths, kl_coefficient=kl_coefficient)
+    rewards = shape_rewards(
+        penalty, shaped.values, mask, lengths, kl_coefficient=kl_coefficient, token_rewards=shaped.token_rewards
+    )
     # Both leave 0 outside the mask, so that nothing of them reaches an earlier token through the estimator.
     if config.score.whiten_rewards == "zero_mean":
         return standardise(rewards, mask)

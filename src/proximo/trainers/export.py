@@ -19,10 +19,13 @@ from proximo.models.lora import load_adapter, merged_copy
 from proximo.models.quiet import quiet_transformers
 from proximo.models.scalar import HeadStart
 from proximo.models.sources import ModelSource, adapter_base
+from proximo.models.trunk import HEAD_FILE
 from proximo.models.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
-from proximo.trainers.saved import find_checkpoint, model_of
+from proximo.trainers.cards import write_card
+from proximo.trainers.hub import check_pushable, push_folder
+from proximo.trainers.model_card import SCALAR_ROLES
+from proximo.trainers.saved import find_checkpoint, find_run, model_of
 
-SCALAR_ROLES = ("value", "reward")
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -39,24 +42,45 @@ class ExportOptions:
     """Add an adapter into its base; otherwise the folder holds the adapter alone."""
     dtype: Literal["float32", "bfloat16"] | None = None
     """None keeps the numbers as they are saved."""
+    push: str | None = None
+    """The name on the Hub that the folder is uploaded to as well; None uploads nothing."""
+    private: bool = False
+    """Whether a model that `push` makes is for its owner's eyes only."""
 
 
 def run_export(run: Path, out: Path, options: ExportOptions) -> int:
-    """Write the folder `out`, whole or not at all, with tokenizer, chat template and generation config.
+    """Write the folder `out`, whole or not at all, with tokenizer, chat template, generation config and model card.
 
-    Raises RunFolderError where `out` exists or the run has no such model, ModelError where a base cannot be loaded.
+    Raises RunFolderError where `out` exists or the run has no such model, ModelError where a base cannot be loaded,
+    and ProximoError where the folder is written but the Hub refuses it.
     """
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
-    source = model_of(find_checkpoint(run, options.checkpoint), options.role)
+    checkpoint = find_checkpoint(run, options.checkpoint)
+    source = model_of(checkpoint, options.role)
+    if options.push is not None:
+        check_pushable(source, merge=options.merge)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
-    export_model(source, out, merge=options.merge, dtype=dtype)
+
+    def add_card(folder: Path) -> None:
+        write_card(folder, find_run(run), role=source.name, step=checkpoint.step)
+
+    export_model(source, out, merge=options.merge, dtype=dtype, finish=add_card)
     print(f"{out}: {source.name} of {source.parent}")
+    if options.push is not None:
+        print(push_folder(out, options.push, private=options.private))
     return 0
 
 
-def export_model(source: Path, out: Path, *, merge: bool, dtype: torch.dtype | None = None) -> None:
-    """Write one role's folder of a checkpoint to `out`, whole or not at all."""
+def export_model(
+    source: Path,
+    out: Path,
+    *,
+    merge: bool,
+    dtype: torch.dtype | None = None,
+    finish: Callable[[Path], None] | None = None,
+) -> None:
+    """Write one role's folder of a checkpoint to `out`, whole or not at all; `finish` adds to what is written."""
     temporary = atomic.temporary_beside(out)
     if temporary.exists():
         atomic.remove(temporary)
@@ -64,6 +88,8 @@ def export_model(source: Path, out: Path, *, merge: bool, dtype: torch.dtype | N
     try:
         _writer(source, merge=merge)(source, temporary, dtype)
         load_tokenizer(str(source)).save_pretrained(temporary)
+        if finish is not None:
+            finish(temporary)
         atomic.fsync_tree(temporary)
         atomic.publish_folder(temporary, out)
     except (OSError, SafetensorError) as error:  # safetensors wraps what the disk says
@@ -77,6 +103,8 @@ def is_adapter(folder: Path) -> bool:
 
 
 def _writer(source: Path, *, merge: bool) -> Callable[[Path, Path, torch.dtype | None], None]:
+    if (source / HEAD_FILE).is_file():
+        return _write_from_trunk
     if not is_adapter(source):
         return _write_whole
     return _write_merged if merge else _write_adapter
@@ -86,6 +114,14 @@ def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     loader: Any = AutoModelForSequenceClassification if source.name in SCALAR_ROLES else AutoModelForCausalLM
     with quiet_transformers():
         loader.from_pretrained(source, dtype=dtype or "auto").save_pretrained(target)
+
+
+def _write_from_trunk(source: Path, target: Path, dtype: torch.dtype | None) -> None:
+    """A classifier on a copy of the policy's trunk, whole also where the policy is an adapter."""
+    model = load_scalar_model(ModelSource(path=str(source)), fresh_head=None, device=torch.device("cpu"))
+    resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
+    with quiet_transformers():
+        (model.base if dtype is None else model.base.to(dtype)).save_pretrained(target)
 
 
 def _write_adapter(source: Path, target: Path, dtype: torch.dtype | None) -> None:

@@ -1,19 +1,32 @@
-"""Text from a trained model, for a person to read. Not the rollouts of training, and no scores."""
+"""Text from a trained model, for a person to read, the best of it first where asked. Not the rollouts of training."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from transformers import PreTrainedTokenizerBase
+
+from proximo.config.ppo import ModelRewardConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
+from proximo.errors import UserError
+from proximo.metrics.formatting import format_number
+from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
-from proximo.models.placement import resolve_device
+from proximo.models.placement import Precision, resolve_device
 from proximo.models.sources import ModelSource
 from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
-from proximo.records import Response
+from proximo.records import Response, Scored
+from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.source import RewardSource
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.trainers.build import Place, build_reward_source
 from proximo.trainers.endings import ending_ids
-from proximo.trainers.saved import language_model_path
+from proximo.trainers.saved import language_model_path, reward_model_path
+
+FUNCTION_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""A function as `package.module:function`; anything else names a model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,13 +43,57 @@ class GenerateOptions:
     checkpoint: str = "latest"
     """Where the model is a run: `latest`, `best` or `step-N`."""
     device: str = "auto"
+    reward: str | None = None
+    """What scores the responses: `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
+    keep: int | None = None
+    """Only the best so many responses to each prompt; needs `reward`."""
 
 
 def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> int:
     """Print responses to each prompt; a single response is printed alone. Returns the exit status."""
-    for line in response_lines(generate(model, prompts, options), num_samples=options.num_samples):
+    if options.reward is None:
+        if options.keep is not None:
+            raise UserError("keep shows the best responses, and only a reward knows which they are: give a reward too")
+        responses = generate(model, prompts, options)
+        shown, scores = responses, [None] * len(responses)
+    else:
+        ranked = generate_ranked(model, prompts, options)
+        shown, scores = [each.response for each in ranked], [each.score if each.valid else None for each in ranked]
+    for line in response_lines(shown, scores, num_samples=options.num_samples):
         print(line)
     return 0
+
+
+def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions) -> list[Scored]:
+    """The same responses with their scores, the best to each prompt first; only `keep` of them where that is given.
+
+    Raises UserError where there are fewer than are to be kept, and what `generate` raises.
+    """
+    if options.reward is None or not 1 <= (options.keep or 1) <= options.num_samples:
+        raise UserError(
+            f"keep ({options.keep}) chooses among num_samples ({options.num_samples}): give a smaller number"
+        )
+    is_function = FUNCTION_PATH.fullmatch(options.reward) is not None
+    function = import_function(options.reward) if is_function else None  # a mistake in it costs no model
+    responses = generate(model, prompts, options)
+    if function is not None:
+        source: RewardSource = FunctionReward(function)
+    else:
+        config = ModelRewardConfig(kind="model", path=reward_model_path(options.reward))
+        tokenizer = load_tokenizer(language_model_path(model, options.checkpoint))
+        place = Place(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)
+        source = build_reward_source(config, tokenizer, place=place, tokens_per_microbatch=8192)
+    return rank_by_score(source.score(responses), size=options.num_samples, keep=options.keep or options.num_samples)
+
+
+def rank_by_score(scored: Sequence[Scored], *, size: int, keep: int) -> list[Scored]:
+    """Of each `size` responses to one prompt the best `keep`, highest score first; what has no score comes last."""
+
+    def rank(each: Scored) -> tuple[bool, float]:
+        return not each.valid, -each.score if each.valid else 0.0
+
+    groups = [scored[start : start + size] for start in range(0, len(scored), size)]
+    return [each for group in groups for each in sorted(group, key=rank)[:keep]]
 
 
 def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> list[Response]:
@@ -48,23 +105,31 @@ def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> li
     tokenizer = load_tokenizer(path)
     rows = [Row(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(prompts, 1)]
     asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=options.chat))
-    language = load_language_model(ModelSource(path=path), device=resolve_device(options.device))
-    if language.has_adapter:  # its base has no rows for the tokens that the run added
-        resize_vocabulary(language.base, vocabulary_size(tokenizer))
-    check_vocabulary(language.base, tokenizer, role="policy")
-    engine = LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
+    _, engine = load_engine(path, tokenizer, device=options.device)
     key = RandomKey(seed=options.seed, purpose="generate")
     return engine.generate(asked, num_samples=options.num_samples, options=options.sampling, key=key)
 
 
-def response_lines(responses: Sequence[Response], *, num_samples: int) -> Iterator[str]:
-    """The text of one response; of several, each below its prompt, with its number and why it ended."""
+def load_engine(path: str, tokenizer: PreTrainedTokenizerBase, *, device: str) -> tuple[LanguageModel, LocalEngine]:
+    """A model, with its adapter where it has one, and the engine that samples from it."""
+    language = load_language_model(ModelSource(path=path), device=resolve_device(device))
+    if language.has_adapter:  # its base has no rows for the tokens that the run added
+        resize_vocabulary(language.base, vocabulary_size(tokenizer))
+    check_vocabulary(language.base, tokenizer, role="policy")
+    return language, LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
+
+
+def response_lines(responses: Sequence[Response], scores: Sequence[float | None], *, num_samples: int) -> Iterator[str]:
+    """The text of one response; of several, each below its prompt, with its number, why it ended, and its score."""
     if len(responses) == 1:
         yield responses[0].text
         return
-    for response in responses:
-        if response.sample_index == 0:
+    shown = None
+    for response, score in zip(responses, scores, strict=True):
+        if response.prompt.id != shown:
+            shown = response.prompt.id
             yield f"# {response.prompt.text or (response.prompt.messages or ({},))[-1].get('content')}"
         number = f"sample {response.sample_index + 1}, " if num_samples > 1 else ""
-        yield f"## {number}{len(response.token_ids)} tokens, ended by {response.finish.value}"
+        judged = "" if score is None else f", score {format_number(score)}"
+        yield f"## {number}{len(response.token_ids)} tokens, ended by {response.finish.value}{judged}"
         yield f"{response.text}\n"

@@ -13,14 +13,17 @@ from proximo.config.base import Section
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
 from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.config.run import ModelConfig, ScalarModelConfig
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.config.sinks import FunctionSinkConfig
 from proximo.errors import ConfigError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
 FILE_FORMATS = ("json", "jsonl", "csv", "parquet", "text")
 MODEL_FILES = ("config.json", "adapter_config.json")
+VALUE_FILES = (*MODEL_FILES, "value_head.safetensors")
+"""A checkpoint's value model may be a head alone, on the trunk of the policy beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +59,23 @@ def inputs_of(recipe: Section, prefix: str = "") -> Iterator[Input]:
                     yield from (_with_stage(each, recipe) for each in inputs_of(stage, f"{prefix}{name}."))
         case SFTRecipe() | RewardRecipe():
             yield model_input(recipe.model, f"{prefix}model")
+        case DPORecipe():
+            yield model_input(recipe.model, f"{prefix}model")
+            if recipe.reference is not None:
+                yield model_input(recipe.reference, f"{prefix}reference")
         case PPORecipe():
             yield from _ppo_inputs(recipe, prefix)
-    if isinstance(recipe, SFTRecipe | RewardRecipe | PPORecipe):
+    if isinstance(recipe, SFTRecipe | RewardRecipe | DPORecipe | PPORecipe):
+        yield from _sink_inputs(recipe.run, f"{prefix}run.sinks")
         if recipe.tokenizer.path is not None:
             yield _folder_or_hub(recipe.tokenizer.path, f"{prefix}tokenizer.path", ())
         yield from data_inputs(recipe.data, f"{prefix}data")
+
+
+def _sink_inputs(run: RunConfig, key: str) -> Iterator[Input]:
+    for index, sink in enumerate(run.sinks):
+        if isinstance(sink, FunctionSinkConfig):
+            yield _function(sink.function, f"{key}.{index}.function")
 
 
 def _with_stage(given: Input, recipe: PipelineRecipe) -> Input:
@@ -77,8 +91,10 @@ def _ppo_inputs(recipe: PPORecipe, prefix: str) -> Iterator[Input]:
     yield model_input(recipe.policy, f"{prefix}policy")
     if recipe.reference is not None:
         yield model_input(recipe.reference, f"{prefix}reference")
-    if recipe.ppo.uses_critic and recipe.value.start == "path":
+    if recipe.ppo.uses_critic and (recipe.value.start == "path" or recipe.value.path is not None):
         yield model_input(recipe.value, f"{prefix}value")
+    if recipe.ptx_data is not None:
+        yield from data_inputs(recipe.ptx_data, f"{prefix}ptx_data")
     for index, source in enumerate(recipe.reward):
         yield from reward_inputs(source, f"{prefix}reward.{index}")
     if recipe.gold is not None:
@@ -100,7 +116,8 @@ def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:
     if model.path is None:
         name = str((model.config or {}).get("model_type", "a model without model_type"))
         return Input(key=f"{key}.config", name=name, kind="random start")
-    return _folder_or_hub(model.path, f"{key}.path", MODEL_FILES)
+    files = VALUE_FILES if isinstance(model, ScalarModelConfig) else MODEL_FILES
+    return _folder_or_hub(model.path, f"{key}.path", files)
 
 
 def data_inputs(data: DataConfig, key: str) -> Iterator[Input]:

@@ -1,27 +1,59 @@
 """The optimizers of a PPO run and the lengths of their schedules. Not the updates: see updates.py."""
 
+from collections.abc import Mapping
+
+from torch import nn
+
 from proximo.config.ppo import PPOConfig
 from proximo.config.run import OptimizerConfig
+from proximo.errors import ConfigError
 from proximo.learner.minibatches import num_minibatches
+from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.trainers.calls import Roles
 from proximo.trainers.sections import optimizer_options
 
 
-def make_learners(roles: Roles, config: PPOConfig) -> tuple[Learner, Learner | None]:
-    """Of the policy, and of the value model where there is one.
+def make_learners(
+    roles: Roles, config: PPOConfig, own: Mapping[str, OwnOptimizer] | None = None
+) -> tuple[Learner, Learner | None]:
+    """Of the policy, and of the value model where there is one; `own` has optimizers that were brought, by role.
 
-    The policy takes no update in the warm-up of the critic, so its schedule is as long as the steps that are left.
+    The policy takes no update in the warm-up of the critic, so its schedule is as long as the steps that are left. On
+    a shared trunk the first moves policy and value head, and the second the head alone, in the warm-up, if there is
+    one.
+
+    Raises ConfigError for an optimizer of a role that is not trained, or that the configuration describes too.
     """
+    own = own or {}
+    _check_own(own, roles, config)
     updates_per_step = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
     rate = 1e-5 if roles.policy.has_adapter else 1e-6
     policy_options = config.policy_optimizer or OptimizerConfig(learning_rate=rate)
+    trunk_head = roles.value.base.get_submodule("score") if roles.value is not None and roles.shares_trunk else None
     policy = Learner(
-        roles.policy.model,
-        optimizer_options(policy_options),
+        roles.policy.model if trunk_head is None else nn.ModuleDict({"policy": roles.policy.model, "head": trunk_head}),
+        own.get("policy") or optimizer_options(policy_options),
         num_updates=(config.num_steps - config.critic_warmup_steps) * updates_per_step,
     )
-    if roles.value is None:
+    if roles.value is None or (trunk_head is not None and not config.critic_warmup_steps):
         return policy, None
-    options = optimizer_options(config.value_optimizer)
+    options = own.get("value") or optimizer_options(config.value_optimizer)
+    if trunk_head is not None:
+        return policy, Learner(trunk_head, options, num_updates=config.critic_warmup_steps * updates_per_step)
     return policy, Learner(roles.value.model, options, num_updates=config.num_steps * updates_per_step)
+
+
+def _check_own(own: Mapping[str, OwnOptimizer], roles: Roles, config: PPOConfig) -> None:
+    trained = ["policy"] + ([] if roles.value is None else ["value"])
+    for role, optimizer in own.items():
+        if role not in trained:
+            raise ConfigError(f"optimizers has an entry {role!r}, but what is trained is {' and '.join(trained)}")
+        if not isinstance(optimizer, OwnOptimizer):
+            kind = type(optimizer).__name__
+            raise ConfigError(f"optimizers[{role!r}] must be an OwnOptimizer, got {kind}: OwnOptimizer(make=...)")
+        if f"{role}_optimizer" in config.model_fields_set:
+            raise ConfigError(
+                f"the {role} model has two optimizers, optimizers[{role!r}] and {role}_optimizer of the configuration: "
+                "leave out one"
+            )

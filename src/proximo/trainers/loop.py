@@ -5,14 +5,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free
 from proximo.checkpoint.interruption import Interruption
-from proximo.checkpoint.logs import JsonLines, cut_back
+from proximo.checkpoint.logs import cut_back
 from proximo.checkpoint.run_folder import RunFolder, check_run, open_run
 from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import Checkpoint, CheckpointStore, Writer
@@ -20,11 +19,12 @@ from proximo.config.base import Section
 from proximo.config.run import RunConfig
 from proximo.errors import RunFolderError
 from proximo.metrics.console import Course, LoggedProgress, ProgressView, open_progress
-from proximo.metrics.recorder import Recorder
 from proximo.metrics.report import write_report
-from proximo.metrics.sinks import Sink, TensorBoardSink
 from proximo.metrics.trainers import Trainer
-from proximo.metrics.values import Last, MetricValue, Sum
+from proximo.metrics.values import Sum
+from proximo.trainers.cards import write_final_cards
+from proximo.trainers.extras import check_extras
+from proximo.trainers.logs import Logs, Record
 from proximo.trainers.memory import memory_advice
 from proximo.trainers.options import RunOptions
 
@@ -35,6 +35,8 @@ MAY_CHANGE = (
     "run.keep_last",
     "run.grace_seconds",
     "run.tensorboard",
+    "run.sinks",
+    "run.token_cache",
     "ppo.num_steps",
     "ppo.rollout.max_rows",
 )
@@ -44,15 +46,6 @@ A longer `ppo.num_steps` stretches a falling learning rate, which is what extend
 """
 ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device")
 """Settings that choose the environment: a resume may give them otherwise where the environment may be another."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Record:
-    """What a step or an evaluation has to say."""
-
-    metrics: Mapping[str, MetricValue]
-    samples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
-    """Rows of samples.jsonl, without their step."""
 
 
 class Task(Protocol):
@@ -97,6 +90,7 @@ def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options
     """
     folder = Path(run.folder)
     check_run(folder, resume=options.resume, overwrite=options.overwrite)
+    check_extras(run)
     task = build()
     with open_run(folder, resume=options.resume, overwrite=options.overwrite) as opened:
         return _Loop(opened, task, recipe, run, options).run()
@@ -136,8 +130,8 @@ class _Loop:
             for note in self.task.notes:
                 progress.note(note)
             with (
-                _Logs(self.folder, progress, tensorboard=self.run_config.tensorboard) as logs,
                 progress_warnings(progress),
+                Logs(self.folder, progress, self.run_config, self.resolved) as logs,
             ):
                 return self._steps(first, last, logs, progress)
         except Exception:
@@ -146,7 +140,7 @@ class _Loop:
         finally:
             progress.close()
 
-    def _steps(self, first: int, last: int, logs: "_Logs", progress: ProgressView) -> int:
+    def _steps(self, first: int, last: int, logs: Logs, progress: ProgressView) -> int:
         schedule = SaveSchedule(
             every_steps=self.run_config.save_every_steps, every_minutes=self.run_config.save_every_minutes
         )
@@ -169,10 +163,11 @@ class _Loop:
                 if stopping:
                     progress.note(f"stopped by a signal after step {step}; go on with --resume")
                     return interruption.exit_status
+        write_final_cards(self.folder.path)
         progress.note(f"finished: {last} steps, report in {write_report(self.folder.path)}")
         return 0
 
-    def _finish_step(self, logs: "_Logs", progress: ProgressView, step: int, record: Record) -> float | None:
+    def _finish_step(self, logs: Logs, progress: ProgressView, step: int, record: Record) -> float | None:
         """Evaluate where it is due and write the step's one line; returns the metric that ranks checkpoints."""
         every = self.run_config.evaluate_every_steps
         evaluation = None
@@ -190,12 +185,12 @@ class _Loop:
         seconds = {"time/evaluate_seconds": Sum(time.perf_counter() - start)}
         return Record(metrics={**record.metrics, **seconds}, samples=record.samples)
 
-    def _log(self, logs: "_Logs", step: int, *records: Record | None) -> float | None:
+    def _log(self, logs: Logs, step: int, *records: Record | None) -> float | None:
         given = [record for record in records if record is not None]
         line = logs.write(step, given)
         return None if self.task.best_metric is None else line.get(self.task.best_metric)
 
-    def _save(self, logs: "_Logs", step: int, metric: float | None) -> None:
+    def _save(self, logs: Logs, step: int, metric: float | None) -> None:
         logs.sync()
         state = {"task": dict(self.task.state()), "fingerprints": self.fingerprints.to_json()}
         self.store.save(step, self.task.writers(), state, metric=metric)
@@ -227,52 +222,12 @@ class _Loop:
         return 0
 
     def _finish_interrupted_end(self) -> None:
-        """What a crash after the last checkpoint may have left undone: the end of its save, and the report."""
+        """What a crash after the last checkpoint may have left undone: the end of its save, cards and report."""
         self.store.tidy()
+        write_final_cards(self.folder.path)
         report, metrics = self.folder.report, self.folder.metrics
         if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
             write_report(self.folder.path)
-
-
-class _Logs:
-    """Writes each step's line to metrics.jsonl, its samples, and every sink."""
-
-    def __init__(self, folder: RunFolder, progress: ProgressView, *, tensorboard: bool) -> None:
-        self.metrics = JsonLines(folder.metrics)
-        self.samples = JsonLines(folder.samples)
-        self.sinks: list[Sink] = [progress]
-        self.progress = progress
-        if tensorboard:
-            self.sinks.append(TensorBoardSink(folder.tensorboard, folder.metrics))
-
-    def write(self, step: int, records: Sequence[Record]) -> dict[str, float]:
-        recorder = Recorder()
-        recorder.record("progress/step", Last(step))
-        for record in records:
-            recorder.record_all(record.metrics)
-            for sample in record.samples:
-                self.samples.append({"step": step, **sample})
-        line = recorder.line()
-        if recorder.non_finite:
-            self.progress.warn(f"step {step}: not finite: {', '.join(recorder.non_finite)}")
-        self.metrics.append({"step": step, **line})
-        for sink in self.sinks:
-            sink.write(step, line)
-        return line
-
-    def sync(self) -> None:
-        """Force the lines to the disk, so that no checkpoint is newer than the lines that belong to it."""
-        self.metrics.sync()
-        self.samples.sync()
-
-    def __enter__(self) -> "_Logs":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.metrics.close()
-        self.samples.close()
-        for sink in self.sinks[1:]:
-            sink.close()
 
 
 @contextmanager

@@ -1,16 +1,19 @@
-"""What to say when memory runs out: in which step and phase, and which settings to lower. Frees nothing."""
+"""Memory that runs out: in which step and phase, and which settings to lower; and the cache between phases."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
-from proximo.errors import TrainingError
+from proximo.dataflow.executor import Handler
+from proximo.errors import ConfigError, TrainingError
 from proximo.metrics.trainers import Trainer
 
 SETTINGS = {
     Trainer.SFT: "lower sft.tokens_per_microbatch, or set model.activation_checkpointing",
     Trainer.REWARD: "lower reward.tokens_per_microbatch, or set model.activation_checkpointing",
+    Trainer.DPO: "lower dpo.tokens_per_microbatch, or set model.activation_checkpointing",
     Trainer.PPO: "lower ppo.tokens_per_microbatch or, for a rollout, ppo.rollout.max_rows, or set "
     "policy.activation_checkpointing and value.activation_checkpointing",
 }
@@ -29,6 +32,33 @@ def memory_advice(trainer: Trainer, phase: str, *, step: int) -> Generator[None]
         raise TrainingError(
             f"step {step}: memory ran out in {phase}; {SETTINGS[trainer]}; neither changes the result ({reason})"
         ) from error
+
+
+def with_memory_advice(handlers: Mapping[str, Handler], *, step: int) -> dict[str, Handler]:
+    """The handlers of a PPO step's calls, each with that advice."""
+
+    def advised(name: str, handler: Handler) -> Handler:
+        def run(*given: Any) -> tuple[Any, ...]:
+            with memory_advice(Trainer.PPO, name, step=step):
+                return handler(*given)
+
+        return run
+
+    return {name: advised(name, handler) for name, handler in handlers.items()}
+
+
+def check_release(wanted: bool, device: torch.device) -> None:
+    """Raises ConfigError where there is no cache to release."""
+    if wanted and device.type == "cpu":
+        raise ConfigError(
+            "ppo.release_cache gives cached memory of an accelerator back, and this run is on the cpu, which keeps "
+            "none: remove it"
+        )
+
+
+def release_cache(device: torch.device) -> None:
+    """Give back what torch keeps of freed tensors on an accelerator, so that the next phase can lay it out anew."""
+    {"cuda": torch.cuda, "mps": torch.mps}[device.type].empty_cache()
 
 
 def _ran_out(error: Exception) -> bool:

@@ -64,19 +64,20 @@ def _run_stage(stage: AnyStage, options: RunOptions) -> int:
 def resolve_references(section: Stage, folder: Path) -> Stage:
     """The section with `@sft` and `@reward` replaced by the folders that those stages made."""
 
-    def resolve(value: Any) -> Any:
+    def resolve(value: Any, *, merge: bool = True) -> Any:
         if isinstance(value, Mapping):
-            return {key: resolve(item) for key, item in value.items()}
+            return {key: resolve(item, merge=not value.get("share_base")) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [resolve(item) for item in value]
-        return str(stage_result(folder, value)) if isinstance(value, str) and value in ROLES else value
+        return str(stage_result(folder, value, merge=merge)) if isinstance(value, str) and value in ROLES else value
 
     return type(section).model_validate(resolve(section.model_dump(mode="json")))
 
 
-def stage_result(folder: Path, reference: str) -> Path:
+def stage_result(folder: Path, reference: str, *, merge: bool = True) -> Path:
     """The folder of the model that a stage made: its best checkpoint where one was measured, else its latest.
 
+    An adapter comes merged into its base; with `merge=False` by itself, for a role that shares the base.
     Raises ConfigError where that stage has no checkpoint.
     """
     stage, role = ROLES[reference]
@@ -88,7 +89,7 @@ def stage_result(folder: Path, reference: str) -> Path:
             f"give the recipe a section {stage}, or name a model by its path"
         )
     found = checkpoint.path(role)
-    if not is_adapter(found):
+    if not merge or not is_adapter(found):
         return found
     # What follows starts from whole models: the base of a later adapter is what this stage made, adapter included.
     merged = folder / stage / MERGED / checkpoint.folder.name

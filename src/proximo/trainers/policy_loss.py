@@ -75,6 +75,8 @@ def _objective(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) ->
     clip_low, clip_high = config.clips
     if config.objective == "sapo":
         return objectives.sapo(*given, gate_positive=config.gate_positive, gate_negative=config.gate_negative)
+    if config.objective == "m2po":
+        return objectives.m2po(*given, batch.columns["trusted"])
     if config.objective == "cispo":
         return objectives.cispo(*given, clip_low=clip_low, clip_high=clip_high)
     bounds = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": config.dual_clip}

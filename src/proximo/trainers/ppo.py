@@ -6,28 +6,32 @@ stats = trainer.step(prompts, responses, scores)
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.algorithms.controllers import adaptive_kl
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo import PPOConfig
+from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
-from proximo.errors import ConfigError, DataError
+from proximo.errors import ConfigError
+from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
-from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.records import Experience, Prompt, Response, Scored
+from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rollout.sampling import RandomKey
 from proximo.trainers.brought import (
+    PromptLike,
+    ResponseLike,
+    Score,
     as_policy,
     as_prompts,
     as_reference,
@@ -36,25 +40,22 @@ from proximo.trainers.brought import (
     as_source,
     as_value,
     check_models,
+    check_training,
 )
 from proximo.trainers.calls import InferenceCalls, absent_inputs, step_graph
-from proximo.trainers.endings import ending_ids
 from proximo.trainers.experience import Passes, make_experience
+from proximo.trainers.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
 from proximo.trainers.invariants import check_first_minibatch
+from proximo.trainers.kl_coefficient import adapted_coefficient
 from proximo.trainers.learners import make_learners
-from proximo.trainers.memory import memory_advice
+from proximo.trainers.memory import check_release, release_cache, with_memory_advice
 from proximo.trainers.policy_loss import check_behaviour_weight
-from proximo.trainers.reference_answers import check_answers, with_answer_scores
+from proximo.trainers.ptx import make_text_loss
 from proximo.trainers.roles import Followers, make_roles
-from proximo.trainers.score_guards import EqualSteps, refuse_equal, refuse_faulty
-from proximo.trainers.step_metrics import (
-    StepOutcome,
-    counted_responses,
-    experience_metrics,
-    sequence_kl,
-    time_metrics,
-    update_metrics,
-)
+from proximo.trainers.score_guards import EqualSteps, refuse_equal
+from proximo.trainers.scoring import keep_best, score_responses
+from proximo.trainers.step_metrics import StepOutcome, step_metrics
+from proximo.trainers.token_ids import Mask
 from proximo.trainers.updates import UpdateCalls
 from proximo.trainers.value_scale import ValueScale
 
@@ -67,38 +68,49 @@ class PPOTrainer:
         tokenizer: the policy's.
         reference: what the KL pulls towards; None takes a frozen copy of the policy, or its base under LoRA, beside
             which none may be given. Unused where the configuration gives the KL no place.
-        value: the critic; None starts one from the policy's backbone with a fresh head.
+        value: the critic; None starts one from a copy of the policy's backbone with a fresh head; "trunk" puts the head
+            on the policy's own (or a `scalar_on(policy)` of models/trunk.py).
         reward: scores responses in `train`; `step` is given scores instead.
+        ptx: texts that it goes on learning, as `config.ptx` says.
         config: what is done.
         seed: of all sampling and shuffling.
+        extra_calls: calls of your own in the graph of every step (docs/dataflow.md).
+        optimizers: optimizers of your own for "policy" and "value", in the place of those of the configuration.
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
-        ConfigError: behaviour weights are asked for where every one would be 1.
+        ConfigError: behaviour weights are asked for where every one would be 1; ptx without config.ptx, or the reverse;
+            an extra call, or an optimizer that was brought, that does not fit.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part that a caller may bring
         self,
         policy: LanguageModel | PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
         *,
         reference: LanguageModel | PreTrainedModel | None = None,
-        value: ScalarModel | PreTrainedModel | None = None,
+        value: ScalarModel | PreTrainedModel | Literal["trunk"] | None = None,
         reward: RewardSource | None = None,
+        ptx: Sequence[TextExample | str] | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
+        extra_calls: Sequence[ExtraCall] = (),
+        optimizers: Mapping[str, OwnOptimizer] | None = None,
     ) -> None:
         if config is not None and not isinstance(config, PPOConfig):
             raise ConfigError(f"config must be a PPOConfig, got {type(config).__name__}: write PPOConfig(**config)")
         if seed < 0:
             raise ConfigError(f"the seed must be at least 0, got {seed}")
         self.config = config or PPOConfig()
+        check_extra_calls(extra_calls, self.config)
+        self.extra_calls = tuple(extra_calls)
         self.seed = seed
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
         reference, value = as_reference(reference), as_value(value)
         moves = self.config.average_decay is not None or self.config.kl.reference_every_steps is not None
         check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
+        check_release(self.config.release_cache, self.policy.device)
         check_behaviour_weight(self.config.policy_loss, sampled_serve=self.sampled_logprobs_serve)
         self.roles = make_roles(self.policy, tokenizer, reference=reference, value=value, config=self.config, seed=seed)
         self.followers = Followers(self.roles, tokenizer, self.config)
@@ -107,13 +119,14 @@ class PPOTrainer:
         self.equal_steps = EqualSteps()
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
-        policy_learner, value_learner = make_learners(self.roles, self.config)
+        policy_learner, value_learner = make_learners(self.roles, self.config, optimizers)
         self._updates = UpdateCalls(
             self._inference,
             policy=policy_learner,
             value=value_learner,
             seed=seed,
             check_first=self._check_first_minibatch,
+            texts=make_text_loss(ptx, self.policy, tokenizer, config=self.config, seed=seed),
         )
 
     def _check_first_minibatch(self, statistics: PolicyStatistics, step: int) -> None:
@@ -141,31 +154,41 @@ class PPOTrainer:
         """True where the sampler's log-probs are those of the policy, so that no pass is needed for the old ones."""
         return self.policy.precision == "float32" and not self.config.rollout.reshapes_distribution
 
-    def generate(self, prompts: Sequence[Prompt | str]) -> list[Response]:
-        """Sample `responses_per_prompt` responses to each prompt, as this step would."""
+    def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
+        """Sample `samples_per_prompt`, or else `responses_per_prompt`, responses to each prompt, as this step would.
+
+        A prompt is a text, its token ids (a list or a tensor without padding) or a record.
+        """
         key = RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
-        prompts = as_prompts(self.tokenizer, prompts)
-        return self._inference.generate(prompts, key=key, policy_version=self.policy_version)
+        return self._inference.generate(self._prompts(prompts), key=key, policy_version=self.policy_version)
+
+    def _prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
+        return as_prompts(self.tokenizer, prompts, num_tokens=self.policy.vocab_size)
 
     def step(
         self,
-        prompts: Sequence[Prompt | str],
-        responses: Sequence[Response | Sequence[int]],
-        scores: Sequence[float | None],
+        prompts: Sequence[PromptLike],
+        responses: Sequence[ResponseLike],
+        scores: Sequence[Score] | Tensor,
+        *,
+        response_masks: Sequence[Mask] | None = None,
     ) -> dict[str, float]:
         """Learn from responses that you scored yourself, and return the step's metrics.
 
-        `responses` come from `generate`, or are plain lists of token ids; then the policy's log-probs are computed
-        for them. One score per response; None, or a number that is not finite, leaves the response out of everything.
-        Prompts as given to `generate` (one for each response, or each group).
+        `responses` come from `generate`, or are token ids (lists or tensors, without the prompt and without padding);
+        then the policy's log-probs are computed for them. One score per response, or one reward for each of its tokens,
+        whose sum is the score; None, or a number that is not finite, leaves the response out of everything. Prompts as
+        given to `generate` (one for each response, or each group). `response_masks`: for each response True (or 1)
+        where the policy wrote the token; the others, such as a tool's output, are read, and left out of loss, KL and
+        advantages.
 
-        Raises DataError where the numbers of prompts, responses and scores do not fit together.
+        Raises DataError where the numbers of prompts, responses, scores and masks do not fit together.
         """
-        return self._line(self.run_step(scored=as_scored(self._adopt(prompts, responses), scores)))
+        return self._line(self.run_step(scored=as_scored(self._adopt(prompts, responses, response_masks), scores)))
 
     def train(
         self,
-        prompts: Sequence[Prompt | str],
+        prompts: Sequence[PromptLike],
         *,
         reward: RewardSource | RewardFunction | None = None,
         on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
@@ -177,15 +200,8 @@ class PPOTrainer:
         """
         if reward is not None:
             self._inference.reward = as_source(reward)
-        known, size, history = as_prompts(self.tokenizer, prompts), self.config.prompts_per_step, []
-        if not known:
-            raise DataError("there are no prompts to train on")
-        if self.steps_done >= self.config.num_steps:
-            raise ConfigError(
-                f"all {self.config.num_steps} steps were taken: give the trainer a config with more num_steps"
-            )
-        if self.config.score.minus_reference_answer:
-            check_answers(known)
+        known, size, history = self._prompts(prompts), self.config.prompts_per_step, []
+        check_training(known, self.config, steps_done=self.steps_done)
         while self.steps_done < self.config.num_steps:
             rows = rows_at(self.steps_done * size, size, num_rows=len(known), seed=self.seed)
             history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
@@ -203,12 +219,14 @@ class PPOTrainer:
         """
         given = "prompts" if scored is None else "scored"
         learns = self.steps_done >= self.config.critic_warmup_steps
-        serve = self.sampled_logprobs_serve
-        graph = step_graph(self.config, sampled_serve=serve, given=given, policy_learns=learns)
+        serve, extra = self.sampled_logprobs_serve, calls_of(self.extra_calls)
+        modes = {"sampled_serve": serve, "policy_learns": learns, "shares_trunk": self.roles.shares_trunk}
+        graph = step_graph(self.config, given=given, **modes, extra=extra)
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
-            inputs = {"responses": [s.response for s in scored], "scored": scored}
-        handlers = {name: self._with_memory_advice(name, handler) for name, handler in self._handlers().items()}
+            taken = {"responses": [s.response for s in scored], "scored": scored}
+            inputs = taken if self.config.samples_per_prompt is None else {"candidates": scored}
+        handlers = with_memory_advice(self._handlers() | handlers_of(self.extra_calls), step=self.steps_done + 1)
         outcome = LocalExecutor(graph, handlers).run(inputs | absent_inputs(graph))
         step = StepOutcome(
             experience=outcome.values["experience"],
@@ -216,14 +234,16 @@ class PPOTrainer:
             shaped_scores=outcome.values["shaped_scores"] if self.config.score.shapes else None,
             policy=outcome.values.get("policy_report"),
             value=outcome.values.get("value_report"),
+            candidates=outcome.values.get("candidates"),
             seconds=outcome.seconds,
             kl_coefficient=None if self.config.kl.place == "none" else self.kl_coefficient,
             compares_groups=self.config.advantage.compares_groups,
+            extra=values_of(self.extra_calls, graph, outcome.values),
         )
         if step.policy is not None:  # while the critic warms up, the policy and its coefficient wait
-            self._adapt_kl(step.experience)
+            self.kl_coefficient = adapted_coefficient(self.kl_coefficient, step.experience, self.config.kl)
         self.score_moments = outcome.values["shaped_scores"].moments
-        self.equal_steps = self.equal_steps.after(step.experience.scored)
+        self.equal_steps = self.equal_steps.after(step.sampled)
         self.steps_done += 1
         self.followers.move(self.steps_done)
         return step
@@ -234,78 +254,58 @@ class PPOTrainer:
             "progress/policy_version": Last(self.policy_version),
             "progress/prompts": Last(self.steps_done * self.config.prompts_per_step),
         }
-        if outcome.kl_coefficient is not None:
-            own["kl/coefficient"] = Last(outcome.kl_coefficient)
-        return (
-            experience_metrics(outcome)
-            | update_metrics(outcome, precision=self.policy.precision, objective=self.config.policy_loss.objective)
-            | time_metrics(outcome, num_epochs=self.config.epochs_per_step)
-            | own
-        )
+        return step_metrics(outcome, self.config, precision=self.policy.precision) | own
 
     def _handlers(self) -> dict[str, Handler]:
         calls, updates = self._inference, self._updates
         return {
             "generate": lambda prompts: (self.generate(prompts),),
-            "score": lambda responses: (self._score(responses),),
+            "score": lambda responses: (score_responses(responses, calls, self.tokenizer, step=self.steps_done + 1),),
+            "select": self._select,
             "sampled_logprobs": calls.sampled_logprobs,
             "policy_logprobs": calls.policy_logprobs,
             "reference_logprobs": calls.reference_logprobs,
             "values": calls.values,
+            "policy_logprobs_and_values": calls.policy_logprobs_and_values,
             "experience": self._experience,
             "train_value": lambda experience: (updates.train_value(experience, step=self.steps_done),),
             "train_policy": lambda experience: (
                 updates.train_policy(experience, kl_coefficient=self.kl_coefficient, step=self.steps_done),
             ),
+            "train_policy_and_value": lambda experience: updates.train_policy_and_value(
+                experience, kl_coefficient=self.kl_coefficient, step=self.steps_done
+            ),
         }
 
-    def _with_memory_advice(self, name: str, handler: Handler) -> Handler:
-        def run(*given: Any) -> tuple[Any, ...]:
-            with memory_advice(Trainer.PPO, name, step=self.steps_done + 1):
-                return handler(*given)
-
-        return run
-
     def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
+        if self.config.release_cache:  # the rollout's keys and values are freed, and the updates come next
+            release_cache(self.policy.device)
         old, reference, full, values = passes
         gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
-        refuse_equal(self.equal_steps.after(scored), self.config.guards, step=self.steps_done + 1)
+        if self.config.samples_per_prompt is None:
+            self._refuse_equal(scored)
         coefficient, moments = self.kl_coefficient, self.score_moments
         return make_experience(scored, gathered, config=self.config, kl_coefficient=coefficient, moments=moments)
 
-    def _score(self, responses: Sequence[Response]) -> list[Scored]:
-        (scored,) = self._inference.score(responses)
-        if self.config.score.minus_reference_answer:
-            scored = with_answer_scores(scored, self._inference, self.tokenizer)
-        refuse_faulty(scored, self.config.guards, step=self.steps_done + 1)
-        return scored
+    def _select(self, candidates: Sequence[Scored]) -> tuple[list[Response], list[Scored]]:
+        self._refuse_equal(candidates)  # the best of a healthy source may well be equal
+        scored = keep_best(candidates, self._inference)
+        return [each.response for each in scored], scored
 
-    def _adapt_kl(self, experience: Experience) -> None:
-        kl = self.config.kl
-        divergences = sequence_kl(experience)
-        observed = [value for i in counted_responses(experience) if (value := divergences[i]) is not None]
-        if kl.target is not None and observed:
-            self.kl_coefficient = adaptive_kl(
-                self.kl_coefficient,
-                observed=sum(observed) / len(observed),
-                target=kl.target,
-                horizon=kl.horizon,
-                num_sequences=len(observed),
-            )
+    def _refuse_equal(self, sampled: Sequence[Scored]) -> None:
+        refuse_equal(self.equal_steps.after(sampled), self.config.guards, step=self.steps_done + 1)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         recorder = Recorder()
         recorder.record_all(self.metrics(outcome))
         return recorder.line()
 
-    def _adopt(self, prompts: Sequence[Prompt | str], responses: Sequence[Response | Sequence[int]]) -> list[Response]:
+    def _adopt(
+        self, prompts: Sequence[PromptLike], responses: Sequence[ResponseLike], masks: Sequence[Mask] | None
+    ) -> list[Response]:
         """Responses as records; those written by somebody else get the log-probs that the policy gives them."""
+        version = self.policy_version
         records = as_responses(
-            self.tokenizer,
-            as_prompts(self.tokenizer, prompts),
-            responses,
-            ending_ids=ending_ids(self.policy.base, self.tokenizer),
-            num_tokens=self.policy.vocab_size,
-            policy_version=self.policy_version,
+            self.tokenizer, self._prompts(prompts), responses, policy=self.policy, policy_version=version, masks=masks
         )
         return self._inference.with_logprobs(records)

@@ -1,18 +1,24 @@
 """`proximo ppo`: from the recipe to a running task. Not the steps (ppo_task.py, ppo.py)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.ppo import ModelRewardConfig
+from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.recipes import PPORecipe
+from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.token_cache import TokenCache
 from proximo.models.language import LanguageModel
 from proximo.models.positions import check_lengths
-from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.scalar import ScalarModel
+from proximo.models.sharing import check_scalar_adapter, is_shared
 from proximo.models.sources import ModelSource
-from proximo.models.vocabulary import check_same_vocabulary, load_tokenizer
 from proximo.records import Prompt, Response
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
@@ -20,20 +26,22 @@ from proximo.rewards.weighted import WeightedReward
 from proximo.trainers.build import (
     Place,
     build_language_model,
+    build_reference,
     build_reward_source,
-    build_scalar_model,
     build_tokenizer,
-    finish_scalar_model,
     prepare_place,
-    refuse_second_adapter,
 )
+from proximo.trainers.difficulty import make_difficulty_filter
 from proximo.trainers.loop import run_task
+from proximo.trainers.memory import check_release
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reference_answers import answer_responses
-from proximo.trainers.rows import read_split
+from proximo.trainers.rows import read_split, token_cache
+from proximo.trainers.sections import check_optimizer, example_options
 from proximo.trainers.unchanged import inputs_fingerprint
+from proximo.trainers.value_start import build_value
 
 
 def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
@@ -43,7 +51,11 @@ def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
 
 def build_task(recipe: PPORecipe) -> PPOTask:
     """Data first, then rewards that need no model, then models: a mistake costs as little as it can."""
-    place = prepare_place(recipe.run)
+    _check_shared_bases(recipe)
+    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
+    check_release(recipe.ppo.release_cache, place.device)
+    for optimizer in (recipe.ppo.policy_optimizer, recipe.ppo.value_optimizer if recipe.ppo.uses_critic else None):
+        check_optimizer(optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
@@ -54,32 +66,39 @@ def build_task(recipe: PPORecipe) -> PPOTask:
         as_messages=data.as_messages,
         system=data.system,
         first_words=data.first_words,
+        fill_to_max=data.fill_to_max,
     )
-    prompts, report = load_prompts(rows.training, tokenizer, how)
+    prompts, report = load_prompts(rows.training, tokenizer, how, cache=cache)
+    difficulty = make_difficulty_filter(recipe, prompts)
+    texts = _load_texts(recipe, tokenizer, cache)
     answers = answer_responses(prompts, tokenizer) if recipe.ppo.score.minus_reference_answer else []
     held_out: list[Prompt] = []
     if rows.held_out:
-        held_out, _ = load_prompts(rows.held_out, tokenizer, how)
-    sources = [
-        (config.weight, build_reward_source(config, tokenizer, place=place, tokens_per_microbatch=budget(recipe)))
-        for config in (*recipe.reward, *([recipe.gold] if recipe.gold else []))
-    ]
-    gold = sources.pop()[1] if recipe.gold else None
+        held_out, _ = load_prompts(rows.held_out, tokenizer, how, cache=cache)
+    configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
+    build = partial(build_reward_source, policy_tokenizer=tokenizer, place=place, tokens_per_microbatch=budget(recipe))
+    functions = [build(config) if isinstance(config, FunctionRewardConfig) else None for config in configs]
+    policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
+    found = [function or build(config, policy=policy) for config, function in zip(configs, functions, strict=True)]
+    gold = found.pop() if recipe.gold else None
+    sources = [(config.weight, source) for config, source in zip(recipe.reward, found, strict=True)]
     reward = WeightedReward(sources)
     # A reward model with a tokenizer of its own counts other tokens, and says of each answer whether it fits.
     judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
-    policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
     reference = _build_reference(recipe, tokenizer, place=place)
-    value = _build_value(recipe, policy, tokenizer, place=place)
+    value = build_value(recipe, policy, tokenizer, place=place)
     readers = {**judges, "policy": policy, "reference": reference, "value": value}
     _check_positions(recipe, [*prompts, *held_out], readers)
     _check_answer_positions(answers, judges)
+    longest = max((len(text.token_ids) for text in texts.examples or ()), default=0)
+    check_lengths(policy.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0)
     trainer = PPOTrainer(
         policy,
         tokenizer,
         reference=reference,
         value=value,
         reward=reward,
+        ptx=texts.examples,
         config=recipe.ppo,
         seed=recipe.run.seed,
     )
@@ -90,17 +109,60 @@ def build_task(recipe: PPORecipe) -> PPOTask:
         reward=reward,
         gold=gold,
         samples_per_step=recipe.run.samples_per_step,
-        inputs_fingerprint=inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)),
-        notes=(f"data: {rows.description}", f"prompts: {report}"),
+        difficulty=difficulty,
+        inputs_fingerprint=inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)) | dict(texts.inputs),
+        notes=(
+            f"data: {rows.description}",
+            f"prompts: {report}",
+            *texts.notes,
+            *cache.notes,
+            *_sharing_note(trainer, sources),
+        ),
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Texts:
+    """Those of `ptx_data`, and what there is to say of them; nothing where the recipe has none."""
+
+    examples: list[TextExample] | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> _Texts:
+    if recipe.ptx_data is None:
+        return _Texts()
+    rows = read_split(recipe.ptx_data, seed=recipe.run.seed)
+    examples, report = load_text_examples(rows.training, tokenizer, example_options(recipe.ptx_data), cache=cache)
+    notes = (f"ptx data: {rows.description}", f"ptx texts: {report}")
+    return _Texts(examples=examples, inputs={"ptx_data": rows.fingerprints}, notes=notes)
+
+
+def _check_shared_bases(recipe: PPORecipe) -> None:
+    """Raises ModelError where a reward model should share a base that is not the policy's. Reads no weights."""
+    base = ModelSource(path=recipe.policy.path, revision=recipe.policy.revision, config=recipe.policy.config)
+    for source in recipe.reward:
+        if isinstance(source, ModelRewardConfig) and source.share_base:
+            check_scalar_adapter(base, Path(source.path), role="reward")
+
+
+def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> list[str]:
+    """Which models run on the policy's own weights, where any do."""
+    scorers = {source.name: source.model for _, source in sources if isinstance(source, ModelReward)}
+    others = {"reference": trainer.roles.reference, "value": trainer.roles.value, **scorers}
+    shared = [name for name, model in others.items() if model is not None and is_shared(model, trainer.policy)]
+    return [f"one copy of the base serves the policy and {', '.join(shared)}"] if shared else []
 
 
 def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> dict[str, nn.Module]:
     """What the run reads of other folders at every start: the reference, bases below adapters, reward models."""
     models: dict[str, nn.Module] = {s.name: s.model.model for _, s in sources if isinstance(s, ModelReward)}
     roles = trainer.roles
-    if trainer.config.kl.place != "none" or roles.policy.has_adapter:
-        models["reference"] = (roles.reference or roles.policy).model
+    if roles.policy.has_adapter:  # its base is the reference
+        models["policy_base"] = roles.policy.model
+    elif roles.reference is not None:
+        models["reference"] = roles.reference.model
     if roles.value is not None and roles.value.has_adapter:
         models["value_base"] = roles.value.model
     return models
@@ -138,32 +200,4 @@ def _build_reference(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, *, p
     """Another reference than the policy's own start, where the recipe names one."""
     if recipe.reference is None or recipe.ppo.kl.place == "none":
         return None
-    if recipe.reference.path is not None:
-        own = load_tokenizer(recipe.reference.path, revision=recipe.reference.revision)
-        check_same_vocabulary(tokenizer, own, role="reference")
-    reference = build_language_model(recipe.reference, tokenizer, place=place, role="reference")
-    reference.model.requires_grad_(False)
-    return reference
-
-
-def _build_value(
-    recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, place: Place
-) -> ScalarModel | None:
-    """The critic: from the policy's backbone, the reward model with its head, or a checkpoint of its own."""
-    if not recipe.ppo.uses_critic:
-        return None
-    config = recipe.value
-    if config.start == "policy":
-        if config.lora is not None:
-            refuse_second_adapter(ModelSource(path=recipe.policy.path, config=recipe.policy.config), role="value")
-        model = scalar_from_language_model(policy, HeadStart.ZERO, seed=place.seed)
-        return finish_scalar_model(model, config, place=place)
-    if config.start == "reward":
-        scorer = next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
-        path, revision = scorer.path, scorer.revision
-        check_same_vocabulary(tokenizer, load_tokenizer(path, revision=revision), role="value")
-        start = config.model_copy(update={"start": "path", "path": path, "revision": revision})
-        return build_scalar_model(start, tokenizer, fresh_head=None, place=place, role="value")
-    if config.path is not None:
-        check_same_vocabulary(tokenizer, load_tokenizer(config.path, revision=config.revision), role="value")
-    return build_scalar_model(config, tokenizer, fresh_head=HeadStart.ZERO, place=place, role="value")
+    return build_reference(recipe.reference, tokenizer, place=place)

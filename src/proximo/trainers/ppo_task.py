@@ -6,6 +6,7 @@ from typing import Any
 
 from proximo.algorithms.scores import RunningMoments
 from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.data.difficulty import DifficultyFilter, FilterState
 from proximo.data.order import rows_at
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, Max, Mean, MetricValue
@@ -13,8 +14,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.records import Prompt, Scored
 from proximo.rewards.source import RewardSource
+from proximo.trainers.difficulty import judge_difficulty
 from proximo.trainers.evaluation import evaluate_policy
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
 from proximo.trainers.measuring import peak_memory_mib
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.saving import restore_models, update_counts, writers_for
@@ -41,6 +43,7 @@ class PPOTask:
         reward: RewardSource,
         gold: RewardSource | None,
         samples_per_step: int,
+        difficulty: DifficultyFilter | None = None,
         inputs_fingerprint: Mapping[str, Any],
         notes: Sequence[str] = (),
     ) -> None:
@@ -50,6 +53,7 @@ class PPOTask:
         self.reward = reward
         self.gold = gold
         self.samples_per_step = samples_per_step
+        self.difficulty = difficulty
         self.inputs_fingerprint = inputs_fingerprint
         self.notes: Sequence[str] = (*notes, *schedule_notes(ppo.learners), *_repeat_note(ppo, prompts))
         self.device = str(ppo.policy.device)
@@ -58,12 +62,17 @@ class PPOTask:
     def step(self, step: int) -> Record:
         """Take one PPO step; `step` counts from 1."""
         size = self.ppo.config.prompts_per_step
-        rows = rows_at((step - 1) * size, size, num_rows=len(self.prompts), seed=self.ppo.seed)
-        outcome = self.ppo.run_step(prompts=[self.prompts[row] for row in rows])
+        if self.difficulty is None:
+            rows = rows_at((step - 1) * size, size, num_rows=len(self.prompts), seed=self.ppo.seed)
+            outcome = self.ppo.run_step(prompts=[self.prompts[row] for row in rows])
+            progress: dict[str, MetricValue] = {"progress/epoch": Last(step * size / len(self.prompts))}
+        else:
+            draws = self.difficulty.draw(size)
+            outcome = self.ppo.run_step(prompts=[self.prompts[draw.row] for draw in draws])
+            progress = judge_difficulty(self.difficulty, draws, outcome.sampled)
         scored = outcome.experience.scored
         gold = self._gold(scored)
-        metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold)
-        metrics["progress/epoch"] = Last(step * size / len(self.prompts))
+        metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | progress
         metrics["memory/peak_mib"] = Max(peak_memory_mib(self.ppo.policy.device))
         divergences = sequence_kl(outcome.experience)
         rows = range(min(self.samples_per_step, len(scored)))
@@ -71,7 +80,7 @@ class PPOTask:
         return Record(metrics=metrics, samples=samples)
 
     def evaluate(self, num_rows: int | None = None) -> Record | None:
-        """One response to each held-out prompt, scored by the reward and by the gold source."""
+        """Responses to the held-out prompts, scored by the reward and by the gold source."""
         held_out = self.held_out[:num_rows]
         if not held_out:
             return None
@@ -79,17 +88,17 @@ class PPOTask:
         found = evaluate_policy(ppo.followers.evaluated, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
         gold = self._gold(found.scored)
         samples = [
-            _sample("evaluation", scored, kl, score)
-            for scored, kl, score in zip(found.scored, found.kl, gold, strict=True)
+            _sample("evaluation", scored, kl, score) | _beside(other)
+            for scored, kl, score, other in zip(found.scored, found.kl, gold, found.reference, strict=True)
         ]
         return Record(metrics=found.metrics | _gold_metric("evaluation/gold", gold), samples=samples)
 
     def writers(self) -> Mapping[str, Writer]:
         """Policy and value model with their optimizers; the average and a reference that moves."""
-        return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer)
+        return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer, head=self._trunk_head())
 
     def state(self) -> Mapping[str, Any]:
-        """The KL coefficient, what is known of scores and returns, and positions in schedules; the step tells more."""
+        """The KL coefficient, what is known of scores and returns, positions in schedules, who is left out."""
         return {
             "steps_done": self.ppo.steps_done,
             "kl_coefficient": self.ppo.kl_coefficient,
@@ -97,27 +106,33 @@ class PPOTask:
             "equal_steps": asdict(self.ppo.equal_steps),
             "value_scale": self.ppo.value_scale.state(),
             "updates": update_counts(self.ppo.learners),
+            "difficulty": None if self.difficulty is None else self.difficulty.state.to_json(),
         }
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Weights, optimizers, coefficient, units and counters."""
-        restore_models(checkpoint, self._models(), self.ppo.learners)
+        restore_models(checkpoint, self._models(), self.ppo.learners, head=self._trunk_head())
         state = checkpoint.state["task"]
         self.ppo.steps_done = state["steps_done"]
         self.ppo.kl_coefficient = state["kl_coefficient"]
         self.ppo.score_moments = RunningMoments(**state["score_moments"])
         self.ppo.equal_steps = EqualSteps(**state["equal_steps"])
         self.ppo.value_scale.restore(state["value_scale"])
+        if self.difficulty is not None:
+            self.difficulty.state = FilterState.from_json(state["difficulty"])
 
     def _models(self) -> dict[str, LanguageModel | ScalarModel]:
         moving = self.ppo.config.kl.reference_every_steps is not None
         held = {
             "policy": self.ppo.policy,
-            "value": self.ppo.roles.value,
+            "value": None if self.ppo.roles.shares_trunk else self.ppo.roles.value,
             "average": self.ppo.followers.average,
             "reference": self.ppo.roles.reference if moving else None,
         }
         return {role: model for role, model in held.items() if model is not None}
+
+    def _trunk_head(self) -> ScalarModel | None:
+        return self.ppo.roles.value if self.ppo.roles.shares_trunk else None
 
     def _gold(self, scored: Sequence[Scored]) -> Gold:
         if self.gold is None:
@@ -138,6 +153,14 @@ def _gold_metric(name: str, gold: Gold) -> dict[str, MetricValue]:
     return {name: Mean.of(known)} if known else {}
 
 
+def _beside(reference: Scored | None) -> dict[str, Any]:
+    """What the reference answered to the same prompt."""
+    if reference is None:
+        return {}
+    score = reference.score if reference.valid else None
+    return {"reference_response": reference.response.text, "reference_score": score}
+
+
 def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> dict[str, Any]:
     response = scored.response
     messages = response.prompt.messages or ()
@@ -148,6 +171,7 @@ def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> 
         "response": response.text,
         "score": scored.score if scored.valid else None,
         "components": dict(scored.components),
+        **({} if scored.token_rewards is None else {"token_rewards": scored.token_rewards}),
         "gold": gold,
         "kl": kl,
         "num_tokens": len(response.token_ids),

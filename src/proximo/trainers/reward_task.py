@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window, pair_accuracy
+from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
 from proximo.config.recipes import RewardTrainingConfig
 from proximo.data.preferences import PreferencePair
 from proximo.learner.update import UpdateResult
@@ -20,8 +20,8 @@ from proximo.metrics.values import Last, Mean, MetricValue, Sum
 from proximo.models.batching import plan_batches
 from proximo.models.packing import Packed, pack
 from proximo.models.scalar import ScalarModel
-from proximo.models.vocabulary import decode_text
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
+from proximo.trainers.pair_scores import PairScores, pair_metrics, pair_sample, pair_scores
 from proximo.trainers.supervised_task import SupervisedTask, mean_loss
 
 
@@ -33,27 +33,6 @@ class PairBatch:
     num_pairs: int
     margins: Tensor | None
     """[num_pairs]"""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PairScores:
-    """The scores of some pairs, and whether the model ranked them as the annotators did (a tie counts half)."""
-
-    chosen: tuple[float, ...]
-    rejected: tuple[float, ...]
-    correct: float
-
-    def __add__(self, other: "PairScores") -> "PairScores":
-        return PairScores(
-            chosen=self.chosen + other.chosen,
-            rejected=self.rejected + other.rejected,
-            correct=self.correct + other.correct,
-        )
-
-    @property
-    def gaps(self) -> list[float]:
-        """Chosen minus rejected score of each pair."""
-        return [chosen - rejected for chosen, rejected in zip(self.chosen, self.rejected, strict=True)]
 
 
 class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfig]):
@@ -88,6 +67,7 @@ class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfi
             inputs_fingerprint=inputs_fingerprint,
             notes=notes,
         )
+        self.dropout = config.dropout
 
     def learn(
         self, chosen: Sequence[PreferencePair], *, seed: int | None
@@ -99,7 +79,7 @@ class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfi
             seed=seed,
         )
         total = reduce(add, result.statistics)
-        own = _pair_metrics("reward_model", total) | {
+        own = pair_metrics("reward_model", total) | {
             "reward_model/loss": mean_loss(result, len(chosen)),
             "reward_model/pairs": Sum(len(chosen)),
         }
@@ -117,11 +97,11 @@ class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfi
             value, part = self._loss(batch, num_pairs=len(held_out))
             loss, total = loss + value.item(), total + part
             scores |= dict(zip(indices, zip(part.chosen, part.rejected, strict=True), strict=True))
-        metrics = _pair_metrics("evaluation", total) | {
+        metrics = pair_metrics("evaluation", total) | {
             "evaluation/loss": Mean(loss * len(scores), len(scores)),
             "evaluation/calibration_error": Last(calibration(total.gaps).error),
         }
-        rows = [_sample(self.tokenizer, pair, scores[i]) for i, pair in enumerate(held_out)]
+        rows = [pair_sample(self.tokenizer, pair, scores[i]) for i, pair in enumerate(held_out)]
         return Record(metrics=metrics, samples=rows)
 
     def _batches(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], PairBatch]]:
@@ -146,7 +126,7 @@ class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfi
         else:
             chosen, rejected = self.model.sequence_scores(batch.packed).split(batch.num_pairs)
             per_pair = bradley_terry(chosen, rejected, margin=batch.margins, centring=self.config.centring)
-        return per_pair.sum() / num_pairs, _pair_scores(chosen.detach(), rejected.detach())
+        return per_pair.sum() / num_pairs, pair_scores(chosen.detach(), rejected.detach())
 
 
 def pair_sequences(pair: PreferencePair) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -164,32 +144,3 @@ def _token_scores(batch: PairBatch, scores: Tensor) -> tuple[TokenScores, TokenS
         TokenScores(token_ids=ids[:cut], scores=scores[:cut], lengths=halves[0]),
         TokenScores(token_ids=ids[cut:], scores=scores[cut:], lengths=halves[1]),
     )
-
-
-def _pair_scores(chosen: Tensor, rejected: Tensor) -> PairScores:
-    return PairScores(
-        chosen=tuple(chosen.tolist()),
-        rejected=tuple(rejected.tolist()),
-        correct=pair_accuracy(chosen, rejected).sum().item(),
-    )
-
-
-def _pair_metrics(group: str, total: PairScores) -> dict[str, MetricValue]:
-    return {
-        f"{group}/pair_accuracy": Mean(total.correct, len(total.chosen)),
-        f"{group}/score_chosen_mean": Mean.of(total.chosen),
-        f"{group}/score_rejected_mean": Mean.of(total.rejected),
-        f"{group}/margin_mean": Mean.of(total.gaps),
-    }
-
-
-def _sample(tokenizer: PreTrainedTokenizerBase, pair: PreferencePair, scores: tuple[float, float]) -> dict[str, Any]:
-    return {
-        "kind": "pair",
-        "prompt_id": pair.id,
-        "prompt": decode_text(tokenizer, pair.prompt_token_ids),
-        "chosen": decode_text(tokenizer, pair.chosen_token_ids),
-        "rejected": decode_text(tokenizer, pair.rejected_token_ids),
-        "score_chosen": scores[0],
-        "score_rejected": scores[1],
-    }

@@ -1,14 +1,19 @@
 """Who is who in a PPO run: the models of the roles made from what was brought, and those that follow the policy."""
 
 from dataclasses import replace
+from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.ppo import PPOConfig
+from proximo.config.ppo_trunk import trunk_problem
+from proximo.errors import ConfigError
 from proximo.learner.averaging import follow
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sharing import base_alone
+from proximo.models.trunk import scalar_on
 from proximo.rollout.local import LocalEngine
 from proximo.trainers.calls import Roles
 from proximo.trainers.endings import ending_ids
@@ -19,26 +24,37 @@ def make_roles(
     tokenizer: PreTrainedTokenizerBase,
     *,
     reference: LanguageModel | None,
-    value: ScalarModel | None,
+    value: ScalarModel | Literal["trunk"] | None,
     config: PPOConfig,
     seed: int,
 ) -> Roles:
-    """The roles that the configuration has a use for. A reference and a critic that were not brought are made."""
-    if config.kl.place == "none" or policy.has_adapter:  # an adapter's base is the reference
+    """The roles that the configuration has a use for. A reference and a critic that were not brought are made.
+
+    Raises ConfigError where the losses and optimizers of the configuration do not fit what policy and critic share.
+    """
+    if config.kl.place == "none":
         reference = None
     elif reference is None:
-        reference = policy.frozen_copy()
-    if config.uses_critic and value is None:
+        reference = base_alone(policy) if policy.has_adapter else policy.frozen_copy()
+    if not config.uses_critic:
+        value = None
+    elif value == "trunk":
+        value = scalar_on(policy, seed=seed)
+    elif value is None:
         value = scalar_from_language_model(policy, HeadStart.ZERO, seed=seed)
     for model in (policy, value):
         if model is not None:
             disable_dropout(model.model)
-    return Roles(
+    roles = Roles(
         policy=policy,
         reference=reference,
-        value=value if config.uses_critic else None,
+        value=value,
         engine=_engine(policy, tokenizer, config),
+        reference_engine=_engine(reference, tokenizer, config) if reference and config.evaluate_reference else None,
     )
+    if problem := trunk_problem(config, shares_trunk=roles.shares_trunk):
+        raise ConfigError(problem)
+    return roles
 
 
 class Followers:

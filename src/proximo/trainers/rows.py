@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from proximo.config.data import DataConfig, SourceConfig
+from proximo.config.run import RunConfig
 from proximo.data.reading import load_rows
 from proximo.data.rows import Row, fingerprint
 from proximo.data.source import Source
 from proximo.data.split import Phase, hold_out
+from proximo.data.token_cache import TokenCache
 from proximo.errors import DataError
 
 
@@ -48,6 +51,11 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
     )
 
 
+def token_cache(run: RunConfig) -> TokenCache:
+    """Where the run keeps the ids of its texts, if anywhere."""
+    return TokenCache(None if run.token_cache is None else Path(run.token_cache).expanduser())
+
+
 def as_sources(sources: Sequence[SourceConfig]) -> list[Source]:
     """The reader's plain values."""
     return [
@@ -61,6 +69,7 @@ def as_sources(sources: Sequence[SourceConfig]) -> list[Source]:
             arguments=source.arguments,
             weight=source.weight,
             max_rows=source.max_rows,
+            whole=source.whole,
         )
         for source in sources
     ]

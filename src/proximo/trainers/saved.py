@@ -60,10 +60,19 @@ def model_of(checkpoint: Checkpoint, role: str | None = None) -> Path:
 
 def language_model_path(path: str, checkpoint: str = "latest") -> str:
     """The path of a language model: of a run its policy, else what was given, a model folder or a Hub name."""
+    return _model_path(path, checkpoint, "policy")
+
+
+def reward_model_path(path: str) -> str:
+    """The same of a reward model, from the newest checkpoint of a run."""
+    return _model_path(path, "latest", "reward")
+
+
+def _model_path(path: str, checkpoint: str, role: str) -> str:
     folder = Path(path).expanduser()
     if not folder.is_dir() or (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
         return str(folder) if folder.is_dir() else path
-    return str(model_of(find_checkpoint(folder, checkpoint), "policy"))
+    return str(model_of(find_checkpoint(folder, checkpoint), role))
 
 
 def _held(store: CheckpointStore) -> str:

@@ -2,7 +2,12 @@
 
 from collections.abc import Mapping
 
+import torch
+
+from proximo.config.data import TextDataConfig
 from proximo.config.run import OptimizerConfig
+from proximo.data.examples import ExampleOptions
+from proximo.learner.low_memory import check_low_memory
 from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
 
@@ -13,8 +18,27 @@ def schedule_notes(learners: Mapping[str, Learner]) -> list[str]:
         f"the learning rate of the {role} model never reaches its peak: warmup_updates is "
         f"{learner.options.warmup_updates}, and the run has {learner.num_updates} updates"
         for role, learner in learners.items()
-        if learner.options.warmup_updates >= learner.num_updates
+        if isinstance(learner.options, OptimizerOptions) and learner.options.warmup_updates >= learner.num_updates
     ]
+
+
+def example_options(config: TextDataConfig) -> ExampleOptions:
+    """How rows become texts to learn."""
+    return ExampleOptions(
+        form=config.form,
+        train_on=config.train_on,
+        max_tokens=config.max_tokens,
+        too_long=config.too_long,
+        layout=config.layout,
+        as_messages=config.as_messages,
+        system=config.system,
+    )
+
+
+def check_optimizer(config: OptimizerConfig | None, device: torch.device) -> None:
+    """Raises MissingExtraError or ConfigError where this machine cannot run it: to be called before models load."""
+    if config is not None and config.kind != "adamw":
+        check_low_memory(config.kind, device)
 
 
 def optimizer_options(config: OptimizerConfig) -> OptimizerOptions:

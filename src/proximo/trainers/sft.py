@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 from proximo.config.recipes import SFTRecipe
-from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
+from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.rows import Row
 from proximo.models.dropout import disable_dropout
 from proximo.models.positions import check_lengths
 from proximo.trainers.build import build_language_model, build_tokenizer, prepare_place
 from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
-from proximo.trainers.rows import read_split
+from proximo.trainers.rows import read_split, token_cache
+from proximo.trainers.sections import check_optimizer, example_options
 from proximo.trainers.sft_task import SFTTask
 from proximo.trainers.unchanged import inputs_fingerprint
 
@@ -22,26 +23,18 @@ def run_sft(recipe: SFTRecipe, options: RunOptions) -> int:
 
 def build_task(recipe: SFTRecipe) -> SFTTask:
     """Data first, then the model: a mistake in a file costs no loading."""
-    place = prepare_place(recipe.run)
+    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
+    check_optimizer(recipe.sft.optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(
         recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision, texts=texts_of(rows.training)
     )
-    data = recipe.data
-    how = ExampleOptions(
-        form=data.form,
-        train_on=data.train_on,
-        max_tokens=data.max_tokens,
-        too_long=data.too_long,
-        layout=data.layout,
-        as_messages=data.as_messages,
-        system=data.system,
-    )
-    examples, report = load_text_examples(rows.training, tokenizer, how)
+    how = example_options(recipe.data)
+    examples, report = load_text_examples(rows.training, tokenizer, how, cache=cache)
     held_out: list[TextExample] = []
     held_out_characters = 0
     if rows.held_out:
-        held_out, held_out_report = load_text_examples(rows.held_out, tokenizer, how)
+        held_out, held_out_report = load_text_examples(rows.held_out, tokenizer, how, cache=cache)
         held_out_characters = held_out_report.num_characters
     model = build_language_model(recipe.model, tokenizer, place=place, role="policy")
     longest = max(len(example.token_ids) for example in [*examples, *held_out])
@@ -57,7 +50,7 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
         seed=recipe.run.seed,
         inputs_fingerprint=inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {}),
         held_out_characters=held_out_characters,
-        notes=(f"data: {rows.description}", f"training examples: {report}"),
+        notes=(f"data: {rows.description}", f"training examples: {report}", *cache.notes),
     )
 
 

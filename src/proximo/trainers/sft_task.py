@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from proximo.algorithms.losses import sft_loss
 from proximo.config.recipes import SFTConfig
 from proximo.data.examples import TextExample
 from proximo.learner.update import UpdateResult
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import ExponentialMean, Mean, MetricValue, Sum
-from proximo.models.batching import plan_batches
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack
-from proximo.trainers.loop import Record
+from proximo.models.packing import PackedResponses
+from proximo.trainers.logs import Record
 from proximo.trainers.supervised_task import SupervisedTask, mean_loss
+from proximo.trainers.text_batches import text_batches, text_nats
 
 
 class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
@@ -54,6 +53,7 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
             inputs_fingerprint=inputs_fingerprint,
             notes=notes,
         )
+        self.dropout = config.dropout
         self.held_out_characters = held_out_characters
 
     def learn(
@@ -89,24 +89,7 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
         return Record(metrics=metrics)
 
     def _batches(self, examples: Sequence[TextExample]) -> list[PackedResponses]:
-        lengths = [len(example.token_ids) for example in examples]
-        plan = plan_batches(lengths, token_budget=self.config.tokens_per_microbatch)
-        return [pack_examples([examples[i] for i in indices], device=self.model.device) for indices in plan]
+        return text_batches(examples, token_budget=self.config.tokens_per_microbatch, device=self.model.device)
 
     def _loss(self, batch: PackedResponses, count: int) -> tuple[Tensor, None]:
-        logprobs = self.model.response_logprobs(batch, temperature=1.0).logprobs
-        return sft_loss(logprobs).sum() / count, None
-
-
-def pack_examples(examples: Sequence[TextExample], *, device: torch.device) -> PackedResponses:
-    """Pack whole examples; the counted tokens are the targets."""
-    packed = pack([example.token_ids for example in examples], device=device)
-    flags = torch.tensor([flag for example in examples for flag in example.loss_mask], dtype=torch.bool, device=device)
-    positions = flags.nonzero().squeeze(1)
-    return PackedResponses(
-        packed=packed,
-        predictors=positions - 1,
-        targets=packed.token_ids[positions],
-        value_positions=positions.new_empty(0),
-        response_lengths=tuple(example.num_targets for example in examples),
-    )
+        return text_nats(self.model, batch) / count, None

@@ -1,7 +1,8 @@
 """What one PPO step is judged by: its records turned into declared metrics. Not their reduction, nor where they go."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,13 +10,16 @@ from torch import Tensor
 from proximo.algorithms.kl import k1, k3
 from proximo.algorithms.losses import explained_variance
 from proximo.algorithms.segments import segment_sum
+from proximo.config.ppo import PPOConfig
 from proximo.metrics.diversity import distinct_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.records import Experience, Scored
+from proximo.trainers.calls import OWN_CALLS
 from proximo.trainers.experience import RawAdvantages, token_values
+from proximo.trainers.extra_calls import numbers_of
 from proximo.trainers.invariants import broken_limits
 from proximo.trainers.shaped_scores import ShapedScores
-from proximo.trainers.updates import Report, first_minibatch_metrics
+from proximo.trainers.update_reports import Report, first_minibatch_metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,6 +38,26 @@ class StepOutcome:
     """None in a run that rewards the scores as they are."""
     compares_groups: bool = True
     """Whether the baseline, where there is no critic, is made of the responses to one prompt."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What calls of the caller's own wrote, by name."""
+    candidates: Sequence[Scored] | None = None
+    """All that were sampled, where only the best of them were learned from; None where all were."""
+
+    @property
+    def sampled(self) -> Sequence[Scored]:
+        """What was sampled, learned from or not."""
+        return self.experience.scored if self.candidates is None else self.candidates
+
+
+def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> dict[str, MetricValue]:
+    """Everything that the records and reports of a step tell."""
+    found = (
+        experience_metrics(outcome)
+        | update_metrics(outcome, precision=precision, objective=config.policy_loss.objective)
+        | time_metrics(outcome, num_epochs=config.epochs_per_step)
+    )
+    coefficient = outcome.kl_coefficient
+    return found if coefficient is None else found | {"kl/coefficient": Last(coefficient)}
 
 
 def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
@@ -50,6 +74,9 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         "advantage/std": Deviation(raw.num_tokens, raw.mean, raw.variance * raw.num_tokens),
         "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
     }
+    metrics |= {f"extra/{name}": Last(number) for name, number in numbers_of(outcome.extra).items()}
+    if outcome.candidates is not None:
+        metrics |= _candidate_metrics(outcome.candidates)
     if outcome.shaped_scores is not None:
         metrics |= _shaped_score_metrics(outcome.shaped_scores, experience.scored)
     if experience.reference_logprobs is not None:
@@ -88,23 +115,27 @@ def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "pp
 
 
 def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricValue]:
-    """Seconds by call, and tokens per second of sampling and of training (each token once per epoch and model)."""
+    """Seconds by call, and tokens per second of sampling and of training (each token once per epoch and backbone)."""
     names = {"reference_logprobs": "reference"}
     metrics: dict[str, MetricValue] = {
         f"time/{names.get(call, call)}_seconds": Sum(seconds)
         for call, seconds in outcome.seconds.items()
-        if call != "sampled_logprobs"
+        if call in OWN_CALLS and call not in ("sampled_logprobs", "select")  # which take none
     }
+    extra = [seconds for call, seconds in outcome.seconds.items() if call not in OWN_CALLS]
+    if extra:
+        metrics["time/extra_seconds"] = Sum(sum(extra))
     responses = [scored.response for scored in outcome.experience.scored]
-    sampled = sum(len(response.token_ids) for response in responses)
+    sampled = sum(len(scored.response.token_ids) for scored in outcome.sampled)
     read = sum(len(response.prompt.token_ids) + len(response.token_ids) for response in responses)
     if "generate" in outcome.seconds:
         metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
         del metrics["time/generate_seconds"]
         metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
-    training = outcome.seconds.get("train_policy", 0.0) + outcome.seconds.get("train_value", 0.0)
+    training = sum(seconds for call, seconds in outcome.seconds.items() if call.startswith("train_"))
     policy_passes = 0.0 if outcome.policy is None else outcome.policy.share_trained
-    passes = num_epochs * (policy_passes + (0 if outcome.value is None else 1))
+    own_passes = outcome.value is not None and "train_policy_and_value" not in outcome.seconds
+    passes = num_epochs * (policy_passes + own_passes)
     metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
     metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
     return metrics
@@ -132,6 +163,16 @@ def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
     }
     scores = [s.score for s in kept]
     return {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)} | metrics
+
+
+def _candidate_metrics(candidates: Sequence[Scored]) -> dict[str, MetricValue]:
+    scores = [each.score for each in candidates if each.valid]
+    return {
+        "score/sampled_mean": Mean.of(scores),
+        "score/sampled_std": Deviation.of(scores),
+        "response/sampled": Sum(len(candidates)),
+        "response/sampled_faulty": Sum(len(candidates) - len(scores)),
+    }
 
 
 def _shaped_score_metrics(shaped: ShapedScores, scored: Sequence[Scored]) -> dict[str, MetricValue]:

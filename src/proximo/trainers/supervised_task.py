@@ -1,4 +1,4 @@
-"""What fine-tuning and reward training share: one model, one update per step over the next rows. Not their losses."""
+"""What SFT, reward training and DPO share: one model, one update per step over the next rows. Not their losses."""
 
 import math
 import time
@@ -8,20 +8,21 @@ from typing import Any, ClassVar, Generic, TypeVar
 from transformers import PreTrainedTokenizerBase
 
 from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.config.dpo import DPOConfig
 from proximo.config.recipes import RewardTrainingConfig, SFTConfig
 from proximo.data.order import rows_at
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.trainers.loop import Record
+from proximo.trainers.logs import Record
 from proximo.trainers.measuring import peak_memory_mib
 from proximo.trainers.saving import restore_models, update_counts, writers_for
 from proximo.trainers.sections import optimizer_options, schedule_notes
 
 Model = TypeVar("Model", LanguageModel, ScalarModel)
 Example = TypeVar("Example")
-Config = TypeVar("Config", SFTConfig, RewardTrainingConfig)
+Config = TypeVar("Config", SFTConfig, RewardTrainingConfig, DPOConfig)
 
 
 class SupervisedTask(Generic[Model, Example, Config]):
@@ -31,6 +32,8 @@ class SupervisedTask(Generic[Model, Example, Config]):
     """The model's folder in a checkpoint."""
     metric_group: ClassVar[str]
     """First part of the names of the update's metrics."""
+    dropout: bool = False
+    """Whether the model keeps its own dropout in training."""
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class SupervisedTask(Generic[Model, Example, Config]):
         size = self.examples_per_step
         indices = rows_at((step - 1) * size, size, num_rows=len(self.examples), seed=self.seed)
         # Every micro-batch of an update has a seed of its own, counted up from the update's.
-        seed = (self.seed << 32) + step * 65_536 if self.config.dropout else None
+        seed = (self.seed << 32) + step * 65_536 if self.dropout else None
         result, own, num_tokens = self.learn([self.examples[i] for i in indices], seed=seed)
         seconds = time.perf_counter() - start
         skipped, group = result.refusal is not None, self.metric_group

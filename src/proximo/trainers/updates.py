@@ -1,10 +1,9 @@
 """The calls of a PPO step that train: epochs of minibatches over one experience. Not the optimizer step itself."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,31 +18,21 @@ from proximo.algorithms.losses import (
 )
 from proximo.algorithms.masking import select, sum_per_token
 from proximo.errors import TrainingError
-from proximo.learner.minibatches import plan_minibatches
 from proximo.learner.update import Learner, UpdateResult
-from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
-from proximo.models.batching import plan_batches
+from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.heads import token_logprobs
 from proximo.records import Experience
-from proximo.trainers.calls import InferenceCalls, pack_members
+from proximo.trainers.calls import InferenceCalls
+from proximo.trainers.cutting import cut_minibatch, plan_updates
 from proximo.trainers.experience import token_values
+from proximo.trainers.joint_loss import JointStatistics, joint_loss, policy_parts, policy_share, value_share
 from proximo.trainers.microbatch import Microbatch
 from proximo.trainers.policy_loss import average, behaviour_metrics, policy_columns, token_losses
-from proximo.trainers.value_scale import ValueScale
+from proximo.trainers.ptx import JointUpdates, TextLoss
+from proximo.trainers.second_moment import mark_trusted
+from proximo.trainers.update_reports import Report, Taken, policy_metrics, scale_metrics, update_metrics
 
 Statistics = TypeVar("Statistics")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Report:
-    """What the updates of one step did to one model."""
-
-    metrics: dict[str, MetricValue]
-    refusals: tuple[str, ...]
-    """Why updates were skipped, one entry each; the last may be why the step's updates ended."""
-    first_minibatch: PolicyStatistics | None = None
-    share_trained: float = 1.0
-    """Of the updates that were planned, those whose gradient was computed; below 1 where target_kl ended them."""
 
 
 class UpdateCalls:
@@ -57,8 +46,12 @@ class UpdateCalls:
         value: Learner | None,
         seed: int,
         check_first: Callable[[PolicyStatistics, int], None] | None = None,
+        texts: TextLoss | None = None,
     ) -> None:
-        """`check_first` sees the first minibatch of each step, counted from 0, before anything is learned from it."""
+        """`check_first` sees the first minibatch of each step, counted from 0, before anything is learned from it.
+
+        `texts` join every update of the policy.
+        """
         self.inference = inference
         self.check_first = check_first
         self.roles = inference.roles
@@ -66,38 +59,126 @@ class UpdateCalls:
         self.policy_learner = policy
         self.value_learner = value
         self.seed = seed
+        self.texts = texts
 
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
         """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there."""
-        config, options = self.config, self.config.policy_loss
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
-            policy, bonus = self.roles.policy, options.entropy_coefficient
-            hidden = policy.hidden_states(batch.packed.packed)[batch.packed.predictors]
-            temperature = config.rollout.temperature
-            found = token_logprobs(
-                hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0
-            )
-            (clean,) = select(batch.mask, found.logprobs)
-            result = token_losses(clean, batch, options)
-            per_token = result.loss
-            if config.kl.place == "loss":
-                per_token = per_token + kl_coefficient * self._kl_in_loss(clean, hidden, batch)
-            if found.entropy is not None:
-                per_token = per_token - bonus * select(batch.mask, found.entropy)[0]
-            old = batch.columns["old_logprobs"]
-            statistics = policy_statistics(found.logprobs, old, result.clipped, batch.mask)
-            return average(per_token, batch, config), statistics
+            return self._policy_loss(self._hidden(batch), batch, kl_coefficient)
 
-        columns = policy_columns(experience, options)
+        columns, learner = policy_columns(experience, self.config.policy_loss), self._with_texts()
+        taken = self._take(learner, experience, columns, loss, step=step, guard=self._guard_of(step), ends=self._ends)
+        return self._policy_report(taken, learner, experience, step)
+
+    def train_value(self, experience: Experience, *, step: int) -> Report:
+        """Regression of the values on the returns, over all epochs; where they are normalised, in those units.
+
+        The returns move the units first, before the value model learns from them. On a shared trunk the head alone
+        learns: this is the critic's warm-up.
+        """
+        value, learner = self.roles.value, self.value_learner
+        if value is None or learner is None:
+            raise ValueError("this run has no critic that learns by itself")
+
+        def loss(batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
+            with torch.set_grad_enabled(not self.roles.shares_trunk):
+                hidden = value.backbone.packed(batch.packed.packed)[batch.packed.predictors]
+            return self._value_loss(value.scores(hidden), batch)
+
+        taken = self._take(learner, experience, self._value_columns(experience), loss, step=step)
+        self._stop_if_too_many_skipped(taken.results, "value", step)
+        metrics = update_metrics("value", taken, taken.num_tokens) | self._value_metrics(taken)
+        return Report(metrics=metrics, refusals=tuple(result.refusal for result in taken.results if result.refusal))
+
+    def train_policy_and_value(
+        self, experience: Experience, *, kl_coefficient: float, step: int
+    ) -> tuple[Report, Report]:
+        """Both on a shared trunk: one pass, one loss and one optimizer step for each minibatch, guarded as the policy.
+
+        The second report tells what is the value head's alone; gradient, rate and skips of both are in the first.
+        """
+        value, coefficient, guard = self.roles.value, self.config.value_loss.weight, self._guard_of(step)
+        learner = self._with_texts()
+        if value is None or not self.roles.shares_trunk:
+            raise ValueError("the value model of this run is not on the policy's trunk")
+
+        def loss(batch: Microbatch) -> tuple[Tensor, JointStatistics]:
+            hidden = self._hidden(batch)
+            policy_part = self._policy_loss(hidden, batch, kl_coefficient)
+            return joint_loss(policy_part, self._value_loss(value.scores(hidden), batch), coefficient=coefficient)
+
         taken = self._take(
-            self.policy_learner, experience, columns, loss, step=step, guard=self._guard_of(step), ends=self._ends
+            learner,
+            experience,
+            policy_columns(experience, self.config.policy_loss) | self._value_columns(experience),
+            loss,
+            step=step,
+            guard=lambda parts: guard(policy_parts(parts)),
+            ends=lambda parts: self._ends(policy_parts(parts)),
         )
+        of_policy, of_value = policy_share(taken), value_share(taken)
+        value_loss = {"value/loss": update_metrics("value", of_value, taken.num_tokens)["value/loss"]}
+        return (
+            self._policy_report(of_policy, learner, experience, step),
+            Report(metrics=value_loss | self._value_metrics(of_value), refusals=()),
+        )
+
+    def _with_texts(self) -> Learner | JointUpdates:
+        """What takes this step's updates of the policy."""
+        return self.policy_learner if self.texts is None else JointUpdates(self.policy_learner, self.texts)
+
+    def _hidden(self, batch: Microbatch) -> Tensor:
+        """[T, D]: what the policy knew before each response token."""
+        return self.roles.policy.hidden_states(batch.packed.packed)[batch.packed.predictors]
+
+    def _policy_loss(self, hidden: Tensor, batch: Microbatch, kl_coefficient: float) -> tuple[Tensor, PolicyStatistics]:
+        config, options = self.config, self.config.policy_loss
+        policy, bonus = self.roles.policy, options.entropy_coefficient
+        temperature = config.rollout.temperature
+        found = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0)
+        (clean,) = select(batch.mask, found.logprobs)
+        result = token_losses(clean, batch, options)
+        per_token = result.loss
+        if config.kl.place == "loss":
+            per_token = per_token + kl_coefficient * self._kl_in_loss(clean, hidden, batch)
+        if found.entropy is not None:
+            per_token = per_token - bonus * select(batch.mask, found.entropy)[0]
+        old = batch.columns["old_logprobs"]
+        statistics = policy_statistics(found.logprobs, old, result.clipped, batch.mask)
+        return average(per_token, batch, config), statistics
+
+    def _value_loss(self, values: Tensor, batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
+        options, old, returns = self.config.value_loss, batch.columns["values"], batch.columns["returns"]
+        (clean,) = select(batch.mask, values)
+        per_token = clipped_value_loss(clean, old, returns, clip=options.clip, huber_delta=options.delta)
+        statistics = value_statistics(values, old, returns, batch.mask, clip=options.clip)
+        return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens), statistics
+
+    def _value_columns(self, experience: Experience) -> dict[str, Tensor]:
+        """What the values say and should say, after the returns of the step have moved their units."""
+        if experience.returns is None:
+            raise ValueError("this experience was made without a critic")
+        scale = self.inference.value_scale
+        values, returns = scale.follow(token_values(experience), experience.returns, experience.mask)
+        return {"values": values, "returns": returns}
+
+    def _value_metrics(self, taken: Taken[ValueStatistics]) -> dict[str, MetricValue]:
+        totals = reduce(add, (part for result in taken.results for part in result.statistics))
+        clipped = Mean(totals.clipped.item(), totals.num_tokens.item())
+        return {"value/clip_fraction": clipped} | scale_metrics(self.inference.value_scale)
+
+    def _policy_report(
+        self, taken: Taken[PolicyStatistics], learner: Learner | JointUpdates, experience: Experience, step: int
+    ) -> Report:
+        options = self.config.policy_loss
         self._stop_if_too_many_skipped(taken.whole, "policy", step)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
         weights = taken.num_tokens if options.average == "tokens" else taken.num_responses
-        metrics = _policy_metrics(totals) | _update_metrics("policy", taken, weights)
-        if config.guards.target_kl is not None:
+        metrics = policy_metrics(totals) | update_metrics("policy", taken, weights)
+        if isinstance(learner, JointUpdates):
+            metrics |= learner.metrics
+        if self.config.guards.target_kl is not None:
             metrics["policy/stopped_updates"] = Sum(taken.num_planned - len(taken.whole))
         return Report(
             metrics=metrics | behaviour_metrics(experience, options),
@@ -106,38 +187,9 @@ class UpdateCalls:
             share_trained=len(taken.results) / taken.num_planned,
         )
 
-    def train_value(self, experience: Experience, *, step: int) -> Report:
-        """Regression of the values on the returns, over all epochs; where they are normalised, in those units.
-
-        The returns move the units first, before the value model learns from them.
-        """
-        value, learner, options = self.roles.value, self.value_learner, self.config.value_loss
-        if experience.returns is None or value is None or learner is None:
-            raise ValueError("this run has no critic")
-
-        def loss(batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
-            values = value.token_scores(batch.packed.packed)[batch.packed.predictors]
-            old, returns = batch.columns["values"], batch.columns["returns"]
-            (clean,) = select(batch.mask, values)
-            per_token = clipped_value_loss(clean, old, returns, clip=options.clip, huber_delta=options.delta)
-            statistics = value_statistics(values, old, returns, batch.mask, clip=options.clip)
-            return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens), statistics
-
-        scale = self.inference.value_scale
-        values, returns = scale.follow(token_values(experience), experience.returns, experience.mask)
-        taken = self._take(learner, experience, {"values": values, "returns": returns}, loss, step=step)
-        self._stop_if_too_many_skipped(taken.results, "value", step)
-        totals = reduce(add, (part for result in taken.results for part in result.statistics))
-        return Report(
-            metrics={"value/clip_fraction": Mean(totals.clipped.item(), totals.num_tokens.item())}
-            | _update_metrics("value", taken, taken.num_tokens)
-            | _scale_metrics(scale),
-            refusals=tuple(result.refusal for result in taken.results if result.refusal),
-        )
-
     def _take(
         self,
-        learner: Learner,
+        learner: Learner | JointUpdates,
         experience: Experience,
         columns: dict[str, Tensor],
         loss: Callable[[Microbatch], tuple[Tensor, Statistics]],
@@ -145,14 +197,17 @@ class UpdateCalls:
         step: int,
         guard: Callable[[Sequence[Statistics]], str | None] = lambda _: None,
         ends: Callable[[Sequence[Statistics]], bool] = lambda _: False,
-    ) -> "_Taken[Statistics]":
+    ) -> "Taken[Statistics]":
         """The updates of a plan, one after the other; a refused one after which the step `ends` is the last."""
         # Tokens outside the mask may hold anything, NaN included: nothing of them enters a loss.
         clean = {name: torch.where(experience.mask, column, 0.0) for name, column in columns.items()}
-        plan = self._plan(experience, step=step)
-        taken: _Taken[Statistics] = _Taken(num_planned=len(plan))
+        plan = plan_updates(experience, self.config, seed=self.seed, step=step)
+        taken: Taken[Statistics] = Taken(num_planned=len(plan))
+        budget = self.config.tokens_per_microbatch
         for members in plan:
-            batches = self._cut(experience, clean, members)
+            batches = cut_minibatch(experience, clean, members, token_budget=budget, device=self.roles.policy.device)
+            if learner is not self.value_learner:
+                batches = mark_trusted(batches, self.roles.policy, self.config)
             result = learner.update(batches, loss, guard=guard)
             taken.results.append(result)
             taken.num_tokens.append(batches[0].num_update_tokens)
@@ -161,45 +216,6 @@ class UpdateCalls:
                 taken.ended = True
                 break
         return taken
-
-    def _plan(self, experience: Experience, *, step: int) -> list[list[int]]:
-        """The responses of each minibatch, epoch after epoch."""
-        parts = experience.mask.split(list(experience.lengths))
-        members = [index for index, part in enumerate(parts) if part.any()]
-        if not members:
-            raise TrainingError(
-                f"step {step + 1}: no response has a token that counts; all {len(parts)} were empty, cut off under "
-                "truncated: mask, or could not be scored"
-            )
-        epochs = plan_minibatches(
-            members,
-            size=self.config.responses_per_update,
-            num_epochs=self.config.epochs_per_step,
-            seed=self.seed,
-            step=step,
-        )
-        return [minibatch for epoch in epochs for minibatch in epoch]
-
-    def _cut(self, experience: Experience, columns: dict[str, Tensor], minibatch: Sequence[int]) -> list[Microbatch]:
-        """The micro-batches of a minibatch, each of whole responses."""
-        responses = [scored.response for scored in experience.scored]
-        sizes, device = list(experience.lengths), self.roles.policy.device
-        pieces = {name: column.split(sizes) for name, column in columns.items()}
-        masks = experience.mask.split(sizes)
-        lengths = [len(responses[i].prompt.token_ids) + sizes[i] for i in minibatch]
-        plan = plan_batches(lengths, token_budget=self.config.tokens_per_microbatch)
-        chosen = [[minibatch[i] for i in indices] for indices in plan]
-        num_update_tokens = sum(int(masks[i].sum()) for i in minibatch)
-        return [
-            Microbatch(
-                packed=pack_members(responses, members, device=device),
-                mask=torch.cat([masks[i] for i in members]).to(device),
-                columns={name: torch.cat([parts[i] for i in members]).to(device) for name, parts in pieces.items()},
-                num_update_tokens=num_update_tokens,
-                num_update_responses=len(minibatch),
-            )
-            for members in chosen
-        ]
 
     def _kl_in_loss(self, logprobs: Tensor, hidden: Tensor, batch: Microbatch) -> Tensor:
         if self.config.kl.measure == "full":
@@ -249,58 +265,7 @@ class UpdateCalls:
             )
 
 
-@dataclass(kw_only=True, slots=True)
-class _Taken(Generic[Statistics]):
-    """The updates of one step: those that were tried, with the counts of their minibatches."""
-
-    num_planned: int
-    results: list[UpdateResult[Statistics]] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-    num_responses: list[int] = field(default_factory=list)
-    ended: bool = False
-    """The last result is the update that was not taken because the step ended before it."""
-
-    @property
-    def whole(self) -> list[UpdateResult[Statistics]]:
-        """Those that were taken or skipped one by one."""
-        return self.results[:-1] if self.ended else self.results
-
-
 def _divergence(parts: Sequence[PolicyStatistics]) -> float:
     """k3 per token."""
     total = reduce(add, parts)
     return (total.k3 / total.num_tokens).item()
-
-
-def _policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
-    count = total.num_tokens.item()
-    return {
-        "policy/clip_fraction": Mean(total.clipped.item(), count),
-        "policy/ratio_mean": Mean(total.ratio.item(), count),
-        "policy/approx_kl": Mean(total.k3.item(), count),
-    }
-
-
-def _scale_metrics(scale: ValueScale) -> dict[str, MetricValue]:
-    return {"value/scale": Last(scale.units.scale), "value/offset": Last(scale.units.offset)} if scale.is_on else {}
-
-
-def _update_metrics(role: str, taken: _Taken, weights: Sequence[int]) -> dict[str, MetricValue]:
-    """`weights`: how many of what each loss is the mean over."""
-    applied = [(r, weight) for r, weight in zip(taken.results, weights, strict=True) if r.refusal is None]
-    return {
-        f"{role}/loss": Mean(sum(r.loss * weight for r, weight in applied), sum(weight for _, weight in applied)),
-        f"{role}/gradient_norm": Mean.of(r.gradient_norm for r, _ in applied),
-        f"{role}/learning_rate": Last((taken.whole or taken.results)[-1].learning_rate),
-        f"{role}/skipped_updates": Sum(len(taken.whole) - len(applied)),
-    }
-
-
-def first_minibatch_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
-    """How far the learner is from the sampler before anything was learned: numbers that should be 0."""
-    count = total.num_tokens.item()
-    return {
-        "first_minibatch/max_abs_log_ratio": Max(total.max_abs_log_ratio.item()),
-        "first_minibatch/mean_abs_log_ratio": Mean(total.abs_log_ratio.item(), count),
-        "first_minibatch/clip_fraction": Mean(total.clipped.item(), count),
-    }

@@ -16,15 +16,17 @@ def _learns_by_heart(run: Run) -> str | None:
     return f"It was lowest, {number(best)}, at step {step}, and is {number(losses.values[-1])} at the end."
 
 
-def _no_better_than_a_coin(run: Run) -> str | None:
+def no_better_than_a_coin(run: Run) -> str | None:
+    """Of held-out pairs."""
     accuracy = run.series("evaluation/pair_accuracy")
     if len(accuracy) < 2 or accuracy.values[-1] >= 0.55:
         return None
     return f"{accuracy.values[-1]:.1%} of held-out pairs are in the right order."
 
 
-def _accuracy_gap(run: Run) -> str | None:
-    training = fifths(run.series("reward_model/pair_accuracy"))
+def accuracy_gap(run: Run, training_metric: str) -> str | None:
+    """Between training and held-out pairs, where it is above 0.15."""
+    training = fifths(run.series(training_metric))
     held_out: Series = run.series("evaluation/pair_accuracy")
     if training is None or not len(held_out) or training[-1] - held_out.values[-1] <= 0.15:
         return None
@@ -51,14 +53,14 @@ REWARD_RULES = (
         advice="PPO against it would learn noise. Check that chosen and rejected are not mixed up, and that both "
         "answers survive the length limit.",
         severity=Severity.PROBLEM,
-        check=_no_better_than_a_coin,
+        check=no_better_than_a_coin,
     ),
     Rule(
         title="Accuracy is much higher in training than held out",
         when="reward_model/pair_accuracy in its last fifth is more than 0.15 above the last evaluation/pair_accuracy",
         advice="Fewer epochs, a lower learning rate, or more pairs.",
         severity=Severity.WARNING,
-        check=_accuracy_gap,
+        check=lambda run: accuracy_gap(run, "reward_model/pair_accuracy"),
     ),
     Rule(
         title="The reward model is surer than it should be",
@@ -83,6 +85,7 @@ COMMON_RULES = (
             "value/skipped_updates",
             "sft/skipped_updates",
             "reward_model/skipped_updates",
+            "dpo/skipped_updates",
         ),
     ),
     Rule(

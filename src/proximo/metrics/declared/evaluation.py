@@ -40,6 +40,32 @@ GENERATED = (
         better=Better.UP,
     ),
     Metric(
+        name="evaluation/pass_at_<component>",
+        reduction=Mean,
+        unit="fraction",
+        definition="Mean over held-out prompts of the chance that one of k answers has a score of "
+        "`ppo.solved_score` or more, estimated without bias from all answers to the prompt that have a score: "
+        "1 - C(n - c, k) / C(n, k). For k = 1, 2, 4 and so on up to `ppo.evaluation_samples_per_prompt`.",
+        phase=Phase.EVALUATION,
+        better=Better.UP,
+    ),
+    Metric(
+        name="evaluation/reference_score",
+        reduction=Mean,
+        unit="score",
+        definition="Mean score of the reference's answers to the same prompts. Only with `ppo.evaluate_reference`.",
+        phase=Phase.EVALUATION,
+    ),
+    Metric(
+        name="evaluation/win_rate",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of held-out answers with a higher score than the reference's answer to the same prompt, "
+        "drawn with the same random numbers; a draw counts half. Only with `ppo.evaluate_reference`.",
+        phase=Phase.EVALUATION,
+        better=Better.UP,
+    ),
+    Metric(
         name="evaluation/kl",
         reduction=Mean,
         unit="nats",
@@ -90,7 +116,7 @@ LIKELIHOOD = (
         name="evaluation/loss",
         reduction=Mean,
         unit="nats",
-        definition="The training loss on held-out data: nats per token (SFT) or per pair (reward model).",
+        definition="The training loss on held-out data: nats per token (SFT) or per pair (reward model, DPO).",
         phase=Phase.EVALUATION,
         better=Better.DOWN,
     ),
@@ -142,6 +168,20 @@ PREFERENCE = (
         reduction=Mean,
         unit="score",
         definition="Mean score of the rejected answers of the held-out pairs.",
+        phase=Phase.EVALUATION,
+    ),
+    Metric(
+        name="evaluation/logprob_chosen",
+        reduction=Mean,
+        unit="nats",
+        definition="Mean log-prob that the policy gives the whole chosen answers of the held-out pairs (DPO).",
+        phase=Phase.EVALUATION,
+    ),
+    Metric(
+        name="evaluation/logprob_rejected",
+        reduction=Mean,
+        unit="nats",
+        definition="Mean log-prob that the policy gives the whole rejected answers of the held-out pairs (DPO).",
         phase=Phase.EVALUATION,
     ),
     Metric(

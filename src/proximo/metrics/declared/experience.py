@@ -47,6 +47,23 @@ ROLLOUT = (
         phase=Phase.ROLLOUT,
         better=Better.DOWN,
     ),
+    Metric(
+        name="response/sampled",
+        reduction=Sum,
+        unit="responses",
+        definition="Responses sampled in the step, of which the best were learned from; all other metrics of "
+        "responses, scores and rewards are those of the best. Only with `ppo.samples_per_prompt`.",
+        phase=Phase.ROLLOUT,
+    ),
+    Metric(
+        name="response/sampled_faulty",
+        reduction=Sum,
+        unit="responses",
+        definition="How many of all that were sampled have no score for a reason that is not theirs. Only with "
+        "`ppo.samples_per_prompt`.",
+        phase=Phase.ROLLOUT,
+        better=Better.DOWN,
+    ),
 )
 
 SCORE = (
@@ -64,6 +81,22 @@ SCORE = (
         reduction=Deviation,
         unit="score",
         definition="Standard deviation over responses of that score (divided by their number).",
+        phase=Phase.SCORE,
+    ),
+    Metric(
+        name="score/sampled_mean",
+        reduction=Mean,
+        unit="score",
+        definition="Mean score of all that was sampled: what the policy earns without the choice of the best. Only "
+        "with `ppo.samples_per_prompt`.",
+        phase=Phase.SCORE,
+        better=Better.UP,
+    ),
+    Metric(
+        name="score/sampled_std",
+        reduction=Deviation,
+        unit="score",
+        definition="Standard deviation of those scores (divided by their number).",
         phase=Phase.SCORE,
     ),
     Metric(
@@ -203,5 +236,12 @@ EXPERIENCE = (
         "rollout: 1 is a perfect critic, 0 one no better than a constant. It is 0, too, where all returns are equal.",
         phase=Phase.EXPERIENCE,
         better=Better.UP,
+    ),
+    Metric(
+        name="extra/<component>",
+        reduction=Last,
+        unit="that of the call",
+        definition="A number that a call of the caller's own wrote in this step (docs/dataflow.md).",
+        phase=Phase.EXPERIENCE,
     ),
 )

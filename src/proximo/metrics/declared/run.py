@@ -42,6 +42,48 @@ PROGRESS = (
         phase=Phase.RUN,
         better=Better.DOWN,
     ),
+    Metric(
+        name="progress/sink_failures",
+        reduction=Sum,
+        unit="failures",
+        definition="Failures of the sinks of `run.sinks` since the line before: lines that they did not take. Written "
+        "only when there are any.",
+        phase=Phase.RUN,
+        better=Better.DOWN,
+        repeatable=False,
+    ),
+)
+
+FILTER = (
+    Metric(
+        name="filter/active",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts that the next steps may take: all but those that `data.filter` has left out.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="filter/too_easy",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts left out so far because their mean score of an epoch was above `data.filter.above`.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="filter/too_hard",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts left out so far because their mean score of an epoch was below `data.filter.below`.",
+        phase=Phase.RUN,
+    ),
+    Metric(
+        name="filter/held_back",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts beyond a bound that stayed when the last epoch ended: `max_fraction` let no more go, or "
+        "too few would have been left for a step (then with a warning).",
+        phase=Phase.RUN,
+    ),
 )
 
 TIMED = {
@@ -50,9 +92,12 @@ TIMED = {
     "reference": "the reference model's log-probs",
     "values": "the value model's forward pass",
     "policy_logprobs": "recomputing the policy's log-probs, in runs where the sampler's cannot serve",
+    "policy_logprobs_and_values": "the one pass for both, in such runs where policy and value share a trunk",
     "experience": "rewards, advantages and returns",
     "train_value": "the updates of the value model",
     "train_policy": "the updates of the policy",
+    "extra": "the calls that the caller added to the step",
+    "train_policy_and_value": "the updates of both on a shared trunk",
     "evaluate": "evaluation on held-out data",
     "step": "the whole step, without evaluation and saving",
 }
@@ -100,4 +145,4 @@ SPEED = (
     ),
 )
 
-RUN = (*PROGRESS, *TIME, *SPEED)
+RUN = (*PROGRESS, *FILTER, *TIME, *SPEED)

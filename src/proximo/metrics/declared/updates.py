@@ -58,7 +58,8 @@ POLICY = (
         unit="fraction",
         definition="Share of tokens, over all updates, on whose loss the clip acted. With the objectives ppo and gspo: "
         "the ratio (gspo: that of the response) left the clip range on the side where clipping stops the gradient, or "
-        "dual_clip bounds the loss. With cispo: the weight was cut, the gradient stays. With sapo: none.",
+        "dual_clip bounds the loss. With cispo: the weight was cut, the gradient stays. With sapo: none. "
+        "With m2po: the token was left out.",
         phase=Phase.POLICY,
     ),
     Metric(
@@ -89,7 +90,8 @@ POLICY = (
         name="policy/gradient_norm",
         reduction=Mean,
         unit="norm",
-        definition="L2 norm of the policy's gradient before clipping, mean over updates.",
+        definition="L2 norm of the policy's gradient before clipping, mean over updates; on a shared trunk that "
+        "of the gradient of both losses.",
         phase=Phase.POLICY,
     ),
     Metric(
@@ -131,6 +133,26 @@ POLICY = (
         definition="Share of those tokens whose weight is above `policy_loss.behaviour_cap`.",
         phase=Phase.POLICY,
         better=Better.DOWN,
+    ),
+)
+
+PTX = (
+    Metric(
+        name="ptx/loss",
+        reduction=Mean,
+        unit="nats per token",
+        definition="Negative log-likelihood of the texts that joined the policy's updates, mean over their counted "
+        "tokens, without its coefficient. Only with `ppo.ptx`; policy/loss does not contain it, policy/gradient_norm "
+        "does.",
+        phase=Phase.POLICY,
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="ptx/tokens",
+        reduction=Sum,
+        unit="tokens",
+        definition="Tokens that ptx/loss is the mean over.",
+        phase=Phase.POLICY,
     ),
 )
 

@@ -1,0 +1,27 @@
+"""Direct preference optimisation: a language model's loss from pairs, one number per pair. Not a reward model's.
+
+N pairs. A log-ratio is the log-prob of a whole answer, summed over its tokens, under the policy minus that under the
+reference.
+"""
+
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+
+def implicit_rewards(log_ratios: Tensor, *, beta: float) -> Tensor:
+    """beta log(pi / pi_ref), in the shape given: the reward that the policy is the best answer to, up to a constant of
+    the prompt (arXiv:2305.18290, eq. 5)."""
+    return beta * log_ratios
+
+
+def dpo_loss(
+    chosen_log_ratios: Tensor, rejected_log_ratios: Tensor, *, beta: float, label_smoothing: float = 0.0
+) -> Tensor:
+    """-(1 - eps) log sigmoid(x) - eps log sigmoid(-x) with x the difference of implicit rewards, [N] from [N].
+
+    With eps = 0 it is the loss of arXiv:2305.18290, eq. 7. eps is the share of pairs whose label is taken to be the
+    wrong way round (conservative DPO, E. Mitchell, 2023, "A note on DPO with noisy preferences"): the loss is then
+    lowest at x = log((1 - eps) / eps) and grows beyond, where without it x is pushed apart for ever.
+    """
+    gap = implicit_rewards(chosen_log_ratios, beta=beta) - implicit_rewards(rejected_log_ratios, beta=beta)
+    return -(1 - label_smoothing) * logsigmoid(gap) - label_smoothing * logsigmoid(-gap)

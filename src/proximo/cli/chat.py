@@ -1,0 +1,107 @@
+"""`proximo chat`: the terminal, or the lines of a pipe, at which a dialogue is held. Not the model's side of it."""
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proximo.cli.using import CheckpointName
+from proximo.errors import UserError
+
+if TYPE_CHECKING:
+    from proximo.trainers.dialogue import Dialogue
+
+HELP = "/reset forgets what was said, /quit ends; Ctrl-C stops an answer, Ctrl-D ends too"
+INTERRUPTED = 130
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(chat)
+
+
+def chat(
+    model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder or a Hub name.")],
+    *,
+    system: Annotated[str | None, typer.Option(help="What the model is told before the first turn.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Divides the logits; below 1 is more cautious.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among the k most probable tokens only.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among the tokens that reach this mass only.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other answers.")] = 0,
+    checkpoint: CheckpointName = "latest",
+) -> int:
+    """Talk to the policy of a run, or to any model. Lines of a pipe are turns of one dialogue.
+
+    With the chat template of the tokenizer; a model without one continues the text.
+
+    \b
+    proximo chat runs/ppo
+    proximo chat runs/sft --system "You are brief." --temperature 0.7
+    proximo chat Qwen/Qwen2.5-0.5B-Instruct --greedy < questions.txt
+
+    /reset forgets what was said, /quit ends.
+    """
+    from proximo.rollout.sampling import SamplingOptions
+    from proximo.trainers.dialogue import Dialogue, DialogueOptions
+
+    sampling = SamplingOptions(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy
+    )
+    options = DialogueOptions(sampling=sampling, seed=seed, system=system, checkpoint=checkpoint)
+    dialogue = Dialogue(model, options)
+    watched = sys.stdin.isatty()
+    if watched:
+        manner = "its chat template" if dialogue.has_template else "plain continuation: it has no chat template"
+        print(f"{model}, {manner}\n{HELP}", file=sys.stderr)
+    try:
+        for line in _lines(watched=watched):
+            if line == "/quit":
+                return 0
+            _turn(dialogue, line, watched=watched)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _lines(*, watched: bool) -> Iterator[str]:
+    """What the user says, without line ends and empty lines."""
+    if not watched:
+        yield from (line for line in map(str.strip, sys.stdin) if line)
+        return
+    import readline  # noqa: F401  (gives `input` its arrows and its history)
+
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            print()
+            return
+        if line:
+            yield line
+
+
+def _turn(dialogue: "Dialogue", line: str, *, watched: bool) -> None:
+    """One line of the user. A person at a terminal may stop an answer and may be wrong; a pipe may not."""
+    if line == "/reset":
+        dialogue.reset()
+    elif line.startswith("/"):
+        print(f"there is no command {line.split(maxsplit=1)[0]}: {HELP}", file=sys.stderr)
+    else:
+        try:
+            answer = dialogue.answer(line)
+        except KeyboardInterrupt:
+            if not watched:
+                raise
+            print("\n(stopped; neither this line nor an answer to it was said)", file=sys.stderr)
+        except UserError as error:
+            if not watched:
+                raise
+            print(f"error: {error}", file=sys.stderr)
+        else:
+            if answer.forgot:
+                print("(the oldest turns no longer fit and are left out)", file=sys.stderr)
+            print(answer.text, flush=True)

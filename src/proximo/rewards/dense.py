@@ -1,0 +1,52 @@
+"""Rewards of single tokens as a source states them, checked. Not how a score and they become rewards: shaping.py."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proximo.errors import TrainingError
+from proximo.records import Response, Scored, ScoreState
+
+
+def scored_by_token(
+    response: Response, given: Any, *, name: str, components: Mapping[str, float] | None = None
+) -> Scored:
+    """The response with a reward for each of its tokens; its score is their sum.
+
+    `given` is a list (array, tensor) of as many numbers as the response has tokens, or a mapping from token indices to
+    numbers, 0 elsewhere. A number that is none, or not finite, leaves the response without a score. Raises
+    TrainingError for anything else; `name` is the source's.
+    """
+    numbers = _numbers(given, len(response.token_ids), name=name)
+    if not all(math.isfinite(number) for number in numbers):
+        reason = f"{name} gave a token a reward that is no number"
+        return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
+    return Scored(response=response, score=math.fsum(numbers), components=components or {}, token_rewards=numbers)
+
+
+def weighted_sum(parts: Sequence[tuple[float, Scored]]) -> tuple[float, ...] | None:
+    """Weight times token rewards, added up over the sources that have them; None where none has."""
+    rows = [[weight * reward for reward in part.token_rewards] for weight, part in parts if part.token_rewards]
+    return tuple(math.fsum(column) for column in zip(*rows, strict=True)) if rows else None
+
+
+def _numbers(given: Any, num_tokens: int, *, name: str) -> tuple[float, ...]:
+    if hasattr(given, "tolist"):  # arrays of numpy and tensors
+        given = given.tolist()
+    try:
+        if isinstance(given, Mapping):
+            placed = {int(index): _number(number) for index, number in given.items()}
+            if all(0 <= index < num_tokens for index in placed):
+                return tuple(placed.get(index, 0.0) for index in range(num_tokens))
+        elif isinstance(given, Sequence) and not isinstance(given, str) and len(given) == num_tokens:
+            return tuple(_number(number) for number in given)
+    except (TypeError, ValueError):
+        pass  # the message below says what was wanted
+    raise TrainingError(
+        f"token_rewards of {name!r} must be one number for each of the {num_tokens} tokens of the response "
+        f"(metadata['token_ids']), or a mapping from indices 0 to {num_tokens - 1} to numbers; got {given!r:.80}"
+    )
+
+
+def _number(given: Any) -> float:
+    return math.nan if given is None else float(given)

@@ -1,0 +1,61 @@
+"""Which responses each update takes, and how a minibatch is cut into micro-batches. Not what is computed of them."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from proximo.config.ppo import PPOConfig
+from proximo.errors import TrainingError
+from proximo.learner.minibatches import plan_minibatches
+from proximo.models.batching import plan_batches
+from proximo.records import Experience
+from proximo.trainers.calls import pack_members
+from proximo.trainers.microbatch import Microbatch
+
+
+def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: int) -> list[list[int]]:
+    """The responses of each minibatch, epoch after epoch; `step` counts from 0.
+
+    Raises TrainingError where no response has a token that counts.
+    """
+    parts = experience.mask.split(list(experience.lengths))
+    members = [index for index, part in enumerate(parts) if part.any()]
+    if not members:
+        raise TrainingError(
+            f"step {step + 1}: no response has a token that counts; all {len(parts)} were empty, cut off under "
+            "truncated: mask, or could not be scored"
+        )
+    epochs = plan_minibatches(
+        members, size=config.responses_per_update, num_epochs=config.epochs_per_step, seed=seed, step=step
+    )
+    return [minibatch for epoch in epochs for minibatch in epoch]
+
+
+def cut_minibatch(
+    experience: Experience,
+    columns: dict[str, Tensor],
+    minibatch: Sequence[int],
+    *,
+    token_budget: int,
+    device: torch.device,
+) -> list[Microbatch]:
+    """The micro-batches of a minibatch, each of whole responses, filled up to the budget. `columns` are [T] each."""
+    responses = [scored.response for scored in experience.scored]
+    sizes = list(experience.lengths)
+    pieces = {name: column.split(sizes) for name, column in columns.items()}
+    masks = experience.mask.split(sizes)
+    lengths = [len(responses[i].prompt.token_ids) + sizes[i] for i in minibatch]
+    plan = plan_batches(lengths, token_budget=token_budget)
+    chosen = [[minibatch[i] for i in indices] for indices in plan]
+    num_update_tokens = sum(int(masks[i].sum()) for i in minibatch)
+    return [
+        Microbatch(
+            packed=pack_members(responses, members, device=device),
+            mask=torch.cat([masks[i] for i in members]).to(device),
+            columns={name: torch.cat([parts[i] for i in members]).to(device) for name, parts in pieces.items()},
+            num_update_tokens=num_update_tokens,
+            num_update_responses=len(minibatch),
+        )
+        for members in chosen
+    ]

@@ -1,0 +1,70 @@
+"""What a run writes of each step: its line in metrics.jsonl, its samples, and every sink. Not what is measured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from proximo.checkpoint.logs import JsonLines
+from proximo.checkpoint.run_folder import RunFolder
+from proximo.config.run import RunConfig
+from proximo.metrics.console import ProgressView
+from proximo.metrics.recorder import Recorder
+from proximo.metrics.sinks import Sink, TensorBoardSink
+from proximo.metrics.values import Last, MetricValue, Sum
+from proximo.trainers.sinks import failures_of, open_sinks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Record:
+    """What a step or an evaluation has to say."""
+
+    metrics: Mapping[str, MetricValue]
+    samples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+    """Rows of samples.jsonl, without their step."""
+
+
+class Logs:
+    """Writes each step's line to metrics.jsonl, its samples, and every sink."""
+
+    def __init__(self, folder: RunFolder, progress: ProgressView, run: RunConfig, settings: Mapping[str, Any]) -> None:
+        self.progress = progress
+        self.files: list[Sink] = [TensorBoardSink(folder.tensorboard, folder.metrics)] if run.tensorboard else []
+        self.trackers = open_sinks(
+            run, settings, folder=folder.trackers, metrics_file=folder.metrics, warn=progress.warn
+        )
+        self._failures_told = 0
+        self.metrics = JsonLines(folder.metrics)
+        self.samples = JsonLines(folder.samples)
+
+    def write(self, step: int, records: Sequence[Record]) -> dict[str, float]:
+        recorder = Recorder()
+        recorder.record("progress/step", Last(step))
+        failures = failures_of(self.trackers)
+        if failures > self._failures_told:
+            recorder.record("progress/sink_failures", Sum(failures - self._failures_told))
+            self._failures_told = failures
+        for record in records:
+            recorder.record_all(record.metrics)
+            for sample in record.samples:
+                self.samples.append({"step": step, **sample})
+        line = recorder.line()
+        if recorder.non_finite:
+            self.progress.warn(f"step {step}: not finite: {', '.join(recorder.non_finite)}")
+        self.metrics.append({"step": step, **line})
+        for sink in (self.progress, *self.files, *self.trackers):
+            sink.write(step, line)
+        return line
+
+    def sync(self) -> None:
+        """Force the lines to the disk, so that no checkpoint is newer than the lines that belong to it."""
+        self.metrics.sync()
+        self.samples.sync()
+
+    def __enter__(self) -> "Logs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.metrics.close()
+        self.samples.close()
+        for sink in (*self.files, *self.trackers):
+            sink.close()

@@ -1,0 +1,43 @@
+"""The recipe of a run as it was saved in its folder. Not what is built from it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from proximo.checkpoint.run_folder import RESOLVED_CONFIG
+from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.errors import RunFolderError
+
+StageRecipe = SFTRecipe | RewardRecipe | DPORecipe | PPORecipe
+
+
+def saved_recipe(run: Path) -> StageRecipe:
+    """The settings of a run. Raises RunFolderError where there are none, or where they are damaged."""
+    saved = run / RESOLVED_CONFIG
+    if not saved.is_file():
+        raise RunFolderError(f"{run} has no {RESOLVED_CONFIG}, so its models and data are not known")
+    try:
+        content = json.loads(saved.read_text(encoding="utf-8"))
+        content = _where_it_lies(content, run)
+        kinds = {"policy": PPORecipe, "sft": SFTRecipe, "dpo": DPORecipe}
+        return next((kind for key, kind in kinds.items() if key in content), RewardRecipe).model_validate(content)
+    except (ValueError, TypeError, KeyError) as error:  # no JSON, no mapping, or not what a recipe holds
+        reason = str(error).partition("\n")[0]
+        raise RunFolderError(f"{saved} is damaged, or of another version ({reason}): it cannot be read") from error
+
+
+def _where_it_lies(content: Any, run: Path) -> Any:
+    """The settings of a stage whose pipeline was moved: what lay below the old folder is looked for below the new."""
+    before, now = Path(content["run"]["folder"]).parent, run.parent
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: moved(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [moved(part) for part in value]
+        if not isinstance(value, str) or not value.startswith(f"{before}/") or Path(value).exists():
+            return value
+        found = now / Path(value).relative_to(before)
+        return str(found) if found.exists() else value
+
+    return content if before == now else moved(content)

@@ -1,0 +1,164 @@
+"""The sinks of a run: opened from its recipe, fed each step once, and kept from ending the run. Not what they send."""
+
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from proximo.checkpoint import atomic
+from proximo.config.run import RunConfig
+from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
+from proximo.errors import ConfigError, UserError
+from proximo.metrics.sinks import Sink, history
+from proximo.metrics.trackers import MLflowSink, TrackedRun, TrackioSink, WandbSink
+from proximo.rewards.function import import_function
+
+MOST_FAILURES_IN_A_ROW = 3
+"""A tracker that is away may take its whole timeout to say so, at every step."""
+
+OpenSink = Callable[[TrackedRun], Sink]
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What a resumed run must know of a sink."""
+
+    id: str
+    last_step: int
+
+
+class GuardedSink:
+    """A sink that gets each step at most once, over all processes of the run, and whose failures are counted.
+
+    What it was last given is kept in the run folder: written before the line is handed over, and put back where that
+    fails. Steps that a resume does again are not sent again; steps that metrics.jsonl has and the sink was never given
+    (it failed, or was added later) are sent when it is opened.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        open_sink: OpenSink,
+        *,
+        folder: Path,
+        name: str,
+        config: Mapping[str, Any],
+        metrics_file: Path,
+        warn: Callable[[str], None],
+    ) -> None:
+        self.label = label
+        self.num_failures = 0
+        self._warn = warn
+        self._in_a_row = 0
+        self._file = folder / f"{label.replace(':', '-')}.json"
+        self._memory = _Memory(id=secrets.token_hex(16), last_step=-1)
+        if self._file.is_file():
+            self._memory = _Memory(**json.loads(self._file.read_bytes()))
+        self._sink: Sink | None = None
+        atomic.make_folder(folder)
+        try:
+            self._sink = open_sink(TrackedRun(id=self._memory.id, name=name, folder=folder, config=config))
+        except UserError:
+            raise
+        except Exception as error:  # whatever a tracker raises, the run's own files have every number
+            self._failed(error)
+            self._warn(f"{label} could not be opened and gets no line in this process")
+        for step, metrics in history(metrics_file):
+            self.write(step, {key: number for key, number in metrics.items() if number is not None})
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        before = self._memory
+        if step <= before.last_step:
+            return
+        if self._sink is None:
+            self.num_failures += 1
+            return
+        self._remember(_Memory(id=before.id, last_step=step))
+        try:
+            self._sink.write(step, metrics)
+        except Exception as error:
+            self._remember(before)
+            self._failed(error)
+            self._in_a_row += 1
+            if self._in_a_row == MOST_FAILURES_IN_A_ROW:
+                self._warn(
+                    f"{self.label} failed {self._in_a_row} times in a row and gets no more lines in this process"
+                )
+                self._close()
+        else:
+            self._in_a_row = 0
+
+    def close(self) -> None:
+        self._close()
+        if self.num_failures:
+            self._warn(f"{self.label} failed {self.num_failures} times; metrics.jsonl has every line")
+
+    def _close(self) -> None:
+        sink, self._sink = self._sink, None
+        try:
+            if sink is not None:
+                sink.close()
+        except Exception as error:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self.num_failures += 1
+        if self.num_failures == 1:
+            self._warn(f"{self.label} failed, and the run goes on ({type(error).__name__}: {str(error)[:300]})")
+
+    def _remember(self, memory: _Memory) -> None:
+        self._memory = memory
+        atomic.write_bytes_atomically(self._file, json.dumps(asdict(memory)).encode())
+
+
+def open_sinks(
+    run: RunConfig, config: Mapping[str, Any], *, folder: Path, metrics_file: Path, warn: Callable[[str], None]
+) -> list[GuardedSink]:
+    """The sinks of `run.sinks`, with what metrics.jsonl already has. ConfigError for a wrong function."""
+    return [
+        GuardedSink(
+            sink.label,
+            _opener(sink),
+            folder=folder,
+            name=sink.name or run.folder,
+            config=config,
+            metrics_file=metrics_file,
+            warn=warn,
+        )
+        for sink in run.sinks
+    ]
+
+
+def _opener(config: SinkConfig) -> OpenSink:
+    match config:
+        case WandbSinkConfig():
+            return lambda run: WandbSink(run, project=config.project, entity=config.entity, mode=config.mode)
+        case MLflowSinkConfig():
+            return lambda run: MLflowSink(run, experiment=config.experiment, tracking_uri=config.tracking_uri)
+        case TrackioSinkConfig():
+            return lambda run: TrackioSink(run, project=config.project, space_id=config.space_id)
+        case FunctionSinkConfig():
+            return _user_sink(config)
+
+
+def _user_sink(config: FunctionSinkConfig) -> OpenSink:
+    function = import_function(config.function)
+
+    def open_sink(run: TrackedRun) -> Sink:
+        sink = function(run, **config.arguments)
+        lacking = [name for name in ("write", "close") if not callable(getattr(sink, name, None))]
+        if lacking:
+            raise ConfigError(
+                f"{config.function} returned a {type(sink).__name__} without {' and '.join(lacking)}: a sink has "
+                "write(step, metrics) and close()"
+            )
+        return sink
+
+    return open_sink
+
+
+def failures_of(sinks: Sequence[GuardedSink]) -> int:
+    """Of all of them, since the start of the process."""
+    return sum(sink.num_failures for sink in sinks)

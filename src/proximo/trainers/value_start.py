@@ -1,0 +1,66 @@
+"""Where the critic of a PPO run starts, as the recipe says. Not the models themselves: see build.py and models/."""
+
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.config.ppo import ModelRewardConfig
+from proximo.config.recipes import PPORecipe
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sharing import scalar_from_adapter, value_on_base
+from proximo.models.sources import ModelSource
+from proximo.models.vocabulary import check_same_vocabulary, load_tokenizer
+from proximo.trainers.build import (
+    Place,
+    build_scalar_model,
+    build_value_on_trunk,
+    finish_scalar_model,
+    lora_options,
+    refuse_second_adapter,
+)
+
+
+def build_value(
+    recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, place: Place
+) -> ScalarModel | None:
+    """On the policy's backbone or a copy, from the reward model with its head, or from a checkpoint.
+
+    None where nothing needs a critic. Raises ModelError where it cannot be made, or has another vocabulary.
+    """
+    config = recipe.value
+    if not recipe.ppo.uses_critic:
+        return None
+    if config.start == "trunk":
+        return build_value_on_trunk(config, policy, place=place)
+    if config.start == "policy":
+        return _from_policy(recipe, policy, place=place)
+    if config.start == "reward":
+        return _from_reward(recipe, policy, tokenizer, place=place)
+    if config.path is not None:
+        check_same_vocabulary(tokenizer, load_tokenizer(config.path, revision=config.revision), role="value")
+    return build_scalar_model(config, tokenizer, fresh_head=HeadStart.ZERO, place=place, role="value")
+
+
+def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, place: Place) -> ScalarModel:
+    config = recipe.value
+    if config.lora is not None:
+        refuse_second_adapter(ModelSource(path=recipe.policy.path, config=recipe.policy.config), role="value")
+    if config.lora is not None and policy.has_adapter:
+        model = value_on_base(policy, lora_options(config.lora, seed=place.seed), HeadStart.ZERO, seed=place.seed)
+        return finish_scalar_model(model, config.model_copy(update={"lora": None}), place=place)
+    model = scalar_from_language_model(policy, HeadStart.ZERO, seed=place.seed)
+    return finish_scalar_model(model, config, place=place)
+
+
+def _from_reward(
+    recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, place: Place
+) -> ScalarModel:
+    config = recipe.value
+    scorer = next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
+    path, revision = scorer.path, scorer.revision
+    check_same_vocabulary(tokenizer, load_tokenizer(path, revision=revision), role="value")
+    if scorer.share_base:
+        return finish_scalar_model(scalar_from_adapter(policy, Path(path), role="value"), config, place=place)
+    start = config.model_copy(update={"start": "path", "path": path, "revision": revision})
+    return build_scalar_model(start, tokenizer, fresh_head=None, place=place, role="value")

@@ -1,0 +1,67 @@
+"""The loss of DPO, by hand: value, gradient, and where it is lowest."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def ratios(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize(("smoothing", "expected"), [(0.0, 0.658760), (0.1, 0.665760)])
+def test_a_published_number(smoothing: float, expected: float) -> None:
+    """Beta 0.1, and a difference of log-ratios of 0.7."""
+    loss = dpo_loss(ratios(-3.0), ratios(-3.7), beta=0.1, label_smoothing=smoothing)
+    assert loss.item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_value_and_gradient_by_hand(smoothing: float) -> None:
+    chosen, rejected = ratios(1.0, -2.0, 0.0), ratios(-0.5, 1.0, 0.0)
+    loss = dpo_loss(chosen, rejected, beta=0.5, label_smoothing=smoothing)
+    gaps = [0.75, -1.5, 0.0]
+    values = [-(1 - smoothing) * math.log(sigmoid(x)) - smoothing * math.log(sigmoid(-x)) for x in gaps]
+    assert loss.tolist() == pytest.approx(values, rel=1e-12)
+    pushed = torch.autograd.grad(loss.sum(), (chosen, rejected))
+    slopes = [0.5 * (smoothing * sigmoid(x) - (1 - smoothing) * sigmoid(-x)) for x in gaps]
+    assert pushed[0].tolist() == pytest.approx(slopes, rel=1e-12)
+    assert pushed[1].tolist() == pytest.approx([-slope for slope in slopes], rel=1e-12)
+
+
+def test_smoothing_puts_the_optimum_at_the_log_odds_of_a_right_label_and_without_it_there_is_none() -> None:
+    best = math.log(0.9 / 0.1) / 0.5
+
+    def slope(ratio: float, smoothing: float) -> float:
+        chosen = ratios(ratio)
+        loss = dpo_loss(chosen, ratios(0.0), beta=0.5, label_smoothing=smoothing)
+        return torch.autograd.grad(loss.sum(), chosen)[0].item()
+
+    assert slope(best, 0.1) == pytest.approx(0, abs=1e-15)
+    assert slope(best - 0.1, 0.1) < 0 < slope(best + 0.1, 0.1)
+    assert slope(best + 0.1, 0.0) < 0
+
+
+def test_only_the_difference_of_the_log_ratios_counts() -> None:
+    both = dpo_loss(ratios(1.0) + 7, ratios(0.4) + 7, beta=0.3, label_smoothing=0.1)
+    assert both.item() == pytest.approx(dpo_loss(ratios(1.0), ratios(0.4), beta=0.3, label_smoothing=0.1).item())
+
+
+@pytest.mark.parametrize("ratio", [-1e6, 1e6])
+def test_far_from_the_reference_it_stays_finite(ratio: float) -> None:
+    chosen = ratios(ratio)
+    loss = dpo_loss(chosen, ratios(0.0), beta=0.1, label_smoothing=0.1)
+    assert loss.isfinite().all()
+    assert torch.autograd.grad(loss.sum(), chosen)[0].isfinite().all()
+
+
+def test_the_implicit_reward_is_in_units_of_beta() -> None:
+    assert implicit_rewards(torch.tensor([2.0, -1.0]), beta=0.1).tolist() == pytest.approx([0.2, -0.1])

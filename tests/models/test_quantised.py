@@ -1,0 +1,216 @@
+"""Bases in few bits: what is refused everywhere, and, where bitsandbytes is installed, that only the adapter learns."""
+
+import importlib.util
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from architectures import build_architecture, random_sequences
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.ppo import PPOConfig
+from proximo.config.recipes import PPORecipe, SFTRecipe
+from proximo.config.run import ModelConfig, ScalarModelConfig
+from proximo.errors import MissingExtraError, ModelError
+from proximo.models import loading
+from proximo.models.language import LanguageModel
+from proximo.models.loading import load_language_model, load_scalar_model
+from proximo.models.lora import LoRAOptions, load_adapter, merged_copy
+from proximo.models.packing import pack
+from proximo.models.placement import Precision
+from proximo.models.quantised import Quantisation, loading_options, quantisation_of, quantised_layers
+from proximo.models.saving import load_weights, save_pretrained
+from proximo.models.scalar import HeadStart
+from proximo.models.sharing import base_alone, is_shared, scalar_from_adapter, value_on_base
+from proximo.models.sources import ModelSource
+from proximo.rewards.model import ModelReward
+from proximo.trainers.build import Place, build_language_model, build_scalar_model
+from proximo.trainers.ppo import PPOTrainer
+
+CPU = torch.device("cpu")
+OPTIONS = LoRAOptions(rank=2)
+LORA = {"rank": 2}
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None,
+    reason="bitsandbytes (the extra `quantised`) is not installed",
+)
+third_party = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_language_model().save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def load(folder: Path, kind: Quantisation, precision: Precision) -> LanguageModel:
+    source = ModelSource(path=str(folder), quantisation=kind)
+    return load_language_model(source, device=CPU, precision=precision)
+
+
+def ppo(precision: str = "float32", **sections: Any) -> PPORecipe:
+    return PPORecipe.model_validate(
+        {
+            "run": {"folder": "r", "precision": precision},
+            "policy": {"path": "p", "lora": LORA},
+            "data": {"sources": [{"path": "d.jsonl"}]},
+            "reward": [{"kind": "function", "function": "f:g"}],
+        }
+        | sections
+    )
+
+
+def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "bitsandbytes" else find(name, *a)
+    )
+    with pytest.raises(MissingExtraError, match=r"4bit needs bitsandbytes.*pip install 'proximo\[quantised\]'"):
+        load(folder, Quantisation.NF4, Precision.FLOAT32)
+
+
+@pytest.mark.parametrize("role", ["policy", "reward"])
+def test_a_recipe_says_how_the_base_is_stored(folder: Path, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the section names reaches the loading of its base."""
+    asked: list[Quantisation] = []
+
+    def options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
+        asked.append(kind)
+        raise MissingExtraError("asked")
+
+    monkeypatch.setattr(loading, "loading_options", options)
+    place = Place(device=CPU, precision=Precision.FLOAT32, seed=0)
+    for stored in ("4bit", "8bit", "none"):
+        lora = {"path": str(folder), "lora": LORA, "quantisation": stored}
+        with pytest.raises(MissingExtraError) if stored != "none" else nullcontext():
+            if role == "policy":
+                build_language_model(ModelConfig(**lora), tiny_tokenizer(), place=place, role=role)
+            else:
+                build = partial(build_scalar_model, fresh_head=HeadStart.NORMAL, place=place, role=role)
+                build(ScalarModelConfig(**lora), tiny_tokenizer())
+    assert asked == [Quantisation.NF4, Quantisation.INT8]
+
+
+def test_a_machine_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: object())
+    with pytest.raises(ModelError, match="bitsandbytes has no kernels for mps"):
+        loading_options(Quantisation.INT8, torch.device("mps"))
+
+
+@pytest.mark.parametrize("section", [ModelConfig, ScalarModelConfig])
+def test_a_quantised_base_needs_an_adapter(section: type) -> None:
+    with pytest.raises(ValidationError, match="quantisation is for a base that an adapter trains above"):
+        section(path="p", quantisation="4bit")
+    assert section(path="p", quantisation="4bit", lora=LORA).quantisation == "4bit"
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        (
+            {"policy": {"path": "p", "lora": LORA, "quantisation": "8bit"}},
+            "policy.quantisation 8bit .* bf16, or take 4bit",
+        ),
+        (
+            {"policy": {"path": "p", "lora": LORA, "quantisation": "4bit"}},
+            "quantised base cannot train: give value.lora",
+        ),
+        (
+            {"value": {"start": "policy", "lora": LORA, "quantisation": "4bit"}},
+            "give policy.quantisation and leave this",
+        ),
+        ({"reference": {"path": "p", "quantisation": "4bit"}}, "quantisation is for a base that an adapter trains"),
+    ],
+)
+def test_combinations_without_a_sense_are_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ppo(**sections)
+
+
+def test_8_bits_go_with_bf16() -> None:
+    policy = {"path": "p", "lora": LORA, "quantisation": "8bit"}
+    assert ppo("bf16", policy=policy, value={"lora": LORA}).policy.quantisation == "8bit"
+    sft = {"run": {"folder": "r"}, "model": policy, "data": {"sources": [{"path": "d.jsonl"}]}}
+    with pytest.raises(ValidationError, match="model.quantisation 8bit"):
+        SFTRecipe.model_validate(sft)
+
+
+@installed
+@third_party
+@pytest.mark.parametrize(
+    ("kind", "precision"), [(Quantisation.NF4, Precision.FLOAT32), (Quantisation.INT8, Precision.BF16)]
+)
+def test_a_ppo_step_on_a_quantised_base_moves_the_adapters_alone(
+    folder: Path, tmp_path: Path, kind: Quantisation, precision: Precision
+) -> None:
+    """Four roles on it; the engine's log-probs are the learner's, and what is saved loads on it again."""
+    source = ModelSource(path=str(folder), quantisation=kind)
+    scorer = load_scalar_model(source, fresh_head=HeadStart.NORMAL, device=CPU, precision=precision)
+    save_pretrained(scorer.with_adapter(OPTIONS).model, tmp_path / "reward")
+    policy = load(folder, kind, precision).with_adapter(OPTIONS)
+    value = value_on_base(policy, OPTIONS, HeadStart.ZERO)
+    reward = scalar_from_adapter(policy, tmp_path / "reward", role="reward")
+    policy.use_activation_checkpointing()
+    value.use_activation_checkpointing()
+    config = PPOConfig(
+        num_steps=2,
+        prompts_per_step=4,
+        epochs_per_step=1,
+        minibatch_responses=2,
+        rollout={"max_new_tokens": 6, "max_rows": 3},
+        policy_optimizer={"learning_rate": 1e-2},
+        value_optimizer={"learning_rate": 1e-2},
+    )
+    trainer = PPOTrainer(policy, tiny_tokenizer(), value=value, reward=ModelReward(reward), config=config)
+    reference = trainer.roles.reference
+    assert all(is_shared(model, policy) for model in (reference, value, reward))
+    held = {id(p): p for model in (policy, value, reward, reference) for p in model.model.parameters()}
+    before = {key: p.detach().clone() for key, p in held.items()}
+    few_bits = {id(layer.weight) for layer in quantised_layers(policy.model)}
+    assert few_bits
+    assert all({id(w.weight) for w in quantised_layers(m.model)} == few_bits for m in (value, reward, reference))
+    history = trainer.train(["ab", "cde", "f", "gh"])
+    assert all(line["policy/skipped_updates"] == 0 for line in history)
+    moved = {key for key, parameter in held.items() if not parameter.equal(before[key])}
+    assert moved == {id(p) for learner in trainer.learners.values() for p in learner.parameters.values()}
+    limit = 1e-5 if precision is Precision.FLOAT32 else 0.02
+    assert all(line["first_minibatch/mean_abs_log_ratio"] < limit for line in history)
+    save_pretrained(policy.model, tmp_path / "policy")
+    packed = pack(random_sequences([9, 3]))
+    again = LanguageModel(
+        load_adapter(load(folder, kind, precision).base, tmp_path / "policy").eval(), precision=precision
+    )
+    with torch.no_grad():
+        assert again.hidden_states(packed).equal(policy.hidden_states(packed))
+    load_weights(again.model, tmp_path / "policy")
+
+
+@installed
+@third_party
+@pytest.mark.parametrize("kind", Quantisation)
+@torch.no_grad()
+def test_a_sequence_does_not_depend_on_its_company(folder: Path, kind: Quantisation) -> None:
+    """Large inputs, which 8-bit products with outliers would treat by what else is in the batch."""
+    model = build_architecture("llama")
+    for parameter in model.parameters():
+        parameter.mul_(3)
+    model.save_pretrained(folder)
+    model = load(folder, kind, Precision.FLOAT32)
+    assert quantisation_of(model.base) is kind
+    sequences = random_sequences([9, 3, 14])
+    together = model.hidden_states(pack(sequences)).split([9, 3, 14])
+    for sequence, hidden in zip(sequences, together, strict=True):
+        torch.testing.assert_close(hidden, model.hidden_states(pack([sequence])), rtol=0, atol=1e-4)
+
+
+@installed
+@third_party
+def test_few_bits_take_no_adapter_in(folder: Path) -> None:
+    policy = load(folder, Quantisation.NF4, Precision.FLOAT32).with_adapter(OPTIONS)
+    with pytest.raises(ModelError, match=r"few bits cannot hold the sum.*value_on_base.*export --merge"):
+        merged_copy(policy.model)
+    assert not any(p.requires_grad for p in base_alone(policy).model.parameters())
