@@ -1,4 +1,4 @@
-"""The recipes with the defaults of other systems: each trains on a tiny model, and the steps are those of the pipeline."""
+"""The recipes with the defaults of other systems: each trains on a tiny model; steps are those of their pipeline."""
 
 import json
 
@@ -12,8 +12,8 @@ ELSEWHERE = {"@sft": "models/sft", "@reward": "models/reward"}
 """What a stage finds in the pipeline -> where a step by itself finds it."""
 RUN = ["run.precision=float32", "run.tensorboard=false", "run.device=cpu"]
 STEP = ["num_steps=1", "prompts_per_step=4", "minibatch_responses=4", "rollout.max_new_tokens=4"]
-ROWS = "[{path: rows.jsonl, columns: {answer: label, response: label}}]"
-PAIRS = "[{path: rows.jsonl}]"
+PAIRED = "{path: rows.jsonl"
+LABELLED = f"{PAIRED}, columns: {{answer: label, response: label}}"
 
 
 @pytest.fixture
@@ -22,9 +22,18 @@ def folder(tmp_path, monkeypatch):
     tiny_language_model(num_hidden_layers=2).save_pretrained("model")
     tiny_tokenizer().save_pretrained("model")
     words = "a good long answer of many words", "a bad short answer of few words"
-    rows = [{"prompt": f"say {n}: ", "label": words[0], "chosen": words[0], "rejected": words[1]} for n in range(60)]
+    rows = [{"prompt": f"say {n}: ", "label": words[0], "chosen": words[0], "rejected": words[1]} for n in range(20)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return tmp_path
+
+
+def read_rows(**stages):
+    """Overrides that let each stage of a pipeline train on the rows and be evaluated on a few of them."""
+    return [
+        f"{stage}.data.{key}=[{source}{limit}]"
+        for stage, source in stages.items()
+        for key, limit in (("sources", "}"), ("evaluation_sources", ", max_rows: 4}"))
+    ]
 
 
 def metrics(path):
@@ -40,10 +49,10 @@ def test_a_preset_with_a_function_trains(recipe, folder):
 
 
 def test_the_preset_of_torchtune_trains_but_for_what_needs_an_accelerator(folder):
-    reward = ["reward", "reward", *RUN, "model.path=model", f"data.sources={PAIRS}", "reward.pairs_per_step=30"]
-    assert main([*reward, "data.held_out_rows=4", "run.folder=runs/reward"]) == 0
+    reward = ["reward", "reward", *RUN, "model.path=model", f"data.sources=[{PAIRED}}}]", "reward.pairs_per_step=20"]
+    assert main([*reward, "data.held_out_rows=0", "run.folder=runs/reward"]) == 0
     assert main(["export", "runs/reward", "models/reward"]) == 0
-    models = ["policy.path=model", "reward.0.path=models/reward", f"data.sources={PAIRS}"]
+    models = ["policy.path=model", "reward.0.path=models/reward", f"data.sources=[{PAIRED}}}]"]
     moments = ["ppo.policy_optimizer.kind=adamw", "ppo.value_optimizer.kind=adamw", "run.compile=none"]
     tokens = ["ppo.score.min_tokens=2", "ppo.rollout.stop_token_ids=[7]", "data.max_prompt_tokens=60"]
     small = [f"ppo.{each}" for each in STEP]
@@ -53,18 +62,16 @@ def test_the_preset_of_torchtune_trains_but_for_what_needs_an_accelerator(folder
 
 def test_the_preset_of_torchrl_trains(folder):
     models = ["sft.model.path=model", "reward.model.frozen_layers=1", "ppo.policy.frozen_layers=1"]
-    data = [f"{stage}.data.{key}={ROWS if stage != 'reward' else PAIRS}" for stage in ("sft", "reward", "ppo") for key in
-            ("sources", "evaluation_sources")]  # fmt: skip
-    small = ["sft.sft.examples_per_step=30", "reward.reward.pairs_per_step=30", *(f"ppo.ppo.{each}" for each in STEP)]
+    data = read_rows(sft=LABELLED, reward=PAIRED, ppo=LABELLED)
+    small = ["sft.sft.examples_per_step=20", "reward.reward.pairs_per_step=20", *(f"ppo.ppo.{each}" for each in STEP)]
     assert main(["pipeline", "torchrl-rlhf", *RUN, *models, *data, *small, "--quiet"]) == 0
     assert metrics(folder / "runs/torchrl-rlhf/ppo")[-1]["step"] == 1
 
 
 def test_the_preset_of_deepspeed_chat_goes_on_from_the_merged_adapter_of_its_first_step(folder):
     models = ["sft.model.path=model", "reward.model.path=model", "sft.model.lora.rank=2", "ppo.policy.lora.rank=2"]
-    data = [f"{stage}.data.{key}={ROWS if stage == 'sft' else PAIRS}" for stage in ("sft", "reward", "ppo") for key in
-            ("sources", "evaluation_sources")]  # fmt: skip
-    small = ["sft.sft.examples_per_step=6", "reward.reward.pairs_per_step=12", *(f"ppo.ppo.{each}" for each in STEP)]
+    data = read_rows(sft=LABELLED, reward=PAIRED, ppo=PAIRED)
+    small = ["sft.sft.examples_per_step=4", "reward.reward.pairs_per_step=8", *(f"ppo.ppo.{each}" for each in STEP)]
     warm = [f"ppo.ppo.{role}_optimizer.warmup_updates=0" for role in ("policy", "value")]
     assert main(["pipeline", "deepspeed-chat-13b", *RUN, *models, *data, *small, *warm, "--quiet"]) == 0
     assert metrics(folder / "runs/deepspeed-chat-13b/ppo")[-1]["step"] == 1
