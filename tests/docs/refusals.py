@@ -20,8 +20,8 @@ from proximo.config.overrides import apply_overrides, parse_override
 from recipe_files import PIPELINE, PPO, REWARD, SFT
 
 RECIPES = {"sft": SFT, "reward": REWARD, "ppo": PPO, "pipeline": PIPELINE}
-CONFIG = {"model_type": "llama"}
 LLAMA = "{model_type: llama}"
+EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"
 ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "KL and reference", "ppo.kl.place=loss ppo.kl.measure=k1"),
     ("ppo", "KL and reference", "ppo.kl.measure=weighted_k3"),
@@ -42,13 +42,53 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Scores", "ppo.score.min_tokens=300 ppo.score.min_tokens_penalty=1"),
     ("ppo", "Scores", "ppo.score.overlong_buffer_tokens=300"),
     ("ppo", "Scores", "reward=[{kind: model, path: a/b}, {kind: model, path: a/c}]"),
+    (
+        "ppo",
+        "Scores",
+        "ppo.rollout.shortest_limit=10 ppo.score.min_tokens=20 ppo.score.min_tokens_penalty=1",
+    ),
+    (
+        "ppo",
+        "Scores",
+        "reward=[{kind: model, path: a/b, dense: deltas}] ppo.advantage=group_centred ppo.responses_per_prompt=4",
+    ),
     ("ppo", "Losses and updates", "ppo.policy_loss.objective=cispo ppo.policy_loss.dual_clip=3"),
     ("ppo", "Losses and updates", "ppo.policy_loss.behaviour_weight=masked"),
     ("ppo", "Losses and updates", "ppo.minibatch_responses=1000"),
     ("ppo", "Losses and updates", "ppo.evaluate_average=true"),
     ("ppo", "Losses and updates", "policy.lora.rank=8 ppo.average_decay=0.99"),
     ("ppo", "Losses and updates", "ppo.policy_optimizer={learning_rate: 1e-6, betas: [0.9, 1.0]}"),
+    ("ppo", "Losses and updates", f"ppo.policy_optimizer={EARLY} ppo.guards.max_ratio=5"),
+    (
+        "ppo",
+        "Losses and updates",
+        f"ppo.policy_optimizer={EARLY} ppo.ptx.coefficient=1 ptx_data.sources=[{{path: a/b}}]",
+    ),
+    ("ppo", "Losses and updates", f"ppo.policy_optimizer={EARLY}"),
+    ("ppo", "Losses and updates", "ppo.policy_optimizer={learning_rate: 1e-6, in_backward: true}"),
+    (
+        "ppo",
+        "Losses and updates",
+        "ppo.policy_optimizer={learning_rate: 1e-6, in_backward: true, max_gradient_norm: null}",
+    ),
+    ("ppo", "Losses and updates", "ppo.ptx.coefficient=1"),
+    (
+        "ppo",
+        "Losses and updates",
+        "ppo.ptx.coefficient=1 ptx_data={sources: [{path: a/b}], held_out_rows: 5}",
+    ),
+    ("ppo", "Losses and updates", "ppo.value_loss.coefficient=0.5"),
+    (
+        "ppo",
+        "Losses and updates",
+        "value.start=trunk ppo.value_optimizer={learning_rate: 1e-4}",
+    ),
     ("ppo", "Rollout", "ppo.rollout.min_new_tokens=500"),
+    ("ppo", "Rollout", "ppo.rollout.shortest_limit=128"),
+    ("ppo", "Rollout", "ppo.rollout.shortest_limit=10 ppo.rollout.min_new_tokens=20"),
+    ("ppo", "Rollout", "ppo.samples_per_prompt=2 ppo.responses_per_prompt=2"),
+    ("ppo", "Evaluation", "ppo.evaluate_greedy=true ppo.evaluation_samples_per_prompt=4"),
+    ("ppo", "Evaluation", "ppo.evaluate_reference=true ppo.kl.place=none"),
     ("ppo", "Rollout", "ppo.rollout.stop_strings=['']"),
     ("ppo", "Models", f"policy.config={LLAMA}"),
     ("ppo", "Models", "policy={config: {hidden_size: 64}} tokenizer.path=owner/tokenizer"),
@@ -61,11 +101,38 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Models", f"value={{config: {LLAMA}, lora: {{rank: 8}}}}"),
     ("ppo", "Models", "value.lora.rank=8 value.frozen_layers=2"),
     ("ppo", "Models", "tokenizer.train_vocab_size=500"),
+    ("ppo", "Models", "value={start: trunk, lora: {rank: 8}}"),
+    ("ppo", "Models", "policy.quantisation=4bit"),
+    ("ppo", "Models", "policy={path: owner/model, quantisation: 8bit, lora: {rank: 8}} value.lora.rank=8"),
+    ("ppo", "Models", "policy={path: owner/model, quantisation: 4bit, lora: {rank: 8}}"),
+    ("ppo", "Models", "value={start: policy, quantisation: 4bit, lora: {rank: 8}}"),
+    ("ppo", "Models", "reward=[{kind: model, path: adapter, share_base: true}]"),
+    ("ppo", "Models", "policy.lora.rank=8 reward=[{kind: model, path: a/b, share_base: true, revision: main}]"),
+    (
+        "ppo",
+        "Models",
+        "policy.lora.rank=8 reward=[{kind: model, path: adapter, share_base: true}] "
+        "value={start: reward, lora: {rank: 8}}",
+    ),
+    (
+        "pipeline",
+        "Models",
+        "ppo.policy.lora.rank=8 ppo.reward=[{kind: model, path: '@reward', share_base: true}]",
+    ),
+    (
+        "pipeline",
+        "Models",
+        "ppo.policy={path: owner/a, lora: {rank: 8}} ppo.reward=[{kind: model, path: '@reward', share_base: true}] "
+        "reward.model={path: owner/b, lora: {rank: 8}}",
+    ),
     ("sft", "Models", "tokenizer={path: owner/tokenizer, train_vocab_size: 500}"),
     ("reward", "Models", "model={lora: {rank: 8}}"),
     ("ppo", "The run", "run.precision=fp16"),
     ("pipeline", "The run", "sft.run.folder=elsewhere"),
     ("reward", "Reward models", "reward.loss=divergence_window reward.centring=0.01"),
+    ("ppo", "The run", "run.sinks=[{kind: wandb}, {kind: wandb}]"),
+    ("ppo", "Data", "data.filter.max_fraction=0.5"),
+    ("ppo", "Data", "data.filter={above: 0.2, below: 0.8}"),
     ("sft", "Data", "data.proportions=[2,4,4]"),
     ("sft", "Data", "data.proportions=[2,4,4] data.phase=3"),
     ("sft", "Data", "data.proportions=[1] data.phase=0"),
