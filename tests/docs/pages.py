@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+COMING_FROM = ROOT / "docs" / "coming-from"
+PAGES = (
+    *(ROOT / "README.md", ROOT / "CHANGELOG.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(COMING_FROM.glob("*.md")),
+)
 SOURCES = (ROOT, ROOT / "src" / "proximo", ROOT / "src")
 """Where a path in the text may begin."""
 
