@@ -188,6 +188,13 @@ def test_groups_are_the_responses_to_one_prompt_and_the_kl_belongs_to_the_return
     torch.testing.assert_close(made.advantages, torch.tensor([-0.5, 0.5, 0.0]), **CLOSE)
 
 
+def test_within_a_group_advantages_are_in_its_deviations_where_the_recipe_says_so() -> None:
+    """Its unbiased deviation is 0.57735."""
+    batch = [scored(score, of=response([2], to=prompt("a"))) for score in (1.0, 0.0, 0.0, 1.0)]
+    made = build(batch, advantage={"estimator": "group_standardised"}, responses_per_prompt=4)
+    torch.testing.assert_close(made.advantages, torch.tensor([1.0, -1.0, -1.0, 1.0]) * 0.865875, **CLOSE)
+
+
 def test_an_empty_response_has_no_token_to_learn_from() -> None:
     made = build([scored(1.0, of=response([])), scored(2.0)], values=[0.0] * 5)
     assert made.lengths == (0, 3)
