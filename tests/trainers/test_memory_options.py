@@ -14,10 +14,10 @@ from pydantic import ValidationError
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
-from proximo.config.recipes import PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import OptimizerConfig
 from proximo.models.backbone import Backbone
-from proximo.trainers import loop, ppo, ppo_run, reward, sft
+from proximo.trainers import dpo, loop, ppo, ppo_run, reward, sft
 from proximo.trainers.memory import release_cache
 from proximo.trainers.options import RunOptions
 from run_outcomes import outcome
@@ -26,11 +26,13 @@ from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of, run
 OPTIMIZERS: dict[Kind, tuple[str, ...]] = {
     "sft": ("sft.optimizer",),
     "reward": ("reward.optimizer",),
+    "dpo": ("dpo.optimizer",),
     "ppo": ("ppo.policy_optimizer", "ppo.value_optimizer"),
 }
 BUILDERS: dict[Kind, Callable[[dict[str, Any]], Any]] = {
     "sft": lambda recipe: sft.build_task(SFTRecipe.model_validate(recipe)),
     "reward": lambda recipe: reward.build_task(RewardRecipe.model_validate(recipe)),
+    "dpo": lambda recipe: dpo.build_task(DPORecipe.model_validate(recipe)),
     "ppo": lambda recipe: ppo_run.build_task(PPORecipe.model_validate(recipe)),
 }
 FREE = {"max_gradient_norm": None, "non_finite_gradient": "stop"}
@@ -79,11 +81,13 @@ def test_guards_and_a_policy_that_steps_in_the_backward_exclude_each_other(guard
     PPOConfig.model_validate({"value_optimizer": early, "guards": {guard: 2.0}})
 
 
-@pytest.mark.parametrize(("kind", "longest"), [("sft", 4 * 48), ("reward", 2 * 4 * 48), ("ppo", 3 * (12 + 4))])
+@pytest.mark.parametrize(
+    ("kind", "longest"), [("sft", 4 * 48), ("reward", 2 * 4 * 48), ("dpo", 2 * 4 * 48), ("ppo", 3 * (12 + 4))]
+)
 def test_an_update_in_the_backward_must_fit_one_micro_batch_whatever_the_data(
     kind: Kind, longest: int, tmp_path: Path
 ) -> None:
-    schema = {"sft": SFTRecipe, "reward": RewardRecipe, "ppo": PPORecipe}[kind]
+    schema = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "ppo": PPORecipe}[kind]
     fitting = with_optimizers(kind, EARLY) | {f"{kind}.tokens_per_microbatch": longest}
     schema.model_validate(changed(recipe_of(kind, tmp_path), fitting))
     tight = fitting | {f"{kind}.tokens_per_microbatch": longest - 1}
