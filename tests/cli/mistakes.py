@@ -305,6 +305,8 @@ COMMANDS = (
     _use("resume and overwrite", "ppo ppo --resume --overwrite", "choose one"),
     _use("kind that there is none of", "config schema sftt", "'sft', 'reward', 'dpo', 'ppo', 'pipeline'"),
     _use("recipe of no clear kind", "config check r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
+    _use("plan of nothing", "plan nowhere.yaml", "no recipe file nowhere.yaml"),
+    _use("plan of no clear kind", "plan r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
     _use("copy over a file", "recipes copy ppo mine.yaml", "mine.yaml exists", files={"mine.yaml": "x: 1\n"}),
     _use("copy into nowhere", "recipes copy ppo no/such/folder/mine.yaml", "cannot be written"),
     _use("show an unknown recipe", "recipes show pppo", "did you mean ppo?"),

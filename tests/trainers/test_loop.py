@@ -221,7 +221,7 @@ def test_where_memory_runs_out_the_settings_to_lower_are_named(
 
     task = Counting()
     monkeypatch.setattr(task, {"training": "step", "evaluation": "evaluate"}[phase], fail)
-    wanted = rf"step {step}: memory ran out in {phase}; lower sft.tokens_per_microbatch"
+    wanted = rf"step {step}: memory ran out in {phase}; lower sft.tokens_per_microbatch.*`proximo plan` with"
     with pytest.raises(TrainingError, match=wanted):
         start(tmp_path / "run", task)
 

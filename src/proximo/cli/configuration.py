@@ -44,7 +44,7 @@ def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption =
     loaded = _load(recipe, overrides, kind)
     for sentence in unused_keys(loaded.recipe):
         print(f"note: {sentence}")
-    print(f"{loaded.origin} is a valid {_kind_of(recipe, kind)} recipe")
+    print(f"{loaded.origin} is a valid {kind_of(recipe, kind)} recipe")
 
 
 @app.command()
@@ -56,10 +56,11 @@ def schema(
 
 
 def _load(recipe: str, overrides: list[str] | None, kind: Kind | None) -> LoadedRecipe:
-    return load_recipe(_kind_of(recipe, kind), recipe, overrides or ())
+    return load_recipe(kind_of(recipe, kind), recipe, overrides or ())
 
 
-def _kind_of(recipe: str, kind: Kind | None) -> Kind:
+def kind_of(recipe: str, kind: Kind | None) -> Kind:
+    """The command that a recipe is for: as said, else by its keys. Raises ConfigError where they do not tell."""
     if kind is not None:
         return kind
     guess = guess_kind(read_document(recipe).data)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import chat, configuration, recipes, training, using
+from proximo.cli import chat, configuration, planning, recipes, training, using
 from proximo.errors import ProximoError
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -20,6 +20,7 @@ app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, context_settings=SETTINGS
 )
 training.add_to(app)
+planning.add_to(app)
 using.add_to(app)
 chat.add_to(app)
 app.add_typer(recipes.app, name="recipes")
@@ -92,6 +93,7 @@ def _program(
     proximo recipes                           what is shipped to start from
     proximo recipes copy ppo my.yaml          start from one
     proximo ppo my.yaml --dry-run             what it would do, in numbers
+    proximo plan my.yaml                      memory and work, before anything is loaded
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
     proximo report runs/ppo                   curves and samples as one HTML file
     proximo generate runs/ppo "Once upon"     try the result

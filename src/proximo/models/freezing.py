@@ -14,7 +14,7 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
     """
     if count == 0:
         return
-    layers = _layers(base)
+    layers = decoder_layers(base)
     if count > len(layers):
         raise ModelError(f"frozen_layers is {count}, but the {base.config.model_type} model has {len(layers)} layers")
     for layer in layers[:count]:
@@ -24,7 +24,8 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
         embeddings.requires_grad_(False)
 
 
-def _layers(base: PreTrainedModel) -> nn.ModuleList:
+def decoder_layers(base: PreTrainedModel) -> nn.ModuleList:
+    """The stack, lowest first. Raises ModelError where it cannot be told."""
     depth = base.config.get_text_config().num_hidden_layers
     stacks = [module for module in base.modules() if isinstance(module, nn.ModuleList) and len(module) == depth]
     if not stacks:

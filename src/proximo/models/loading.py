@@ -115,11 +115,11 @@ def _plain_language_model(
         return _saved_model(AutoModelForCausalLM, source, config, device)
     if tokenizer is not None:
         _fit_to_tokenizer(config, tokenizer, source.config)
-    return _random_model(config, source).to(device)
+    return random_model(config, source).to(device)
 
 
-def _random_model(config: PreTrainedConfig, source: ModelSource) -> PreTrainedModel:
-    """Always drawn on the CPU, so that a seed means the same weights on every device."""
+def random_model(config: PreTrainedConfig, source: ModelSource) -> PreTrainedModel:
+    """Always drawn on the CPU, so that a seed means the same weights on every device. Raises ModelError."""
     try:
         with own_randomness(torch.device("cpu"), seed=source.seed), quiet_transformers():
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

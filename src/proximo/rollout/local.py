@@ -26,6 +26,8 @@ from proximo.rollout.stopping import StopRules
 
 _INITIAL_NEW_TOKENS = 64
 """Rows begin with room for so many new tokens and grow when a response outgrows them."""
+PREFILL_TOKENS = 4096
+"""Prompt tokens of one packed pass."""
 
 
 class LocalEngine:
@@ -38,7 +40,7 @@ class LocalEngine:
         *,
         eos_token_ids: Collection[int],
         max_rows: int = 64,
-        prefill_tokens: int = 4096,
+        prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
         """`max_rows` responses grow at a time; `prefill_tokens` bounds the prompt tokens of one packed pass."""
         if max_rows < 1 or prefill_tokens < 1:
@@ -81,13 +83,16 @@ class LocalEngine:
         lengths = [len(prompt.token_ids) for prompt in prompts]
         num_rows = min(self._max_rows, num_samples * len(prompts))
         scheduler = Scheduler(lengths, num_samples=num_samples, num_rows=num_rows, prefill_tokens=self._prefill_tokens)
-        longest = max(lengths)
-        cache = RowCache(
-            num_rows=num_rows,
-            initial_tokens=longest + min(max_new_tokens, _INITIAL_NEW_TOKENS),
-            max_tokens=longest + max_new_tokens,
-        )
-        return scheduler, cache
+        return scheduler, rows_for(max(lengths), num_rows=num_rows, max_new_tokens=max_new_tokens)
+
+
+def rows_for(longest_prompt: int, *, num_rows: int, max_new_tokens: int) -> RowCache:
+    """Room for rows whose prompts have at most so many tokens."""
+    return RowCache(
+        num_rows=num_rows,
+        initial_tokens=longest_prompt + min(max_new_tokens, _INITIAL_NEW_TOKENS),
+        max_tokens=longest_prompt + max_new_tokens,
+    )
 
 
 @dataclass(kw_only=True)

@@ -30,7 +30,8 @@ def memory_advice(trainer: Trainer, phase: str, *, step: int) -> Generator[None]
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise TrainingError(
-            f"step {step}: memory ran out in {phase}; {SETTINGS[trainer]}; neither changes the result ({reason})"
+            f"step {step}: memory ran out in {phase}; {SETTINGS[trainer]}; neither changes the result. "
+            f"`proximo plan` with this recipe says what takes how much ({reason})"
         ) from error
 
 

@@ -1,0 +1,53 @@
+"""`proximo plan`: memory and work of a recipe before anything is loaded. Not the planning: trainers/planning/."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from proximo.cli.configuration import KindOption, kind_of
+from proximo.cli.training import Overrides, RecipeName
+from proximo.config.loader import load_recipe
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(plan)
+
+
+def plan(
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    *,
+    kind: KindOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Bytes and counts, for programs.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure matrix products on this machine, and say how long a step takes.")
+    ] = False,
+) -> int:
+    """Predict peak memory, by phase and part, and the work of a step. Loads no weights and no data.
+
+    \b
+    proximo plan ppo.yaml
+    proximo plan ppo.yaml ppo.tokens_per_microbatch=4096 policy.activation_checkpointing=true
+    proximo plan demo --json                  every stage of a pipeline
+
+    Models are asked for their config.json and tokenizer only. docs/plan.md says what is counted, and how well it fits.
+    """
+    loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
+    from proximo.trainers.planning.machine import device_kind, memory_bytes, product_rate
+    from proximo.trainers.planning.stages import make_plans
+    from proximo.trainers.planning.text import describe, step_seconds, to_json
+
+    device = device_kind(loaded.recipe.run)
+    plans = make_plans(loaded.recipe, device=device)
+    if as_json:
+        print(json.dumps(to_json(plans), indent=2))
+        return 0
+    memory = memory_bytes(device)
+    texts = [describe(each, memory=memory) for each in plans]
+    if measure:
+        rate = product_rate(device, precision=loaded.recipe.run.precision)
+        texts = [f"{text}\n{step_seconds(each, rate)}" for text, each in zip(texts, plans, strict=True)]
+    print("\n\n".join(texts))
+    return 0

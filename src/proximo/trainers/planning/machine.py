@@ -1,0 +1,41 @@
+"""What this machine has: its device, memory, and the rate of its matrix products. Plans nothing."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+
+from proximo.config.run import RunConfig
+
+_CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
+
+
+def device_kind(run: RunConfig) -> str:
+    """cpu, cuda or mps. A device that is named is believed: a plan may be made on another machine."""
+    if run.device != "auto":
+        return run.device
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def memory_bytes(device: str) -> int | None:
+    """Of the device, as far as this process may use it; None for an accelerator that is not here."""
+    if device == "cuda":
+        return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _CONTROL_GROUP.read_text().strip() if _CONTROL_GROUP.is_file() else "max"
+    return physical if limit == "max" else min(physical, int(limit))
+
+
+def product_rate(device: str, *, precision: str, width: int = 1024) -> float:
+    """Floating-point operations per second of a matrix product, the best of five."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    left = torch.ones(width, width, dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        (left @ left).sum().item()  # the number is waited for, also on an accelerator
+        best = min(best, time.perf_counter() - start)
+    return 2 * width**3 / best

@@ -1,0 +1,189 @@
+"""The models and the passes of a PPO step, as its graph of calls names them. Not the step."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from proximo.config.ppo import ModelRewardConfig
+from proximo.config.recipes import PPORecipe
+from proximo.config.run import ModelConfig, OptimizerConfig, ScalarModelConfig
+from proximo.learner.minibatches import num_minibatches
+from proximo.models.language import LanguageModel
+from proximo.models.placement import Precision
+from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.models.sharing import base_alone, check_scalar_adapter, value_on_base
+from proximo.models.sources import ModelSource
+from proximo.models.trunk import is_on_trunk, scalar_on
+from proximo.trainers.build import lora_options
+from proximo.trainers.calls import step_graph
+from proximo.trainers.planning import passes
+from proximo.trainers.planning.holdings import Learning
+from proximo.trainers.planning.passes import Batches, Lengths, Lesson, Model, StepCost
+from proximo.trainers.planning.roles import Origins, finish, frozen, language_model, scalar_model
+
+
+def ppo_models(recipe: PPORecipe, origins: Origins, *, precision: Precision) -> dict[str, Model]:
+    """Role -> model, as ppo_run.py builds them; reward models by their names. To be called inside `building()`."""
+    num_tokens = origins.num_tokens(recipe.tokenizer, recipe.policy)
+    own = origins.sized(recipe.policy, num_tokens)
+    policy = language_model(own, recipe.policy, precision=precision)
+    models: dict[str, Model] = {"policy": policy}
+    if recipe.ppo.kl.place != "none":
+        models["reference"] = make_reference(recipe.reference, policy, origins, num_tokens)
+    if recipe.ppo.average_decay is not None:
+        models["average"] = frozen(language_model(own, PLAIN, precision=precision))
+    if recipe.ppo.uses_critic:
+        models["value"] = _value_model(recipe, origins, policy)
+    for source in recipe.reward:
+        if isinstance(source, ModelRewardConfig):
+            models[source.name] = frozen(_scorer(source, origins, policy))
+    return models
+
+
+PLAIN = ModelConfig(config={"model_type": "any"})
+"""No adapter, nothing frozen, no checkpointing."""
+
+
+def make_reference(
+    section: ModelConfig | None, policy: LanguageModel, origins: Origins, num_tokens: int | None
+) -> Model:
+    """The policy's base below an adapter; a copy of it; or the model that the recipe names."""
+    if policy.has_adapter:
+        return base_alone(policy)
+    config = policy.base.config if section is None else origins.sized(section, num_tokens)
+    return frozen(language_model(config, PLAIN, precision=policy.precision))
+
+
+def _value_model(recipe: PPORecipe, origins: Origins, policy: LanguageModel) -> ScalarModel:
+    """As value_start.py makes it."""
+    section, precision = recipe.value, policy.precision
+    match section.start:
+        case "trunk":
+            return scalar_on(policy)
+        case "policy":
+            if section.lora is None or not policy.has_adapter:
+                return scalar_model(policy.base.config, section, precision=precision)
+            shared = value_on_base(policy, lora_options(section.lora, seed=0), HeadStart.ZERO)
+            finish(shared, section)
+            return shared
+        case "reward":
+            scorer = next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
+            return _scorer(scorer, origins, policy, section)
+        case "path":
+            config = origins.sized(section, origins.num_tokens(recipe.tokenizer, recipe.policy))
+            return scalar_model(config, section, precision=precision)
+
+
+def _scorer(
+    source: ModelRewardConfig, origins: Origins, policy: LanguageModel, section: ScalarModelConfig | None = None
+) -> ScalarModel:
+    """The reward model, or the value model of this section that starts from it."""
+    section = section or ScalarModelConfig()
+    if not source.share_base:
+        return scalar_model(origins.config(source.path, source.revision), section, precision=policy.precision)
+    if not source.path.startswith("@"):
+        check_scalar_adapter(ModelSource(path=policy.base.name_or_path), Path(source.path), role="reward")
+    model = value_on_base(policy, origins.adapter(source.path), HeadStart.ZERO)
+    finish(model, section)
+    return model
+
+
+def ppo_learning(recipe: PPORecipe, models: Mapping[str, Model]) -> Learning:
+    """Which optimizer moves what, as learners.py makes them."""
+    config, policy, value = recipe.ppo, models["policy"], models.get("value")
+    of_policy = config.policy_optimizer or OptimizerConfig(learning_rate=1e-6)
+    if value is None:
+        return {"policy": ([policy.model], of_policy)}
+    if not _shares_trunk(models):
+        return {"policy": ([policy.model], of_policy), "value": ([value.model], config.value_optimizer)}
+    head = value.base.get_submodule("score")
+    warming = {"value": ([head], config.value_optimizer)} if config.critic_warmup_steps else {}
+    return {"policy": ([policy.model, head], of_policy)} | warming
+
+
+def ppo_costs(
+    recipe: PPORecipe, models: Mapping[str, Model], learning: Learning, lengths: Lengths, texts: Lengths | None
+) -> dict[str, StepCost]:
+    """What each call of a step costs, by its name, in the order of the graph. `texts`: of `ptx_data`."""
+    config = recipe.ppo
+    serve = recipe.run.precision == "float32" and not config.rollout.reshapes_distribution
+    calls = step_graph(config, sampled_serve=serve, shares_trunk=_shares_trunk(models)).calls
+    costs = _reading_calls(recipe, models, lengths) | _training_calls(recipe, models, learning, lengths, texts)
+    return {call.name: costs[call.name]() for call in calls if call.name in costs}
+
+
+def _reading_calls(
+    recipe: PPORecipe, models: Mapping[str, Model], lengths: Lengths
+) -> dict[str, Callable[[], StepCost]]:
+    config, value = recipe.ppo, models.get("value")
+    policy, reference = _language_models(models)
+    budget = config.tokens_per_microbatch
+    whole = Batches.of(lengths, config.responses_per_step, token_budget=budget)
+    sampled = Batches.of(lengths, config.prompts_per_step * config.sampled_per_prompt, token_budget=budget)
+    judged = [sampled]
+    if config.score.minus_reference_answer:
+        judged.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget))
+    both = policy if config.kl.measure == "full" and config.kl.place == "reward" else None
+    judges = [models[source.name] for source in recipe.reward if isinstance(source, ModelRewardConfig)]
+    costs: dict[str, Callable[[], StepCost]] = {
+        "generate": lambda: passes.rollout(policy, lengths, config),
+        "policy_logprobs": lambda: passes.reading(policy, whole),
+        "reference_logprobs": lambda: passes.reading(reference, whole, also=both),
+    }
+    if judges:
+        costs["score"] = lambda: passes.one_after_the_other(
+            [passes.reading(judge, batches) for judge in judges for batches in judged]
+        )
+    if isinstance(value, ScalarModel):
+        costs["values"] = lambda: passes.reading(value, whole)
+        costs["policy_logprobs_and_values"] = lambda: passes.reading_both(policy, value, whole)
+    return costs
+
+
+def _training_calls(
+    recipe: PPORecipe, models: Mapping[str, Model], learning: Learning, lengths: Lengths, texts: Lengths | None
+) -> dict[str, Callable[[], StepCost]]:
+    config, value = recipe.ppo, models.get("value")
+    policy, reference = _language_models(models)
+    budget = config.tokens_per_microbatch
+    update = Batches.of(lengths, config.responses_per_update, token_budget=budget)
+    trained = config.epochs_per_step * config.responses_per_step * lengths.total
+
+    def of_policy(on_trunk: ScalarModel | None = None) -> StepCost:
+        loss = passes.policy_loss(policy, reference, config, on_trunk=on_trunk)
+        lessons = [Lesson(loss=loss, batches=update, tokens=trained)]
+        if texts is not None and config.ptx is not None:
+            read = Batches.of(texts, config.ptx.examples_per_update, token_budget=budget)
+            updates = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
+            loss = passes.likelihood_loss(policy)
+            lessons.append(Lesson(loss=loss, batches=read, tokens=updates * read.all_tokens))
+        modules, optimizer = learning["policy"]
+        cost = passes.training(modules, lessons, in_backward=optimizer.in_backward)
+        if config.policy_loss.objective != "m2po":
+            return cost
+        marking = passes.reading(policy, update, tokens=trained)
+        return passes.one_after_the_other([cost, marking])
+
+    def of_value(value: ScalarModel) -> StepCost:
+        modules, optimizer = learning["value"]
+        lesson = Lesson(loss=passes.score_loss(value), batches=update, tokens=trained)
+        return passes.training(modules, [lesson], in_backward=optimizer.in_backward)
+
+    costs: dict[str, Callable[[], StepCost]] = {"train_policy": of_policy}
+    if isinstance(value, ScalarModel):
+        costs["train_value"] = lambda: of_value(value)
+        costs["train_policy_and_value"] = lambda: of_policy(value)
+    return costs
+
+
+def _language_models(models: Mapping[str, Model]) -> tuple[LanguageModel, LanguageModel]:
+    """Policy and reference; the policy itself where there is no reference."""
+    policy = models["policy"]
+    reference = models.get("reference", policy)
+    assert isinstance(policy, LanguageModel)
+    assert isinstance(reference, LanguageModel)
+    return policy, reference
+
+
+def _shares_trunk(models: Mapping[str, Model]) -> bool:
+    policy, value = models["policy"], models.get("value")
+    return isinstance(policy, LanguageModel) and isinstance(value, ScalarModel) and is_on_trunk(value, policy)
