@@ -62,6 +62,9 @@ class TestTRL:
         advantages, returns = gae(rewards, self.VALUES, self.MASK, self.LENGTHS, **options)
         return standardise(advantages, self.MASK, correction=1), returns
 
+    def test_estimates_of_kl(self):
+        assert_close(k1(self.LOGPROBS, self.REFERENCE), [0.2, -0.5, 0.4], [-0.2, 1.0])
+
     @pytest.mark.parametrize(
         ("measure", "wanted"),
         [
@@ -179,6 +182,8 @@ class TestTorchtune:
         clipped = ppo(*arguments, clip_low=0.2, clip_high=0.2).clipped
         found = policy_statistics(logprobs, old_logprobs, clipped, self.IN_LOSS)
         assert_close(found.clipped / found.num_tokens, 0.2)
+        # The original's 1.097342 is the mean over eight places, of which three do not count and have ratio 1.
+        assert_close(found.ratio / found.num_tokens, (8 * 1.097342 - 3) / 5)
 
         old_values = numbers([0.1, 0.2, 0.3, 0.25], [0.5, 0.4, 0.35])
         values = old_values + numbers([0.3, -0.1, 0.05, 0.4], [-0.5, 0.1, 0])
@@ -365,6 +370,13 @@ class TestDeepSpeedChat:
         rejected = TokenScores(token_ids=torch.tensor([3, 4, 7, 0]), scores=numbers([0.3, 0.4, 0.7, 0]), lengths=(4,))
         assert divergence_window(chosen, rejected).item() == pytest.approx(0.6178, abs=5e-5)
         assert_close(divergence_window(chosen, chosen), 0.693147)
+
+    def test_pairwise_loss_without_padding(self):
+        """The same pair as it is: the shorter answer stands at its last score, which is the one that PPO would read."""
+        chosen = TokenScores(token_ids=torch.tensor([3, 4, 5, 6]), scores=numbers([0.3, 0.4, 0.5, 0.6]), lengths=(4,))
+        rejected = TokenScores(token_ids=torch.tensor([3, 4, 7]), scores=numbers([0.3, 0.4, 0.7]), lengths=(3,))
+        # The mean of log(1 + e^0.2) and log(1 + e^0.1).
+        assert_close(divergence_window(chosen, rejected), 0.771268)
 
 
 class TestTorchrl:

@@ -43,6 +43,7 @@ def test_moments_are_those_of_the_golden_vectors():
     assert (first.mean, first.deviation) == pytest.approx((2.5, 1.290994), abs=1e-6)
     assert (both.mean, both.deviation) == pytest.approx((7.75, 5.922114), abs=1e-6)
     assert both.count == 8
+    assert (first.squares / 4, both.squares / 8) == pytest.approx((1.25, 30.6875), abs=1e-9)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e6, -1e6])

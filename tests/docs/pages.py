@@ -4,10 +4,16 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
+COMING_FROM = ROOT / "docs" / "coming-from"
+PAGES = (
+    *(ROOT / "README.md", ROOT / "CHANGELOG.md"),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(COMING_FROM.glob("*.md")),
+)
 SOURCES = (ROOT, ROOT / "src" / "proximo", ROOT / "src")
 """Where a path in the text may begin."""
 
@@ -71,6 +77,7 @@ def find_path(path: str) -> Path | None:
     return next((folder / path for folder in SOURCES if (folder / path).exists()), None)
 
 
+@cache
 def defined_names(file: Path) -> set[str]:
     """Functions, classes and constants of a module, and methods as `Class.method`."""
     return set(_names(ast.parse(file.read_text(encoding="utf-8")).body))

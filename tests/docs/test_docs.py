@@ -1,7 +1,7 @@
 """What the pages say exists: links, files, functions, tests, settings, metrics, commands."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +10,14 @@ from pages import PAGES, ROOT, anchors, blocks, code_words, defined_names, find_
 from pydantic import BaseModel
 
 from proximo.cli.program import app
-from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.metrics.catalogue import CATALOGUE
 from proximo.metrics.definitions import UnknownMetricError
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
-SETTING = re.compile(r"(?:run|model|policy|value|reference|tokenizer|data|sft|reward|gold|ppo)(?:\.[a-z_0-9]+)+")
+SECTIONS = "run|model|policy|value|reference|tokenizer|data|ptx_data|sft|reward|dpo|gold|ppo"
+SETTING = re.compile(rf"(?:{SECTIONS})(?:\.[a-z_0-9]+)+")
 METRIC_GROUPS = (
     "score|gold|reward|kl|advantage|group|value|policy|ptx|response|first_minibatch|sft|reward_model|evaluation|"
     "progress|filter|time|throughput|memory"
@@ -59,7 +60,7 @@ def test_module_paths_that_are_named_exist(page: Path) -> None:
 
 @by_page
 def test_settings_that_are_named_are_in_some_recipe(page: Path) -> None:
-    kinds = (SFTRecipe, RewardRecipe, PPORecipe, PipelineRecipe)
+    kinds = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
     for word in code_words(page):
         key = word.partition("=")[0].partition(":")[0]
         if SETTING.fullmatch(key):
@@ -67,18 +68,26 @@ def test_settings_that_are_named_are_in_some_recipe(page: Path) -> None:
 
 
 def has_setting(annotation: object, path: list[str]) -> bool:
-    """Whether a key leads to a field, through optional sections, lists (by number) and free mappings."""
-    if not path:
-        return True
+    """Whether a key leads to a field."""
+    return any(True for _ in fields_at(annotation, path))
+
+
+def fields_at(annotation: object, path: list[str]) -> Iterator[object]:
+    """The types that a key leads to, through optional sections, lists (by number) and free mappings."""
     inner = getattr(annotation, "__args__", ())
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        field = annotation.model_fields.get(path[0])
-        return field is not None and has_setting(field.annotation, path[1:])
-    if getattr(annotation, "__origin__", None) is dict:
-        return True
-    if path[0].isdigit() and getattr(annotation, "__origin__", None) is tuple:
-        return has_setting(inner[0], path[1:])
-    return any(has_setting(each, path) for each in inner)
+    origin = getattr(annotation, "__origin__", None)
+    if not path:
+        yield annotation
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        if field := annotation.model_fields.get(path[0]):
+            yield from fields_at(field.annotation, path[1:])
+    elif origin is dict:
+        yield object
+    elif path[0].isdigit() and origin is tuple:
+        yield from fields_at(inner[0], path[1:])
+    else:
+        for each in inner:
+            yield from fields_at(each, path)
 
 
 @by_page

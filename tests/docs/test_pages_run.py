@@ -132,7 +132,13 @@ reward: [{kind: model, path: owner/reward}]
 """What a part of a PPO recipe on a page is put into."""
 
 
-@pytest.mark.parametrize("stem", ["memory", "pipeline", "rewards", "trackers"])
+@pytest.mark.parametrize(
+    "stem",
+    [
+        *("memory", "pipeline", "rewards", "trackers"),
+        *("coming-from/torchtune", "coming-from/areal", "coming-from/deepspeed-chat"),
+    ],
+)
 def test_the_recipes_of_a_page_are_valid(stem: str, folder: Path) -> None:
     """Whole ones as they are, parts of one in the place that they belong to."""
     texts = [block.text for block in blocks(page_named(stem), "yaml")]

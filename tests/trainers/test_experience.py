@@ -43,12 +43,13 @@ def test_the_score_sits_once_on_the_last_token_and_the_kl_on_every_token() -> No
 
 
 @pytest.mark.parametrize(
-    ("measure", "penalty"), [("k1", 0.5), ("k2", 0.125), ("abs", 0.5), ("k3", 0.106531), ("full", 0.7)]
+    ("measure", "penalty"), [("k1", -0.5), ("k2", 0.125), ("abs", 0.5), ("k3", 0.148721), ("full", 0.7)]
 )
 def test_each_measure_of_the_kl_enters_the_reward(measure: str, penalty: float) -> None:
+    """Of a token that the reference likes better, where no two of them are equal."""
     batch = [scored(0.0, of=response([2], logprobs=[-1.0]))]
     kl = {"place": "reward", "measure": measure}
-    made = build(batch, reference=[-1.5], values=[0.0, 0.0], full_kl=[0.7], kl=kl, kl_coefficient=1.0)
+    made = build(batch, reference=[-0.5], values=[0.0, 0.0], full_kl=[0.7], kl=kl, kl_coefficient=1.0)
     torch.testing.assert_close(made.rewards, torch.tensor([-penalty]), **CLOSE)
 
 
@@ -186,6 +187,13 @@ def test_groups_are_the_responses_to_one_prompt_and_the_kl_belongs_to_the_return
         kl_coefficient=0.5,
     )
     torch.testing.assert_close(made.advantages, torch.tensor([-0.5, 0.5, 0.0]), **CLOSE)
+
+
+def test_within_a_group_advantages_are_in_its_deviations_where_the_recipe_says_so() -> None:
+    """Its unbiased deviation is 0.57735."""
+    batch = [scored(score, of=response([2], to=prompt("a"))) for score in (1.0, 0.0, 0.0, 1.0)]
+    made = build(batch, advantage={"estimator": "group_standardised"}, responses_per_prompt=4)
+    torch.testing.assert_close(made.advantages, torch.tensor([1.0, -1.0, -1.0, 1.0]) * 0.865875, **CLOSE)
 
 
 def test_an_empty_response_has_no_token_to_learn_from() -> None:

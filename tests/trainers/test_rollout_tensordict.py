@@ -63,6 +63,12 @@ def test_every_episode_is_done_once_and_knows_whether_it_was_cut(tensordict) -> 
     assert torch.equal(following["terminated"] | following["truncated"], following["done"])
 
 
+def test_answers_of_three_five_and_one_tokens_end_once_each(tensordict) -> None:
+    """torchrl marks the last of five steps as well, whether or not the answer ended before."""
+    following = rollout_tensordict(experience([[20, 21, 2], [20, 21, 22, 23, 2], [2]]), pad_token_id=PAD)["next"]
+    assert following["done"][..., 0].int().tolist() == [[0, 0, 1, 0, 0], [0, 0, 0, 0, 1], [1, 0, 0, 0, 0]]
+
+
 def test_rewards_are_score_and_kl_penalty(tensordict) -> None:
     made = experience(kl={"coefficient": 0.3})
     rollout = rollout_tensordict(made, pad_token_id=PAD)

@@ -120,6 +120,19 @@ def test_the_score_of_an_answer_is_read_at_its_last_token() -> None:
             assert sample[key] == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.parametrize("centring", [0.0, 0.1])
+def test_the_loss_of_pairs_asks_for_their_margins_and_is_centred(centring: float) -> None:
+    """Worked from the scores of each pair."""
+    record = reward_task(centring=centring).evaluate()
+    assert record is not None
+    losses = []
+    for pair, sample in zip(pairs(), record.samples, strict=True):
+        chosen, rejected = sample["score_chosen"], sample["score_rejected"]
+        gap = chosen - rejected - pair.margin
+        losses.append(math.log1p(math.exp(-gap)) + centring * (chosen + rejected) ** 2)
+    assert record.metrics["evaluation/loss"].value == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
 def test_sft_learns_its_examples() -> None:
     task = sft_task(num_epochs=60)
     first = task.evaluate()

@@ -266,13 +266,14 @@ def test_every_trainable_tensor_of_both_models_gets_a_gradient() -> None:
         assert names == {name for name, gradient in found.items() if gradient.abs().sum() > 0}
 
 
-def test_a_minibatch_beyond_its_limit_is_skipped_before_the_optimizer_sees_it() -> None:
+@pytest.mark.parametrize(("guard", "limit"), [("max_ratio", 1.0001), ("max_kl", 1e-4)])
+def test_a_minibatch_beyond_its_limit_is_skipped_before_the_optimizer_sees_it(guard: str, limit: float) -> None:
     policy, value = models(torch.float64)
-    calls, experience = make(policy, value, config(guards={"max_ratio": 1.0001, "max_skipped_fraction": 1.0}))
+    calls, experience = make(policy, value, config(guards={guard: limit, "max_skipped_fraction": 1.0}))
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     learner = Learner(policy.model, OptimizerOptions(learning_rate=1e-2, weight_decay=0.1), num_updates=4)
     report = UpdateCalls(calls, policy=learner, value=None, seed=0).train_policy(experience, kl_coefficient=0.0, step=0)
-    assert "max_ratio" in report.refusals[0]
+    assert guard in report.refusals[0]
     assert report.metrics["policy/skipped_updates"].value == 1
     assert learner.updates_done == 0
     assert not learner.optimizer.state

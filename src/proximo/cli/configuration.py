@@ -1,15 +1,16 @@
 """`proximo config`: what a recipe says when everything is filled in, and what it may say. Trains nothing."""
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from proximo.cli.training import Overrides, RecipeName
-from proximo.config.loader import Kind, LoadedRecipe, guess_kind, load_recipe, read_document, resolved_yaml
-from proximo.config.reference import json_schema
-from proximo.config.unused import unused_keys
+from proximo.config.kinds import Kind
 from proximo.errors import ConfigError
+
+if TYPE_CHECKING:  # the schemas take longer to import than --help may
+    from proximo.config.loader import LoadedRecipe
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -35,12 +36,16 @@ def config() -> None:
 @app.command()
 def show(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
     """Print every key of a recipe with the value that holds, as YAML that is itself a recipe."""
+    from proximo.config.loader import resolved_yaml
+
     print(resolved_yaml(_load(recipe, overrides, kind).recipe), end="")
 
 
 @app.command()
 def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
     """Say whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
+    from proximo.config.unused import unused_keys
+
     loaded = _load(recipe, overrides, kind)
     for sentence in unused_keys(loaded.recipe):
         print(f"note: {sentence}")
@@ -52,15 +57,21 @@ def schema(
     kind: Annotated[Kind | None, typer.Argument(metavar="KIND", help="sft, reward, dpo, ppo or pipeline.")] = None,
 ) -> None:
     """Print the JSON schema of a kind of recipe, or of all."""
+    from proximo.config.reference import json_schema
+
     print(json.dumps(json_schema(kind), indent=2))
 
 
-def _load(recipe: str, overrides: list[str] | None, kind: Kind | None) -> LoadedRecipe:
+def _load(recipe: str, overrides: list[str] | None, kind: Kind | None) -> "LoadedRecipe":
+    from proximo.config.loader import load_recipe
+
     return load_recipe(kind_of(recipe, kind), recipe, overrides or ())
 
 
 def kind_of(recipe: str, kind: Kind | None) -> Kind:
     """The command that a recipe is for: as said, else by its keys. Raises ConfigError where they do not tell."""
+    from proximo.config.loader import guess_kind, read_document
+
     if kind is not None:
         return kind
     guess = guess_kind(read_document(recipe).data)

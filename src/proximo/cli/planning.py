@@ -7,7 +7,6 @@ import typer
 
 from proximo.cli.configuration import KindOption, kind_of
 from proximo.cli.training import Overrides, RecipeName
-from proximo.config.loader import load_recipe
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,11 +33,12 @@ def plan(
 
     Models are asked for their config.json and tokenizer only. docs/plan.md says what is counted, and how well it fits.
     """
-    loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
+    from proximo.config.loader import load_recipe
     from proximo.trainers.planning.machine import device_kind, memory_bytes, product_rate
     from proximo.trainers.planning.stages import make_plans
     from proximo.trainers.planning.text import describe, step_seconds, to_json
 
+    loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
     device = device_kind(loaded.recipe.run)
     plans = make_plans(loaded.recipe, device=device)
     if as_json:

@@ -2,18 +2,17 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from proximo.cli.working_directory import functions_of_the_working_directory
-from proximo.config.loader import Kind, LoadedRecipe, load_recipe
-from proximo.config.unused import unused_keys
+from proximo.config.kinds import Kind
 from proximo.errors import ConfigError
-from proximo.trainers.dry_run import describe
-from proximo.trainers.extras import check_extras_of
-from proximo.trainers.inputs import check_inputs
 from proximo.trainers.options import RunOptions
+
+if TYPE_CHECKING:  # the schemas take longer to import than --help may
+    from proximo.config.loader import LoadedRecipe
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
 Overrides = Annotated[
@@ -119,6 +118,8 @@ def _command(kind: Kind) -> Callable[..., int]:
                 recipe_text=loaded.text,
             )
             if dry_run:
+                from proximo.trainers.dry_run import describe
+
                 print(describe(loaded.recipe))
                 return 0
             return _trainer(kind)(loaded.recipe, options)
@@ -126,8 +127,13 @@ def _command(kind: Kind) -> Callable[..., int]:
     return command
 
 
-def _checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> LoadedRecipe:
+def _checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
     """The recipe, with everything found wrong that can be found before a model or data set is opened."""
+    from proximo.config.loader import load_recipe
+    from proximo.config.unused import unused_keys
+    from proximo.trainers.extras import check_extras_of
+    from proximo.trainers.inputs import check_inputs
+
     loaded = load_recipe(kind, recipe, overrides)
     check_inputs(loaded.recipe)
     check_extras_of(loaded.recipe)

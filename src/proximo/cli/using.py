@@ -8,7 +8,6 @@ import typer
 
 from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.errors import RunFolderError, UserError
-from proximo.trainers.inputs import HUB_NAME
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; of a pipeline, its last stage is meant.")]
 CheckpointName = Annotated[str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which checkpoint.")]
@@ -138,6 +137,8 @@ def export(
 
 
 def _check_hub_name(push: str | None, *, private: bool) -> None:
+    from proximo.trainers.inputs import HUB_NAME
+
     if push is None and private:
         raise UserError("--private is about the model that --push makes on the Hub: give --push NAME as well")
     if push is not None and HUB_NAME.fullmatch(push) is None:

@@ -7,13 +7,14 @@ expanded.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
 from proximo.config.base import Section
 from proximo.config.document import Document, parse_document
+from proximo.config.kinds import Kind
 from proximo.config.mistakes import Mistake, Source, explain
 from proximo.config.overrides import apply_overrides, parse_override
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
@@ -22,7 +23,6 @@ from proximo.config.shipped import is_shipped_name, shipped_recipe
 from proximo.config.stages import stage_mistakes
 from proximo.errors import ConfigError
 
-Kind = Literal["sft", "reward", "dpo", "ppo", "pipeline"]
 Recipe = SFTRecipe | RewardRecipe | DPORecipe | PPORecipe | PipelineRecipe
 
 

@@ -1,0 +1,52 @@
+"""A task with exact rewards, small enough for a CPU: write some digits in order. Rows for fine-tuning and for PPO.
+
+The prompt is `sort 3141 =`, the right answer `1134`. Fine-tuning sees a share of answers whose digits are shuffled, so
+that the policy knows the form and is often wrong: that is what is left for PPO.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def examples(num_rows: int, *, seed: int = 0, digits: int = 6, shuffled: float = 0.5) -> Iterator[dict[str, str]]:
+    """Prompts with answers, of which the share `shuffled` is in random order."""
+    rng = random.Random(f"examples/{seed}")
+    for _ in range(num_rows):
+        row = _problem(rng, digits)
+        answer = list(row["answer"])
+        if rng.random() < shuffled:
+            rng.shuffle(answer)
+        yield {"prompt": row["prompt"], "response": " " + " ".join(answer)}
+
+
+def problems(num_rows: int, *, seed: int = 0, digits: int = 6) -> Iterator[dict[str, str]]:
+    """Prompts with the digits of the right answer as metadata."""
+    rng = random.Random(f"problems/{seed}")
+    for _ in range(num_rows):
+        yield _problem(rng, digits)
+
+
+def in_order(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    """1 where the response is the answer, 0 where it is not."""
+    del prompts  # the metadata say what is right
+    return [float(text.split() == list(facts["answer"])) for text, facts in zip(responses, metadata, strict=True)]
+
+
+def length(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    """A bad reward: the share of 20 digits that the response has, whatever they are."""
+    del prompts, metadata
+    return [min(len(text.split()) / 20, 1.0) for text in responses]
+
+
+def mostly_written(
+    prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """A reward that tells nothing: 1 for every response that has a digit in it."""
+    del prompts, metadata
+    return [float(any(character.isdigit() for character in text)) for text in responses]
+
+
+def _problem(rng: random.Random, digits: int) -> dict[str, str]:
+    drawn = [rng.choice("0123456789") for _ in range(digits)]
+    return {"prompt": f"sort {' '.join(drawn)} =", "answer": "".join(sorted(drawn))}

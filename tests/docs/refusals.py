@@ -1,0 +1,222 @@
+"""Combinations of settings that are refused, and the page that lists them with the reason: docs/refused.md.
+
+    PYTHONPATH=tests python -m docs.refusals > docs/refused.md
+
+Each row is a small recipe with changes; what is written beside it is what the schema's own validator said. A test holds
+the page, and that no validator is without a row.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+import proximo.config
+from proximo.config.loader import Kind, recipe_schema
+from proximo.config.overrides import apply_overrides, parse_override
+from recipe_files import PIPELINE, PPO, REWARD, SFT
+
+RECIPES = {"sft": SFT, "reward": REWARD, "ppo": PPO, "pipeline": PIPELINE}
+LLAMA = "{model_type: llama}"
+EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"
+ROWS: tuple[tuple[Kind, str, str], ...] = (
+    ("ppo", "KL and reference", "ppo.kl.place=loss ppo.kl.measure=k1"),
+    ("ppo", "KL and reference", "ppo.kl.measure=weighted_k3"),
+    ("ppo", "KL and reference", "ppo.kl.target=6 ppo.kl.coefficient=0"),
+    ("ppo", "KL and reference", "ppo.kl.target=6 ppo.kl.horizon=10"),
+    ("ppo", "KL and reference", "ppo.kl.place=none ppo.kl.reference_every_steps=5"),
+    ("ppo", "KL and reference", "policy.lora.rank=8 ppo.kl.reference_every_steps=5"),
+    ("ppo", "KL and reference", "policy.lora.rank=8 reference.path=owner/other"),
+    ("ppo", "KL and reference", "reference={path: owner/other, lora: {rank: 8}}"),
+    ("ppo", "Advantages and values", "ppo.advantage=group_centred"),
+    ("ppo", "Advantages and values", "ppo.advantage=return_to_go ppo.critic_warmup_steps=2"),
+    ("ppo", "Advantages and values", "ppo.critic_warmup_steps=10"),
+    ("ppo", "Advantages and values", "ppo.truncated=bootstrap"),
+    ("ppo", "Advantages and values", "value.start=reward reward=[{kind: function, function: 'm:f'}]"),
+    ("ppo", "Scores", "ppo.score.whiten_rewards=keep_mean ppo.advantage=return_to_go"),
+    ("ppo", "Scores", "ppo.score.min_tokens=3"),
+    ("ppo", "Scores", "ppo.score.missing_eos_penalty=1 ppo.score.truncated=false"),
+    ("ppo", "Scores", "ppo.score.min_tokens=300 ppo.score.min_tokens_penalty=1"),
+    ("ppo", "Scores", "ppo.score.overlong_buffer_tokens=300"),
+    ("ppo", "Scores", "reward=[{kind: model, path: a/b}, {kind: model, path: a/c}]"),
+    (
+        "ppo",
+        "Scores",
+        "ppo.rollout.shortest_limit=10 ppo.score.min_tokens=20 ppo.score.min_tokens_penalty=1",
+    ),
+    (
+        "ppo",
+        "Scores",
+        "reward=[{kind: model, path: a/b, dense: deltas}] ppo.advantage=group_centred ppo.responses_per_prompt=4",
+    ),
+    ("ppo", "Losses and updates", "ppo.policy_loss.objective=cispo ppo.policy_loss.dual_clip=3"),
+    ("ppo", "Losses and updates", "ppo.policy_loss.behaviour_weight=masked"),
+    ("ppo", "Losses and updates", "ppo.minibatch_responses=1000"),
+    ("ppo", "Losses and updates", "ppo.evaluate_average=true"),
+    ("ppo", "Losses and updates", "policy.lora.rank=8 ppo.average_decay=0.99"),
+    ("ppo", "Losses and updates", "ppo.policy_optimizer={learning_rate: 1e-6, betas: [0.9, 1.0]}"),
+    ("ppo", "Losses and updates", f"ppo.policy_optimizer={EARLY} ppo.guards.max_ratio=5"),
+    (
+        "ppo",
+        "Losses and updates",
+        f"ppo.policy_optimizer={EARLY} ppo.ptx.coefficient=1 ptx_data.sources=[{{path: a/b}}]",
+    ),
+    ("ppo", "Losses and updates", f"ppo.policy_optimizer={EARLY}"),
+    ("ppo", "Losses and updates", "ppo.policy_optimizer={learning_rate: 1e-6, in_backward: true}"),
+    (
+        "ppo",
+        "Losses and updates",
+        "ppo.policy_optimizer={learning_rate: 1e-6, in_backward: true, max_gradient_norm: null}",
+    ),
+    ("ppo", "Losses and updates", "ppo.ptx.coefficient=1"),
+    (
+        "ppo",
+        "Losses and updates",
+        "ppo.ptx.coefficient=1 ptx_data={sources: [{path: a/b}], held_out_rows: 5}",
+    ),
+    ("ppo", "Losses and updates", "ppo.value_loss.coefficient=0.5"),
+    (
+        "ppo",
+        "Losses and updates",
+        "value.start=trunk ppo.value_optimizer={learning_rate: 1e-4}",
+    ),
+    ("ppo", "Rollout", "ppo.rollout.min_new_tokens=500"),
+    ("ppo", "Rollout", "ppo.rollout.shortest_limit=128"),
+    ("ppo", "Rollout", "ppo.rollout.shortest_limit=10 ppo.rollout.min_new_tokens=20"),
+    ("ppo", "Rollout", "ppo.samples_per_prompt=2 ppo.responses_per_prompt=2"),
+    ("ppo", "Evaluation", "ppo.evaluate_greedy=true ppo.evaluation_samples_per_prompt=4"),
+    ("ppo", "Evaluation", "ppo.evaluate_reference=true ppo.kl.place=none"),
+    ("ppo", "Rollout", "ppo.rollout.stop_strings=['']"),
+    ("ppo", "Models", f"policy.config={LLAMA}"),
+    ("ppo", "Models", "policy={config: {hidden_size: 64}} tokenizer.path=owner/tokenizer"),
+    ("ppo", "Models", f"policy={{config: {LLAMA}}}"),
+    ("ppo", "Models", f"policy={{config: {LLAMA}, lora: {{rank: 8}}}} tokenizer.path=owner/tokenizer"),
+    ("ppo", "Models", "policy.lora.rank=8 policy.frozen_layers=2"),
+    ("ppo", "Models", f"policy={{config: {LLAMA}}} tokenizer.path=owner/tokenizer value.lora.rank=8"),
+    ("ppo", "Models", "value={path: owner/a, start: policy}"),
+    ("ppo", "Models", "value.start=path"),
+    ("ppo", "Models", f"value={{config: {LLAMA}, lora: {{rank: 8}}}}"),
+    ("ppo", "Models", "value.lora.rank=8 value.frozen_layers=2"),
+    ("ppo", "Models", "tokenizer.train_vocab_size=500"),
+    ("ppo", "Models", "value={start: trunk, lora: {rank: 8}}"),
+    ("ppo", "Models", "policy.quantisation=4bit"),
+    ("ppo", "Models", "policy={path: owner/model, quantisation: 8bit, lora: {rank: 8}} value.lora.rank=8"),
+    ("ppo", "Models", "policy={path: owner/model, quantisation: 4bit, lora: {rank: 8}}"),
+    ("ppo", "Models", "value={start: policy, quantisation: 4bit, lora: {rank: 8}}"),
+    ("ppo", "Models", "reward=[{kind: model, path: adapter, share_base: true}]"),
+    ("ppo", "Models", "policy.lora.rank=8 reward=[{kind: model, path: a/b, share_base: true, revision: main}]"),
+    (
+        "ppo",
+        "Models",
+        "policy.lora.rank=8 reward=[{kind: model, path: adapter, share_base: true}] "
+        "value={start: reward, lora: {rank: 8}}",
+    ),
+    (
+        "pipeline",
+        "Models",
+        "ppo.policy.lora.rank=8 ppo.reward=[{kind: model, path: '@reward', share_base: true}]",
+    ),
+    (
+        "pipeline",
+        "Models",
+        "ppo.policy={path: owner/a, lora: {rank: 8}} ppo.reward=[{kind: model, path: '@reward', share_base: true}] "
+        "reward.model={path: owner/b, lora: {rank: 8}}",
+    ),
+    ("sft", "Models", "tokenizer={path: owner/tokenizer, train_vocab_size: 500}"),
+    ("reward", "Models", "model={lora: {rank: 8}}"),
+    ("ppo", "The run", "run.precision=fp16"),
+    ("pipeline", "The run", "sft.run.folder=elsewhere"),
+    ("reward", "Reward models", "reward.loss=divergence_window reward.centring=0.01"),
+    ("ppo", "The run", "run.sinks=[{kind: wandb}, {kind: wandb}]"),
+    ("ppo", "Data", "data.filter.max_fraction=0.5"),
+    ("ppo", "Data", "data.filter={above: 0.2, below: 0.8}"),
+    ("sft", "Data", "data.proportions=[2,4,4]"),
+    ("sft", "Data", "data.proportions=[2,4,4] data.phase=3"),
+    ("sft", "Data", "data.proportions=[1] data.phase=0"),
+    ("sft", "Data", "data.held_out_rows=5 data.evaluation_sources=[{path: a/b}]"),
+    ("sft", "Data", "data.sources=[{path: a/b, weight: 2}, {path: a/c}]"),
+    ("sft", "Data", "data.sources=[{path: a/b, function: 'm:f'}]"),
+    ("sft", "Data", "data.sources=[{path: a/b, arguments: {x: 1}}]"),
+)
+"""Command, section of the page, what is changed in a small good recipe of that command."""
+
+INTRODUCTION = """\
+# Combinations that are refused
+
+Settings that make no sense together are refused before anything is loaded, with the reason. What is said here is what
+the validators say of these changes to a small recipe; `tests/docs/refusals.py` writes the page, and a test holds it.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """One row of the page."""
+
+    kind: Kind
+    section: str
+    changes: str
+    reasons: tuple[str, ...]
+
+
+def refusals() -> list[Refusal]:
+    """All rows with what the validators said."""
+    return [
+        Refusal(kind=kind, section=section, changes=changes, reasons=reasons_of(kind, changes))
+        for kind, section, changes in ROWS
+    ]
+
+
+def reasons_of(kind: Kind, changes: str) -> tuple[str, ...]:
+    """Why a good recipe with these changes is refused; empty where it is not."""
+    schema = recipe_schema(kind)
+    overrides = tuple(parse_override(change) for change in split_changes(changes))
+    tree = apply_overrides(yaml.safe_load(RECIPES[kind]), overrides, schema)
+    try:
+        schema.model_validate(tree)
+    except ValidationError as error:
+        said = [each for each in error.errors() if each["type"] == "value_error"]
+        return tuple(each["msg"].removeprefix("Value error, ") for each in said)
+    return ()
+
+
+def split_changes(changes: str) -> list[str]:
+    """At blanks outside brackets."""
+    parts, depth = [""], 0
+    for character in changes:
+        depth += (character in "[{") - (character in "]}")
+        if character == " " and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def page() -> str:
+    """docs/refused.md."""
+    rows, lines = refusals(), [INTRODUCTION]
+    for section in dict.fromkeys(row.section for row in rows):
+        lines += [f"## {section}\n", "| command | settings | why not |", "|---|---|---|"]
+        for row in rows:
+            if row.section == section:
+                settings = "<br>".join(f"`{change}`" for change in split_changes(row.changes))
+                lines.append(f"| {row.kind} | {settings} | {' '.join(row.reasons).replace('|', chr(92) + '|')} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def validators() -> Iterator[tuple[str, int, str]]:
+    """File, line and the longest constant piece of every ValueError that a schema raises."""
+    for file in sorted(Path(proximo.config.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                name = getattr(node.exc.func, "id", "")
+                if name == "ValueError" and isinstance(node.exc.args[0], ast.Constant | ast.JoinedStr):
+                    pieces = [each.value for each in ast.walk(node.exc.args[0]) if isinstance(each, ast.Constant)]
+                    yield file.name, node.lineno, max((str(piece) for piece in pieces), key=len)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

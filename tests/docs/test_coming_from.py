@@ -1,0 +1,140 @@
+"""The pages docs/coming-from: no option of the other system is missing, and what stands beside each exists here."""
+
+import inspect
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pages import CODE, COMING_FROM, FENCE, blocks, defined_names, find_path, links, named_path
+from pydantic import TypeAdapter, ValidationError
+from test_docs import METRIC, SETTING, fields_at
+from their_options import SECTIONS
+
+import proximo
+from proximo import api
+from proximo.cli import main
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.shipped import shipped_recipes
+from proximo.metrics.catalogue import CATALOGUE
+
+SYSTEMS = sorted(COMING_FROM.glob("[!R]*.md"))
+KINDS = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
+PRESETS = {recipe.name for recipe in shipped_recipes() if "docs/coming-from/" in recipe.text}
+SAID_BY_MODELS = {"policy", "value"}
+"""Sections of a recipe that stand for a whole role."""
+OUR_WORDS = {
+    "metrics.jsonl",
+    "samples.jsonl",
+    "kind",
+    "answer",
+    "token_rewards",
+    '"@sft"',
+    '"@reward"',
+    "kl_coef",
+    "key=null",
+}
+"""Code words in the right column that are neither settings nor functions: files, columns, marks, an override."""
+
+by_system = pytest.mark.parametrize("page", SYSTEMS, ids=lambda page: page.stem)
+
+
+def rows(text: str) -> Iterator[tuple[str, str]]:
+    """(theirs, here) of every row of the tables, without the heads."""
+    for line in FENCE.sub("", text).splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| ") and cells[1] != "here":
+            assert len(cells) == 2, line
+            yield cells[0], cells[1]
+
+
+def section(text: str, heading: str) -> str:
+    """From the heading to the next one of its level; the whole page for none."""
+    if not heading:
+        return text
+    after = text.split(f"\n{heading}\n")[1]
+    return re.split(r"\n## ", after)[0]
+
+
+def exists_here(word: str) -> bool:
+    """Whether a code word is a setting, a command, a metric, a recipe, or a name of the package."""
+    key, *value = re.split(r"[=:] ?", word, maxsplit=1)
+    if SETTING.fullmatch(key):
+        types = [each for kind in KINDS for each in fields_at(kind, key.split("."))]
+        return any(not value or takes(each, yaml.safe_load(value[0])) for each in types)
+    if METRIC.fullmatch(word):
+        return CATALOGUE.find(word) is not None
+    if named := named_path(word):
+        file = find_path(named[0])
+        return file is not None and (named[1] is None or named[1] in defined_names(file))
+    if word.startswith(("proximo ", "--")):
+        return True  # commands and options of all pages are checked in test_docs.py
+    if match := re.fullmatch(r"([\w.]+)\((\w+)=\)", word):
+        return match[2] in inspect.signature(public(match[1])).parameters
+    return word in OUR_WORDS | SAID_BY_MODELS or public(word) is not None
+
+
+def takes(annotation: Any, value: object) -> bool:
+    """Whether a setting of that type may have that value."""
+    try:
+        TypeAdapter(annotation).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+def public(path: str) -> Any:
+    """A name of proximo.api, or what it has; None where there is none."""
+    first, *rest = path.split(".")
+    found = getattr(proximo, first) if first in api.__all__ else None
+    for name in rest:
+        found = getattr(found, name, None)
+    return found
+
+
+@pytest.mark.parametrize(("stem", "heading", "names"), SECTIONS, ids=[stem + heading for stem, heading, _ in SECTIONS])
+def test_no_option_of_the_other_system_is_missing(stem: str, heading: str, names: str) -> None:
+    text = section((COMING_FROM / f"{stem}.md").read_text(), heading)
+    said = {word for theirs, _ in rows(text) for word in CODE.findall(theirs)}
+    assert sorted(set(names.split()) - said) == []
+
+
+@by_system
+def test_what_stands_beside_an_option_exists_here(page: Path) -> None:
+    known = list(rows(page.read_text()))
+    assert known
+    for theirs, here in known:
+        assert here, theirs
+        assert [word for word in CODE.findall(here) if not exists_here(word)] == [], theirs
+
+
+@by_system
+def test_an_option_without_a_name_here_has_a_reason(page: Path) -> None:
+    for theirs, here in rows(page.read_text()):
+        assert CODE.search(here) or len(here.split()) >= 2 or here in ("planned", "always"), theirs
+
+
+def test_the_index_links_each_page_and_names_each_preset_and_each_preset_names_its_page() -> None:
+    index = COMING_FROM / "README.md"
+    assert {page.name for page in SYSTEMS} <= set(links(index))
+    assert {word for word in CODE.findall(index.read_text()) if word in PRESETS} == PRESETS
+    for recipe in shipped_recipes():
+        if recipe.name in PRESETS:
+            (named,) = re.findall(r"docs/coming-from/([\w-]+\.md)", recipe.text)
+            page = COMING_FROM / named
+            assert re.search(rf"\b{recipe.name}\b", page.read_text()), recipe.name
+
+
+@by_system
+def test_the_commands_of_a_page_copy_a_preset_and_pass_a_dry_run(page: Path, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [shlex.split(line) for block in blocks(page, "sh") for line in block.text.splitlines()]
+    assert lines
+    for words in lines:
+        assert words[0] == "proximo"
+        assert "--dry-run" in words or words[1] == "recipes"
+        assert main(words[1:]) == 0, words
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,108 @@
+"""The options of the five systems: what the pages docs/coming-from must have in the left column. Names, no meanings."""
+
+TORCHTUNE = """
+output_dir _component_ tokenizer max_seq_len dataset source split column add_eos policy_model reward_and_value_model
+checkpointer checkpoint_dir checkpoint_files model_type ref_policy_checkpointer value_checkpointer reward_checkpointer
+recipe_checkpoint resume_from_checkpoint seed cudnn_deterministic_mode shuffle device dtype batch_size
+forward_batch_size num_steps ppo_epochs ppo_batch_size gradient_accumulation_steps optimizer optimizer_in_bwd
+lr_scheduler compile enable_activation_checkpointing enable_kv_cache max_generated_tokens temperature top_k
+min_response_length penalise_no_eos reward_penalty stop_token_ids whiten_rewards gamma lmbda loss epsilon value_coeff
+value_clip_range kl_coeff metric_logger log_every_n_steps log_peak_memory_stats profiler log_level
+run ls cp cat validate download
+"""
+
+TORCHRL = """
+KLControllerBase ConstantKLController AdaptiveKLController update kl_values kl_coef init_kl_coef target horizon model
+RolloutFromModel ref_model reward_model max_new_tokens score_clip kl_scheduler num_steps EOS_TOKEN_ID generate
+rollout_from_data create_rollout_td step_scheduler generation_config PromptData RewardData KLRewardTransform
+TokenizedDatasetLoader split max_length dataset_name tokenizer_fn pre_tokenization_hook root_dir from_disk valid_size
+num_workers tokenizer_class tokenizer_model_name PromptTensorDictTokenizer TensorDictTokenizer key label padding
+truncation return_tensordict device min_length get_dataloader batch_size block_size tensorclass_type infinite prefetch
+GPT2RewardModel model_path compute_reward_loss save_pretrained from_pretrained
+eval_interval eval_iters log_interval name_or_path out_dir init_from dropout max_iters gradient_accumulation_steps
+grad_clip decay_lr scheduler T_max eta_min lr weight_decay betas always_save_checkpoint max_epochs episode_length
+ppo_batch_size ppo_num_epochs num_rollouts_per_epoch ref_device dtype compile logger seed
+clip_epsilon entropy_coef critic_coef loss_critic_type clip_value normalize_advantage average_gae gamma lmbda shifted
+"""
+
+AREAL = """
+n max_new_tokens min_new_tokens greedy top_p top_k temperature use_cuda_graph force_cudagraph_recapture
+force_no_logits_mask token_normalize_scope ppo_n_minibatches kl_ctl discount gae_lambda eps_clip value_eps_clip
+disable_value max_reward_clip reward_output_scaling reward_output_bias early_stop_imp_ratio early_stop_kl
+use_adaptive_kl_ctl adv_norm value_norm value_norm_type value_norm_beta value_norm_eps c_clip eps_clip_higher
+actor_sample_reuse critic_sample_reuse fuse_rew_ref recompute_logprob use_decoupled_loss behav_imp_weight_cap
+path max_prompt_len train_bs_n_seqs fill_to_max_length train_path valid_path max_seqlen valid_bs_n_seqs
+shuffle_dataset group_size generation_size mask_no_eos_with_zero mask_too_long rm_output_scaling ref_ema_eta
+group_adv_norm rw_type task check_xml_format use_dense_reward reward_delta check_verifier_status
+dataset_filter_threshold dataset_max_filter_percentage success_rate_ub success_rate_lb no_training
+actor critic ref rew type _class is_critic init_from_scratch init_critic_from_actor backend gradient_checkpointing bf16
+offload zero_stage optimizer adam empty lr weight_decay beta1 beta2 eps min_lr_ratio lr_scheduler_type
+warmup_steps_proportion initial_loss_scale min_loss_scale loss_scale_window hysteresis gradient_clipping
+vllm max_num_seqs max_seq_len_to_capture max_model_len gpu_memory_utilization enforce_eager hybrid_train
+enable_prefix_caching dtype kv_cache_type num_scheduler_steps multi_step_stream_outputs block_size swap_space
+cpu_offload_gb disable_sliding_window enable_chunked_prefill additional_engine_args
+mb_spec n_mbs max_tokens_per_mb parallel model_parallel_size pipeline_parallel_size data_parallel_size
+use_sequence_parallel device_mesh actor_gen actor_train actor_inf critic_inf critic_train ref_inf rew_inf
+megatron ddp overlap_grad_reduce overlap_param_gather accumulate_allreduce_grads_in_fp32 grad_reduce_in_fp32
+use_distributed_optimizer
+wandb entity project name job_type group notes tags config tensorboard auto_eval auto_eval_config data_names
+max_gen_tokens max_concurrent_jobs initial_checkpoint_path prompt_type eval_job_image
+exp_ctrl total_train_epochs save_freq_epochs save_freq_steps save_freq_secs ckpt_freq_epochs ckpt_freq_steps
+ckpt_freq_secs eval_freq_epochs eval_freq_steps eval_freq_secs benchmark_steps benchmark_n_seqs
+experiment_name trial_name mode seed debug n_nodes n_gpus_per_node nodelist exclude partition image_name
+schedule_strategy recover_mode recover_retries recover_after ignore_worker_error allocation_mode allocation_use_cache
+cache_clear_freq torch_cache_mysophobia cpus_per_master_worker mem_per_master_worker cpus_per_model_worker
+mem_per_model_worker
+"""
+
+DEEPSPEED_CHAT_STEPS_1_AND_2 = """
+data_path data_split sft_only_data_path data_output_path model_name_or_path num_padding_at_beginning
+per_device_train_batch_size per_device_eval_batch_size max_seq_len learning_rate weight_decay num_train_epochs
+gradient_accumulation_steps lr_scheduler_type num_warmup_steps output_dir seed local_rank gradient_checkpointing dropout
+disable_dropout offload dtype zero_stage lora_dim lora_module_name only_optimize_lora lora_learning_rate
+compute_fp32_loss enable_tensorboard tensorboard_path add_eot_token eot_token print_loss eval_interval eval_iters
+beta label_smoothing offload_reference_model
+"""
+
+DEEPSPEED_CHAT_STEP_3 = """
+data_path data_split data_output_path unsupervised_dataset_name unsupervised_dataset_config_name unsup_coef
+actor_model_name_or_path critic_model_name_or_path num_padding_at_beginning per_device_generation_batch_size
+per_device_train_batch_size per_device_training_batch_size per_device_mini_train_batch_size generation_batches
+generation_batch_numbers ppo_epochs max_prompt_seq_len max_answer_seq_len actor_learning_rate critic_learning_rate
+actor_weight_decay critic_weight_decay actor_lora_learning_rate critic_lora_learning_rate num_train_epochs
+lr_scheduler_type num_warmup_steps gradient_accumulation_steps output_dir seed preprocessing_num_workers local_rank
+enable_hybrid_engine unpin_actor_parameters release_inference_cache inference_tp_size tp_gather_partition_size offload
+offload_reference_model offload_reward_model dtype actor_zero_stage critic_zero_stage actor_gradient_checkpointing
+critic_gradient_checkpointing actor_dropout critic_dropout disable_actor_dropout disable_critic_dropout actor_lora_dim
+critic_lora_dim actor_lora_module_name critic_lora_module_name only_optimize_lora enable_ema
+enable_mixed_precision_lora compute_fp32_loss align_overflow enable_tensorboard tensorboard_path add_eot_token
+print_answers print_answers_interval enable_test_mode test_stop_step
+kl_ctl clip_reward_value cliprange cliprange_value gamma lam
+"""
+
+TRL = """
+exp_name seed task_name model_name query_dataset reward_model log_with tracker_kwargs accelerator_kwargs project_kwargs
+tracker_project_name remove_unused_columns push_to_hub_if_best_kwargs compare_steps steps learning_rate adap_kl_ctrl
+init_kl_coef target horizon kl_penalty gamma lam cliprange cliprange_value vf_coef batch_size mini_batch_size
+gradient_accumulation_steps forward_batch_size backward_batch_size global_batch_size global_backward_batch_size
+total_ppo_epochs ppo_epochs max_grad_norm optimize_cuda_cache optimize_device_cache early_stopping target_kl
+ratio_threshold use_score_scaling use_score_norm score_clip whiten_rewards gradient_checkpointing is_encoder_decoder
+is_peft_model
+config model ref_model tokenizer dataset optimizer data_collator training_data_collator num_shared_layers lr_scheduler
+generate query_tensor length_sampler return_prompt generate_ref_response generation_kwargs step queries responses scores
+response_masks log_stats columns_to_log batched_forward_pass prepare_dataloader train_minibatch compute_rewards
+compute_advantages loss record_step_stats gather_stats create_model_card save_pretrained push_to_hub
+AutoModelForCausalLMWithValueHead AutoModelForSeq2SeqLMWithValueHead create_reference_model AdaptiveKLController
+FixedKLController add_and_load_reward_modeling_adapter compute_reward_score load_in_8bit load_in_4bit LengthSampler
+BestOfNSampler TextEnvironment RewardTrainer margin center_rewards_coefficient set_seed
+"""
+
+SECTIONS = (
+    ("torchtune", "", TORCHTUNE),
+    ("torchrl", "", TORCHRL),
+    ("areal", "", AREAL),
+    ("deepspeed-chat", "## Steps 1 and 2", DEEPSPEED_CHAT_STEPS_1_AND_2),
+    ("deepspeed-chat", "## Step 3", DEEPSPEED_CHAT_STEP_3),
+    ("trl", "", TRL),
+)
+"""(page, heading below which the names stand, or "" for the whole page, names)"""
