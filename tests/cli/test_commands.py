@@ -85,13 +85,13 @@ def help_of_all(capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("given", "wanted"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
-def test_idle_threads_sleep_unless_the_user_says_otherwise(given, wanted, monkeypatch):
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+@pytest.mark.parametrize(
+    ("given", "wanted"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
+)
+def test_idle_threads_sleep_soon_unless_the_user_says_otherwise(given, wanted, monkeypatch):
+    monkeypatch.setattr(os, "environ", dict(given))
     assert main(["recipes", "list"]) == 0
-    assert os.environ["OMP_WAIT_POLICY"] == wanted
+    assert os.environ.get("GOMP_SPINCOUNT") == wanted
 
 
 def test_the_version_is_that_of_the_package(capsys):

@@ -49,12 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _let_idle_threads_sleep() -> None:
-    """Must come before torch is imported, which reads it once.
+    """Must come before torch is imported, whose OpenMP reads it once.
 
-    Threads of OpenMP that wait by spinning keep a core from whoever has work: on two cores with one other busy program
-    a training step took ten times as long, and as long as with one thread where they sleep (docs/getting-started.md).
+    Threads that wait by spinning keep a core from whoever has work: beside one busy program a training step of a small
+    model took many times as long with two threads as with one. With a short spin it takes about as long, and an idle
+    machine keeps half of what the second thread gains there (docs/getting-started.md).
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def explicit_resume(arguments: Sequence[str]) -> list[str]:
