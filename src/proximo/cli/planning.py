@@ -34,11 +34,12 @@ def plan(
     Models are asked for their config.json and tokenizer only. docs/plan.md says what is counted, and how well it fits.
     """
     from proximo.config.loader import load_recipe
+
+    loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
     from proximo.trainers.planning.machine import device_kind, memory_bytes, product_rate
     from proximo.trainers.planning.stages import make_plans
     from proximo.trainers.planning.text import describe, step_seconds, to_json
 
-    loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
     device = device_kind(loaded.recipe.run)
     plans = make_plans(loaded.recipe, device=device)
     if as_json:
