@@ -121,6 +121,7 @@ def test_the_python_blocks_of_a_page_are_one_session_that_runs(page: Path, folde
     for block in blocks(page, "python"):
         code = block.text.replace(HUB_MODEL, str(folder / "tiny"))
         exec(compile(code, f"{page.name}, line {block.line}", "exec"), namespace)
+    assert namespace.keys() > {"__builtins__"}, "the session defined nothing"
 
 
 SECTIONS = """

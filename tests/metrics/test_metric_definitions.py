@@ -57,11 +57,9 @@ def test_times_and_memory_are_left_out_of_what_a_second_run_must_repeat():
 
 def test_every_watched_and_shown_name_is_declared():
     for trainer in Trainer:
-        for name in WATCHED[trainer]:
-            CATALOGUE.find(name)
-        for names in SHOWN[trainer].values():
-            for name in names:
-                CATALOGUE.find(name)
+        names = [*WATCHED[trainer], *(name for shown in SHOWN[trainer].values() for name in shown)]
+        assert names
+        assert all(CATALOGUE.find(name) for name in names)
 
 
 def test_every_trace_of_a_curve_is_declared():

@@ -177,8 +177,11 @@ def test_durations_are_short(seconds, text):
 
 
 def test_a_reader_that_goes_away_does_not_end_the_run(monkeypatch):
+    tried = []
+
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
+            tried.append(text)
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
@@ -186,3 +189,4 @@ def test_a_reader_that_goes_away_does_not_end_the_run(monkeypatch):
     view.note("lost")
     view.write(1, {"sft/loss": 1.0})
     view.close()
+    assert tried

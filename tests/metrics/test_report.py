@@ -166,7 +166,8 @@ def test_any_file_may_be_the_only_one(tmp_path: Path, present: str):
     for path in run.iterdir():
         if path.name != present:
             path.unlink()
-    read_page(write_report(run))
+    shown = {"metrics.jsonl": "3 steps", "config.resolved.json": "Configuration"}
+    assert shown.get(present, "") in read_page(write_report(run)).text
 
 
 def test_half_written_lines_are_counted_and_the_rest_is_shown(tmp_path: Path):

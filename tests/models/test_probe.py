@@ -134,7 +134,11 @@ WITH_CLASSIFIER = [name for name in ARCHITECTURES if name not in ("granite", "co
 @pytest.mark.parametrize("architecture", WITH_CLASSIFIER)
 def test_a_scalar_model_is_accepted(architecture: str):
     language_model = LanguageModel(build_architecture(architecture))
-    probe_scalar_model(scalar_from_language_model(language_model, HeadStart.NORMAL))
+    scalar = scalar_from_language_model(language_model, HeadStart.NORMAL)
+    weights = {name: weight.clone() for name, weight in scalar.model.state_dict().items()}
+    probe_scalar_model(scalar)
+    assert not scalar.model.training
+    assert all(torch.equal(weight, weights[name]) for name, weight in scalar.model.state_dict().items())
 
 
 def test_a_scalar_head_that_is_not_the_models_own_score_is_refused(monkeypatch: pytest.MonkeyPatch):

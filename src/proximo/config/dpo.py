@@ -21,3 +21,8 @@ class DPOConfig(Section):
     """Share of pairs whose label is taken to be the wrong way round (conservative DPO); 0 believes them all."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-7, schedule="linear")
     """Optimizer of the policy."""
+
+    @property
+    def rows_per_update(self) -> int:
+        """Pairs of one update."""
+        return self.pairs_per_step

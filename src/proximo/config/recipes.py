@@ -34,6 +34,11 @@ class SFTConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, schedule="cosine")
     """Optimizer of the model."""
 
+    @property
+    def rows_per_update(self) -> int:
+        """Examples of one update."""
+        return self.examples_per_step
+
 
 class RewardTrainingConfig(Section):
     """Training of a reward model on preference pairs."""
@@ -59,6 +64,11 @@ class RewardTrainingConfig(Section):
         if self.centring > 0 and self.loss != "bradley_terry":
             raise ValueError(f"centring belongs to loss: bradley_terry; with {self.loss} leave it out")
         return self
+
+    @property
+    def rows_per_update(self) -> int:
+        """Pairs of one update."""
+        return self.pairs_per_step
 
 
 def _check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:

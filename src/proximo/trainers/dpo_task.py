@@ -78,7 +78,6 @@ class DPOTask(SupervisedTask[LanguageModel, PreferencePair, DPOConfig]):
             pairs,
             held_out,
             config=config,
-            examples_per_step=config.pairs_per_step,
             seed=seed,
             inputs_fingerprint=inputs_fingerprint,
             notes=notes,

@@ -1,14 +1,13 @@
 """Training of a reward model on preference pairs, step by step. Not the run around it (loop.py)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
 from proximo.config.recipes import RewardTrainingConfig
@@ -44,30 +43,10 @@ class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfi
     best_metric: str | None = "evaluation/pair_accuracy"
     best_is_lowest: bool = False
 
-    def __init__(
-        self,
-        model: ScalarModel,
-        tokenizer: PreTrainedTokenizerBase,
-        pairs: Sequence[PreferencePair],
-        held_out: Sequence[PreferencePair],
-        *,
-        config: RewardTrainingConfig,
-        seed: int,
-        inputs_fingerprint: Mapping[str, Any],
-        notes: Sequence[str] = (),
-    ) -> None:
-        super().__init__(
-            model,
-            tokenizer,
-            pairs,
-            held_out,
-            config=config,
-            examples_per_step=config.pairs_per_step,
-            seed=seed,
-            inputs_fingerprint=inputs_fingerprint,
-            notes=notes,
-        )
-        self.dropout = config.dropout
+    @property
+    def dropout(self) -> bool:
+        """Whether the model keeps its own dropout in training."""
+        return self.config.dropout
 
     def learn(
         self, chosen: Sequence[PreferencePair], *, seed: int | None

@@ -48,13 +48,16 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
             examples,
             held_out,
             config=config,
-            examples_per_step=config.examples_per_step,
             seed=seed,
             inputs_fingerprint=inputs_fingerprint,
             notes=notes,
         )
-        self.dropout = config.dropout
         self.held_out_characters = held_out_characters
+
+    @property
+    def dropout(self) -> bool:
+        """Whether the model keeps its own dropout in training."""
+        return self.config.dropout
 
     def learn(
         self, chosen: Sequence[TextExample], *, seed: int | None

@@ -2,6 +2,7 @@
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -25,15 +26,13 @@ Example = TypeVar("Example")
 Config = TypeVar("Config", SFTConfig, RewardTrainingConfig, DPOConfig)
 
 
-class SupervisedTask(Generic[Model, Example, Config]):
+class SupervisedTask(ABC, Generic[Model, Example, Config]):
     """Owns the model and its learner. A subclass says what one update over some examples is."""
 
     role: ClassVar[str]
     """The model's folder in a checkpoint."""
     metric_group: ClassVar[str]
     """First part of the names of the update's metrics."""
-    dropout: bool = False
-    """Whether the model keeps its own dropout in training."""
 
     def __init__(
         self,
@@ -43,32 +42,36 @@ class SupervisedTask(Generic[Model, Example, Config]):
         held_out: Sequence[Example],
         *,
         config: Config,
-        examples_per_step: int,
         seed: int,
         inputs_fingerprint: Mapping[str, Any],
-        notes: Sequence[str],
+        notes: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.examples = examples
         self.held_out = held_out
         self.config = config
-        self.examples_per_step = examples_per_step
+        self.examples_per_step = config.rows_per_update
         self.seed = seed
         self.inputs_fingerprint = inputs_fingerprint
         self.device = str(model.device)
-        self.num_steps = max(1, math.ceil(config.num_epochs * len(examples) / examples_per_step))
+        self.num_steps = max(1, math.ceil(config.num_epochs * len(examples) / self.examples_per_step))
         self.learners = {
             self.role: Learner(model.model, optimizer_options(config.optimizer), num_updates=self.num_steps)
         }
         self.notes: Sequence[str] = (*notes, *schedule_notes(self.learners))
 
+    @property
+    def dropout(self) -> bool:
+        """Whether the model keeps its own dropout in training."""
+        return False
+
+    @abstractmethod
     def learn(self, chosen: Sequence[Example], *, seed: int | None) -> tuple[UpdateResult, dict[str, MetricValue], int]:
         """One update: its result, the metrics that only this kind of training has, and the number of tokens read.
 
         `seed` is that of the dropout; None where there is none.
         """
-        raise NotImplementedError
 
     def step(self, step: int) -> Record:
         """One update over the next examples in the order of their epoch."""
