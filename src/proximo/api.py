@@ -1,7 +1,8 @@
 """What a library user imports, gathered. `proximo` itself looks names up here when they are first used."""
 
 from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLController
-from proximo.config.ppo import FunctionRewardConfig, KLConfig, ModelRewardConfig, PPOConfig, RolloutConfig
+from proximo.config.ppo import KLConfig, PPOConfig, RolloutConfig
+from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.run import OptimizerConfig
 from proximo.errors import (
     CheckpointError,

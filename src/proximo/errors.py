@@ -43,3 +43,7 @@ class TrainingError(ProximoError, RuntimeError):
 
 class CheckpointError(ProximoError, RuntimeError):
     """A checkpoint is damaged, or does not fit the run that asked for it."""
+
+
+class SandboxError(ProximoError, RuntimeError):
+    """A program cannot be run under the guarantees that were asked for; the message names the missing one."""

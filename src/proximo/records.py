@@ -6,10 +6,11 @@ padding: lengths and finish reasons make the masks, never a token id.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from torch import Tensor
+
+from proximo.states import Finish, ScoreState
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `role` and `content`, as chat templates expect them."""
@@ -29,24 +30,6 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Finish(StrEnum):
-    """Why a response ended."""
-
-    EOS = "eos"
-    """The policy wrote an end-of-sequence token; it is the last token."""
-    STOP = "stop"
-    """A stop token or stop string was completed; it is kept in the tokens."""
-    LENGTH = "length"
-    """The response was cut at the limit."""
-    ABORTED = "aborted"
-    """The engine gave up; the response is left out of everything."""
-
-    @property
-    def terminated(self) -> bool:
-        """True where the policy itself ended the answer: the state after the last token is worth 0."""
-        return self in (Finish.EOS, Finish.STOP)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
     """One sampled answer to one prompt."""
@@ -62,16 +45,6 @@ class Response:
     policy_version: int
     text: str
     """The decoded answer: without end-of-sequence tokens, cut before a stop string."""
-
-
-class ScoreState(StrEnum):
-    """What a score is worth."""
-
-    SCORED = "scored"
-    MODEL_FAULT = "model_fault"
-    """A real low score, with the reason: the answer is at fault."""
-    INFRASTRUCTURE_FAULT = "infrastructure_fault"
-    """No score: left out of the loss, the group's baseline and every statistic, and counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 from tokenizers import models
 
 from builders import CHARACTERS, CHAT_TEMPLATE, tiny_language_model, tiny_tokenizer
-from proximo.config.ppo import ModelRewardConfig
+from proximo.config.rewards import ModelRewardConfig
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.rows import Row
 from proximo.errors import DataError

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.ppo import FunctionRewardConfig
 from proximo.config.recipes import PPORecipe, SFTRecipe
+from proximo.config.rewards import FunctionRewardConfig
 from proximo.errors import ModelError
 from proximo.models.loading import load_language_model
 from proximo.models.packing import pack

@@ -1,6 +1,6 @@
 """The options of PPO and of its relatives without a critic. Usable by itself: `PPOTrainer(..., config=PPOConfig())`."""
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,7 +10,6 @@ from proximo.config.ppo_losses import GuardConfig, PolicyLossConfig, ValueLossCo
 from proximo.config.ppo_ptx import PTXConfig
 from proximo.config.ppo_score import ScoreConfig
 from proximo.config.run import OptimizerConfig
-from proximo.metrics.definitions import COMPONENT
 
 
 class RolloutConfig(Section):
@@ -259,54 +258,3 @@ class PPOConfig(Section):
                 "group would be compared by their length"
             )
         return self
-
-
-class ModelRewardConfig(Section):
-    """Scores from a reward model."""
-
-    kind: Literal["model"]
-    """A one-label sequence classifier."""
-    name: str = Field("reward_model", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
-    path: str
-    """A folder or Hub name; in a pipeline `@reward`."""
-    revision: str | None = None
-    """Branch, tag or commit on the Hub."""
-    tokenizer: str | None = None
-    """Its own tokenizer, if not the one beside it: prompts and responses are rendered again for it."""
-    dense: Literal["none", "deltas", "absolute"] = "none"
-    """`none`: the score sits on the last token. `deltas`: each token gets what it adds to the score of the response so
-    far; they sum to the same score. `absolute`: each token gets the score after it, and their sum is the score, so
-    that long responses have more of it. docs/rewards.md, "Rewards of single tokens"."""
-    share_base: bool = False
-    """`path` is a folder with an adapter that was trained on the policy's base: it runs on the policy's own copy of
-    those weights. Without it a reward model has weights of its own."""
-    weight: float = 1.0
-    """Factor of this source in the sum."""
-
-    @model_validator(mode="after")
-    def _adapter_in_a_folder(self) -> Self:
-        if self.share_base and self.revision is not None:
-            raise ValueError("share_base reads an adapter from a folder, which has no revision: remove revision")
-        return self
-
-
-class FunctionRewardConfig(Section):
-    """Scores from a Python function."""
-
-    kind: Literal["function"]
-    """A function named by its import path."""
-    name: str = Field("function", pattern=f"^{COMPONENT}$")
-    """Name of this component in the metrics."""
-    function: str
-    """`package.module:function`, called with lists of prompts, responses and metadata. docs/rewards.md."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Further keyword arguments."""
-    timeout_seconds: float = Field(600.0, gt=0)
-    """The run stops, and says so, when the function has not answered for a batch after this long."""
-    weight: float = 1.0
-    """Factor of this source in the sum."""
-
-
-RewardSourceConfig = ModelRewardConfig | FunctionRewardConfig
-"""The kinds of reward sources, told apart by `kind`."""

@@ -8,8 +8,9 @@ from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
 from proximo.config.dpo import DPOConfig
 from proximo.config.one_pass import check_one_pass
-from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, PPOConfig, RewardSourceConfig
+from proximo.config.ppo import PPOConfig
 from proximo.config.ppo_trunk import trunk_problem
+from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig, RewardSourceConfig
 from proximo.config.run import (
     RANDOM_BASE,
     ModelConfig,

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, RewardSourceConfig
+from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig, RewardSourceConfig
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError, ModelError

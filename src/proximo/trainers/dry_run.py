@@ -6,8 +6,9 @@ from pathlib import Path
 from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
 from proximo.checkpoint.store import saved_steps
 from proximo.config.base import Section
-from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig, PPOConfig
+from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.trainers.inputs import data_inputs, model_input, reward_inputs
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.ppo import ModelRewardConfig
+from proximo.config.rewards import ModelRewardConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.errors import UserError

@@ -12,8 +12,8 @@ from proximo.checkpoint.run_folder import is_run_folder
 from proximo.config.base import Section
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
-from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.errors import ConfigError

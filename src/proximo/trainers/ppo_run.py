@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.ppo import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.recipes import PPORecipe
+from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.token_cache import TokenCache

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.ppo import ModelRewardConfig
 from proximo.config.recipes import PPORecipe
+from proximo.config.rewards import ModelRewardConfig
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing import scalar_from_adapter, value_on_base

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from proximo.config.ppo import ModelRewardConfig
 from proximo.config.recipes import PPORecipe
+from proximo.config.rewards import ModelRewardConfig
 from proximo.config.run import ModelConfig, OptimizerConfig, ScalarModelConfig
 from proximo.learner.minibatches import num_minibatches
 from proximo.models.language import LanguageModel
