@@ -20,10 +20,11 @@ import matplotlib as mpl
 import yaml
 from matplotlib.figure import Figure
 
+RESULTS = Path(__file__).parent / "results" / "demo.json"
 MAXIMUM_GOLD = 1.0
 SWEEP = {"ten times": 10.0, "once": 1.0, "zero": 0.0}
 SWEEP_STEPS = 120
-"""Five times those of the example: over-optimisation takes its time."""
+"""Six times those of the example: over-optimisation takes its time."""
 
 
 def main() -> None:
@@ -36,15 +37,15 @@ def main() -> None:
     options = parser.parse_args()
     with ThreadPoolExecutor(options.processes) as pool:
         list(pool.map(lambda seed: run_seed(options.folder, seed), range(options.seeds)))
-        figures = {"seeds": [seed_figures(options.folder, seed) for seed in range(options.seeds)]}
+        figures = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        figures["seeds"] = [seed_figures(options.folder, seed) for seed in range(options.seeds)]
         if not options.no_sweep:
             list(pool.map(lambda factor: run_sweep(options.folder, factor), SWEEP.values()))
             figures["sweep"] = {name: curves(sweep_folder(options.folder, f)) for name, f in SWEEP.items()}
-    results = Path(__file__).parent / "results" / "demo.json"
-    results.parent.mkdir(exist_ok=True)
-    results.write_text(json.dumps(figures, indent=1) + "\n")
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
     print_seeds(figures["seeds"])
-    if "sweep" in figures:
+    if not options.no_sweep:
         print_sweep(figures["sweep"])
         draw(figures["sweep"], Path(__file__).parent.parent / "docs" / "kl-sweep.svg")
 
