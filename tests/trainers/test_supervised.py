@@ -13,6 +13,7 @@ from proximo.config.recipes import RewardRecipe, RewardTrainingConfig, SFTConfig
 from proximo.data.examples import TextExample
 from proximo.data.preferences import PreferencePair
 from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.trainers.reward import build_task as build_reward_task
@@ -21,6 +22,7 @@ from proximo.trainers.sft_task import SFTTask
 from tiny_runs import changed, make_inputs, recipe_of
 
 FAST = {"learning_rate": 1e-2}
+LORA = LoRAOptions(rank=2, seed=3)
 
 
 def examples(count: int = 6) -> list[TextExample]:
@@ -52,8 +54,9 @@ def pairs(count: int = 6) -> list[PreferencePair]:
     ]
 
 
-def sft_task(dtype: torch.dtype = torch.float32, **config) -> SFTTask:
+def sft_task(dtype: torch.dtype = torch.float32, *, adapters: bool = False, **config) -> SFTTask:
     model = LanguageModel(tiny_language_model(dtype=dtype))
+    model = model.with_adapter(LORA) if adapters else model
     options = SFTConfig(**({"examples_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
     data = examples()
     return SFTTask(
@@ -61,8 +64,9 @@ def sft_task(dtype: torch.dtype = torch.float32, **config) -> SFTTask:
     )
 
 
-def reward_task(dtype: torch.dtype = torch.float32, **config) -> RewardTask:
+def reward_task(dtype: torch.dtype = torch.float32, *, adapters: bool = False, **config) -> RewardTask:
     model = scalar_from_language_model(LanguageModel(tiny_language_model(dtype=dtype)), HeadStart.NORMAL, seed=1)
+    model = model.with_adapter(LORA) if adapters else model
     options = RewardTrainingConfig(**({"pairs_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
     return RewardTask(model, tiny_tokenizer(), pairs(), pairs(), config=options, seed=0, inputs_fingerprint={})
 
@@ -131,6 +135,23 @@ def test_the_loss_of_pairs_asks_for_their_margins_and_is_centred(centring: float
         gap = chosen - rejected - pair.margin
         losses.append(math.log1p(math.exp(-gap)) + centring * (chosen + rejected) ** 2)
     assert record.metrics["evaluation/loss"].value == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("kind", ["sft", "bradley_terry", "divergence_window"])
+def test_training_gives_every_trainable_tensor_a_gradient_and_moves_it(kind: str, adapters: bool) -> None:
+    task = sft_task(adapters=adapters) if kind == "sft" else reward_task(loss=kind, adapters=adapters)
+    (learner,) = task.learners.values()
+    before = {name: parameter.detach().clone() for name, parameter in task.model.model.named_parameters()}
+    # In the first update the second matrix of an adapter is zero, and with it the gradient of the first one.
+    for step in range(1, 3 if adapters else 2):
+        task.step(step)
+    after = dict(task.model.model.named_parameters())
+    assert set(learner.parameters) == {name for name, parameter in after.items() if parameter.requires_grad}
+    assert (len(learner.parameters) < len(after)) == adapters
+    without = [name for name, parameter in learner.parameters.items() if parameter not in learner.optimizer.state]
+    moved = {name for name, parameter in after.items() if not torch.equal(parameter, before[name])}
+    assert (without, moved) == ([], set(learner.parameters))
 
 
 def test_sft_learns_its_examples() -> None:
