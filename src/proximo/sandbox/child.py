@@ -78,7 +78,7 @@ def _read_payload(descriptor: int) -> tuple[str, dict[str, bytes]]:
     with open(descriptor, "rb", closefd=False) as file:
         file.seek(0)
         header = json.loads(file.read(int.from_bytes(file.read(HEADER_BYTES), "little")))
-        source = file.read(header["source"]).decode()
+        source = file.read(header["source"]).decode(errors="surrogatepass")
         return source, {name: file.read(num_bytes) for name, num_bytes in header["files"].items()}
 
 
