@@ -41,7 +41,6 @@ GUARANTEES = (
         "no connection to anywhere, this machine included",
         namespaces_and_seccomp="no call that makes a socket (seccomp), and a network namespace without interfaces",
         seccomp="no call that makes a socket (seccomp)",
-        namespaces="a network namespace without interfaces",
     ),
     _guarantee(
         "reading",
