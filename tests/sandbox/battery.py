@@ -1,6 +1,6 @@
 """Runs the tables of programs, several at once, and prints what was not as it must be. Under any interpreter and user.
 
-    python battery.py GROUP[,GROUP ...] [LAYER ...]        layers to do without
+python battery.py GROUP[,GROUP ...] [LAYER ...]        layers to do without
 """
 
 import json
@@ -11,12 +11,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from sandbox import benign_programs, hostile_escapes, hostile_processes, hostile_resources, hostile_secrets
-from sandbox.cases import Case
-from sandbox.host import Host, make_host, processes_of, shared_objects
 from proximo.sandbox.guarantees import NAMES
 from proximo.sandbox.jobs import Program
 from proximo.sandbox.runner import Sandbox, SandboxJob
+from sandbox import benign_programs, hostile_escapes, hostile_processes, hostile_resources, hostile_secrets
+from sandbox.cases import Case
+from sandbox.host import Host, make_host, processes_of, shared_objects
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     "network": hostile_escapes.NETWORK,
@@ -50,7 +50,9 @@ def main(groups: str, *without: str) -> None:
         results, skipped = {}, {}
         for group in groups.split(","):
             run = [case for case in GROUPS[group] if _reason_to_skip(case, missing) is None]
-            skipped |= {f"{group}/{case.name}": _reason_to_skip(case, missing) for case in GROUPS[group] if case not in run}
+            skipped |= {
+                f"{group}/{case.name}": _reason_to_skip(case, missing) for case in GROUPS[group] if case not in run
+            }
             results |= {f"{group}/{name}": problems for name, problems in run_cases(sandbox, host, run).items()}
         sandbox.close()
         results[HOST] = host.changes() + _differences(before, str(folder))

@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from sandbox.cases import SECRET, TOKEN
 from proximo.sandbox import runner
+from sandbox.cases import SECRET, TOKEN
 
 WATCHED_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp", "/", "/dev", "/run", "/dev/mqueue")
 

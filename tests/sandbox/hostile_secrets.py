@@ -1,21 +1,41 @@
 """Programs that look for what the caller or another program knows."""
 
-from sandbox.cases import Case, says
+from sandbox.cases import says
 
 SECRETS = (
-    says("the environment is the sandbox's own", """
-print(sorted(os.environ), "PROXIMO_TEST_SECRET" in os.environ, os.getenv("HOME") == os.getcwd())
-""", "['HOME', 'LANG', 'LC_ALL', 'PATH', 'PYTHONDONTWRITEBYTECODE', 'PYTHONHASHSEED', 'PYTHONUTF8', 'TMPDIR', 'TZ'] False True\n"),
-    says("arguments are the program's own", """
+    says(
+        "the environment is the sandbox's own",
+        """
+for name in ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONUTF8", "TMPDIR", "TZ"):
+    del os.environ[name]
+print(list(os.environ.items()))
+""",
+        "['HOME', 'LANG', 'LC_ALL', 'PATH', 'PYTHONDONTWRITEBYTECODE', 'PYTHONHASHSEED', 'PYTHONUTF8', 'TMPDIR', 'TZ'] False True\n",
+    ),
+    says(
+        "arguments are the program's own",
+        """
 print(sys.argv, sys.orig_argv[1:], [path for path in sys.path if "src" in path or "proximo" in path.replace(os.getcwd(), "")])
-""", "['program.py'] ['program.py'] []\n"),
-    says("its process is nobody in particular", """
+""",
+        "['program.py'] ['program.py'] []\n",
+    ),
+    says(
+        "its process is nobody in particular",
+        """
 print(os.getenv("USER"), os.isatty(0), os.isatty(1), os.getcwd() == os.environ["TMPDIR"])
-""", "None False False True\n"),
-    says("the package that confines it is not there", """
+""",
+        "None False False True\n",
+    ),
+    says(
+        "the package that confines it is not there",
+        """
 print([name for name in sys.modules if "proximo" in name or "sandbox" in name])
-""", "[]\n"),
-    says("nothing of another program is in its memory", """
+""",
+        "[]\n",
+    ),
+    says(
+        "nothing of another program is in its memory",
+        """
 import gc, re
 libc, found, pages = ctypes.CDLL(None), set(), 0
 pwrite = libc.pwrite
@@ -29,5 +49,7 @@ for place in places:
             pages += 1
             found |= set(re.findall(rb"what-another-program-knows-[0-9a-f]{16}", os.pread(copy, 8192, 0)))
 print(pages > 300, found)
-""", "True set()\n"),
+""",
+        "True set()\n",
+    ),
 )

@@ -1,6 +1,8 @@
 """Guarantees by name: which means hold them, what is refused without, and what the doctor finds."""
 
 import json
+import platform
+import sys
 
 import pytest
 
@@ -54,6 +56,7 @@ def test_a_missing_guarantee_is_refused_by_name_with_the_reason_and_the_way_out(
     refuse_missing(without("namespaces", "landlock"), ["names", "reading", "writing"])
 
 
+@pytest.mark.usefixtures("whole_sandbox")
 def test_a_sandbox_starts_without_a_guarantee_only_where_it_is_waived():
     with pytest.raises(SandboxError, match="- names: "):
         Sandbox(without=["namespaces"])
@@ -75,6 +78,7 @@ def test_unknown_names_are_refused_with_a_suggestion(given, words):
         Sandbox(**given)
 
 
+@pytest.mark.usefixtures("whole_sandbox")
 def test_the_doctor_finds_what_is_held_and_what_is_not():
     findings = {finding.name: finding for finding in examine(without=["namespaces"], waived=["names"])}
     assert list(findings) == list(NAMES)
@@ -82,6 +86,7 @@ def test_the_doctor_finds_what_is_held_and_what_is_not():
     assert {name for name, finding in findings.items() if finding.state is not State.HELD} == {"names"}
 
 
+@pytest.mark.usefixtures("whole_sandbox")
 def test_the_doctor_sees_programs_get_through():
     findings = {finding.name: finding for finding in examine(without=["seccomp"])}
     # Nobody forbids them without the filter, and the probes do it.
@@ -96,6 +101,15 @@ def test_a_probe_that_gets_through_is_no_guarantee_held():
     assert _finding("network", ALL, "got through: socket", waived=True).state is State.WAIVED
 
 
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "i686"), ("win32", "AMD64")])
+def test_a_machine_of_another_kind_is_refused_in_words(monkeypatch, system, machine):
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    with pytest.raises(SandboxError, match=f"needs 64-bit Linux on x86_64 or aarch64; this is {system} {machine}"):
+        Sandbox()
+
+
+@pytest.mark.usefixtures("whole_sandbox")
 def test_the_command_says_how_each_guarantee_stands(capsys):
     status = main(["doctor", "sandbox"])
     said = capsys.readouterr().out
@@ -104,6 +118,7 @@ def test_the_command_says_how_each_guarantee_stands(capsys):
     assert status == (0 if said.count("held ") >= len(NAMES) else 1)
 
 
+@pytest.mark.usefixtures("whole_sandbox")
 def test_the_command_speaks_to_programs_too(capsys):
     status = main(["doctor", "sandbox", "--json"])
     findings = json.loads(capsys.readouterr().out)

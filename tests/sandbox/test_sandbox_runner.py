@@ -10,22 +10,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from sandbox.cases import QUICK
-from sandbox.host import processes_of
 
 from proximo.errors import SandboxError
 from proximo.sandbox.jobs import Ending, Limits, Outcome, Program
 from proximo.sandbox.runner import Sandbox
+from sandbox.cases import QUICK
+from sandbox.host import processes_of
+
+pytestmark = pytest.mark.usefixtures("whole_sandbox")
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
+def sandbox(whole_sandbox) -> Iterator[Sandbox]:
     """One for all tests of this file."""
-    try:
-        made = Sandbox()
-    except SandboxError as error:
-        pytest.skip(str(error))
-    with made:
+    with Sandbox() as made:
         yield made
 
 

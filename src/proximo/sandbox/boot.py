@@ -14,17 +14,17 @@ from proximo.sandbox.child import Surroundings
 from proximo.sandbox.layers import Layers, find_layers
 from proximo.sandbox.namespaces import HIDDEN_FOLDERS, enter_minimal_root, unshare_everything
 from proximo.sandbox.privileges import die_with_parent
+from proximo.sandbox.seccomp import build_filter
 from proximo.sandbox.zygote import Zygote
 
 PRELOADED = (
-    *("abc", "argparse", "array", "base64", "binascii", "bisect", "bz2", "calendar", "cmath", "collections.abc"),
-    *("contextlib", "copy", "csv", "ctypes", "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions"),
-    *("functools", "hashlib", "heapq", "inspect", "io", "itertools", "json", "linecache", "lzma", "math", "numbers"),
-    *("operator", "os", "pprint", "queue", "random", "re", "select", "signal", "site", "statistics", "string"),
-    *("struct", "tempfile", "textwrap", "threading", "time", "tokenize", "traceback", "types", "typing"),
-    *("unicodedata", "uuid", "weakref", "zlib"),
+    *("abc", "array", "bisect", "bz2", "cmath", "collections.abc", "contextlib", "copy", "ctypes", "dataclasses"),
+    *("datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "lzma"),
+    *("math", "operator", "random", "re", "site", "string", "struct", "threading", "time", "traceback", "typing"),
+    *("zlib",),
 )
-"""What programs use much, and what needs libraries of the system, which they cannot read."""
+"""What programs use much, and what needs libraries of the system, which they cannot read. Each makes every fork dearer;
+the rest of the library is imported by the programs that want it."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -42,7 +42,13 @@ def main(arguments: Sequence[str]) -> None:
         boot = os.getpid()
         own_users = _enter(library)
         owner = boot if own_users is None and layers.thread_count is None else None
-    surroundings = Surroundings(layers=layers, library=_open_library(library, layers), own_users=own_users)
+    surroundings = Surroundings(
+        layers=layers,
+        library=_open_library(library, layers),
+        # Better no further threads than threads that nobody counts.
+        filter=build_filter(threads=layers.thread_count is None) if layers.seccomp is None else b"",
+        own_users=own_users,
+    )
     control.send(json.dumps({"layers": layers.as_dict(), "python": sys.version.split()[0]}).encode())
     # All there is now is shared with the programs: collecting theirs must not write to it.
     gc.collect()

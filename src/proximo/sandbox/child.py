@@ -25,6 +25,8 @@ class Surroundings:
     layers: Layers
     library: Sequence[tuple[int, int]]
     """Open paths of the interpreter's library with the rights on them."""
+    filter: bytes
+    """Of system calls."""
     own_users: int | None
     """The open /proc of the machine where each program gets a user namespace of its own."""
 
@@ -65,12 +67,10 @@ def confine(assignment: Assignment, surroundings: Surroundings, *, parent: int, 
     if layers.landlock is None:
         own = os.open(".", os.O_PATH)
         landlock.restrict([*surroundings.library, (own, landlock.WRITE)])
-    threads_counted = layers.thread_count is None
-    apply_limits(assignment.limits, threads_counted=threads_counted)
+    apply_limits(assignment.limits, threads_counted=layers.thread_count is None)
     _close_all_but({*assignment.descriptors, status})
     if layers.seccomp is None:
-        # Better no further threads than threads that nobody counts.
-        seccomp.install(seccomp.build_filter(os.getpid(), threads=threads_counted))
+        seccomp.install(surroundings.filter)
     return source
 
 

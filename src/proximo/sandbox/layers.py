@@ -114,4 +114,4 @@ def _try_landlock() -> None:
 
 def _try_seccomp() -> None:
     give_up_privileges()
-    seccomp.install(seccomp.build_filter(os.getpid(), threads=True))
+    seccomp.install(seccomp.build_filter(threads=True))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.errors import SandboxError
+from proximo.sandbox.syscalls import architecture
 
 ANSWER_SECONDS = 60.0
 """For a zygote to start or to answer; a machine under heavy load takes seconds."""
@@ -40,6 +41,10 @@ class ZygoteLink:
     """A zygote that runs. Raises SandboxError where it cannot be started."""
 
     def __init__(self, *, without: Collection[str]) -> None:
+        try:
+            architecture()
+        except OSError as error:
+            raise SandboxError(f"{error}; run what needs it on such a machine (docs/sandbox.md)") from None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         order = {"control": theirs.fileno(), "without": sorted(without), "folders": tempfile.gettempdir()}
         package = str(Path(__file__).parents[1])

@@ -12,7 +12,6 @@ HEADER_BYTES = 8
 MAX_DESCRIPTOR = 255
 LEAST_MEMORY_BYTES = 128 * MIB
 """The interpreter with what it has imported takes about half of that."""
-SEAL_ALL = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
 def check_program(program: Program) -> None:
@@ -66,5 +65,6 @@ def _file_in_memory(*parts: bytes) -> int:
     with open(descriptor, "wb", closefd=False) as file:
         file.writelines(parts)
     os.lseek(descriptor, 0, os.SEEK_SET)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEAL_ALL)
+    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor

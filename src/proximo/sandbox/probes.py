@@ -1,4 +1,4 @@
-"""For each guarantee a program that tries to break it, and what must come of it. Not a proof: tests/sandbox has more."""
+"""For each guarantee a program that tries to break it, and what must come of it. No proof: tests/sandbox has more."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -67,7 +67,9 @@ for family in (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_NETLIN
     refused(socket.socket, family, socket.SOCK_DGRAM if family != 16 else socket.SOCK_RAW)
 """
     ),
-    "reading": Probe(source="for path in (FILE, '/etc/passwd', '/proc/self/environ', '/usr/bin'): refused(os.open, path, 0)"),
+    "reading": Probe(
+        source="for path in (FILE, '/etc/passwd', '/proc/self/environ', '/usr/bin'): refused(os.open, path, 0)"
+    ),
     "names": Probe(
         source="print(*(f'got through: {path}' for path in (FILE, '/etc/passwd', '/proc') if os.path.lexists(path)))"
     ),
