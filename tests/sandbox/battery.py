@@ -14,7 +14,15 @@ from pathlib import Path
 from proximo.sandbox.guarantees import NAMES
 from proximo.sandbox.jobs import Program
 from proximo.sandbox.runner import Sandbox, SandboxJob
-from sandbox import benign_programs, hostile_escapes, hostile_processes, hostile_resources, hostile_secrets
+from sandbox import (
+    benign_programs,
+    hostile_escapes,
+    hostile_kernel,
+    hostile_processes,
+    hostile_resources,
+    hostile_secrets,
+    hostile_space,
+)
 from sandbox.cases import Case
 from sandbox.host import Host, make_host, processes_of, shared_objects
 
@@ -23,10 +31,10 @@ GROUPS: dict[str, tuple[Case, ...]] = {
     "files": hostile_escapes.FILES,
     "processes": hostile_processes.PROCESSES,
     "signals": hostile_processes.SIGNALS,
-    "kernel": hostile_processes.KERNEL,
+    "kernel": hostile_kernel.KERNEL,
     "time": hostile_resources.TIME,
-    "memory": hostile_resources.MEMORY,
-    "scratch": hostile_resources.SCRATCH,
+    "memory": hostile_space.MEMORY,
+    "scratch": hostile_space.SCRATCH,
     "descriptors": hostile_resources.DESCRIPTORS,
     "output": hostile_resources.OUTPUT,
     "endings": hostile_resources.ENDINGS,

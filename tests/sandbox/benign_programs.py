@@ -32,7 +32,8 @@ BENIGN = (
         "json, re and text",
         """
 import json, re, string, textwrap
-print(json.dumps({"a": [1, 2.5, None]}), re.findall(r"\\d+", "a1b22"), string.ascii_lowercase[:3], textwrap.fill("a b c", 3))
+print(json.dumps({"a": [1, 2.5, None]}), re.findall(r"\\d+", "a1b22"), end=" ")
+print(string.ascii_lowercase[:3], textwrap.fill("a b c", 3))
 """,
         "{\"a\": [1, 2.5, null]} ['1', '22'] abc a b\nc\n",
     ),
@@ -157,10 +158,11 @@ unittest.main(argv=["x"], exit=False)
         "hashes and compression",
         """
 import hashlib, zlib, bz2, lzma, base64, struct, array
-print(hashlib.sha256(b"x").hexdigest()[:8], len(zlib.compress(bytes(999))), base64.b64encode(b"x"), struct.pack("<I", 1))
-print(lzma.decompress(lzma.compress(b"a")), bz2.decompress(bz2.compress(b"b")), array.array("i", [1]), len(os.urandom(8)))
+print(hashlib.sha256(b"x").hexdigest()[:8], len(zlib.decompress(zlib.compress(bytes(9)))), struct.pack("<I", 1))
+print(lzma.decompress(lzma.compress(b"a")), bz2.decompress(bz2.compress(b"b")), array.array("i", [1]))
+print(base64.b64encode(b"x"), len(os.urandom(8)))
 """,
-        "2d711642 17 b'eA==' b'\\x01\\x00\\x00\\x00'\nb'a' b'b' array('i', [1]) 8\n",
+        "2d711642 9 b'\\x01\\x00\\x00\\x00'\nb'a' b'b' array('i', [1])\nb'eA==' 8\n",
     ),
     says(
         "signals of its own",
@@ -177,9 +179,9 @@ signal.pause()
         "what it may know: time, chance and itself",
         """
 import time, resource
-print(time.perf_counter() > 0, len(os.urandom(4)), os.getpid() > 0, resource.getrusage(0).ru_maxrss > 0, os.cpu_count() is None)
+print(time.perf_counter() > 0, len(os.urandom(4)), os.getpid() > 0, resource.getrusage(0).ru_maxrss > 0)
 """,
-        "True 4 True True False\n",
+        "True 4 True True\n",
     ),
     says(
         "sets have one order",

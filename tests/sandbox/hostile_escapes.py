@@ -151,8 +151,8 @@ FILES = (
         "os.open('..', os.O_RDONLY | os.O_DIRECTORY)",
         "os.listdir(os.open('/', os.O_RDONLY))",
         "os.listdir(os.open('..', os.O_PATH))",
-        "syscall(303, 264, -100, b'FOLDER/secret.txt', ctypes.create_string_buffer(136), ctypes.create_string_buffer(8), 0)",
-        "syscall(304, 265, -100, ctypes.create_string_buffer(136), 0)",
+        "syscall(303, 264, -100, b'FOLDER/secret.txt', bytes(136), bytes(8), 0)",
+        "syscall(304, 265, -100, bytes(136), 0)",
     ),
     tries(
         "chroot and its relatives",

@@ -6,16 +6,18 @@ SECRETS = (
     says(
         "the environment is the sandbox's own",
         """
-for name in ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONUTF8", "TMPDIR", "TZ"):
+for name in ("HOME", "LANG", "LC_ALL", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONHASHSEED", "PYTHONUTF8"):
     del os.environ[name]
+del os.environ["TMPDIR"], os.environ["TZ"]
 print(list(os.environ.items()))
 """,
-        "['HOME', 'LANG', 'LC_ALL', 'PATH', 'PYTHONDONTWRITEBYTECODE', 'PYTHONHASHSEED', 'PYTHONUTF8', 'TMPDIR', 'TZ'] False True\n",
+        "[]\n",
     ),
     says(
         "arguments are the program's own",
         """
-print(sys.argv, sys.orig_argv[1:], [path for path in sys.path if "src" in path or "proximo" in path.replace(os.getcwd(), "")])
+foreign = [path for path in sys.path if "src" in path or "proximo" in path.replace(os.getcwd(), "")]
+print(sys.argv, sys.orig_argv[1:], foreign)
 """,
         "['program.py'] ['program.py'] []\n",
     ),
@@ -41,7 +43,8 @@ libc, found, pages = ctypes.CDLL(None), set(), 0
 pwrite = libc.pwrite
 pwrite.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_long)
 copy = os.open("page", os.O_CREAT | os.O_RDWR)
-places = {id(each) >> 24 for each in gc.get_objects()} | {ctypes.addressof(ctypes.create_string_buffer(9)) >> 24, id(sys) >> 24}
+places = {id(each) >> 24 for each in gc.get_objects()} | {id(sys) >> 24}
+places.add(ctypes.addressof(ctypes.create_string_buffer(9)) >> 24)
 for place in places:
     for address in range(place << 24, (place + 1) << 24, 8192):
         # The kernel does the reading: where no page is it says so, and does not end this program.

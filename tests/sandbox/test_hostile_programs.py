@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,12 +59,13 @@ def run_battery(copies: Path, machine: str) -> dict:
     if who == "root" and os.getuid() != 0:
         pytest.skip("runs as root only")
     command = [sys.executable, "-B", str(copies / "sandbox" / "battery.py"), ",".join(groups), *without]
-    changed = {}
+    changed: dict[str, Any] = {}
     if who == "user" and os.getuid() == 0:
         command[0] = interpreter_for_all()
-        changed = {"user": ORDINARY_USER, "group": ORDINARY_USER, "extra_groups": []}
+        changed |= {"user": ORDINARY_USER, "group": ORDINARY_USER, "extra_groups": []}
+    changed |= {"cwd": "/", "capture_output": True, "text": True, "timeout": 300}
     environment = {"PYTHONPATH": str(copies), "PROXIMO_TEST_SECRET": "seen", "PATH": os.environ["PATH"]}
-    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, timeout=300, **changed)
+    done = subprocess.run(command, env=environment, check=False, **changed)
     if done.returncode != 0 and "SandboxError" in done.stderr:
         pytest.skip(f"this machine cannot: {done.stderr.strip()[-500:]}")
     assert done.returncode == 0, done.stderr

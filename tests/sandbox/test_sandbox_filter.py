@@ -81,8 +81,8 @@ def test_what_a_program_must_not_do_is_on_no_list(here):
 @pytest.mark.parametrize(
     ("name", "allowed", "refused"),
     [
-        ("kill", [(ITSELF, 9)], [(1, 9), (0, 9), (2**32 - 1, 9), (ITSELF + 1, 9)]),
-        ("tgkill", [(ITSELF, ITSELF, 6)], [(1, ITSELF, 6)]),
+        ("kill", [(ITSELF, 15)], [(1, 15), (0, 15), (2**32 - 1, 15), (ITSELF + 1, 15), (ITSELF, 9)]),
+        ("tgkill", [(ITSELF, ITSELF, 6)], [(1, ITSELF, 6), (ITSELF, ITSELF, 9)]),
         ("prlimit64", [(0, 7), (ITSELF, 7)], [(1, 7)]),
         ("fcntl", [(1, 0), (1, 3), (1, 1030)], [(1, 8), (1, 10), (1, 1031), (1, 1033)]),
         ("ioctl", [(1, 0x5401), (1, 0x541B)], [(1, 0x5412), (1, 0x540E), (1, 0x89A2)]),

@@ -33,7 +33,6 @@ def main(arguments: Sequence[str]) -> None:
     control = socket.socket(fileno=order["control"])
     control.set_inheritable(False)
     caller = os.pidfd_open(os.getppid())
-    os.setsid()
     library = _library()
     layers = find_layers(library, workplace="/tmp", without=order["without"])
     _import_what_programs_use()

@@ -1,9 +1,12 @@
 """Which means of confinement this machine has, found by trying them in processes of their own. Not guarantees.py."""
 
+import _thread
+import contextlib
 import os
+import resource
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 
 from proximo.sandbox import landlock, seccomp
 from proximo.sandbox.jobs import MIB
@@ -11,7 +14,7 @@ from proximo.sandbox.namespaces import enter_job_folder, enter_minimal_root, uns
 from proximo.sandbox.privileges import give_up_privileges
 
 LEFT_OUT = "left out by the caller"
-FIRST_UID, NUM_UIDS = 1 << 30, 1 << 30
+FIRST_UID = 1 << 30
 """Of programs that root starts: far above what accounts are given, and one of its own for each program."""
 UIDS_PER_ZYGOTE = 256
 
@@ -40,13 +43,15 @@ LAYERS = tuple(Layers.__dataclass_fields__)
 def find_layers(library: Sequence[str], *, workplace: str, without: Collection[str]) -> Layers:
     """Tries each means in a process of its own, except those in `without`."""
     trials: dict[str, Callable[[], None]] = {
-        "namespaces": lambda: _try_namespaces(library, workplace),
+        "namespaces": partial(_try_namespaces, library, workplace, count_threads=False),
         "landlock": _try_landlock,
         "seccomp": _try_seccomp,
+        "thread_count": partial(_try_namespaces, library, workplace, count_threads=True),
     }
     found = {name: LEFT_OUT if name in without else _what_fails(trial) for name, trial in trials.items()}
-    uncounted = LEFT_OUT if "thread_count" in without else _why_threads_cannot_be_counted(library, found["namespaces"])
-    return Layers(**found, thread_count=uncounted)
+    if found["namespaces"] is not None:
+        found["thread_count"] = f"needs namespaces ({found['namespaces']})"
+    return Layers(**found)
 
 
 def program_uid(zygote: int, slot: int) -> int:
@@ -55,18 +60,6 @@ def program_uid(zygote: int, slot: int) -> int:
     `zygote` is a process id, which Linux keeps below 2^22.
     """
     return FIRST_UID + zygote * UIDS_PER_ZYGOTE + slot
-
-
-def _why_threads_cannot_be_counted(library: Sequence[str], namespaces: str | None) -> str | None:
-    if namespaces is not None:
-        return f"needs namespaces ({namespaces})"
-    if os.getuid() != 0:
-        return None
-    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines()]
-    if not any(int(first) <= FIRST_UID and int(first) + int(size) >= FIRST_UID + NUM_UIDS for first, _, size in ranges):
-        return "the kernel counts no threads of uid 0, and here programs can have no other"
-    closed = [path for path in library if not os.stat(path).st_mode & 0o001]
-    return f"the kernel counts no threads of uid 0, and others may not read {closed[0]}" if closed else None
 
 
 def _what_fails(trial: Callable[[], None]) -> str | None:
@@ -88,18 +81,32 @@ def _what_fails(trial: Callable[[], None]) -> str | None:
     return None if said == "works" else said or "the kernel ended the process that tried it"
 
 
-def _try_namespaces(library: Sequence[str], workplace: str) -> None:
+def _try_namespaces(library: Sequence[str], workplace: str, *, count_threads: bool) -> None:
     in_user_namespace = unshare_everything()
     # The namespace of processes is that of the children; a child's failure is told by what fails here.
-    failure = _what_fails(lambda: _try_folders(library, workplace, in_user_namespace=in_user_namespace))
+    trial = partial(_try_folders, library, workplace, in_user_namespace=in_user_namespace, count_threads=count_threads)
+    failure = _what_fails(trial)
     if failure is not None:
         raise OSError(failure)
 
 
-def _try_folders(library: Sequence[str], workplace: str, *, in_user_namespace: bool) -> None:
+def _try_folders(library: Sequence[str], workplace: str, *, in_user_namespace: bool, count_threads: bool) -> None:
     processes = os.open("/proc", os.O_PATH)
     enter_minimal_root(library, workplace=workplace)
     enter_job_folder(os.getuid(), os.getgid(), num_bytes=MIB, processes=processes if in_user_namespace else None)
+    if count_threads:
+        _try_thread_count(library, as_user=None if in_user_namespace else FIRST_UID)
+
+
+def _try_thread_count(library: Sequence[str], *, as_user: int | None) -> None:
+    if as_user is not None:
+        os.setresuid(as_user, as_user, as_user)
+    for folder in library:
+        os.listdir(folder)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    with contextlib.suppress(RuntimeError):
+        _thread.start_new_thread(print, ())
+        raise OSError("the kernel does not count the threads of the user that programs would run as")
 
 
 def _try_landlock() -> None:

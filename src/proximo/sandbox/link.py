@@ -58,6 +58,7 @@ class ZygoteLink:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,
             )
         hello = self.receive(time.monotonic() + ANSWER_SECONDS)
         if hello is None:

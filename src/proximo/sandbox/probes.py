@@ -1,7 +1,6 @@
 """For each guarantee a program that tries to break it, and what must come of it. No proof: tests/sandbox has more."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from proximo.sandbox.jobs import MIB, Ending, Limits, Outcome, Program
 
@@ -41,14 +40,12 @@ class Probe:
 
     source: str
     endings: tuple[Ending, ...] = (Ending.EXIT,)
-    changes: Mapping[str, float] = field(default_factory=dict)
-    """Limits that are not those of all probes."""
+    limits: Limits = LIMITS
 
     def program(self, *, file: str, process: int, held_open: int) -> Program:
         """With the names of what the host has set up; the descriptor is number 3 of the program's."""
         source = self.source.replace("FILE", repr(file)).replace("PROCESS", str(process))
-        limits = {name: getattr(LIMITS, name) for name in Limits.__dataclass_fields__} | dict(self.changes)
-        return Program(source=PRELUDE + source, limits=Limits(**limits), descriptors={3: held_open})
+        return Program(source=PRELUDE + source, limits=self.limits, descriptors={3: held_open})
 
     def problem(self, outcome: Outcome) -> str | None:
         """What came of it that must not; None where the guarantee was held."""
@@ -94,8 +91,10 @@ refused(fill)
 """,
         endings=(Ending.EXIT, Ending.SCRATCH),
     ),
-    "cpu": Probe(source="while True: pass", endings=(Ending.CPU,), changes={"cpu_seconds": 0.1}),
-    "wall": Probe(source="import time\ntime.sleep(60)", endings=(Ending.WALL,), changes={"wall_seconds": 0.1}),
+    "cpu": Probe(source="while True: pass", endings=(Ending.CPU,), limits=replace(LIMITS, cpu_seconds=0.1)),
+    "wall": Probe(
+        source="import time\ntime.sleep(60)", endings=(Ending.WALL,), limits=replace(LIMITS, wall_seconds=0.1)
+    ),
     "memory": Probe(source="taken = [bytearray(1 << 20) for _ in range(512)]", endings=(Ending.MEMORY,)),
     "processes": Probe(source="refused(os.fork)\nrefused(os.execv, '/bin/sh', ['sh'])\nrefused(os.memfd_create, 'x')"),
     "threads": Probe(

@@ -12,9 +12,9 @@ def make_folder_of_folders(parent: str) -> str:
     return path
 
 
-def make_folder(parent: str, slot: int) -> str:
+def make_folder(parent: str, name: int) -> str:
     """An empty one for a program."""
-    path = f"{parent}/{slot}"
+    path = f"{parent}/{name}"
     os.mkdir(path, 0o700)
     return path
 

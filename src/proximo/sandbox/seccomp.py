@@ -8,6 +8,7 @@ kernel, which ignores the other half.
 import ctypes
 import errno
 import os
+import signal
 import struct
 
 from proximo.sandbox.syscall_numbers import PROGRAM
@@ -28,6 +29,8 @@ Instruction = tuple[int, int, int, int]
 
 ITSELF = 0x7E57ED1D
 """Stands for the process's own id, which no process has: Linux keeps them below 2^22."""
+SIGNALS = {"kill": 1, "tgkill": 2, "tkill": 1}
+"""Calls that send a signal to what their first argument names -> which argument is the signal's number."""
 THREAD_FLAGS = (0x3D0F00, 0x7D0F00)
 """What pthread_create of glibc and musl passes to clone: a thread of this process, in no new namespace."""
 DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
@@ -42,9 +45,6 @@ def build_filter(*, threads: bool) -> bytes:
     """The filter, with or without further threads. A process may signal, and set limits of, none but itself: its id
     is put in by `install`."""
     checked: dict[str, tuple[int, tuple[int, ...]]] = {
-        "kill": (0, (ITSELF,)),
-        "tgkill": (0, (ITSELF,)),
-        "tkill": (0, (ITSELF,)),
         "prlimit64": (0, (0, ITSELF)),
         "fcntl": (1, DESCRIPTOR_COMMANDS),
         "ioctl": (1, DEVICE_COMMANDS),
@@ -52,10 +52,11 @@ def build_filter(*, threads: bool) -> bytes:
         "clone": (0, THREAD_FLAGS if threads else ()),
     }
     here = architecture()
+    allowed = {name: numbers[here] for name, numbers in PROGRAM.items()}
     answers = {
-        numbers[here]: _check_argument(*checked[name]) if name in checked else [_answer_to(name)]
-        for name, numbers in PROGRAM.items()
-        if numbers[here] is not None
+        number: _check_argument(*checked[name]) if name in checked else _answer_to(name)
+        for name, number in allowed.items()
+        if number is not None
     }
     program = [
         (LOAD_WORD, 0, 0, ARCHITECTURE),
@@ -97,9 +98,13 @@ def install(program: bytes) -> None:
     prctl(SET_SECCOMP, MODE_FILTER, ctypes.addressof(pointer))
 
 
-def _answer_to(name: str) -> Instruction:
+def _answer_to(name: str) -> list[Instruction]:
+    if name in SIGNALS:
+        # SIGKILL that nobody outside has sent says that the machine is out of memory: no program may say so.
+        not_killed = [(LOAD_WORD, 0, 0, ARGUMENTS + 8 * SIGNALS[name]), (JUMP_EQUAL, 0, 1, signal.SIGKILL)]
+        return [*not_killed, (RETURN, 0, 0, ERRNO | errno.EPERM), *_check_argument(0, (ITSELF,))]
     # Its flags lie behind a pointer. "No such call" makes the C library use clone, whose flags can be read.
-    return (RETURN, 0, 0, ERRNO | errno.ENOSYS if name == "clone3" else ALLOW)
+    return [(RETURN, 0, 0, ERRNO | errno.ENOSYS if name == "clone3" else ALLOW)]
 
 
 def _check_argument(index: int, values: tuple[int, ...]) -> list[Instruction]:

@@ -5,6 +5,7 @@ program finds nothing of another in the memory that it inherits. It ends, and al
 of its socket is closed or its caller dies.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -127,7 +128,9 @@ class Zygote:
         os.close(child.pidfd)
         del self.children[child.name]
         if self.folders is not None:
-            scratch.remove(child.folder)
+            # What cannot be removed now, for whatever reason, must not end the other programs.
+            with contextlib.suppress(OSError):
+                scratch.remove(child.folder)
         ending, number = _how_it_ended(status)
         cpu = usage.ru_utime + usage.ru_stime - child.start_cpu_seconds
         self._say(ended=child.name, ending=child.ending or ending, status=number, cpu_seconds=cpu, wall_seconds=wall)
@@ -155,7 +158,7 @@ class Zygote:
         slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
         if slot >= UIDS_PER_ZYGOTE:
             raise OSError(f"{len(taken)} programs run already")
-        folder = JOB_FOLDER if self.folders is None else scratch.make_folder(self.folders, slot)
+        folder = JOB_FOLDER if self.folders is None else scratch.make_folder(self.folders, order["start"])
         payload, *passed = descriptors
         assignment = Assignment(
             payload=payload,
