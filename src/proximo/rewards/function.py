@@ -47,6 +47,8 @@ class FunctionReward:
     `finish` and its tokens as `token_ids`.
     """
 
+    concurrent = True
+
     def __init__(
         self,
         function: RewardFunction,
