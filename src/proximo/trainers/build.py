@@ -33,6 +33,7 @@ from proximo.models.vocabulary import (
     vocabulary_size,
 )
 from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.function_process import ProcessFunctionReward
 from proximo.rewards.judged import JudgedReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
@@ -191,6 +192,13 @@ def build_reward_source(
     `policy` for a reward model that shares its base.
     """
     match config:
+        case FunctionRewardConfig(process=True):
+            return ProcessFunctionReward(
+                config.function,
+                name=config.name,
+                arguments=config.arguments,
+                timeout_seconds=config.timeout_seconds,
+            )
         case FunctionRewardConfig():
             return FunctionReward(
                 import_function(config.function),

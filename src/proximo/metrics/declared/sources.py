@@ -25,7 +25,7 @@ SOURCES = (
         "timeout_fraction",
         Mean,
         "fraction",
-        "Share of the responses whose judging exceeded its limit twice, which is a fault of the answer.",
+        "Share of the responses whose judging exceeded its limit twice.",
     ),
     _metric(
         "failure_fraction",

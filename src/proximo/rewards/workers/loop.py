@@ -6,24 +6,23 @@ it holds, because each reply is sent as soon as it is there. So it is known whic
 one is tried again, and the others go back in line as if nothing had been.
 """
 
-import os
 import selectors
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from proximo import errors
+import proximo.errors
 from proximo.errors import ProximoError, TrainingError
+from proximo.rewards.workers.doorbell import Doorbell
+from proximo.rewards.workers.line import WorkLine, pause_after
 from proximo.rewards.workers.outcomes import Done, Failed, TimedOut, Work
 from proximo.rewards.workers.process import Job, WorkerProcess
 
 START_SECONDS = 120.0
 """For a worker to import what it needs: sympy and torch take seconds on a machine with much else to do."""
-MAX_FAILED_STARTS = 3
+MAX_FAILED_STARTS = 5
 """After so many in a row, with no worker left, whatever waits is given up."""
 AHEAD_SECONDS = 0.02
 """A worker holds about so much work beyond the piece it is at."""
@@ -32,9 +31,6 @@ LOOK_EVERY_SECONDS = 0.25
 """How often a worker is looked at that says nothing: something that it started may hold its pipe open."""
 CLOSE_SECONDS = 2.0
 """For a judge to end what it started."""
-FIRST_PAUSE_SECONDS = 0.05
-"""Before the first retry; each one after it waits twice as long."""
-LONGEST_PAUSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,56 +59,33 @@ class WorkerLoop:
         """What a ready worker says of itself."""
         self.num_restarts = 0
         self.num_retries = 0
-        self._arrivals: deque[Work] = deque()
+        self._line = WorkLine()
         self._given_up = threading.Event()
-        self._released = False
-        self._wake_lock = threading.Lock()
-        self._wake_out, self._wake_in = os.pipe()
-        os.set_blocking(self._wake_out, False)
-        os.set_blocking(self._wake_in, False)
+        self.doorbell = Doorbell()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._wake_out, selectors.EVENT_READ)
+        self._selector.register(self.doorbell.descriptor, selectors.EVENT_READ)
         self._workers: list[WorkerProcess] = []
         self._writing: dict[int, WorkerProcess] = {}
-        self._waiting: deque[Work] = deque()
-        self._alone: deque[Work] = deque()
-        """Took too long once: the next try is alone, when the others have been handed out."""
-        self._later: list[Work] = []
-        """Failed, and pause before the next try."""
         self._failed_starts = 0
         self._next_start = 0.0
         self._mean_seconds = AHEAD_SECONDS
 
     def hand_in(self, work: Sequence[Work]) -> None:
         """From any thread."""
-        self._arrivals.extend(work)
-        self.wake()
+        self._line.arrive(work)
+        self.doorbell.ring()
 
     def abandon(self) -> None:
         """From any thread: somebody else has said what became of work that was handed in."""
         self._given_up.set()
-        self.wake()
-
-    def wake(self) -> None:
-        """From any thread."""
-        with self._wake_lock, suppress(BlockingIOError):  # a full pipe wakes it as well
-            if not self._released:
-                os.write(self._wake_in, b"!")
-
-    def release(self) -> None:
-        """Once the thread has ended."""
-        with self._wake_lock:
-            if not self._released:
-                self._released = True
-                os.close(self._wake_out)
-                os.close(self._wake_in)
+        self.doorbell.ring()
 
     def run(self) -> None:
         """The thread's work."""
         try:
             while not self.closing.is_set():
                 self._staff()
-                self._take_in()
+                self._line.take_in()
                 self._hand_out()
                 heard = self._selector.select(self._pause())
                 for key, events in heard:
@@ -151,55 +124,35 @@ class WorkerLoop:
 
     def _start_failed(self, error: ProximoError) -> None:
         self._failed_starts += 1
-        self._next_start = time.monotonic() + _pause_after(self._failed_starts)
+        self._next_start = time.monotonic() + pause_after(self._failed_starts)
         self.start_error = error
         self.decided.set()
         if self._failed_starts >= MAX_FAILED_STARTS and not any(worker.is_ready for worker in self._workers):
             self._give_up(f"no worker could be started: {error}")
 
     def _give_up(self, reason: str) -> None:
-        self._take_in()
-        for work in (
-            *self._waiting,
-            *self._alone,
-            *self._later,
-            *(w for each in self._workers for w in each.in_flight),
-        ):
-            work.finish(Failed(reason=reason))
-        self._waiting.clear()
-        self._alone.clear()
-        self._later.clear()
-
-    def _take_in(self) -> None:
-        """What was handed in, and what has paused long enough."""
-        while self._arrivals:
-            self._waiting.append(self._arrivals.popleft())
-        now = time.monotonic()
-        due = [work for work in self._later if work.not_before <= now]
-        if due:
-            self._later = [work for work in self._later if work.not_before > now]
-            self._waiting.extend(due)
+        self._line.give_up(reason)
+        for worker in self._workers:
+            for work in worker.in_flight:
+                work.finish(Failed(reason=reason))
 
     def _hand_out(self) -> None:
-        most = max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / self._mean_seconds)))
+        """To whoever holds least; a few pieces ahead where they are quick, so that nobody waits for the next."""
+        ahead = max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / self._mean_seconds)))
         ready = [worker for worker in self._workers if worker.is_ready and not worker.is_reserved]
-        while self._waiting and ready:
+        while ready:
             worker = min(ready, key=lambda each: len(each.in_flight))
-            if len(worker.in_flight) >= most:
+            if len(worker.in_flight) >= ahead or (work := self._line.next()) is None:
                 break
-            self._send(worker, self._waiting.popleft())
-        idle = [worker for worker in ready if not worker.in_flight]
-        while self._alone and idle:
-            worker = idle.pop()
-            worker.is_reserved = True
-            self._send(worker, self._alone.popleft())
+            self._send(worker, work)
+        for worker in ready:
+            if not worker.in_flight and (work := self._line.next_alone()) is not None:
+                worker.is_reserved = True
+                self._send(worker, work)
         for worker in self._workers:
             self._write(worker)
 
     def _send(self, worker: WorkerProcess, work: Work) -> None:
-        if work.outcome is not None:  # given up meanwhile
-            worker.is_reserved = False
-            return
         if not worker.in_flight:
             worker.head_since = time.monotonic()
         worker.in_flight.append(work)
@@ -219,7 +172,7 @@ class WorkerLoop:
     def _attend(self, key: selectors.SelectorKey, events: int) -> None:
         worker = key.data
         if worker is None:
-            _drain(self._wake_out)
+            self.doorbell.answer()
         elif worker not in self._workers:  # buried in this very round
             return
         elif events & selectors.EVENT_WRITE:
@@ -243,7 +196,8 @@ class WorkerLoop:
         if not worker.is_ready:
             if "failed" in message:
                 worker.start_error = _as_error(message["failed"], message["message"])
-                return  # it ends by itself
+                self._bury(worker, None)
+                return
             self.about = message["ready"]
             worker.is_ready = True
             worker.head_since = time.monotonic()
@@ -275,7 +229,9 @@ class WorkerLoop:
             elif worker.in_flight and now > worker.head_since + self.limits.answer_seconds:
                 self._time_out(worker)
             elif all_of_them and worker.has_died():
-                self._bury(worker, None)
+                self._hear(worker)  # its last words may be a reply
+                if worker in self._workers:
+                    self._bury(worker, None)
 
     def _time_out(self, worker: WorkerProcess) -> None:
         work = worker.in_flight.popleft()
@@ -285,7 +241,7 @@ class WorkerLoop:
             work.finish(TimedOut(seconds=self.limits.answer_seconds))
         else:
             self.num_retries += 1
-            self._alone.append(work)
+            self._line.put_alone(work)
 
     def _bury(self, worker: WorkerProcess, reason: str | None, *, blame: bool = True) -> None:
         """End a worker; the piece that it was at has failed once more, unless `blame` is off."""
@@ -303,7 +259,7 @@ class WorkerLoop:
         rest = worker.in_flight
         if blame and rest:
             self._retry(rest.popleft(), f"its worker {reason}")
-        self._waiting.extendleft(reversed(rest))
+        self._line.put_back(rest)
 
     def _retry(self, work: Work, reason: str) -> None:
         work.failures += 1
@@ -311,13 +267,12 @@ class WorkerLoop:
             work.finish(Failed(reason=reason))
         elif work.outcome is None:
             self.num_retries += 1
-            work.not_before = time.monotonic() + _pause_after(work.failures)
-            self._later.append(work)
+            self._line.pause(work)
 
     def _pause(self) -> float | None:
         """Seconds until something is due though nobody says a word; None where nothing is."""
         now = time.monotonic()
-        due = [work.not_before for work in self._later]
+        due = [] if (paused := self._line.due()) is None else [paused]
         if len(self._workers) < self.limits.num_workers:
             due.append(self._next_start)
         for worker in self._workers:
@@ -327,19 +282,9 @@ class WorkerLoop:
         return max(0.0, min(due) - now) if due else None
 
 
-def _pause_after(failures: int) -> float:
-    return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
-
-
-def _drain(descriptor: int) -> None:
-    with suppress(BlockingIOError):
-        while os.read(descriptor, 4096):
-            pass
-
-
 def _as_error(kind: str, message: str) -> ProximoError:
     """The error that a worker met while it was made: one of ours by its name, and no other class."""
-    found = vars(errors).get(kind)
+    found = vars(proximo.errors).get(kind)
     if isinstance(found, type) and issubclass(found, ProximoError):
         return found(message)
     return TrainingError(message)

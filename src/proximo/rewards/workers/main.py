@@ -7,6 +7,7 @@ torch, so that it starts in about 0.1 s.
 
 import ctypes
 import importlib
+import inspect
 import json
 import math
 import os
@@ -97,6 +98,14 @@ def judge_service(path: str, options: Mapping[str, Any]) -> Made:
 def function_service(path: str, options: Mapping[str, Any]) -> Made:
     """A reward function of lists of prompts, responses and metadata (docs/rewards.md)."""
     function = _find(path)
+    try:
+        signature = inspect.signature(function)
+        signature.bind([], [], [], **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{path!r} is called as function(prompts, responses, metadata{''.join(f', {key}=...' for key in options)}):"
+            f" {error}"
+        ) from error
 
     def serve(request: Mapping[str, Any]) -> Any:
         verdicts = function(*request["call"], **options)

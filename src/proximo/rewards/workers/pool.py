@@ -4,7 +4,6 @@ No wait is without a deadline, and one that takes long says in the log what is w
 """
 
 import atexit
-import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -12,13 +11,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from proximo.errors import TrainingError
+from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell
 from proximo.rewards.workers.loop import START_SECONDS, PoolLimits, WorkerLoop
 from proximo.rewards.workers.outcomes import Failed, Outcome, Work
 from proximo.rewards.workers.process import Job
 
-LOG = logging.getLogger("proximo.rewards")
-TELL_EVERY_SECONDS = 10.0
-"""How often a wait says what it waits for."""
 CLOSE_SECONDS = 30.0
 """For the kernel to end processes that were killed."""
 
@@ -82,8 +79,7 @@ class WorkerPool:
                     raise TrainingError(f"reward source {self.name!r}: its workers are gone")
                 if now >= told + TELL_EVERY_SECONDS:
                     told = now
-                    count = sum(one.done.is_set() for one in work)
-                    LOG.info("waiting for %s: %d of %d answered in %.0f s", self.name, count, len(work), now - start)
+                    tell(self.name, sum(one.done.is_set() for one in work), len(work), now - start)
                 each.done.wait(min(start + seconds, told + TELL_EVERY_SECONDS) - now)
         late = Failed(reason=f"not judged within {limit} = {seconds:g}")
         if not all(each.done.is_set() for each in work):
@@ -96,10 +92,10 @@ class WorkerPool:
         """End every worker and whatever it started."""
         atexit.unregister(self.close)
         self._loop.closing.set()
-        self._loop.wake()
+        self._loop.doorbell.ring()
         self._thread.join(CLOSE_SECONDS)
         if not self._thread.is_alive():
-            self._loop.release()
+            self._loop.doorbell.close()
 
     def __enter__(self) -> Self:
         return self
