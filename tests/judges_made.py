@@ -218,3 +218,12 @@ def recites(
         {"score": len(text) + bonus, "right": ok, "process": os.getpid()}
         for text, ok in zip(responses, right, strict=True)
     ]
+
+
+class Dying(Judge):
+    """Ends its worker on every second answer, or so."""
+
+    def judge(self, answer: Answer) -> Verdict:
+        if sum(map(ord, answer.text)) % 2:
+            os._exit(1)
+        return Verdict(score=float(len(answer.text)))

@@ -60,8 +60,8 @@ def test_a_function_that_says_no_scores_stops_the_run() -> None:
 def test_mistakes_are_found_before_anything_is_scored() -> None:
     with pytest.raises(ConfigError, match="has nothing callable of the name 'no_such'"), made("no_such"):
         pass
-    with pytest.raises(ConfigError, match="got an unexpected keyword argument 'bonus'"):
-        with made("hangs", arguments={"bonus": 1}):
-            pass
+    unexpected = pytest.raises(ConfigError, match="got an unexpected keyword argument 'bonus'")
+    with unexpected, made("hangs", arguments={"bonus": 1}):
+        pass
     with made("recites") as source, pytest.raises(DataError, match="the rows' columns cross as JSON"):
         source.score([response(to=prompt(metadata={"when": {1}}))])

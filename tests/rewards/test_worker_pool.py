@@ -23,22 +23,9 @@ from proximo.rewards.workers.loop import PoolLimits
 from proximo.rewards.workers.outcomes import Done
 from proximo.rewards.workers.process import Job
 from records_made import response
+from worker_processes import workers_of
 
 LIMITS = PoolLimits(num_workers=2, answer_seconds=20.0, attempts=3)
-
-
-def workers_of(process: int) -> list[int]:
-    """The worker processes that descend from this one, or were left to nobody."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = entry.joinpath("cmdline").read_bytes().split(b"\0")
-            is_zombie = entry.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except OSError:
-            continue
-        if b"proximo.rewards.workers.main" in command and str(process).encode() in command and not is_zombie:
-            found.append(int(entry.name))
-    return found
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:

@@ -86,8 +86,8 @@ class FunctionRewardConfig(Section):
     timeout_seconds: float = Field(600.0, gt=0)
     """The run stops, and says so, when the function has not answered for a batch after this long."""
     process: bool = False
-    """The function runs in a process of its own. One that hangs, raises or crashes is tried again, and then costs the
-    batch its scores (`ppo.guards.max_faulty_fraction`) instead of stopping the run."""
+    """The function runs in a process of its own. One that hangs, raises or crashes there is ended and tried again; then
+    the batch has no scores (`ppo.guards.max_faulty_fraction`)."""
     weight: float = 1.0
     """Factor of this source in the sum."""
 

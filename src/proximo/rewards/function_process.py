@@ -1,4 +1,4 @@
-"""Scores from a Python function in a process of its own: one that hangs or crashes costs a batch and not the run."""
+"""Scores from a Python function in a process of its own: one that hangs or crashes is ended, and tried again."""
 
 import math
 from collections.abc import Mapping, Sequence
