@@ -7,6 +7,7 @@ from typing import Any
 from builders import CHARACTERS
 from proximo.config import data, dpo, ppo, ppo_ptx, recipes, rewards, run, sinks
 from proximo.config.base import Section
+from proximo.config.rewards_code import CodeRewardConfig
 from tiny_runs import LORA, Kind
 
 Changes = Mapping[str, Any]
@@ -430,7 +431,32 @@ JUDGED = {
     ),
 }
 """What all judged kinds share; none of it changes a healthy run."""
+CODE = {
+    "test_every_field_of_the_section_is_an_option_of_the_judge": ("form",),
+    "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
+    "test_a_program_that_sleeps_twice_fits_into_the_time_of_an_answer": ("answer_seconds",),
+    "test_a_guarantee_that_nobody_knows_cannot_be_waived": ("sandbox_waived",),
+}
+CODE_VERDICTS = {
+    "test_other_columns_are_read_where_they_are_named": ("tests_columns", "setup_columns", "entry_point_column"),
+    "test_code_is_put_before_the_program": ("before_column",),
+    "test_a_completion_goes_on_from_the_prompt_or_from_a_column": ("prompt_column",),
+    "test_an_answer_without_a_program_has_a_score_of_its_own": ("no_program", "unfenced"),
+    "test_a_limit_for_each_test_is_not_that_of_all": ("cpu_seconds", "limit_each_test"),
+    "test_memory_is_limited_as_asked": ("memory_mib",),
+    "test_a_tolerance_is_for_outputs_and_returned_values": ("float_tolerance",),
+    "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice": ("partial", "right", "wrong"),
+}
 SHOWN_ELSEWHERE = {
+    # The tiny models of these runs write no programs.
+    **{
+        (CodeRewardConfig, n): ("rewards/code/test_code_source.py", test) for test, names in CODE.items() for n in names
+    },
+    **{
+        (CodeRewardConfig, name): ("rewards/code/test_code_verdicts.py", test)
+        for test, names in CODE_VERDICTS.items()
+        for name in names
+    },
     **{(rewards.JudgedRewardConfig, name): test for name, test in JUDGED.items()},
     (rewards.FunctionRewardConfig, "process"): (
         "rewards/test_function_process.py",

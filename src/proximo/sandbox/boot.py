@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     caller = os.pidfd_open(os.getppid())
     library = _library()
     layers = find_layers(library, workplace="/tmp", without=order["without"])
-    _import_what_programs_use()
+    _import_what_programs_use(order["preload"])
     owner, own_users = None, None
     if layers.namespaces is None:
         boot = os.getpid()
@@ -46,6 +46,7 @@ def main(arguments: Sequence[str]) -> None:
         library=_open_library(library, layers),
         # Better no further threads than threads that nobody counts.
         filter=build_filter(threads=layers.thread_count is None) if layers.seccomp is None else b"",
+        preloaded=frozenset(order["preload"]),
         own_users=own_users,
     )
     control.send(json.dumps({"layers": layers.as_dict(), "python": sys.version.split()[0]}).encode())
@@ -89,7 +90,9 @@ def _open_library(library: Sequence[str], layers: Layers) -> list[tuple[int, int
     return [(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rules]
 
 
-def _import_what_programs_use() -> None:
+def _import_what_programs_use(preload: Sequence[str]) -> None:
+    for name in preload:
+        importlib.import_module(name)
     for name in PRELOADED:
         # Some builds of Python have been made without one or the other.
         with contextlib.suppress(ImportError):

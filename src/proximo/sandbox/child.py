@@ -27,6 +27,8 @@ class Surroundings:
     """Open paths of the interpreter's library with the rights on them."""
     filter: bytes
     """Of system calls."""
+    preloaded: frozenset[str]
+    """Modules of this package that programs may import."""
     own_users: int | None
     """The open /proc of the machine where each program gets a user namespace of its own."""
 

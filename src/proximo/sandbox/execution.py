@@ -9,6 +9,7 @@ import site
 import sys
 import threading
 import types
+from collections.abc import Collection
 from typing import NoReturn
 
 OUT_OF_MEMORY_STATUS = 102
@@ -17,9 +18,9 @@ and gains nothing: neither is a success."""
 PROGRAM_NAME = "program.py"
 
 
-def run_as_main(source: str, folder: str) -> NoReturn:
+def run_as_main(source: str, folder: str, preloaded: Collection[str]) -> NoReturn:
     """As `python program.py` in `folder` would, but for the end: what is left is finished here, in bounded order."""
-    _make_ordinary(folder)
+    _make_ordinary(folder, preloaded)
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __file__=f"{folder}/{PROGRAM_NAME}")
     sys.modules["__main__"] = main
@@ -32,10 +33,11 @@ def _execute(source: str, path: str, names: dict[str, object]) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), names)  # noqa: S102  (this process is confined)
 
 
-def _make_ordinary(folder: str) -> None:
-    """The interpreter as a program finds it that was started by itself: no trace of this package."""
+def _make_ordinary(folder: str, preloaded: Collection[str]) -> None:
+    """The interpreter as a program finds it that was started by itself: of this package there is what was preloaded."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "proximo"]:
-        del sys.modules[name]
+        if name not in preloaded:
+            del sys.modules[name]
     os.environ.update(HOME=folder, TMPDIR=folder)
     sys.argv, sys.orig_argv = [PROGRAM_NAME], [sys.executable, PROGRAM_NAME]
     sys.path.insert(0, folder)

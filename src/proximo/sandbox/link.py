@@ -40,13 +40,14 @@ ENVIRONMENT = {
 class ZygoteLink:
     """A zygote that runs. Raises SandboxError where it cannot be started."""
 
-    def __init__(self, *, without: Collection[str]) -> None:
+    def __init__(self, *, without: Collection[str], preload: Sequence[str]) -> None:
         try:
             architecture()
         except OSError as error:
             raise SandboxError(f"{error}; run what needs it on such a machine (docs/sandbox.md)") from None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        order = {"control": theirs.fileno(), "without": sorted(without), "folders": tempfile.gettempdir()}
+        given = {"without": sorted(without), "preload": list(preload)}
+        order = {"control": theirs.fileno(), "folders": tempfile.gettempdir(), **given}
         package = str(Path(__file__).parents[1])
         self.control = ours
         with theirs:

@@ -3,7 +3,7 @@
 import os
 import select
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self
@@ -105,13 +105,17 @@ class Sandbox:
     """Runs Python programs under the guarantees of docs/sandbox.md. Used from one thread; close it, or use `with`.
 
     Raises SandboxError where this machine cannot give a guarantee that is not in `waived`. `without` names means of
-    confinement (layers.py) to do without, as on a machine that does not have them.
+    confinement (layers.py) to do without, as on a machine that does not have them. `preload` names modules of this
+    package that programs may import, though they can read nothing of it: they need the standard library alone.
     """
 
-    def __init__(self, *, waived: Collection[str] = (), without: Collection[str] = ()) -> None:
+    def __init__(
+        self, *, waived: Collection[str] = (), without: Collection[str] = (), preload: Sequence[str] = ()
+    ) -> None:
         check_names(waived, without)
         self._waived = frozenset(waived)
         self._without = frozenset(without)
+        self._preload = tuple(preload)
         self._jobs: dict[int, SandboxJob] = {}
         self._started = 0
         self._link = self._connect()
@@ -184,7 +188,7 @@ class Sandbox:
             self._serve(job.deadline)
 
     def _connect(self) -> ZygoteLink:
-        link = ZygoteLink(without=self._without)
+        link = ZygoteLink(without=self._without, preload=self._preload)
         try:
             refuse_missing(Layers(**link.hello["layers"]), self._waived)
         except SandboxError:

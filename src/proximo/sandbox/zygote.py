@@ -211,7 +211,7 @@ def _become_program(assignment: Assignment, surroundings: Surroundings, *, paren
             os._exit(1)
         os.write(status, json.dumps({"cpu_seconds": time.process_time()}).encode())
         os.close(status)
-        run_as_main(source, assignment.folder)
+        run_as_main(source, assignment.folder, surroundings.preloaded)
     finally:
         os._exit(1)
 

@@ -1,0 +1,81 @@
+"""Whether what a program wrote or returned is what was expected. Plain values and texts only; nothing is run."""
+
+import math
+from typing import Any
+
+SEPARATOR_LIMIT = 400
+"""Characters of a number that is compared with a tolerance; a longer one is compared as text."""
+
+
+def same_output(written: str, expected: str, *, tolerance: float | None) -> bool:
+    """As judges of programming contests compare: line by line, without the white space that ends a line and without
+    the empty lines that end the text.
+
+    With a tolerance word by word, wherever the lines break: two words that are both finite decimal numbers are the same
+    where they differ by no more than `tolerance`, absolutely or as a part of the expected one; at least one of them
+    needs a point or an exponent.
+    """
+    if _lines(written) == _lines(expected):
+        return True
+    if tolerance is None:
+        return False
+    ours, theirs = written.split(), expected.split()
+    return len(ours) == len(theirs) and all(map(_same_word, ours, theirs, [tolerance] * len(ours)))
+
+
+def same_value(found: Any, expected: Any, *, tolerance: float | None) -> bool:
+    """Whether a value of Python is a value of JSON: a tuple is a list, a whole number in a key its text, and an integer
+    equals a float of its value; a boolean is no number, and a set nothing of JSON.
+
+    With a tolerance two numbers of which one is a float may differ as in `same_output`.
+    """
+    if isinstance(expected, bool) or isinstance(found, bool) or expected is None or isinstance(expected, str):
+        return type(found) is type(expected) and found == expected
+    if isinstance(expected, int | float):
+        return type(found) in (int, float) and _same_number(found, expected, tolerance)
+    if isinstance(expected, list | tuple):
+        if type(found) not in (list, tuple) or len(found) != len(expected):
+            return False
+        return all(same_value(a, b, tolerance=tolerance) for a, b in zip(found, expected, strict=True))
+    if type(found) is not dict or len(found) != len(expected):
+        return False
+    named = {str(key) if type(key) is int else key: value for key, value in found.items()}
+    return named.keys() == expected.keys() and all(
+        same_value(named[key], expected[key], tolerance=tolerance) for key in named
+    )
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.rstrip() for line in text.replace("\r\n", "\n").split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _same_word(ours: str, theirs: str, tolerance: float) -> bool:
+    if ours == theirs:
+        return True
+    numbers = [_number(word) for word in (ours, theirs)]
+    if numbers[0] is None or numbers[1] is None or not set(".eE") & set(ours + theirs):
+        return False
+    return _same_number(numbers[0], numbers[1], tolerance)
+
+
+def _number(word: str) -> float | None:
+    """A decimal number; not one of the other words that float() reads."""
+    if len(word) > SEPARATOR_LIMIT or not word.isascii() or set(word) - set("0123456789+-.eE"):
+        return None
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _same_number(found: float, expected: float, tolerance: float | None) -> bool:
+    if found == expected or tolerance is None or (isinstance(found, int) and isinstance(expected, int)):
+        return found == expected
+    try:
+        return math.isclose(found, expected, rel_tol=0.0, abs_tol=tolerance * max(1.0, abs(expected)))
+    except OverflowError:
+        return False

@@ -1,0 +1,111 @@
+"""The program in an answer: a fenced block, the whole text, or the completion of a prompt. Nothing of it is parsed.
+
+The text is a model's: every search here takes time in proportion to its length.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Which = Literal["last_block", "first_block", "all_blocks", "text", "completion"]
+
+PYTHON = frozenset({"python", "py", "python3", "py3"})
+OPENING = re.compile(r"(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<tag>[\w+-]*)\}?[ \t]*$")
+"""Of a line, from the fence on: the fence, and the word after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block."""
+
+    tag: str
+    """The language, in small letters; empty where none is named."""
+    text: str
+    closed: bool
+
+
+def program_of(text: str, which: Which, *, unfenced: bool, prompt: str = "", function: str | None = None) -> str | None:
+    """The program that an answer gives, or None where there is none.
+
+    Of fenced blocks those count that say Python; where none does, those that name no language; else all. `unfenced`
+    takes an answer without any block whole. For `completion` the last block, or the whole answer, goes on from
+    `prompt`; an answer that defines `function` anew stands on its own, below what the prompt has before it.
+    """
+    text = text.replace("\r\n", "\n")
+    if which == "text":
+        found: str | None = text
+    elif which == "completion":
+        found = _completion(text, prompt.replace("\r\n", "\n"), function)
+    else:
+        found = _from_blocks(text, which, unfenced=unfenced)
+    # What cannot be encoded cannot be a program, and must not stop whoever hands it on.
+    return found.encode("utf-8", "replace").decode() if found and found.strip() else None
+
+
+def fenced_blocks(text: str) -> list[Block]:
+    """The blocks of a text, in order. The last is not closed where the text ends in it.
+
+    A fence may follow other words on its line, and a closing one may follow the last words of the program. A fence with
+    a language inside a block begins the next block.
+    """
+    blocks: list[Block] = []
+    lines: list[str] = []
+    fence, tag, indent = "", "", 0
+    for line in text.split("\n"):
+        opening = _opening(line)
+        if not fence:
+            if opening:
+                fence, tag, indent, lines = opening[1], opening[2], opening[0], []
+            continue
+        if opening and opening[1][0] == fence[0] and len(opening[1]) >= len(fence):
+            lines += [opening[3]] if opening[3].strip() else []
+            blocks.append(Block(tag, _joined(lines, indent), closed=True))
+            fence, tag, indent, lines = (opening[1], opening[2], opening[0], []) if opening[2] else ("", "", 0, [])
+            continue
+        lines.append(line)
+    if fence:
+        blocks.append(Block(tag, _joined(lines, indent), closed=False))
+    return blocks
+
+
+def _opening(line: str) -> tuple[int, str, str, str] | None:
+    """(indentation, fence, language, what stands before it) of a line that ends in a fence."""
+    start = max(line.rfind("```"), line.rfind("~~~"))
+    while start > 0 and line[start - 1] == line[start]:
+        start -= 1
+    match = OPENING.match(line, start) if start >= 0 else None
+    if match is None:
+        return None
+    before = line[:start]
+    return (0 if before.strip() else len(before), match["fence"], match["tag"].lower(), before)
+
+
+def _joined(lines: Sequence[str], indent: int) -> str:
+    """The lines without the indentation of their fence."""
+    return "\n".join(line[indent:] if not line[:indent].strip() else line for line in lines)
+
+
+def _from_blocks(text: str, which: Which, *, unfenced: bool) -> str | None:
+    blocks = [block for block in fenced_blocks(text) if block.text.strip()]
+    if not blocks:
+        return text if unfenced else None
+    python = [block for block in blocks if block.tag in PYTHON]
+    chosen = python or [block for block in blocks if not block.tag] or blocks
+    if which == "all_blocks":
+        return "\n\n".join(block.text for block in chosen)
+    return chosen[0 if which == "first_block" else -1].text
+
+
+def _completion(text: str, prompt: str, function: str | None) -> str:
+    body = _from_blocks(text, "last_block", unfenced=True) or ""
+    if function is None or _definition(body, function) is None:
+        return prompt + body
+    start = _definition(prompt, function)
+    return f"{prompt[:start]}\n{body}"
+
+
+def _definition(text: str, function: str) -> int | None:
+    """Where a function is defined at the left margin."""
+    match = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}[ \t]*\(", text, re.MULTILINE)
+    return match.start() if match else None

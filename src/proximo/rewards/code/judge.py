@@ -1,0 +1,165 @@
+"""Verdicts on programs. Not how a program is run: suites.py, stdio.py and calls.py."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proximo.errors import ConfigError, DataError
+from proximo.rewards.code.calls import run_calls
+from proximo.rewards.code.extraction import Which, program_of
+from proximo.rewards.code.findings import Fault, Findings
+from proximo.rewards.code.problems import (
+    DEFAULT_TESTS,
+    Calls,
+    Columns,
+    Form,
+    InputsOutputs,
+    Problem,
+    read_problem,
+    text_before,
+)
+from proximo.rewards.code.shipping import PRELOAD
+from proximo.rewards.code.stdio import run_inputs
+from proximo.rewards.code.suites import run_suite
+from proximo.rewards.verdicts import Answer, Verdict
+from proximo.sandbox.jobs import MIB, Limits, Runner
+from proximo.sandbox.runner import Sandbox
+from proximo.states import ScoreState
+
+MAX_PROGRAM_CHARACTERS = 100_000
+WALL_PER_CPU = 10.0
+"""Wall-clock seconds for each CPU second that a program may use: it catches those that sleep."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeOptions:
+    """The fields of `config/rewards_code.py::CodeRewardConfig`, which documents them."""
+
+    form: Form
+    tests_columns: Sequence[str] = ()
+    setup_columns: Sequence[str] = ("test_setup_code", "test_imports")
+    before_column: str | None = None
+    entry_point_column: str = "entry_point"
+    prompt_column: str | None = None
+    program: Which = "last_block"
+    unfenced: bool = False
+    cpu_seconds: float = 4.0
+    limit_each_test: bool = False
+    memory_mib: int = 512
+    float_tolerance: float | None = None
+    partial: bool = False
+    right: float = 1.0
+    wrong: float = 0.0
+    no_program: float = 0.0
+    sandbox_waived: Sequence[str] = ()
+
+
+class CodeJudge:
+    """Runs the program of an answer on the tests of its row, in a sandbox."""
+
+    def __init__(self, *, runner: Runner | None = None, **options: Any) -> None:
+        """Raises SandboxError where the machine cannot give a guarantee that is not waived, ConfigError for one that is
+        none."""
+        self._options = CodeOptions(**options)
+        self._columns = Columns(
+            tests=tuple(self._options.tests_columns) or DEFAULT_TESTS[self._options.form],
+            setup=tuple(self._options.setup_columns),
+            before=self._options.before_column,
+            entry_point=self._options.entry_point_column,
+        )
+        self._runner = _open_sandbox(self._options.sandbox_waived) if runner is None else runner
+
+    def judge(self, answer: Answer) -> Verdict:
+        """Raises DataError for a row that cannot be judged, SandboxError where no program can be run."""
+        prompt = self._prompt(answer.metadata, answer.prompt)
+        problem = read_problem(self._options.form, self._columns, answer.metadata, prompt)
+        program = program_of(
+            answer.text,
+            self._options.program,
+            unfenced=self._options.unfenced,
+            prompt=prompt,
+            function=answer.metadata.get(self._columns.entry_point),
+        )
+        if program is None or len(program) > MAX_PROGRAM_CHARACTERS:
+            why = "no program in the answer" if program is None else "the program is too long"
+            nothing = dict.fromkeys(("tests_passed", "ran", "compiled"), 0.0)
+            fault = ScoreState.MODEL_FAULT
+            return Verdict(score=self._options.no_program, state=fault, reason=why, components=nothing)
+        before = text_before(self._columns, answer.metadata)
+        found = self._run(program, problem, before)
+        if found.at_wall_limit and not found.solved:
+            # A busy machine alone could have made it late.
+            found = self._run(program, problem, before)
+        return self._verdict(found)
+
+    def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - of every judge
+        """Raises DataError for a row without tests, or with tests that cannot be read."""
+        read_problem(self._options.form, self._columns, metadata, self._prompt(metadata, ""))
+        text_before(self._columns, metadata)
+
+    def timeout_verdict(self) -> Verdict:
+        """Of an answer that was not judged in its time, though each of its programs has limits of its own."""
+        reason = "not judged within answer_seconds"
+        return Verdict(score=self._options.wrong, state=ScoreState.MODEL_FAULT, reason=reason)
+
+    def close(self) -> None:
+        """Ends the sandbox."""
+        self._runner.close()
+
+    def _prompt(self, metadata: Mapping[str, Any], asked: str | Sequence[Mapping[str, Any]]) -> str:
+        """The text that a completion goes on from: a column, or the prompt itself, or what the user said last."""
+        if self._options.prompt_column is not None:
+            found = metadata.get(self._options.prompt_column)
+            if not isinstance(found, str):
+                raise DataError(f"the row has no text in column {self._options.prompt_column}, the code to complete")
+            return found
+        if isinstance(asked, str):
+            return asked
+        return next((str(turn["content"]) for turn in reversed(asked) if turn["role"] == "user"), "")
+
+    def _run(self, program: str, problem: Problem, before: str) -> Findings:
+        options = self._options
+        runner, tolerance = self._runner, options.float_tolerance
+        limits = Limits(
+            cpu_seconds=options.cpu_seconds,
+            wall_seconds=options.cpu_seconds * WALL_PER_CPU,
+            memory_bytes=options.memory_mib * MIB,
+        )
+        if isinstance(problem, InputsOutputs):
+            source = f"{before}\n{program}" if before else program
+            each = options.limit_each_test
+            return run_inputs(runner, source, problem, limits=limits, limit_each=each, tolerance=tolerance)
+        num_limits = _num_tests(problem) if options.limit_each_test else 1
+        limits = replace(
+            limits,
+            cpu_seconds=limits.cpu_seconds * num_limits,
+            wall_seconds=limits.wall_seconds * num_limits,
+        )
+        if isinstance(problem, Calls):
+            return run_calls(runner, program, problem, before=before, limits=limits, tolerance=tolerance)
+        return run_suite(runner, program, problem, before=before, limits=limits)
+
+    def _verdict(self, found: Findings) -> Verdict:
+        if found.fault is Fault.TESTS:
+            fault = ScoreState.INFRASTRUCTURE_FAULT
+            return Verdict(score=float("nan"), state=fault, reason=found.reason)
+        share = found.num_passed / found.num_tests
+        earned = share if self._options.partial else float(found.solved)
+        state = ScoreState.MODEL_FAULT if found.fault is Fault.PROGRAM and not found.solved else ScoreState.SCORED
+        return Verdict(
+            score=self._options.wrong + earned * (self._options.right - self._options.wrong),
+            state=state,
+            reason=None if found.solved else found.reason,
+            components={"tests_passed": share, "ran": float(found.ran), "compiled": float(found.compiled)},
+        )
+
+
+def _open_sandbox(waived: Sequence[str]) -> Sandbox:
+    try:
+        return Sandbox(waived=waived, preload=PRELOAD)
+    except ValueError as error:
+        raise ConfigError(f"sandbox_waived: {error}") from error
+
+
+def _num_tests(problem: Problem) -> int:
+    return len(problem.expected) if isinstance(problem, Calls) else len(getattr(problem, "tests", ()))

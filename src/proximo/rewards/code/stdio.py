@@ -1,0 +1,52 @@
+"""A program that reads standard input and writes standard output, once for each test.
+
+What is expected stays outside: the sandbox is given inputs, and what comes out is compared here.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from proximo.rewards.code.comparing import same_output
+from proximo.rewards.code.findings import Fault, Findings, ended_at, last_line
+from proximo.rewards.code.problems import InputsOutputs
+from proximo.sandbox.jobs import Ending, Limits, Program, Runner
+
+SYNTAX_ERRORS: Final = ("SyntaxError", "IndentationError", "TabError")
+
+
+def run_inputs(
+    runner: Runner, program: str, problem: InputsOutputs, *, limits: Limits, limit_each: bool, tolerance: float | None
+) -> Findings:
+    """Runs the program once for each input. It has to end with status 0.
+
+    The limit of CPU seconds is that of all inputs together, or of each with `limit_each`. What reaches a limit is not
+    run on the remaining inputs.
+    """
+    found = Findings(num_tests=len(problem.pairs))
+    left = limits.cpu_seconds
+    for number, (given, expected) in enumerate(problem.pairs):
+        allowed = limits if limit_each else replace(limits, cpu_seconds=max(left, 0.01))
+        outcome = runner.start(Program(source=program, stdin=given.encode("utf-8", "replace"), limits=allowed)).wait()
+        left -= outcome.cpu_seconds
+        title = f"test {number + 1} of {found.num_tests}"
+        stopped = ended_at(outcome, limits)
+        if stopped is None and same_output(outcome.stdout.decode("utf-8", "replace"), expected, tolerance=tolerance):
+            found = replace(found, num_passed=found.num_passed + 1)
+            continue
+        if stopped is None:
+            found = found.because(f"{title} failed: another output")
+        elif outcome.ending is Ending.EXIT:
+            found = _crashed(found, f"{stopped} in {title}", last_line(outcome.stderr))
+            if not found.compiled:
+                return found
+        else:
+            found = found.because(f"{stopped} in {title}")
+            return replace(found, ran=False, fault=Fault.PROGRAM, at_wall_limit=outcome.ending is Ending.WALL)
+    return found
+
+
+def _crashed(found: Findings, reason: str, line: str) -> Findings:
+    if line.startswith(SYNTAX_ERRORS):
+        reason = f"the program cannot be compiled: {line}"
+        return replace(found, compiled=False, ran=False, fault=Fault.PROGRAM, reason=reason)
+    return replace(found.because(f"{reason}: {line}" if line else reason), ran=False)

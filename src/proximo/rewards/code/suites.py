@@ -1,0 +1,101 @@
+"""A program and its tests in two sandboxed processes, which can pass each other plain values and nothing else."""
+
+import json
+import secrets
+import socket
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Final
+
+from proximo.errors import SandboxError
+from proximo.rewards.code.findings import Fault, Findings, ended_at
+from proximo.rewards.code.inside.peer import GONE
+from proximo.rewards.code.problems import TestSuite
+from proximo.rewards.code.shipping import program_that_serves, tests_that_judge, uses_random
+from proximo.sandbox.jobs import MIB, Ending, Limits, Outcome, Program, Runner
+
+CHANNEL: Final = 3
+TESTS_CPU_SECONDS: Final = 20.0
+"""CPU time of the tests themselves. They are the data's: what they need is theirs to answer for."""
+SPARE_WALL_SECONDS: Final = 10.0
+"""How much longer than the program the tests may take."""
+
+
+def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, limits: Limits) -> Findings:
+    """What the tests say of the program.
+
+    The program's process knows neither the tests nor what they expect, and has no descriptor but its end of the socket;
+    verdicts are the standard output of the tests' process. Raises SandboxError where nothing can be run.
+    """
+    word = secrets.token_hex(8)
+    seeded = uses_random(program + before)
+    serving = program_that_serves(program, before=before, seeded=seeded)
+    judging = tests_that_judge(
+        word,
+        modules=suite.modules,
+        names=suite.names,
+        setup=suite.setup,
+        tests=suite.tests,
+        seeded=uses_random("\n".join((suite.setup, *suite.tests))),
+    )
+    tests_limits = Limits(
+        cpu_seconds=TESTS_CPU_SECONDS, wall_seconds=limits.wall_seconds + SPARE_WALL_SECONDS, output_bytes=4 * MIB
+    )
+    with _socketpair() as (ours, theirs):
+        job = runner.start(Program(source=serving, descriptors={CHANNEL: ours.fileno()}, limits=limits))
+        try:
+            tests = runner.start(Program(source=judging, descriptors={CHANNEL: theirs.fileno()}, limits=tests_limits))
+        except SandboxError:
+            job.kill()
+            job.wait()
+            raise
+    # The socket closes with either process, which ends the other one.
+    outcome, verdicts = job.wait(), tests.wait()
+    return _findings(outcome, verdicts, word, suite, limits)
+
+
+@contextmanager
+def _socketpair() -> Generator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def _findings(outcome: Outcome, verdicts: Outcome, word: str, suite: TestSuite, limits: Limits) -> Findings:
+    lines = list(_lines(verdicts.stdout, word))
+    found = Findings(num_tests=len(suite.tests), at_wall_limit=outcome.ending is Ending.WALL)
+    if not lines or lines[-1] != ["end"]:
+        why = ended_at(verdicts, limits) or "no verdict"
+        return replace(found, fault=Fault.TESTS, reason=f"the tests did not end by themselves: {why}")
+    stopped = ended_at(outcome, limits)
+    match lines[0]:
+        case ["program", "compile", why]:
+            reason = f"the program cannot be compiled: {why}"
+            return replace(found, compiled=False, ran=False, fault=Fault.PROGRAM, reason=reason)
+        case ["program", _, why]:
+            return replace(found, ran=False, fault=Fault.PROGRAM, reason=stopped or str(why))
+        case ["setup", "fail", why] if suite.setup_uses_program:
+            return replace(found, reason=f"the set-up of the tests failed: {why}")
+        case ["setup", _, why]:
+            return replace(found, fault=Fault.TESTS, reason=f"the set-up of the tests is broken: {why}")
+    found = replace(found, num_passed=sum(line[0] == "pass" for line in lines))
+    failed = next((line for line in lines if line[0] in ("fail", "broken")), None)
+    return found if failed is None else _failed(found, failed, stopped)
+
+
+def _failed(found: Findings, line: list[Any], stopped: str | None) -> Findings:
+    what, number, why = line
+    title = f"test {number + 1} of {found.num_tests}"
+    if what == "broken":
+        return replace(found, fault=Fault.TESTS, reason=f"{title} is broken: {why}")
+    if why != GONE:
+        return replace(found, reason=f"{title} failed: {why}")
+    return replace(found, fault=Fault.PROGRAM, reason=f"{stopped or 'the program ended itself'} in {title}")
+
+
+def _lines(stdout: bytes, word: str) -> Iterator[list[Any]]:
+    for line in stdout.decode("ascii", "replace").splitlines():
+        first, _, facts = line.partition(" ")
+        if first == word:
+            yield json.loads(facts)

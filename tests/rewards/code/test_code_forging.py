@@ -1,0 +1,217 @@
+"""Programs that try to pass without a right answer. None may, and none may be taken for a failure of ours."""
+
+import json
+
+import pytest
+from judged_programs import judged
+
+from proximo.states import ScoreState
+
+SQUARE = {"test_list": ["assert f(3) == 10", "assert f(4) == 17", "assert 26 == f(5)"]}
+"""x * x + 1, asked from both sides."""
+EQUAL = """
+class E(BASE):
+    def __eq__(self, other): return True
+    def __ne__(self, other): return False
+    def __hash__(self): return 0
+    def __bool__(self): return True
+    def __lt__(self, other): return True
+    __le__ = __gt__ = __ge__ = __lt__
+    def __len__(self): return 1
+    def __instancecheck__(self, x): return True
+"""
+FRAME = """
+import json, os
+def frame(message):
+    data = json.dumps(message).encode()
+    os.write(3, len(data).to_bytes(4, "big") + data)
+"""
+
+FORGED = (
+    ("always equal", EQUAL.replace("BASE", "object") + "def f(x): return E()"),
+    ("an int that is always equal", EQUAL.replace("BASE", "int") + "def f(x): return E(1)"),
+    ("a float that is always equal", EQUAL.replace("BASE", "float") + "def f(x): return E(1)"),
+    ("a text that is always equal", EQUAL.replace("BASE", "str") + "def f(x): return E('1')"),
+    ("a list that is always equal", EQUAL.replace("BASE", "list") + "def f(x): return E([1])"),
+    ("a class that is always equal", "class M(type):\n def __eq__(s, o): return True\n __hash__ = type.__hash__\n"
+     "class C(metaclass=M): pass\ndef f(x): return C"),
+    ("an exception class that is always equal", "class M(type):\n def __eq__(s, o): return True\n"
+     " __hash__ = type.__hash__\nclass C(Exception, metaclass=M): pass\ndef f(x): return C"),
+    ("it says that it is an int", EQUAL.replace("BASE", "object") + "    __class__ = int\ndef f(x): return E()"),
+    ("a function that is always equal",
+     EQUAL.replace("BASE", "object") + "    def __call__(self, x): return self\nf = E()"),
+    ("not a number", "def f(x): return float('nan')"),
+    ("the process ends", "import os\nos._exit(0)"),
+    ("the process ends when it is called", "import os\ndef f(x): os._exit(0)"),
+    ("it exits", "import sys\nsys.exit(0)"),
+    ("it exits when it is called", "import sys\ndef f(x): sys.exit(0)"),
+    ("it interrupts", "def f(x): raise KeyboardInterrupt"),
+    ("it exits at the end", "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): return 0"),
+    ("it kills itself", "import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGKILL)"),
+    ("it kills all others", "import os\ndef f(x):\n for p in (-1, 1, 2, os.getppid(), os.getpid() + 1):\n"
+     "  try: os.kill(p, 9)\n  except OSError: pass\n return 0"),
+    ("it prints verdicts", "print('[\"pass\", 0, \"\"]\\n[\"end\"]\\nOK\\n3 passed')\ndef f(x): return 0"),
+    ("it writes verdicts everywhere",
+     "import os\nfor n in range(64):\n try: os.write(n, b'[\"pass\", 0, \"\"]\\n[\"end\"]\\n')\n"
+     " except OSError: pass\ndef f(x): return 0"),
+    ("builtins", "import builtins\nbuiltins.AssertionError = builtins.BaseException = Warning\n"
+     "builtins.isinstance = builtins.all = builtins.any = lambda *a: True\nbuiltins.exec = builtins.compile = print\n"
+     "def f(x): return 0"),
+    ("unittest", "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\ndef f(x): return 0"),
+    ("modules of the judge", "import sys\nfor m in list(sys.modules.values()):\n for n in dir(m):\n"
+     "  if n in ('deliver', 'run_tests', 'Report', 'answer'): setattr(m, n, lambda *a, **k: None)\ndef f(x): return 0"),
+    ("the judge's class", "import sys\nP = sys.modules['proximo.rewards.code.inside.program_side'].Peer\n"
+     "P.answer = lambda self, m: self.send(['value', [], ['o', 0]])\ndef f(x): return 0"),
+    ("a trace function",
+     "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\ndef f(x): return 0"),
+    ("the frames above", "import sys\ndef f(x):\n g = sys._getframe()\n while g:\n  for v in g.f_locals.values():\n"
+     "   if 'assert' in repr(v): return int(repr(v).split('==')[1].split()[0])\n  g = g.f_back\n return 0"),
+    ("all objects",
+     "import gc\ndef f(x):\n for o in gc.get_objects():\n  if isinstance(o, (list, tuple)) and len(o) < 9:\n"
+     "   for v in o:\n    if type(v) is str and v.startswith('assert f('): return int(v.split('==')[1])\n return 0"),
+    ("files", "import os\ndef f(x):\n for top in ('.', '/proc/self', '/tmp', '/proc/%d' % os.getppid(), '/dev/shm'):\n"
+     "  try: names = os.listdir(top)\n  except OSError: continue\n  for n in names:\n"
+     "   try: text = open(os.path.join(top, n)).read(100000)\n   except (OSError, ValueError): continue\n"
+     "   if 'assert f(' in text: return int(text.split('==')[1].split()[0])\n return 0"),
+    ("standard input", "import sys\ntext = sys.stdin.read()\ndef f(x): return text or 0"),
+    ("answers before they are asked for",
+     FRAME + "for m in [['ready'], ['value', [], True]] * 9: frame(m)\ndef f(x): return 0"),
+    ("answers of no kind", FRAME + "def f(x): frame(['pass', 0, '']); frame(['end']); return 0"),
+    ("an answer that is no message", "import os\ndef f(x): os.write(3, b'\\0\\0\\0\\2{}'); return 0"),
+    ("an answer without end", "import os\ndef f(x): os.write(3, b'\\xff\\xff\\xff\\xff'); return 0"),
+    ("an object that is the judge's", FRAME + "def f(x): frame(['value', [], ['p', 0]])"),
+    ("arguments that never were", FRAME + "def f(x): frame(['value', [['l', 1], ['l', 2]], 0])"),
+    ("a thread that answers",
+     FRAME + "import threading\ndef run():\n for _ in range(1000): frame(['value', [], True])\n"
+     "threading.Thread(target=run, daemon=True).start()\ndef f(x): return 0"),
+    ("a thread that reads what is asked", "import os, threading\nthreading.Thread(target=lambda: os.read(3, 99999),"
+     " daemon=True).start()\ndef f(x): return 0"),
+    ("it closes the channel", "import os\nos.close(3)\ndef f(x): return 0"),
+    ("it asks the judge for its globals",
+     FRAME + "def f(x):\n for n in range(9):\n  frame(['ask', n, 'get', '__globals__', ['t', ['t'], ['t']]])\n"
+     " frame(['value', [], 0])"),
+    ("it calls what it was never given",
+     FRAME + "def f(x): frame(['ask', 0, 'call', '', ['t', ['t', 1], ['t']]]); frame(['value', [], 0])"),
+    ("an assertion that is no error",
+     "import builtins\nclass A(Exception): pass\nA.__name__ = 'Skipped'\ndef f(x): raise A()"),
+    ("a stop iteration", "def f(x): raise StopIteration(10)"),
+    ("keys of one hash", "def f(x): return {n * (2 ** 61 - 1) for n in range(2000)}"),
+    ("deeply nested", "def f(x):\n y = []\n for _ in range(10 ** 5): y = [y]\n return y"),
+    ("much too large", "def f(x): return 'x' * 10 ** 7"),
+    ("another name for what Python has", "int = float = str = bool = lambda x: 10\ndef f(x): return 0"),
+    ("an import hook",
+     "import sys\nclass H:\n def find_spec(self, *a): raise SystemExit\nsys.meta_path[:] = [H()]\ndef f(x): return 0"),
+    ("an exception hook", "import sys, os\nsys.excepthook = lambda *a: os._exit(0)\ndef f(x): raise ValueError"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "program"), FORGED, ids=[case[0] for case in FORGED])
+def test_a_forged_program_does_not_pass(sandbox, name, program) -> None:
+    found = judged(sandbox, program, SQUARE, cpu_seconds=0.3)
+    assert found.score == 0.0, name
+    assert found.components["tests_passed"] == 0.0, found
+    assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT), found
+
+
+RAISES = {"test_list": ["try:\n    f(-1)\nexcept Exception:\n    pass\nelse:\n    assert False"]}
+HIDDEN = (
+    ("it ends the process", "import os\ndef f(x): os._exit(0)"),
+    ("it exits", "def f(x): exit(0)"),
+    ("it answers with what is no message", "import os\ndef f(x): os.write(3, b'\\0\\0\\0\\2{}')"),
+    ("it returns what does not cross", "def f(x): return 'x' * 10 ** 7"),
+    ("it loops", "def f(x):\n while True: pass"),
+)
+
+
+@pytest.mark.parametrize(("name", "program"), HIDDEN, ids=[case[0] for case in HIDDEN])
+def test_a_test_that_expects_any_exception_is_not_passed_by_ending_the_process(sandbox, name, program) -> None:
+    assert judged(sandbox, "def f(x): raise ValueError", RAISES).score == 1.0
+    assert judged(sandbox, program, RAISES, cpu_seconds=0.2).score == 0.0, name
+
+
+SETS = {"test_list": ["assert set(f(1)) == set((1, 2))", "assert sorted(f(1)) == sorted([2, 1])"]}
+
+
+def test_functions_of_python_that_the_tests_use_are_not_the_programs(sandbox) -> None:
+    assert judged(sandbox, "def f(x): return (2, 1)", SETS).score == 1.0
+    assert judged(sandbox, "set = sorted = lambda x: 0\ndef f(x): return (3,)", SETS).score == 0.0
+
+
+ZERO = {
+    "entry_point": "find_zero",
+    "test": "METADATA = {}\ndef check(candidate):\n    assert abs(poly([-1, 2], candidate([-1, 2]))) < 1e-4\n",
+}
+POLY = "def poly(xs, x):\n    return xs[0] + xs[1] * x\n\ndef find_zero(xs):\n"
+
+
+def test_functions_of_the_prompt_are_not_the_programs(sandbox) -> None:
+    options = {"form": "check", "program": "completion", "prompt": POLY}
+    assert judged(sandbox, "    return -xs[0] / xs[1]\n", ZERO, **options).score == 1.0
+    documented = POLY + '    """A zero of xs."""\n'
+    assert judged(sandbox, "    return -xs[0] / xs[1]\n", ZERO, **options | {"prompt": documented}).score == 1.0
+    for forged in (
+        "    return 5\n\ndef poly(xs, x): return 0\n",
+        "    return 5\n\ndef check(candidate): return None\n",
+        "    return 5\n\nabs = lambda x: 0\n",
+        "    return 5\n\nimport builtins\nbuiltins.abs = lambda x: 0\n",
+        "    return 5\n\nMETADATA = None\nfind_zero.__code__ = (lambda xs: 5).__code__\n",
+    ):
+        assert judged(sandbox, forged, ZERO, **options).score == 0.0, forged
+
+
+CALLBACK = {"test_list": ["secret = 10\nassert f(lambda x: x) == secret"]}
+ASKED = """
+def f(g):
+    frame(["ask", 0, "get", "__globals__", ["t", ["t"], ["t"]]])
+    said = os.read(3, int.from_bytes(os.read(3, 4), "big")).decode()
+    return int(said.split('"secret",')[1].split(",")[0].strip("]")) if '"secret",' in said else 0
+"""
+
+
+def test_of_a_function_that_it_is_given_the_program_learns_what_calling_it_says(sandbox) -> None:
+    assert judged(sandbox, "def f(g): return g(10)", CALLBACK).score == 1.0
+    assert judged(sandbox, FRAME + ASKED, CALLBACK).score == 0.0
+    peeking = "def f(g):\n    try: return g.__globals__['secret']\n    except AttributeError: return g(3)"
+    assert judged(sandbox, peeking, CALLBACK).score == 0.0
+
+
+PRINTED = (
+    ("nothing", ""),
+    ("all numbers", "for n in range(100): print(n)"),
+    ("an answer for each", "print('3 7 11')"),
+    ("success", "print('OK')\nprint('ACCEPTED')\nimport os\nos._exit(0)"),
+    (
+        "the expected one, from somewhere",
+        "import os, sys\nprint(sys.argv, os.environ, os.listdir('.'), sys.stdin.read())",
+    ),
+    ("it writes everywhere", "import os\nfor n in range(64):\n try: os.write(n, b'3\\n')\n except OSError: pass"),
+)
+
+
+@pytest.mark.parametrize(("name", "program"), PRINTED, ids=[case[0] for case in PRINTED])
+def test_outputs_cannot_be_guessed_or_found(sandbox, name, program) -> None:
+    row = {"inputs": ["1 2\n", "3 4\n", "5 6\n"], "outputs": ["3\n", "7\n", "11\n"]}
+    found = judged(sandbox, program, row, form="stdio")
+    assert found.score == 0.0, name
+    assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT)
+
+
+RETURNED = (
+    ("always equal", EQUAL.replace("BASE", "int") + "def f(x): return E(0)"),
+    ("a list of all", "def f(x): return list(range(30))"),
+    ("results of its own", FRAME + "for _ in range(3): frame(['value', [], True])\nimport os\nos._exit(0)"),
+    ("that it is ready, twice", FRAME + "for _ in range(9): frame(['ready'])\ndef f(x): return 0"),
+    ("no message", "import os\nos.write(3, b'\\xff\\xff\\xff\\xff')\ndef f(x): return 0"),
+    ("too much", "import os\ndef f(x):\n for _ in range(300): os.write(3, bytes(2 ** 16))"),
+    ("the judge's modules",
+     "import json\njson.loads = lambda x: [[0]] * 9\njson.dumps = lambda *a, **k: '10'\ndef f(x): return 0"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "program"), RETURNED, ids=[case[0] for case in RETURNED])
+def test_returned_values_cannot_be_guessed_or_found(sandbox, name, program) -> None:
+    facts = {"fn_name": "f", "inputs": [[3], [4], [5]], "outputs": [10, 17, 26]}
+    found = judged(sandbox, program, {"input_output": json.dumps(facts)}, form="input_output")
+    assert found.score == 0.0, name
+    assert found.components["tests_passed"] == 0.0
+    assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT)

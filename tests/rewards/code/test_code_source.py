@@ -1,0 +1,73 @@
+"""Programs as a source of scores: the section of a recipe, its workers, and what is refused before they start."""
+
+import pytest
+from judged_programs import open_sandbox
+
+from proximo.config.rewards_code import CodeRewardConfig
+from proximo.errors import ConfigError
+from proximo.rewards.code.judge import WALL_PER_CPU, CodeJudge, CodeOptions
+from proximo.rewards.judged import JudgedReward
+from proximo.states import ScoreState
+from records_made import prompt, response
+
+ROW = {"test_list": ["assert inc(1) == 2", "assert inc(2) == 3"]}
+ANSWERS = {
+    "right": "So:\n```python\ndef inc(x):\n    return x + 1\n```\n",
+    "wrong": "```python\ndef inc(x):\n    return 2\n```",
+    "none": "I cannot.",
+    "broken": "```python\ndef inc(x:\n```",
+}
+
+
+def test_a_source_of_a_recipe_scores_programs_in_workers() -> None:
+    open_sandbox().close()
+    config = CodeRewardConfig(kind="code", name="tests", form="asserts", partial=True, no_program=-1.0, workers=1)
+    options = config.judge_options()
+    source = JudgedReward(config.judge_path(), name=config.name, options=options, answer_seconds=config.answer_seconds)
+    try:
+        asked = prompt(metadata=ROW)
+        found = source.score([response(to=asked, text=text) for text in ANSWERS.values()])
+        assert source.name == "tests"
+    finally:
+        source.close()
+    assert [scored.score for scored in found] == [1.0, 0.5, -1.0, 0.0]
+    assert [scored.components["tests_passed"] for scored in found] == [1.0, 0.5, 0.0, 0.0]
+    assert [scored.components["compiled"] for scored in found] == [1.0, 1.0, 0.0, 0.0]
+    scored, fault = ScoreState.SCORED, ScoreState.MODEL_FAULT
+    assert [each.state for each in found] == [scored, scored, fault, fault]
+
+
+def test_every_field_of_the_section_is_an_option_of_the_judge() -> None:
+    config = CodeRewardConfig(kind="code", form="asserts")
+    options = CodeOptions(**config.judge_options())
+    assert {
+        name: tuple(value) if isinstance(value, list) else value for name, value in config.judge_options().items()
+    } == {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in ((name, getattr(options, name)) for name in CodeOptions.__dataclass_fields__)
+    }
+
+
+def test_the_defaults_of_judge_and_section_are_the_same() -> None:
+    section = CodeRewardConfig(kind="code", form="check").judge_options()
+    for name, value in section.items():
+        if name != "form":
+            default = CodeOptions.__dataclass_fields__[name].default
+            assert value == (list(default) if isinstance(default, tuple) else default), name
+
+
+def test_a_program_that_sleeps_twice_fits_into_the_time_of_an_answer() -> None:
+    config = CodeRewardConfig(kind="code", form="asserts")
+    assert config.answer_seconds > 2 * WALL_PER_CPU * config.cpu_seconds
+    with pytest.raises(ValueError, match="answer_seconds"):
+        CodeRewardConfig(kind="code", form="asserts", cpu_seconds=10.0)
+
+
+def test_a_guarantee_that_nobody_knows_cannot_be_waived() -> None:
+    with pytest.raises(ConfigError, match="no guarantee 'everything'"):
+        CodeJudge(form="asserts", sandbox_waived=["everything"])
+
+
+def test_an_answer_that_took_too_long_has_the_score_of_a_wrong_one(sandbox) -> None:
+    verdict = CodeJudge(runner=sandbox, form="asserts", wrong=-2.0).timeout_verdict()
+    assert (verdict.score, verdict.state) == (-2.0, ScoreState.MODEL_FAULT)

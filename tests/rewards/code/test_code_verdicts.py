@@ -1,0 +1,290 @@
+"""Verdicts on programs: scores, states, components and reasons."""
+
+import math
+
+import pytest
+from judged_programs import judged
+
+from proximo.errors import DataError
+from proximo.rewards.code.judge import CodeJudge
+from proximo.rewards.verdicts import Answer
+from proximo.states import ScoreState
+
+INC = {"test_list": ["assert inc(1) == 2", "assert inc(5) == 6", "assert inc(-1) == 0"]}
+RIGHT = "def inc(x):\n    return x + 1\n"
+
+ASSERTS = (
+    ("right", RIGHT, INC, 1.0, None),
+    ("wrong", "def inc(x): return 2", INC, 0.0, "test 2 of 3 failed: AssertionError"),
+    ("raises", "def inc(x): return [][x]", INC, 0.0, "test 1 of 3 failed: IndexError: list index out of range"),
+    ("another name", "def increment(x): return x + 1", INC, 0.0, "test 1 of 3 failed: NameError"),
+    ("no plain value", "def inc(x): return object()", INC, 0.0, "no plain value and cannot be compared"),
+    ("a generator is no list", "def f(n): yield 1", {"test_list": ["assert f(1) == [1]"]}, 0.0, "no plain value"),
+    ("a generator that is read", "def f(n): yield from range(n)",
+     {"test_list": ["assert list(f(3)) == [0,1,2]", "assert 2 in f(3)"]}, 1.0, None),
+    ("an object that is true", "import re\ndef f(x): return re.search('a', x)",
+     {"test_list": ["assert f('cat')", "assert not f('dog')"]}, 1.0, None),
+    ("a generator without end", "def f():\n i = 0\n while True:\n  yield i\n  i += 1",
+     {"test_list": ["g = f()\nassert next(g) == 0 and next(g) == 1"]}, 1.0, None),
+    ("printed, not returned", "def inc(x): print(x + 1)", INC, 0.0, "test 1 of 3 failed"),
+    ("an argument changed in place", "def f(xs): xs.sort()",
+     {"test_list": ["xs = [3, 1]\nf(xs)\nassert xs == [1, 3]"]}, 1.0, None),
+    ("a set and a dict changed in place", "def f(s, d): s.add(1); d['a'] = s",
+     {"test_list": ["s, d = set(), {}\nf(s, d)\nassert s == {1} and d['a'] is s"]}, 1.0, None),
+    ("an argument returned", "def f(xs): return xs", {"test_list": ["xs = []\nassert f(xs) is xs"]}, 1.0, None),
+    ("keywords", "def f(a, *, b): return a - b", {"test_list": ["assert f(3, b=1) == 2"]}, 1.0, None),
+    ("a function as argument", "def f(g, xs): return [g(x) for x in xs]",
+     {"test_list": ["assert f(lambda x: x * 2, [1, 2]) == [2, 4]", "assert f(len, ['ab']) == [2]"]}, 1.0, None),
+    ("a function that is returned", "def f(n): return lambda x: x + n",
+     {"test_list": ["assert f(2)(3) == 5"]}, 1.0, None),
+    ("a function as a key", "def f(xs, key): return sorted(xs, key=key) if key else xs",
+     {"test_list": ["assert f([2, -3], abs) == [2, -3]", "assert f([-3, 2], lambda x: -x) == [2, -3]"]}, 1.0, None),
+    ("a type as argument", "def f(x, kind): return isinstance(x, kind)",
+     {"test_list": ["assert f(1, int)", "assert not f(1, str)"]}, 1.0, None),
+    ("what is raised", "def f(x): raise ValueError('no ' + x)",
+     {"test_list": ["try: f('x')\nexcept ValueError as e: assert str(e) == 'no x'\nelse: assert False"]}, 1.0, None),
+    ("another is raised", "def f(x): raise KeyError(x)",
+     {"test_list": ["try:\n    f('x')\nexcept ValueError:\n    pass"]}, 0.0, "test 1 of 1 failed: KeyError"),
+    ("an exception of its own", "class Odd(ValueError): pass\ndef f(x): raise Odd(x)",
+     {"test_list": ["try:\n    f(1)\nexcept Odd as e:\n    assert e.args == (1,)\nelse:\n    0/0"]}, 1.0, None),
+    ("a class", "class P:\n def __init__(self, a, b): self.a, self.b = a, b\n"
+     "def s(ps): return sum(p.a + p.b for p in ps)",
+     {"test_list": ["assert s([P(1, 2), P(3, 4)]) == 10", "p = P(1, 2)\np.a = 5\nassert p.a + p.b == 7"]}, 1.0, None),
+    ("methods and operators", "class S:\n def __init__(self): self.x = []\n def push(self, v): self.x.append(v)\n"
+     " def __len__(self): return len(self.x)\n def __getitem__(self, i): return self.x[i]\n"
+     " def __contains__(self, v): return v in self.x",
+     {"test_list": ["s = S()\ns.push(3)\nassert len(s) == 1 and s[0] == 3 and 3 in s and 4 not in s"]}, 1.0, None),
+    ("a set-up that needs the program", "class N:\n def __init__(self, v): self.v, self.l = v, None\n"
+     "def total(n): return n.v + (total(n.l) if n.l else 0)",
+     {"test_list": ["assert total(root) == 3"], "test_setup_code": "root = N(1)\nroot.l = N(2)"}, 1.0, None),
+    ("a set-up that the program fails", RIGHT,
+     {"test_list": ["assert total(root) == 3"], "test_setup_code": "root = N(1)"},
+     0.0, "the set-up of the tests failed: NameError"),
+    ("imports of the tests", "def area(r): return 3.14159 * r * r",
+     {"test_list": ["assert math.isclose(area(1), math.pi, rel_tol=1e-3)"], "test_imports": "import math"}, 1.0, None),
+    ("a module that the tests do not import", "import sys\ndef size(x): return sys.getsizeof(x)",
+     {"test_list": ["assert size(()) == sys.getsizeof(())"]}, 1.0, None),
+    ("a name that Python has as well", "def sum(a, b): return a + b",
+     {"test_list": ["assert sum(1, 2) == 3"]}, 1.0, None),
+    ("unhashable for hashable", "def f(): return {1: [2]}", {"test_list": ["assert f() == {1: [2]}"]}, 1.0, None),
+    ("odd numbers", "def f(): return [float('inf'), 2 ** 200, 1j, -0.0]",
+     {"test_list": ["assert f() == [float('inf'), 2 ** 200, 1j, 0.0]"]}, 1.0, None),
+    ("a test that prints", RIGHT, {"test_list": ["print('x' * 100000)\nassert inc(1) == 2"]}, 1.0, None),
+    ("random numbers are those of a fixed seed", "import random\ndef f(): return random.random()",
+     {"test_list": ["assert f() == 0.8444218515250481"]}, 1.0, None),
+    ("a demonstration that is not run", RIGHT + "if __name__ == '__main__':\n    input()", INC, 1.0, None),
+    ("a dataclass with annotations as texts", "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+     "@dataclass\nclass D:\n    x: int = 1\ndef inc(x): return D(x).x + 1", INC, 1.0, None),
+    ("deep recursion", "def f(n): return 0 if n == 0 else 1 + f(n - 1)",
+     {"test_list": ["assert f(900) == 900"]}, 1.0, None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "program", "row", "score", "reason"), ASSERTS, ids=[case[0] for case in ASSERTS])
+def test_asserts_are_judged_as_plain_python_would(sandbox, *, name, program, row, score, reason) -> None:
+    found = judged(sandbox, program, row)
+    assert (found.score, found.state) == (score, ScoreState.SCORED), found
+    assert found.reason is None if reason is None else reason in (found.reason or "")
+
+
+FAULTS = (
+    ("no syntax", "def inc(x) return x", "cannot be compiled: SyntaxError", (0, 0, 0)),
+    ("a null byte", "x = '\0'", "cannot be compiled: ", (0, 0, 0)),
+    ("fails at once", "def inc(x): return x + 1\n1 / 0", "ZeroDivisionError: division by zero", (0, 0, 1)),
+    ("exits at once", "def inc(x): return x + 1\nexit()", "SystemExit", (0, 0, 1)),
+    ("ends its process", "import os\nos._exit(0)", "the program ended itself|the program has ended", (0, 0, 1)),
+    ("ends its process in a test", "import os\ndef inc(x): return x + 1 if x == 1 else os._exit(0)",
+     "the program ended itself in test 2 of 3", (1 / 3, 1, 1)),
+    ("loops", "def inc(x):\n while x == 5: pass\n return x + 1", "cpu limit of 0.2 s in test 2 of 3", (1 / 3, 1, 1)),
+    ("loops at once", "while True: pass", "cpu limit of 0.2 s", (0, 0, 1)),
+    ("too much memory", "def inc(x): return len(bytearray(10 ** 9)) and x + 1", "MemoryError|memory", None),
+    ("floods its output", "def inc(x):\n print('x' * 10 ** 8)\n return x + 1", "output limit", None),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "program", "reason", "components"), FAULTS, ids=[case[0] for case in FAULTS])
+def test_what_the_program_is_to_blame_for_has_the_score_of_a_wrong_one_and_says_why(
+    sandbox, name, program, reason, components
+) -> None:
+    found = judged(sandbox, program, INC, cpu_seconds=0.2, wrong=-1.0)
+    assert found.score == -1.0
+    assert any(each in (found.reason or "") for each in reason.split("|")), found
+    if components is not None:
+        assert found.state is ScoreState.MODEL_FAULT
+        assert tuple(found.components[key] for key in ("tests_passed", "ran", "compiled")) == components
+
+
+def test_a_program_that_sleeps_is_tried_twice_and_then_at_fault(sandbox) -> None:
+    starts = []
+
+    class Counting:
+        def start(self, program):
+            starts.append(program)
+            return sandbox.start(program)
+
+    found = judged(Counting(), "import time\ndef inc(x): time.sleep(60)", INC, cpu_seconds=0.05)
+    assert found.state is ScoreState.MODEL_FAULT
+    assert found.reason == "wall limit of 0.5 s in test 1 of 3"
+    assert len(starts) == 4
+
+
+BROKEN = (
+    ("a module that is not there", {"test_list": ["import nowhere\nassert inc(1) == 2"]}, "ModuleNotFoundError"),
+    ("an argument that cannot be given",
+     {"test_list": ["class A: pass\nassert inc(A()) == 2"]}, "class A is no plain value"),
+    ("a set-up of its own", {"test_list": ["assert inc(x) == 2"], "test_setup_code": "x = 1 / 0"}, "ZeroDivisionError"),
+    ("tests that end their process", {"test_list": ["import os\nos._exit(0) if inc(1) == 2 else 0"]}, "did not end"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "row", "reason"), BROKEN, ids=[case[0] for case in BROKEN])
+def test_tests_that_fail_by_themselves_say_nothing_of_the_program(sandbox, name, row, reason) -> None:
+    found = judged(sandbox, RIGHT, row)
+    assert found.state is ScoreState.INFRASTRUCTURE_FAULT
+    assert math.isnan(found.score)
+    assert reason in (found.reason or "")
+
+
+def test_an_import_that_the_program_lacks_is_the_programs_fault(sandbox) -> None:
+    found = judged(sandbox, "def inc(x):\n    import nowhere", INC)
+    assert (found.score, found.state) == (0.0, ScoreState.SCORED)
+
+
+STDIO = (
+    ("right", "a, b = map(int, input().split())\nprint(a + b)", 1.0, None),
+    ("white space", "a, b = map(int, input().split())\nprint(a + b, ' ')\nprint()", 1.0, None),
+    ("wrong", "print(3)", 0.0, "test 2 of 2 failed: another output"),
+    ("right, but it fails", "a, b = map(int, input().split())\nprint(a + b)\nraise ValueError('x')", 0.0,
+     "exit status 1 in test 1 of 2: ValueError: x"),
+    ("right, with a status", "a, b = map(int, input().split())\nprint(a + b)\nexit(3)", 0.0, "exit status 3"),
+    ("the main program is run",
+     "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()", 1.0, None),
+    ("no syntax", "print(", 0.0, "cannot be compiled: SyntaxError"),
+    ("loops on the second", "x = input()\nwhile x == '2 2': pass\nprint(3)", 0.0, "cpu limit of 0.2 s in test 2 of 2"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "program", "score", "reason"), STDIO, ids=[case[0] for case in STDIO])
+def test_outputs_are_compared_outside(sandbox, name, program, score, reason) -> None:
+    row = {"inputs": ["1 2\n", "2 2\n"], "outputs": ["3\n", "4\n"]}
+    found = judged(sandbox, program, row, form="stdio", cpu_seconds=0.2)
+    assert found.score == score, found
+    assert found.reason is None if reason is None else reason in (found.reason or "")
+
+
+CALLS = (
+    ("right", "def f(xs, k):\n    return sorted(xs)[:k]", 1.0, None),
+    ("a method", "class Solution:\n    def f(self, xs, k):\n        return sorted(xs)[:k]", 1.0, None),
+    ("a tuple for a list", "def f(xs, k):\n    return tuple(sorted(xs)[:k])", 1.0, None),
+    ("it prints as well", "def f(xs, k):\n    print('[1]')\n    return sorted(xs)[:k]", 1.0, None),
+    ("wrong", "def f(xs, k):\n    return xs[:k]", 0.0, "test 1 of 2 failed: another result"),
+    ("raises", "def f(xs, k):\n    return xs[9]", 0.0, "test 1 of 2 failed: IndexError"),
+    ("no plain value", "def f(xs, k):\n    return iter(xs)", 0.0, "test 1 of 2 failed: the result is no plain value"),
+    ("missing", "def g(): pass", 0.0, "test 1 of 2 failed: AttributeError"),
+    ("exits", "def f(xs, k):\n    exit()", 0.0, "test 1 of 2 failed: SystemExit"),
+    ("ends", "import os\ndef f(xs, k):\n    os._exit(0)", 0.0, "the program ended itself in test 1 of 2"),
+    ("no syntax", "def f(", 0.0, "cannot be compiled: SyntaxError"),
+    ("fails at once", "1 / 0", 0.0, "ZeroDivisionError"),
+    ("loops on the second", "def f(xs, k):\n    while k == 2: pass\n    return [1]", 0.0,
+     "cpu limit of 0.2 s in test 2 of 2"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "program", "score", "reason"), CALLS, ids=[case[0] for case in CALLS])
+def test_returned_values_are_compared_outside(sandbox, name, program, score, reason) -> None:
+    row = {"input_output": {"fn_name": "f", "inputs": [[[3, 1], 1], [[2, 1], 2]], "outputs": [[1], [[1, 2]]]}}
+    found = judged(sandbox, program, row, form="input_output", cpu_seconds=0.2)
+    assert found.score == score, found
+    assert found.reason is None if reason is None else reason in (found.reason or "")
+
+
+def test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice(sandbox) -> None:
+    two_of_three = "def inc(x): return abs(x + 1) if x != 5 else 0"
+    found = judged(sandbox, two_of_three, INC, partial=True, right=2.0, wrong=-1.0)
+    assert found.score == pytest.approx(1.0)
+    assert found.components["tests_passed"] == pytest.approx(2 / 3)
+    assert judged(sandbox, two_of_three, INC, right=2.0, wrong=-1.0).score == -1.0
+    assert judged(sandbox, RIGHT, INC, partial=True, right=2.0, wrong=-1.0).score == 2.0
+
+
+def test_an_answer_without_a_program_has_a_score_of_its_own(sandbox) -> None:
+    found = judged(sandbox, "I do not know.", INC, program="last_block", no_program=-0.5)
+    assert (found.score, found.state, found.reason) == (-0.5, ScoreState.MODEL_FAULT, "no program in the answer")
+    text = "def inc(x): return x + 1"
+    assert judged(sandbox, text, INC, program="last_block").reason == "no program in the answer"
+    assert judged(sandbox, text, INC, program="last_block", unfenced=True).score == 1.0
+    long = judged(sandbox, "#" * 100_001, INC, no_program=-0.5)
+    assert (long.score, long.reason) == (-0.5, "the program is too long")
+
+
+def test_code_is_put_before_the_program(sandbox) -> None:
+    program = "from __future__ import annotations\ndef inc(x): return step(x)"
+    row = INC | {"starter": "def step(x): return x + 1"}
+    assert judged(sandbox, program, row, before_column="starter").score == 1.0
+    stdio = {"inputs": ["1"], "outputs": ["2"], "starter": "def step(x): return x + 1"}
+    assert judged(sandbox, "print(step(int(input())))", stdio, form="stdio", before_column="starter").score == 1.0
+
+
+def test_a_limit_for_each_test_is_not_that_of_all(sandbox) -> None:
+    """Each of three tests burns 0.1 s."""
+    program = (
+        "import time\ndef burn():\n    end = time.process_time() + 0.1\n    while time.process_time() < end: pass\n"
+    )
+    row = {"test_list": ["assert inc(1) == 2"] * 3}
+    burning = program + "def inc(x):\n    burn()\n    return x + 1"
+    assert "cpu limit" in str(judged(sandbox, burning, row, cpu_seconds=0.2).reason)
+    assert judged(sandbox, burning, row, cpu_seconds=0.2, limit_each_test=True).score == 1.0
+    stdio = {"inputs": [""] * 3, "outputs": ["1"] * 3}
+    burning = program + "burn()\nprint(1)"
+    assert "cpu limit" in str(judged(sandbox, burning, stdio, form="stdio", cpu_seconds=0.2).reason)
+    assert judged(sandbox, burning, stdio, form="stdio", cpu_seconds=0.2, limit_each_test=True).score == 1.0
+
+
+def test_a_tolerance_is_for_outputs_and_returned_values(sandbox) -> None:
+    stdio = {"inputs": [""], "outputs": ["0.333333"]}
+    assert judged(sandbox, "print(1 / 3)", stdio, form="stdio").score == 0.0
+    assert judged(sandbox, "print(1 / 3)", stdio, form="stdio", float_tolerance=1e-5).score == 1.0
+    calls = {"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [0.333333]}}
+    assert judged(sandbox, "def f(x): return x / 3", calls, form="input_output").score == 0.0
+    assert judged(sandbox, "def f(x): return x / 3", calls, form="input_output", float_tolerance=1e-5).score == 1.0
+
+
+def test_memory_is_limited_as_asked(sandbox) -> None:
+    program = "def inc(x):\n    return x + len(bytearray(150 * 2 ** 20)) // (150 * 2 ** 20)"
+    assert judged(sandbox, program, INC, memory_mib=400).score == 1.0
+    assert judged(sandbox, program, INC, memory_mib=170).score == 0.0
+
+
+CHECK = {"entry_point": "inc", "test": "def check(candidate):\n    assert candidate(1) == 2\n    assert inc(2) == 3\n"}
+
+
+def test_a_completion_goes_on_from_the_prompt_or_from_a_column(sandbox) -> None:
+    prompt = "def step():\n    return 1\n\ndef inc(x):\n"
+    body = "    return x + step()\n"
+    options = {"form": "check", "program": "completion"}
+    assert judged(sandbox, body, CHECK, prompt=prompt, **options).score == 1.0
+    messages = [{"role": "user", "content": "old"}, {"role": "assistant", "content": "x"}]
+    messages += [{"role": "user", "content": prompt}]
+    assert judged(sandbox, body, CHECK, prompt=messages, **options).score == 1.0
+    row = CHECK | {"starter": prompt}
+    assert judged(sandbox, body, row, prompt="Complete this:", prompt_column="starter", **options).score == 1.0
+    with pytest.raises(DataError, match="no text in column starter"):
+        judged(sandbox, body, CHECK, prompt=prompt, prompt_column="starter", **options)
+
+
+def test_a_row_without_tests_is_refused_before_any_answer(sandbox) -> None:
+    judge = CodeJudge(runner=sandbox, form="asserts")
+    judge.check_row(None, INC)
+    with pytest.raises(DataError, match="no column test_list"):
+        judge.check_row(None, {})
+    with pytest.raises(DataError):
+        judge.judge(Answer(text="```\nx = 1\n```", prompt="", metadata={}))
+
+
+def test_other_columns_are_read_where_they_are_named(sandbox) -> None:
+    row = {"mine": ["assert inc(one) == 2"], "mine_too": "assert inc(2) == 3", "first": "one = 1"}
+    options = {"tests_columns": ["mine", "mine_too"], "setup_columns": ["first"]}
+    found = judged(sandbox, RIGHT, row, **options)
+    assert found.score == 1.0
+    check = {"name": "inc", "test": CHECK["test"]}
+    assert judged(sandbox, RIGHT, check, form="check", entry_point_column="name").score == 1.0
