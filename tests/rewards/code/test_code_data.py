@@ -11,6 +11,9 @@ from judged_programs import open_sandbox
 SETS = {"human_eval": human_eval, "mbpp": mbpp, "sanitized_mbpp": sanitized_mbpp}
 by_set = pytest.mark.parametrize("name", SETS)
 MUTANT_CPU_SECONDS = 0.5
+HELPED = {"HumanEval/32", "HumanEval/38"}
+"""Their prompts define a function that the tests call, too. A mutant of it changes the tests of plain Python, but not
+those of the judge, so there the judge lets less pass."""
 
 
 def failing(sandbox, problems: list[Problem]) -> list[str]:
@@ -47,7 +50,7 @@ def disagreements(sandbox, problem: Problem, programs: list[str]) -> tuple[list[
         judged = problem.verdict(sandbox, program, MUTANT_CPU_SECONDS).score == 1.0
         plain = problem.passes_plainly(sandbox, program, MUTANT_CPU_SECONDS)
         num_passed += judged and plain
-        if judged != plain:
+        if judged != plain and not (plain and problem.name in HELPED):
             different.append(f"{problem.name}: judged {judged}, plain {plain}\n{program}")
     return different, num_passed
 

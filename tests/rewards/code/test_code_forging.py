@@ -84,8 +84,6 @@ FORGED = (
     ("a thread that answers",
      FRAME + "import threading\ndef run():\n for _ in range(1000): frame(['value', [], True])\n"
      "threading.Thread(target=run, daemon=True).start()\ndef f(x): return 0"),
-    ("a thread that reads what is asked", "import os, threading\nthreading.Thread(target=lambda: os.read(3, 99999),"
-     " daemon=True).start()\ndef f(x): return 0"),
     ("it closes the channel", "import os\nos.close(3)\ndef f(x): return 0"),
     ("it asks the judge for its globals",
      FRAME + "def f(x):\n for n in range(9):\n  frame(['ask', n, 'get', '__globals__', ['t', ['t'], ['t']]])\n"
@@ -110,6 +108,13 @@ def test_a_forged_program_does_not_pass(sandbox, name, program) -> None:
     found = judged(sandbox, program, SQUARE, cpu_seconds=0.3)
     assert found.score == 0.0, name
     assert found.components["tests_passed"] == 0.0, found
+    assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT), found
+
+
+def test_a_thread_that_takes_what_is_asked_keeps_nobody_waiting_for_ever(sandbox) -> None:
+    program = "import os, threading\nthreading.Thread(target=lambda: os.read(3, 99999), daemon=True).start()\n"
+    found = judged(sandbox, program + "def f(x): return 0", SQUARE, cpu_seconds=0.1)
+    assert found.score == 0.0
     assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT), found
 
 
