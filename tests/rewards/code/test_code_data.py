@@ -11,9 +11,9 @@ from judged_programs import open_sandbox
 SETS = {"human_eval": human_eval, "mbpp": mbpp, "sanitized_mbpp": sanitized_mbpp}
 by_set = pytest.mark.parametrize("name", SETS)
 MUTANT_CPU_SECONDS = 0.5
-HELPED = {"HumanEval/32", "HumanEval/38"}
-"""Their prompts define a function that the tests call, too. A mutant of it changes the tests of plain Python, but not
-those of the judge, so there the judge lets less pass."""
+HELPED = {"HumanEval/32", "HumanEval/38", "HumanEval/50"}
+"""Their prompts define a function that the tests call, too. A mutant of it changes the tests that plain Python runs; the
+judge takes the prompt's own."""
 
 
 def failing(sandbox, problems: list[Problem]) -> list[str]:
@@ -50,7 +50,7 @@ def disagreements(sandbox, problem: Problem, programs: list[str]) -> tuple[list[
         judged = problem.verdict(sandbox, program, MUTANT_CPU_SECONDS).score == 1.0
         plain = problem.passes_plainly(sandbox, program, MUTANT_CPU_SECONDS)
         num_passed += judged and plain
-        if judged != plain and not (plain and problem.name in HELPED):
+        if judged != plain and problem.name not in HELPED:
             different.append(f"{problem.name}: judged {judged}, plain {plain}\n{program}")
     return different, num_passed
 
@@ -77,7 +77,7 @@ def test_every_mutant_fails_unless_plain_python_lets_it_pass(sandbox, name) -> N
 
 @pytest.mark.soak
 def test_eight_at_once_say_what_one_alone_says() -> None:
-    problems = [problem for load in SETS.values() for problem in load()[::6] if problem.name != "mbpp/123"]
+    problems = [problem for load in SETS.values() for problem in load()[::40] if problem.name != "mbpp/123"]
     programs = [
         (problem, each) for problem in problems for each in (problem.program, next(mutants(problem.program), ""))
     ]
