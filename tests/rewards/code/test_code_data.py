@@ -12,8 +12,8 @@ SETS = {"human_eval": human_eval, "mbpp": mbpp, "sanitized_mbpp": sanitized_mbpp
 by_set = pytest.mark.parametrize("name", SETS)
 MUTANT_CPU_SECONDS = 0.5
 HELPED = {"HumanEval/32", "HumanEval/38", "HumanEval/50"}
-"""Their prompts define a function that the tests call, too. A mutant of it changes the tests that plain Python runs; the
-judge takes the prompt's own."""
+"""Their prompts define a function that the tests call, too. A mutant of it changes the tests that plain Python runs;
+the judge takes the prompt's own."""
 
 
 def failing(sandbox, problems: list[Problem]) -> list[str]:
