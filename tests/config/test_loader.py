@@ -98,7 +98,7 @@ def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder
         ("ppo.policy_optimizer={learning_rate: 1, betas: [0.9]}", ["betas is a list with too few items"]),
         ("data.sources=[]", ["data.sources must be a list of at least 1, got a list of 0"]),
         ("data.sources.0.columns=x", ["a mapping, got 'x'"]),
-        ("reward.0.kind=modle", ["reward.0.kind must be one of model, function, got 'modle'"]),
+        ("reward.0.kind=modle", ["reward.0.kind must be one of model, function, ", "got 'modle'"]),
         ("reward.1.path=x", ["reward.1.kind is missing; it is one of model, function"]),
         ("reward.0.function=m:f", ["reward.0.function is for kind function, and this is of kind model"]),
         ("reward.0.pth=x", ["did you mean reward.0.path?"]),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, dpo, ppo, ppo_ptx, recipes, run, sinks
+from proximo.config import data, dpo, ppo, ppo_ptx, recipes, rewards, run, sinks
 from proximo.config.base import Section
 from tiny_runs import LORA, Kind
 
@@ -45,6 +45,11 @@ def scorer(**options: Any) -> dict[str, Any]:
 def function(**options: Any) -> dict[str, Any]:
     name = "knobs:share_of"
     return {"value": {"start": "policy"}, "reward": [{"kind": "function", "function": name, **options}]}
+
+
+def judge(**options: Any) -> dict[str, Any]:
+    own = {"kind": "judge", "judge_class": "judges_made:Letters", "workers": 1}
+    return {"value": {"start": "policy"}, "reward": [own | options]}
 
 
 def share_of(prompts: Any, responses: Any, metadata: Any, *, letter: str = "a") -> list[float]:
@@ -370,25 +375,29 @@ KNOBS = [
     Knob(ppo.PPOConfig, "evaluate_reference", "ppo", {"ppo.evaluate_reference": True}),
     Knob(ppo.PPOConfig, "policy_optimizer", "ppo", {"ppo.policy_optimizer": None}),
     Knob(ppo.PPOConfig, "value_optimizer", "ppo", {"ppo.value_optimizer": {"learning_rate": 1e-5}}),
-    Knob(ppo.ModelRewardConfig, "kind", "ppo", scorer(), function()),
-    Knob(ppo.ModelRewardConfig, "name", "ppo", scorer(name="other"), scorer()),
-    Knob(ppo.ModelRewardConfig, "path", "ppo", scorer(path="$/other_scorer"), scorer()),
+    Knob(rewards.ModelRewardConfig, "kind", "ppo", scorer(), function()),
+    Knob(rewards.ModelRewardConfig, "name", "ppo", scorer(name="other"), scorer()),
+    Knob(rewards.ModelRewardConfig, "path", "ppo", scorer(path="$/other_scorer"), scorer()),
     Knob(
-        ppo.ModelRewardConfig,
+        rewards.ModelRewardConfig,
         "revision",
         "ppo",
         scorer(path="owner/scorer", revision="second"),
         scorer(path="owner/scorer"),
     ),
-    Knob(ppo.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_tokenizer"), scorer()),
-    Knob(ppo.ModelRewardConfig, "dense", "ppo", scorer(dense="deltas"), scorer()),
-    Knob(ppo.ModelRewardConfig, "share_base", "ppo", scorer(path="$/reward_adapter"), ONE_BASE, "an adapter only"),
-    Knob(ppo.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
-    Knob(ppo.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
-    Knob(ppo.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),
-    Knob(ppo.FunctionRewardConfig, "function", "ppo", function(function="tiny_runs:share_of_vowels"), function()),
-    Knob(ppo.FunctionRewardConfig, "arguments", "ppo", function(arguments={"letter": "b"}), function()),
-    Knob(ppo.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
+    Knob(rewards.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_tokenizer"), scorer()),
+    Knob(rewards.ModelRewardConfig, "dense", "ppo", scorer(dense="deltas"), scorer()),
+    Knob(rewards.ModelRewardConfig, "share_base", "ppo", scorer(path="$/reward_adapter"), ONE_BASE, "an adapter only"),
+    Knob(rewards.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
+    Knob(rewards.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
+    Knob(rewards.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),
+    Knob(rewards.FunctionRewardConfig, "function", "ppo", function(function="tiny_runs:share_of_vowels"), function()),
+    Knob(rewards.FunctionRewardConfig, "arguments", "ppo", function(arguments={"letter": "b"}), function()),
+    Knob(rewards.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
+    Knob(rewards.JudgeRewardConfig, "kind", "ppo", judge(), function()),
+    Knob(rewards.JudgeRewardConfig, "name", "ppo", judge(name="other"), judge()),
+    Knob(rewards.JudgeRewardConfig, "judge_class", "ppo", judge(judge_class="judges_made:Hostile"), judge()),
+    Knob(rewards.JudgeRewardConfig, "arguments", "ppo", judge(arguments={"letter": "b"}), judge()),
 ]
 
 SINKS = {
@@ -397,7 +406,36 @@ SINKS = {
     sinks.MLflowSinkConfig: "test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once",
     sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
 }
+JUDGED = {
+    "weight": (
+        "rewards/test_function_reward.py",
+        "test_sources_add_up_by_weight_and_keep_their_own_scores_as_components",
+    ),
+    "workers": ("trainers/test_judged_runs.py", "test_what_a_recipe_says_of_workers_reaches_them"),
+    "answer_seconds": (
+        "rewards/test_judged_reward.py",
+        "test_a_time_out_is_the_answers_fault_with_the_score_that_the_judge_wants",
+    ),
+    "step_seconds": (
+        "rewards/test_judged_reward.py",
+        "test_what_is_not_judged_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
+    ),
+    "attempts": (
+        "rewards/test_judged_reward.py",
+        "test_a_fault_that_the_judge_itself_sees_is_tried_again_and_not_remembered",
+    ),
+    "worker_memory_mib": (
+        "rewards/test_judged_reward.py",
+        "test_what_a_judge_does_to_its_worker_is_no_score_and_harms_no_other_answer",
+    ),
+}
+"""What all judged kinds share; none of it changes a healthy run."""
 SHOWN_ELSEWHERE = {
+    **{(rewards.JudgedRewardConfig, name): test for name, test in JUDGED.items()},
+    (rewards.FunctionRewardConfig, "process"): (
+        "rewards/test_function_process.py",
+        "test_the_function_is_called_elsewhere_with_what_it_is_always_called_with",
+    ),
     **{(s, name): ("trainers/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
     (run.RunConfig, "folder"): (
         "trainers/test_loop.py",
@@ -429,7 +467,7 @@ SHOWN_ELSEWHERE = {
     (run.ScalarModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
     (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
     (
-        ppo.FunctionRewardConfig,
+        rewards.FunctionRewardConfig,
         "timeout_seconds",
     ): ("rewards/test_function_reward.py", "test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for"),
 }

@@ -10,7 +10,8 @@ from proximo.config.dpo import DPOConfig
 from proximo.config.one_pass import check_one_pass
 from proximo.config.ppo import PPOConfig
 from proximo.config.ppo_trunk import trunk_problem
-from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig, RewardSourceConfig
+from proximo.config.reward_kinds import RewardSourceConfig, WatchedSourceConfig
+from proximo.config.rewards import ModelRewardConfig
 from proximo.config.run import (
     RANDOM_BASE,
     ModelConfig,
@@ -202,7 +203,7 @@ class PPORecipe(Section):
     """Texts that the policy goes on learning, with the weight that `ppo.ptx` gives them."""
     reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
     """What is rewarded: the weighted sum of these sources."""
-    gold: FunctionRewardConfig | None = None
+    gold: Annotated[WatchedSourceConfig, Field(discriminator="kind")] | None = None
     """A score that is only watched, never trained on: shown beside the reward to uncover over-optimisation."""
     ppo: PPOConfig = PPOConfig()
     """How it learns."""

@@ -1,4 +1,4 @@
-"""The kinds of reward sources: what scores a response. Not what PPO does to a score: that is ppo_score.py."""
+"""The first kinds of reward sources, and what judged ones share. Not what PPO does to a score: that is ppo_score.py."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -14,6 +14,10 @@ class JudgedRewardConfig(Section):
     judge: ClassVar[str]
     """`package.module:Class` of the judge, which a worker makes with `judge_options`."""
 
+    kind: str
+    """What tells the sources of a recipe apart."""
+    name: str
+    """Name of this component in the metrics."""
     weight: float = 1.0
     """Factor of this source in the sum."""
     workers: int | None = Field(None, ge=1)
@@ -25,6 +29,12 @@ class JudgedRewardConfig(Section):
     """Wall-clock limit of all answers of a step. What was not judged by then has no score."""
     attempts: int = Field(3, ge=1)
     """How often an answer is tried whose worker died or whose judge failed, before it is left without a score."""
+    worker_memory_mib: int | None = Field(4096, ge=128)
+    """Address space of a worker, and of each process that it starts; null for no limit. What needs more fails."""
+
+    def judge_path(self) -> str:
+        """`package.module:Class` of the judge."""
+        return self.judge
 
     def judge_options(self) -> dict[str, Any]:
         """The keyword arguments of the judge, as plain values: the fields that only this kind of source has."""
@@ -75,9 +85,27 @@ class FunctionRewardConfig(Section):
     """Further keyword arguments."""
     timeout_seconds: float = Field(600.0, gt=0)
     """The run stops, and says so, when the function has not answered for a batch after this long."""
+    process: bool = False
+    """The function runs in a process of its own. One that hangs, raises or crashes there is ended and tried again; then
+    the batch has no scores (`ppo.guards.max_faulty_fraction`)."""
     weight: float = 1.0
     """Factor of this source in the sum."""
 
 
-RewardSourceConfig = ModelRewardConfig | FunctionRewardConfig
-"""The kinds of reward sources, told apart by `kind`."""
+class JudgeRewardConfig(JudgedRewardConfig):
+    """Scores from a judge of your own, in worker processes."""
+
+    kind: Literal["judge"]
+    """A class named by its import path. docs/rewards.md, "A judge of your own"."""
+    name: str = Field("judge", pattern=f"^{COMPONENT}$")
+    """Name of this component in the metrics."""
+    judge_class: str
+    """`package.module:Class`, with a method `judge`; made in each worker."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+
+    def judge_path(self) -> str:
+        return self.judge_class
+
+    def judge_options(self) -> dict[str, Any]:
+        return dict(self.arguments)

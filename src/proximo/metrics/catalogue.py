@@ -16,6 +16,7 @@ from proximo.metrics.declared.dpo import DPO
 from proximo.metrics.declared.evaluation import EVALUATION
 from proximo.metrics.declared.experience import EXPERIENCE, ROLLOUT, SCORE
 from proximo.metrics.declared.run import RUN
+from proximo.metrics.declared.sources import SOURCES
 from proximo.metrics.declared.supervised import REWARD_MODEL, SFT
 from proximo.metrics.declared.updates import FIRST_MINIBATCH, POLICY, PTX, VALUE
 from proximo.metrics.definitions import Catalogue
@@ -23,7 +24,7 @@ from proximo.metrics.trainers import Trainer
 
 CATALOGUE = Catalogue(
     (
-        *(*SCORE, *EXPERIENCE, *ROLLOUT, *FIRST_MINIBATCH, *POLICY, *PTX, *VALUE),
+        *(*SCORE, *SOURCES, *EXPERIENCE, *ROLLOUT, *FIRST_MINIBATCH, *POLICY, *PTX, *VALUE),
         *(*SFT, *REWARD_MODEL, *DPO, *EVALUATION, *RUN),
     )
 )

@@ -7,7 +7,7 @@ from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
 from proximo.metrics.curves import Curve, Section
 from proximo.metrics.definitions import Metric, Phase
 from proximo.metrics.trainers import Trainer
-from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Min, Sum
+from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Min, Quantile, Sum
 
 PHASES: Mapping[Phase, str] = {
     Phase.SCORE: "PPO: scores",
@@ -27,6 +27,7 @@ REDUCTIONS: Mapping[type[MetricValue], str] = {
     ExponentialMean: "exp of the mean",
     Deviation: "standard deviation",
     Sum: "sum",
+    Quantile: "that of all values",
     Max: "largest",
     Min: "smallest",
     Last: "newest",

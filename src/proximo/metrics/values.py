@@ -150,6 +150,23 @@ class Min:
 
 
 @dataclass(frozen=True, slots=True)
+class Quantile:
+    """The smallest value seen that at least `share` of them do not exceed: 0.5 is the median, 1 the maximum."""
+
+    share: float
+    values: tuple[float, ...] = ()
+
+    @property
+    def value(self) -> float | None:
+        if not self.values:
+            return None
+        return sorted(self.values)[max(0, math.ceil(self.share * len(self.values)) - 1)]
+
+    def combine(self, other: Self) -> Self:
+        return type(self)(self.share, self.values + other.values)
+
+
+@dataclass(frozen=True, slots=True)
 class Last:
     """The newest value: a learning rate, a counter, a figure computed once for the whole step."""
 

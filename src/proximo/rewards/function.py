@@ -2,23 +2,21 @@
 
 import importlib
 import inspect
-import math
 import queue
-import re
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from proximo.errors import ConfigError, TrainingError
-from proximo.metrics.definitions import COMPONENT
-from proximo.records import Finish, Response, Scored, ScoreState
-from proximo.rewards.dense import scored_by_token
+from proximo.records import Response, Scored
+from proximo.rewards.function_verdicts import Verdict, as_scored, questions
+from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell
 
-Verdict = float | int | Mapping[str, Any] | None
-"""A score; or a mapping with `score` or `token_rewards`, and components; or None where the function could not tell."""
 RewardFunction = Callable[..., Sequence[Verdict]]
 """Called as `function(prompts, responses, metadata, **arguments)` with three lists of equal length."""
+_Answer = tuple[Any, BaseException | None]
 
 
 def import_function(path: str) -> Callable[..., Any]:
@@ -47,6 +45,8 @@ class FunctionReward:
     `finish` and its tokens as `token_ids`.
     """
 
+    concurrent = True
+
     def __init__(
         self,
         function: RewardFunction,
@@ -64,21 +64,11 @@ class FunctionReward:
         """Raises TrainingError where the function raises, takes too long, or returns something else than scores."""
         if not responses:
             return []
-        prompts = [r.prompt.text if r.prompt.text is not None else list(r.prompt.messages or ()) for r in responses]
-        verdicts = self._call(prompts, [r.text for r in responses], [_metadata(r) for r in responses])
-        if hasattr(verdicts, "tolist"):  # arrays of numpy and tensors
-            verdicts = verdicts.tolist()
-        if not isinstance(verdicts, Sequence) or len(verdicts) != len(responses):
-            count = len(verdicts) if isinstance(verdicts, Sequence) else type(verdicts).__name__
-            raise TrainingError(
-                f"reward function {self.name!r} must return one score per response: "
-                f"{len(responses)} were wanted, it returned {count}"
-            )
-        return [self._scored(response, verdict) for response, verdict in zip(responses, verdicts, strict=True)]
+        return as_scored(responses, self._call(*questions(responses)), name=self.name)
 
     def _call(self, *lists: list[Any]) -> Any:
         """Runs the function in a thread of its own, so that one that hangs ends the run instead of holding it."""
-        answers: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue()
+        answers: queue.Queue[_Answer] = queue.Queue()
 
         def work() -> None:
             try:
@@ -87,13 +77,7 @@ class FunctionReward:
                 answers.put((None, error))
 
         threading.Thread(target=work, daemon=True, name=f"reward-{self.name}").start()
-        try:
-            verdicts, error = answers.get(timeout=self.timeout_seconds)
-        except queue.Empty:
-            raise TrainingError(
-                f"reward function {self.name!r} did not answer for {len(lists[0])} responses "
-                f"within timeout_seconds = {self.timeout_seconds:g}"
-            ) from None
+        verdicts, error = self._wait(answers, len(lists[0]))
         if error is not None:
             place = traceback.extract_tb(error.__traceback__)[-1]
             raise TrainingError(
@@ -102,34 +86,17 @@ class FunctionReward:
             ) from error
         return verdicts
 
-    def _scored(self, response: Response, verdict: Verdict) -> Scored:
-        parts = dict(verdict) if isinstance(verdict, Mapping) else {"score": verdict}
-        if ("score" in parts) == ("token_rewards" in parts):
-            raise TrainingError(
-                f"reward function {self.name!r} must return a mapping with either 'score' or 'token_rewards', whose "
-                f"sum is the score; it has {sorted(parts)}"
-            )
-        token_rewards = parts.pop("token_rewards", None)
-        try:
-            numbers = {key: math.nan if value is None else float(value) for key, value in parts.items()}
-        except (TypeError, ValueError) as error:
-            raise TrainingError(
-                f"reward function {self.name!r} must return a number, a mapping to numbers or None for each response, "
-                f"it returned {verdict!r:.80}"
-            ) from error
-        if not all(math.isfinite(number) for number in numbers.values()):
-            reason = f"{self.name} returned {verdict!r}"
-            return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
-        unnamed = [key for key in numbers if not re.fullmatch(COMPONENT, key)]
-        if unnamed:
-            raise TrainingError(
-                f"reward function {self.name!r} returned a component {unnamed[0]!r}, which cannot name a metric: use "
-                "letters, digits, '_', '.' and '-' only"
-            )
-        if token_rewards is not None:
-            return scored_by_token(response, token_rewards, name=self.name, components=numbers)
-        score = numbers.pop("score")
-        return Scored(response=response, score=score, components=numbers)
+    def _wait(self, answers: queue.Queue[_Answer], num_responses: int) -> _Answer:
+        start = time.monotonic()
+        while (waited := time.monotonic() - start) < self.timeout_seconds:
+            try:
+                return answers.get(timeout=min(TELL_EVERY_SECONDS, self.timeout_seconds - waited))
+            except queue.Empty:
+                tell(self.name, 0, num_responses, time.monotonic() - start)
+        raise TrainingError(
+            f"reward function {self.name!r} did not answer for {num_responses} responses "
+            f"within timeout_seconds = {self.timeout_seconds:g}"
+        )
 
 
 def _callable_with(function: RewardFunction, arguments: Mapping[str, Any], *, name: str) -> RewardFunction:
@@ -147,9 +114,3 @@ def _callable_with(function: RewardFunction, arguments: Mapping[str, Any], *, na
             f"is {signature}: {error}"
         ) from error
     return function
-
-
-def _metadata(response: Response) -> dict[str, Any]:
-    answer = {} if response.prompt.answer is None else {"answer": response.prompt.answer}
-    finish: Finish = response.finish
-    return {**response.prompt.metadata, **answer, "finish": finish.value, "token_ids": response.token_ids}

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 
+from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored, ScoreState
+from proximo.rewards.concurrent import score_beside_each_other
 from proximo.rewards.dense import weighted_sum
-from proximo.rewards.source import RewardSource
+from proximo.rewards.source import ClosableSource, EagerSource, MeasuredSource, RewardSource
 
 
 class WeightedReward:
@@ -18,12 +20,29 @@ class WeightedReward:
             raise ValueError("a weighted reward needs at least one source")
         self.sources = tuple(sources)
 
+    def begin(self, response: Response) -> None:
+        """Tells every source that can start on it."""
+        for _, source in self.sources:
+            if isinstance(source, EagerSource):
+                source.begin(response)
+
     def score(self, responses: Sequence[Response]) -> list[Scored]:
         """Asks every source for all responses and adds up."""
-        answers = [source.score(responses) for _, source in self.sources]
+        answers = score_beside_each_other([source for _, source in self.sources], responses)
         return [
             self._sum(response, parts) for response, parts in zip(responses, zip(*answers, strict=True), strict=True)
         ]
+
+    def statistics(self) -> dict[str, MetricValue]:
+        """Of all sources that count."""
+        counting = [source for _, source in self.sources if isinstance(source, MeasuredSource)]
+        return {name: value for source in counting for name, value in source.statistics().items()}
+
+    def close(self) -> None:
+        """Ends what the sources started."""
+        for _, source in self.sources:
+            if isinstance(source, ClosableSource):
+                source.close()
 
     def _sum(self, response: Response, parts: Sequence[Scored]) -> Scored:
         named = list(zip(self.sources, parts, strict=True))

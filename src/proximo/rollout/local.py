@@ -6,7 +6,7 @@ of the last position are ever computed.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -60,6 +60,7 @@ class LocalEngine:
         options: SamplingOptions,
         key: RandomKey,
         policy_version: int = 0,
+        on_finished: Callable[[Response], None] | None = None,
     ) -> list[Response]:
         """See `Engine.generate`. The model is in eval mode meanwhile and left as it was.
 
@@ -76,8 +77,12 @@ class LocalEngine:
         ]
         scheduler, cache = self._plan(prompts, num_samples, options.max_new_tokens)
         with evaluating(self._model.model):
-            _Call(self._model.rollout_copy(), samples, scheduler=scheduler, cache=cache, stop=stop).run()
-        return [each.record(stop, policy_version) for group in samples for each in group]
+            call = _Call(self._model.rollout_copy(), samples, scheduler=scheduler, cache=cache, stop=stop)
+            for ended in call.run():
+                ended.response = ended.record(stop, policy_version)
+                if on_finished is not None:
+                    on_finished(ended.response)
+        return [each.response for group in samples for each in group if each.response is not None]
 
     def _plan(self, prompts: Sequence[Prompt], num_samples: int, max_new_tokens: int) -> tuple[Scheduler, RowCache]:
         lengths = [len(prompt.token_ids) for prompt in prompts]
@@ -106,6 +111,8 @@ class _Growing:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
+    response: Response | None = None
+    """The record of it, once it has ended."""
 
     def record(self, stop: StopRules, policy_version: int) -> Response:
         assert self.finish is not None
@@ -153,28 +160,29 @@ class _Call:
         ending = sorted({*stop.eos_token_ids, *stop.options.stop_token_ids})
         self._ending_ids = torch.tensor(ending, dtype=torch.long, device=model.device)
 
-    def run(self) -> None:
-        """Until every sample has finished."""
+    def run(self) -> Iterator[_Growing]:
+        """Until every sample has finished; each as soon as it has."""
         while not self._scheduler.done:
             while admissions := self._scheduler.admit():
-                self._start(admissions)
+                yield from self._start(admissions)
             for move in self._scheduler.compact():
                 self._cache.move(move.source, move.target)
             if self._scheduler.rows:
-                self._decode()
+                yield from self._decode()
 
-    def _start(self, admissions: Sequence[Admission]) -> None:
-        """Compute new prompts, give every admitted sample its row, and draw its first token."""
+    def _start(self, admissions: Sequence[Admission]) -> list[_Growing]:
+        """Compute new prompts, give every admitted sample its row, and draw its first token; those that end with it."""
         self._prefill([each.prompt_index for each in admissions if each.needs_prefill])
         for each in admissions:
             computed = self._computed[each.prompt_index]
             self._cache.place(computed.cache, computed.index, each.rows)
         rows = [row for each in admissions for row in each.rows]
         logits = [self._computed[each.prompt_index].logits.expand(len(each.rows), -1) for each in admissions]
-        self._draw(rows, torch.cat(logits))
+        ended = self._draw(rows, torch.cat(logits))
         for each in admissions:
             if each.first_sample + len(each.rows) == len(self._samples[each.prompt_index]):
                 del self._computed[each.prompt_index]
+        return ended
 
     def _prefill(self, prompt_indices: Sequence[int]) -> None:
         if not prompt_indices:
@@ -188,16 +196,16 @@ class _Call:
         for index, prompt in enumerate(prompt_indices):
             self._computed[prompt] = _ComputedPrompt(cache=cache, index=index, logits=logits[index])
 
-    def _decode(self) -> None:
-        """One more token for every row."""
+    def _decode(self) -> list[_Growing]:
+        """One more token for every row; those that end with it."""
         rows = range(len(self._scheduler.rows))
         last = torch.tensor([self._in_row(row).token_ids[-1] for row in rows], device=self._model.device)
         layout = self._cache.advance(len(rows))
         hidden = self._model.decode(last, layout.positions, self._cache, layout)
-        self._draw(rows, self._head.logits(hidden))
+        return self._draw(rows, self._head.logits(hidden))
 
-    def _draw(self, rows: Sequence[int], logits: Tensor) -> None:
-        """logits [B, V] of as many rows: draw, note, and release the rows whose response is over."""
+    def _draw(self, rows: Sequence[int], logits: Tensor) -> list[_Growing]:
+        """logits [B, V] of as many rows: draw, note, and release the rows of responses that are over, and say which."""
         growing = [self._in_row(row) for row in rows]
         tokens, logprobs = sample(
             logits,
@@ -213,6 +221,7 @@ class _Call:
             each.logprobs.append(logprob)
             each.finish = self._stop.finish(each.token_ids, limit=each.limit)
         self._scheduler.release(row for row, each in zip(rows, growing, strict=True) if each.finish is not None)
+        return [each for each in growing if each.finish is not None]
 
     def _in_row(self, row: int) -> _Growing:
         slot = self._scheduler.rows[row]

@@ -1,5 +1,6 @@
 """From the sections of a recipe to tokenizers and models, on the device and with the threads that it names."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,8 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig, RewardSourceConfig
+from proximo.config.reward_kinds import RewardSourceConfig
+from proximo.config.rewards import FunctionRewardConfig, JudgedRewardConfig, ModelRewardConfig
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError, ModelError
@@ -31,6 +33,8 @@ from proximo.models.vocabulary import (
     vocabulary_size,
 )
 from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.function_process import ProcessFunctionReward
+from proximo.rewards.judged import JudgedReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
 
@@ -188,6 +192,13 @@ def build_reward_source(
     `policy` for a reward model that shares its base.
     """
     match config:
+        case FunctionRewardConfig(process=True):
+            return ProcessFunctionReward(
+                config.function,
+                name=config.name,
+                arguments=config.arguments,
+                timeout_seconds=config.timeout_seconds,
+            )
         case FunctionRewardConfig():
             return FunctionReward(
                 import_function(config.function),
@@ -195,10 +206,32 @@ def build_reward_source(
                 arguments=config.arguments,
                 timeout_seconds=config.timeout_seconds,
             )
+        case JudgedRewardConfig():
+            return _judged_reward(config)
         case ModelRewardConfig():
             return _model_reward(
                 config, policy_tokenizer, place=place, tokens_per_microbatch=tokens_per_microbatch, policy=policy
             )
+
+
+def _judged_reward(config: JudgedRewardConfig) -> JudgedReward:
+    """With its workers at work."""
+    memory = config.worker_memory_mib
+    return JudgedReward(
+        config.judge_path(),
+        name=config.name,
+        options=config.judge_options(),
+        num_workers=config.workers or num_cores(),
+        answer_seconds=config.answer_seconds,
+        step_seconds=config.step_seconds,
+        attempts=config.attempts,
+        memory_bytes=None if memory is None else memory * 2**20,
+    )
+
+
+def num_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _model_reward(

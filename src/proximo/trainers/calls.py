@@ -16,7 +16,7 @@ from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.scalar import ScalarModel
 from proximo.models.trunk import is_on_trunk
 from proximo.records import Prompt, Response, Scored
-from proximo.rewards.source import RewardSource
+from proximo.rewards.source import EagerSource, RewardSource
 from proximo.rollout.engine import Engine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.trainers.value_scale import ValueScale
@@ -144,6 +144,7 @@ class InferenceCalls:
             options=sampling_options(self.config, greedy=greedy),
             key=key,
             policy_version=policy_version,
+            on_finished=self.reward.begin if isinstance(self.reward, EagerSource) else None,
         )
 
     def score(self, responses: Sequence[Response]) -> tuple[list[Scored]]:

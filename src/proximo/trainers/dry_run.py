@@ -8,7 +8,8 @@ from proximo.checkpoint.store import saved_steps
 from proximo.config.base import Section
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig
+from proximo.config.reward_kinds import RewardSourceConfig
+from proximo.config.rewards import FunctionRewardConfig, JudgedRewardConfig, ModelRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.trainers.inputs import data_inputs, model_input, reward_inputs
 
@@ -95,12 +96,22 @@ def _roles(recipe: PPORecipe) -> Iterator[str]:
     yield _line("reference", "none: ppo.kl.place is none" if none else _reference(recipe.policy, recipe.reference))
     yield _line("value", _value(recipe))
     for index, source in enumerate(recipe.reward):
-        first, *_ = reward_inputs(source, f"reward.{index}")
-        what = "function" if isinstance(source, FunctionRewardConfig) else "reward model"
-        shared = ON_BASE if isinstance(source, ModelRewardConfig) and source.share_base else ""
-        yield _line("reward", f"{source.name}: {what} {first}{shared}, weight {source.weight:g}")
+        yield _line("reward", f"{_source(source, f'reward.{index}')}, weight {source.weight:g}")
     if recipe.gold is not None:
-        yield _line("gold", f"{recipe.gold.name}: function {recipe.gold.function}, watched only")
+        yield _line("gold", f"{_source(recipe.gold, 'gold')}, watched only")
+
+
+def _source(source: RewardSourceConfig, key: str) -> str:
+    first, *_ = reward_inputs(source, key)
+    match source:
+        case FunctionRewardConfig():
+            return f"{source.name}: function {first.name}"
+        case JudgedRewardConfig():
+            count = "one for each core" if source.workers is None else f"{source.workers}"
+            limits = f"{source.answer_seconds:g} s for an answer, {source.step_seconds:g} s for a step"
+            return f"{source.name}: judge {first.name} in worker processes ({count}), {limits}"
+        case ModelRewardConfig():
+            return f"{source.name}: reward model {first}{ON_BASE if source.share_base else ''}"
 
 
 def _reference(policy: ModelConfig, reference: ModelConfig | None) -> str:

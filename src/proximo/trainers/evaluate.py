@@ -1,6 +1,7 @@
 """`proximo evaluate`: a run's checkpoint on its held-out data, once more. Not the evaluations during training."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,11 @@ def run_evaluate(
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
     task = build_task(run, ppo or {})
-    task.restore(found)
-    record = task.evaluate(num_prompts)
+    with ExitStack() as stack:
+        if isinstance(task, PPOTask):
+            stack.enter_context(closing(task))
+        task.restore(found)
+        record = task.evaluate(num_prompts)
     if record is None:
         raise UserError(f"the run in {run} held out no data: set data.held_out_rows or data.evaluation_sources")
     _print(record, title=f"{run}, step {found.step}")

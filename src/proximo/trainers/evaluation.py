@@ -9,6 +9,7 @@ from proximo.config.ppo import PPOConfig
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.source import RewardSource
+from proximo.rewards.statistics import statistics_of
 from proximo.rollout.sampling import RandomKey
 from proximo.trainers.calls import InferenceCalls, Roles
 from proximo.trainers.step_metrics import response_metrics, score_metrics
@@ -46,7 +47,7 @@ def evaluate_policy(
         reference, _ = calls.reference_logprobs(responses)
         parts = k1(policy, reference).split([len(response.token_ids) for response in responses])
         divergences = [float(part.double().sum()) for part in parts]
-    metrics = _metrics(scored, divergences)
+    metrics = _metrics(scored, divergences) | statistics_of(reward)
     if config.solved_score is not None:
         metrics |= _pass_metrics(scored, size=size, solved_score=config.solved_score)
     opponents: list[Scored | None] = [None] * len(scored)

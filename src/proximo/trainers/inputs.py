@@ -13,7 +13,8 @@ from proximo.config.base import Section
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig
+from proximo.config.reward_kinds import RewardSourceConfig
+from proximo.config.rewards import FunctionRewardConfig, JudgedRewardConfig, JudgeRewardConfig, ModelRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.errors import ConfigError
@@ -33,7 +34,7 @@ class Input:
     key: str
     name: str
     kind: str
-    """`folder`, `file`, `Hub`, `function`, `stage` or `random start`."""
+    """`folder`, `file`, `Hub`, `function`, `judge`, `stage` or `random start`."""
     problem: str | None = None
 
     def __str__(self) -> str:
@@ -101,14 +102,20 @@ def _ppo_inputs(recipe: PPORecipe, prefix: str) -> Iterator[Input]:
         yield from reward_inputs(recipe.gold, f"{prefix}gold")
 
 
-def reward_inputs(source: ModelRewardConfig | FunctionRewardConfig, key: str) -> Iterator[Input]:
+def reward_inputs(source: RewardSourceConfig, key: str) -> Iterator[Input]:
     """What a reward source reads."""
-    if isinstance(source, FunctionRewardConfig):
-        yield _function(source.function, f"{key}.function")
-        return
-    yield _folder_or_hub(source.path, f"{key}.path", MODEL_FILES)
-    if source.tokenizer is not None:
-        yield _folder_or_hub(source.tokenizer, f"{key}.tokenizer", ())
+    match source:
+        case FunctionRewardConfig():
+            yield _function(source.function, f"{key}.function")
+        case JudgeRewardConfig():
+            path = source.judge_class
+            yield Input(key=f"{key}.judge_class", name=path, kind="judge", problem=function_problem(path))
+        case JudgedRewardConfig():
+            yield Input(key=key, name=source.kind, kind="judge")
+        case ModelRewardConfig():
+            yield _folder_or_hub(source.path, f"{key}.path", MODEL_FILES)
+            if source.tokenizer is not None:
+                yield _folder_or_hub(source.tokenizer, f"{key}.tokenizer", ())
 
 
 def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:

@@ -1,5 +1,6 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
+import logging
 import time
 import traceback
 import warnings
@@ -131,6 +132,7 @@ class _Loop:
                 progress.note(note)
             with (
                 progress_warnings(progress),
+                progress_messages(progress),
                 Logs(self.folder, progress, self.run_config, self.resolved) as logs,
             ):
                 return self._steps(first, last, logs, progress)
@@ -248,3 +250,28 @@ def progress_warnings(progress: ProgressView) -> Generator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show  # ty: ignore[invalid-assignment]
         yield
+
+
+class _Notes(logging.Handler):
+    """What is logged becomes a line of the run's progress."""
+
+    def __init__(self, progress: ProgressView) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.note(record.getMessage())
+
+
+@contextmanager
+def progress_messages(progress: ProgressView) -> Generator[None]:
+    """What the run waits for is said where its numbers are shown, and in its log."""
+    log, notes = logging.getLogger("proximo"), _Notes(progress)
+    level = log.level
+    log.addHandler(notes)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(notes)

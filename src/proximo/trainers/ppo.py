@@ -27,6 +27,7 @@ from proximo.models.scalar import ScalarModel
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
+from proximo.rewards.statistics import statistics_of
 from proximo.rollout.sampling import RandomKey
 from proximo.trainers.brought import (
     PromptLike,
@@ -254,7 +255,8 @@ class PPOTrainer:
             "progress/policy_version": Last(self.policy_version),
             "progress/prompts": Last(self.steps_done * self.config.prompts_per_step),
         }
-        return step_metrics(outcome, self.config, precision=self.policy.precision) | own
+        found = step_metrics(outcome, self.config, precision=self.policy.precision)
+        return found | own | statistics_of(self._inference.reward)
 
     def _handlers(self) -> dict[str, Handler]:
         calls, updates = self._inference, self._updates

@@ -1,6 +1,7 @@
 """`proximo ppo`: from the recipe to a running task. Not the steps (ppo_task.py, ppo.py)."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,9 +11,10 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.recipes import PPORecipe
-from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig
+from proximo.config.rewards import ModelRewardConfig
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
 from proximo.models.language import LanguageModel
 from proximo.models.positions import check_lengths
@@ -20,8 +22,9 @@ from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import check_scalar_adapter, is_shared
 from proximo.models.sources import ModelSource
 from proximo.records import Prompt, Response
+from proximo.rewards.judged import JudgedReward
 from proximo.rewards.model import ModelReward
-from proximo.rewards.source import RewardSource
+from proximo.rewards.source import ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.trainers.build import (
     Place,
@@ -46,11 +49,22 @@ from proximo.trainers.value_start import build_value
 
 def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
     """Train the policy of the recipe; returns the exit status."""
-    return run_task(lambda: build_task(recipe), recipe, recipe.run, options)
+    with ExitStack() as stack:
+        return run_task(lambda: stack.enter_context(closing(build_task(recipe))), recipe, recipe.run, options)
 
 
 def build_task(recipe: PPORecipe) -> PPOTask:
-    """Data first, then rewards that need no model, then models: a mistake costs as little as it can."""
+    """Data first, then rewards that need no model, then models: a mistake costs as little as it can.
+
+    What the rewards started ends with the task's `close`, or here where the task cannot be built.
+    """
+    with ExitStack() as started:
+        task = _build_task(recipe, started)
+        started.pop_all()
+        return task
+
+
+def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
     check_release(recipe.ppo.release_cache, place.device)
@@ -77,9 +91,14 @@ def build_task(recipe: PPORecipe) -> PPOTask:
         held_out, _ = load_prompts(rows.held_out, tokenizer, how, cache=cache)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     build = partial(build_reward_source, policy_tokenizer=tokenizer, place=place, tokens_per_microbatch=budget(recipe))
-    functions = [build(config) if isinstance(config, FunctionRewardConfig) else None for config in configs]
+    early = [None if isinstance(config, ModelRewardConfig) else build(config) for config in configs]
+    for source in early:
+        if isinstance(source, ClosableSource):
+            started.callback(source.close)
+    _check_rows(early, rows.training, prompts)
+    _check_rows(early, rows.held_out, held_out)
     policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
-    found = [function or build(config, policy=policy) for config, function in zip(configs, functions, strict=True)]
+    found = [source or build(config, policy=policy) for config, source in zip(configs, early, strict=True)]
     gold = found.pop() if recipe.gold else None
     sources = [(config.weight, source) for config, source in zip(recipe.reward, found, strict=True)]
     reward = WeightedReward(sources)
@@ -119,6 +138,14 @@ def build_task(recipe: PPORecipe) -> PPOTask:
             *_sharing_note(trainer, sources),
         ),
     )
+
+
+def _check_rows(sources: Sequence[RewardSource | None], rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
+    """Raises DataError for a prompt that a judge could say nothing about, whatever the answer."""
+    judged = [source for source in sources if isinstance(source, JudgedReward)]
+    origins = dict(zip(row_ids(rows), (row.origin for row in rows), strict=True)) if judged else {}
+    for source in judged:
+        source.check_prompts(prompts, origins)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,7 +13,8 @@ from proximo.metrics.values import Last, Max, Mean, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.records import Prompt, Scored
-from proximo.rewards.source import RewardSource
+from proximo.rewards.source import ClosableSource, RewardSource
+from proximo.rewards.statistics import statistics_of
 from proximo.trainers.difficulty import judge_difficulty
 from proximo.trainers.evaluation import evaluate_policy
 from proximo.trainers.logs import Record
@@ -59,6 +60,12 @@ class PPOTask:
         self.device = str(ppo.policy.device)
         self.num_steps = ppo.config.num_steps
 
+    def close(self) -> None:
+        """End what the reward sources started."""
+        for source in (self.reward, self.gold):
+            if isinstance(source, ClosableSource):
+                source.close()
+
     def step(self, step: int) -> Record:
         """Take one PPO step; `step` counts from 1."""
         size = self.ppo.config.prompts_per_step
@@ -72,7 +79,7 @@ class PPOTask:
             progress = judge_difficulty(self.difficulty, draws, outcome.sampled)
         scored = outcome.experience.scored
         gold = self._gold(scored)
-        metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | progress
+        metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | self._gold_statistics() | progress
         metrics["memory/peak_mib"] = Max(peak_memory_mib(self.ppo.policy.device))
         divergences = sequence_kl(outcome.experience)
         rows = range(min(self.samples_per_step, len(scored)))
@@ -91,7 +98,8 @@ class PPOTask:
             _sample("evaluation", scored, kl, score) | _beside(other)
             for scored, kl, score, other in zip(found.scored, found.kl, gold, found.reference, strict=True)
         ]
-        return Record(metrics=found.metrics | _gold_metric("evaluation/gold", gold), samples=samples)
+        metrics = found.metrics | _gold_metric("evaluation/gold", gold) | self._gold_statistics()
+        return Record(metrics=metrics, samples=samples)
 
     def writers(self) -> Mapping[str, Writer]:
         """Policy and value model with their optimizers; the average and a reference that moves."""
@@ -139,6 +147,10 @@ class PPOTask:
             return [None] * len(scored)
         found = self.gold.score([each.response for each in scored])
         return [each.score if each.valid else None for each in found]
+
+    def _gold_statistics(self) -> dict[str, MetricValue]:
+        """Under a name that no reward source has."""
+        return {name.replace("/", "/gold.", 1): value for name, value in statistics_of(self.gold).items()}
 
 
 def _repeat_note(ppo: PPOTrainer, prompts: Sequence[Prompt]) -> list[str]:

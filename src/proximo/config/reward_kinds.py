@@ -1,0 +1,11 @@
+"""All kinds of reward sources, told apart by `kind`, each on a line of its own. What one is, its own file says."""
+
+from proximo.config.rewards import FunctionRewardConfig, JudgeRewardConfig, ModelRewardConfig
+
+WatchedSourceConfig = (
+    FunctionRewardConfig
+    | JudgeRewardConfig
+)  # fmt: skip
+"""The kinds that need no model: they may be watched without being trained on."""
+RewardSourceConfig = ModelRewardConfig | WatchedSourceConfig
+"""All kinds."""

@@ -1,0 +1,69 @@
+"""What a reward function is asked and what its answers mean. Not where it runs: function.py, function_process.py."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proximo.errors import TrainingError
+from proximo.metrics.definitions import COMPONENT
+from proximo.records import Finish, Response, Scored, ScoreState
+from proximo.rewards.dense import scored_by_token
+
+Verdict = float | int | Mapping[str, Any] | None
+"""A score; or a mapping with `score` or `token_rewards`, and components; or None where the function could not tell."""
+
+
+def questions(responses: Sequence[Response]) -> tuple[list[Any], list[str], list[dict[str, Any]]]:
+    """Prompts (text, or messages), responses and metadata, one entry of each per response."""
+    prompts = [r.prompt.text if r.prompt.text is not None else list(r.prompt.messages or ()) for r in responses]
+    return prompts, [r.text for r in responses], [_metadata(r) for r in responses]
+
+
+def as_scored(responses: Sequence[Response], verdicts: Any, *, name: str) -> list[Scored]:
+    """Each response with what the function said of it. Raises TrainingError for answers that are none."""
+    if hasattr(verdicts, "tolist"):  # arrays of numpy and tensors
+        verdicts = verdicts.tolist()
+    if not isinstance(verdicts, Sequence) or len(verdicts) != len(responses):
+        count = len(verdicts) if isinstance(verdicts, Sequence) else type(verdicts).__name__
+        raise TrainingError(
+            f"reward function {name!r} must return one score per response: "
+            f"{len(responses)} were wanted, it returned {count}"
+        )
+    return [_scored(response, verdict, name=name) for response, verdict in zip(responses, verdicts, strict=True)]
+
+
+def _scored(response: Response, verdict: Verdict, *, name: str) -> Scored:
+    parts = dict(verdict) if isinstance(verdict, Mapping) else {"score": verdict}
+    if ("score" in parts) == ("token_rewards" in parts):
+        raise TrainingError(
+            f"reward function {name!r} must return a mapping with either 'score' or 'token_rewards', whose "
+            f"sum is the score; it has {sorted(parts)}"
+        )
+    token_rewards = parts.pop("token_rewards", None)
+    try:
+        numbers = {key: math.nan if value is None else float(value) for key, value in parts.items()}
+    except (TypeError, ValueError) as error:
+        raise TrainingError(
+            f"reward function {name!r} must return a number, a mapping to numbers or None for each response, "
+            f"it returned {verdict!r:.80}"
+        ) from error
+    if not all(math.isfinite(number) for number in numbers.values()):
+        reason = f"{name} returned {verdict!r}"
+        return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
+    unnamed = [key for key in numbers if not re.fullmatch(COMPONENT, key)]
+    if unnamed:
+        raise TrainingError(
+            f"reward function {name!r} returned a component {unnamed[0]!r}, which cannot name a metric: use "
+            "letters, digits, '_', '.' and '-' only"
+        )
+    if token_rewards is not None:
+        return scored_by_token(response, token_rewards, name=name, components=numbers)
+    score = numbers.pop("score")
+    return Scored(response=response, score=score, components=numbers)
+
+
+def _metadata(response: Response) -> dict[str, Any]:
+    answer = {} if response.prompt.answer is None else {"answer": response.prompt.answer}
+    finish: Finish = response.finish
+    return {**response.prompt.metadata, **answer, "finish": finish.value, "token_ids": response.token_ids}

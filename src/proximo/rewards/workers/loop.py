@@ -1,0 +1,290 @@
+"""The one thread that runs a pool: it alone touches the workers. Not what callers see of it: that is pool.py.
+
+Each round hears the workers first and judges deadlines after, so that a reply that has come is never taken for a late
+one. Work is handed out a few pieces ahead where they are quick; the piece a worker is at is always the first of those
+it holds, because each reply is sent as soon as it is there. So it is known which piece hung or killed its worker: that
+one is tried again, and the others go back in line as if nothing had been.
+"""
+
+import selectors
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import proximo.errors
+from proximo.errors import ProximoError, TrainingError
+from proximo.rewards.workers.doorbell import Doorbell
+from proximo.rewards.workers.line import WorkLine, pause_after
+from proximo.rewards.workers.outcomes import Done, Failed, TimedOut, Work
+from proximo.rewards.workers.process import Job, WorkerProcess
+
+START_SECONDS = 120.0
+"""For a worker to import what it needs: sympy and torch take seconds on a machine with much else to do."""
+MAX_FAILED_STARTS = 5
+"""After so many in a row, with no worker left, whatever waits is given up."""
+AHEAD_SECONDS = 0.02
+"""A worker holds about so much work beyond the piece it is at."""
+MAX_AHEAD = 64
+LOOK_EVERY_SECONDS = 0.25
+"""How often a worker is looked at that says nothing: something that it started may hold its pipe open."""
+CLOSE_SECONDS = 2.0
+"""For a judge to end what it started."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolLimits:
+    """How many work, for how long, and how often something is tried."""
+
+    num_workers: int
+    answer_seconds: float
+    """Wall-clock limit of one piece of work; exceeded twice, it is `TimedOut`."""
+    attempts: int
+    """How often a piece is tried whose worker died or raised, before it has `Failed`."""
+
+
+class WorkerLoop:
+    """Runs until `closing` is set, then leaves no process behind."""
+
+    def __init__(self, job: Job, limits: PoolLimits) -> None:
+        self.job = job
+        self.limits = limits
+        self.closing = threading.Event()
+        self.decided = threading.Event()
+        """Set when a worker is ready, or could not be made."""
+        self.start_error: ProximoError | None = None
+        """Why the last worker that could not be made was not; None once one was."""
+        self.about: Any = None
+        """What a ready worker says of itself."""
+        self.num_restarts = 0
+        self.num_retries = 0
+        self._line = WorkLine()
+        self._given_up = threading.Event()
+        self.doorbell = Doorbell()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self.doorbell.descriptor, selectors.EVENT_READ)
+        self._workers: list[WorkerProcess] = []
+        self._writing: dict[int, WorkerProcess] = {}
+        self._failed_starts = 0
+        self._next_start = 0.0
+        self._mean_seconds = AHEAD_SECONDS
+
+    def hand_in(self, work: Sequence[Work]) -> None:
+        """From any thread."""
+        self._line.arrive(work)
+        self.doorbell.ring()
+
+    def abandon(self) -> None:
+        """From any thread: somebody else has said what became of work that was handed in."""
+        self._given_up.set()
+        self.doorbell.ring()
+
+    def run(self) -> None:
+        """The thread's work."""
+        try:
+            while not self.closing.is_set():
+                self._staff()
+                self._line.take_in()
+                self._hand_out()
+                heard = self._selector.select(self._pause())
+                for key, events in heard:
+                    self._attend(key, events)
+                self._look(all_of_them=not heard)
+        finally:
+            self.closing.set()
+            self._dismiss_all()
+            self._give_up("the workers were closed")
+            self.decided.set()
+            self._selector.close()
+
+    def _dismiss_all(self) -> None:
+        """Idle workers close their judges; what is not gone in time is killed."""
+        for worker in self._workers:
+            worker.dismiss()
+        patience = time.monotonic() + CLOSE_SECONDS
+        while any(worker.is_ready and not worker.in_flight and not worker.has_died() for worker in self._workers):
+            if time.monotonic() > patience:
+                break
+            time.sleep(0.005)
+        for worker in self._workers:
+            worker.kill()
+
+    def _staff(self) -> None:
+        """Start what is missing, with a pause after starts that failed."""
+        while len(self._workers) < self.limits.num_workers and time.monotonic() >= self._next_start:
+            try:
+                worker = WorkerProcess(self.job)
+            except OSError as error:
+                self._start_failed(TrainingError(f"no worker process can be started: {error}"))
+                return
+            self._workers.append(worker)
+            self._selector.register(worker.replies, selectors.EVENT_READ, worker)
+            self._write(worker)
+
+    def _start_failed(self, error: ProximoError) -> None:
+        self._failed_starts += 1
+        self._next_start = time.monotonic() + pause_after(self._failed_starts)
+        self.start_error = error
+        self.decided.set()
+        if self._failed_starts >= MAX_FAILED_STARTS and not any(worker.is_ready for worker in self._workers):
+            self._give_up(f"no worker could be started: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        self._line.give_up(reason)
+        for worker in self._workers:
+            for work in worker.in_flight:
+                work.finish(Failed(reason=reason))
+
+    def _hand_out(self) -> None:
+        """To whoever holds least; a few pieces ahead where they are quick, so that nobody waits for the next."""
+        ahead = max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / self._mean_seconds)))
+        ready = [worker for worker in self._workers if worker.is_ready and not worker.is_reserved]
+        while ready:
+            worker = min(ready, key=lambda each: len(each.in_flight))
+            if len(worker.in_flight) >= ahead or (work := self._line.next()) is None:
+                break
+            self._send(worker, work)
+        for worker in ready:
+            if not worker.in_flight and (work := self._line.next_alone()) is not None:
+                worker.is_reserved = True
+                self._send(worker, work)
+        for worker in self._workers:
+            self._write(worker)
+
+    def _send(self, worker: WorkerProcess, work: Work) -> None:
+        if not worker.in_flight:
+            worker.head_since = time.monotonic()
+        worker.in_flight.append(work)
+        worker.send(work.request)
+
+    def _write(self, worker: WorkerProcess) -> None:
+        """Now what the pipe takes, the rest when it can take more."""
+        worker.write()
+        pending, known = worker.has_unsent, worker.requests in self._writing
+        if pending and not known:
+            self._writing[worker.requests] = worker
+            self._selector.register(worker.requests, selectors.EVENT_WRITE, worker)
+        elif known and not pending:
+            del self._writing[worker.requests]
+            self._selector.unregister(worker.requests)
+
+    def _attend(self, key: selectors.SelectorKey, events: int) -> None:
+        worker = key.data
+        if worker is None:
+            self.doorbell.answer()
+        elif worker not in self._workers:  # buried in this very round
+            return
+        elif events & selectors.EVENT_WRITE:
+            self._write(worker)
+        else:
+            self._hear(worker)
+
+    def _hear(self, worker: WorkerProcess) -> None:
+        try:
+            messages = worker.read()
+            if messages is None:
+                self._bury(worker, None)
+                return
+            for message in messages:
+                if worker in self._workers:
+                    self._understand(worker, message)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            self._bury(worker, f"answered with something that is no reply ({type(error).__name__}: {error})")
+
+    def _understand(self, worker: WorkerProcess, message: Any) -> None:
+        if not worker.is_ready:
+            if "failed" in message:
+                worker.start_error = _as_error(message["failed"], message["message"])
+                self._bury(worker, None)
+                return
+            self.about = message["ready"]
+            worker.is_ready = True
+            worker.head_since = time.monotonic()
+            self._failed_starts, self.start_error = 0, None
+            self.decided.set()
+            return
+        if "raised" not in message:
+            seconds = min(self.limits.answer_seconds, max(0.0, float(message["seconds"])))
+            done = Done(value=message["value"], seconds=seconds)
+            self._mean_seconds += 0.05 * (max(seconds, 1e-6) - self._mean_seconds)
+            worker.in_flight.popleft().finish(done)
+        else:
+            self._retry(worker.in_flight.popleft(), str(message["raised"]))
+        worker.is_reserved = False
+        worker.head_since = time.monotonic()
+        if message.get("leaving"):
+            self._bury(worker, None, blame=False)
+
+    def _look(self, *, all_of_them: bool) -> None:
+        """Deadlines; and, where nothing was heard, whether they live."""
+        now = time.monotonic()
+        given_up = self._given_up.is_set()
+        self._given_up.clear()
+        for worker in tuple(self._workers):
+            if given_up and any(work.outcome is not None for work in worker.in_flight):
+                self._bury(worker, None, blame=False)
+            elif not worker.is_ready and now > worker.head_since + START_SECONDS:
+                self._bury(worker, f"was not ready within {START_SECONDS:g} seconds")
+            elif worker.in_flight and now > worker.head_since + self.limits.answer_seconds:
+                self._time_out(worker)
+            elif all_of_them and worker.has_died():
+                self._hear(worker)  # its last words may be a reply
+                if worker in self._workers:
+                    self._bury(worker, None)
+
+    def _time_out(self, worker: WorkerProcess) -> None:
+        work = worker.in_flight.popleft()
+        self._bury(worker, None, blame=False)
+        work.timeouts += 1
+        if work.timeouts > 1:
+            work.finish(TimedOut(seconds=self.limits.answer_seconds))
+        else:
+            self.num_retries += 1
+            self._line.put_alone(work)
+
+    def _bury(self, worker: WorkerProcess, reason: str | None, *, blame: bool = True) -> None:
+        """End a worker; the piece that it was at has failed once more, unless `blame` is off."""
+        self._workers.remove(worker)
+        self._selector.unregister(worker.replies)
+        if self._writing.pop(worker.requests, None) is not None:
+            self._selector.unregister(worker.requests)
+        ended = worker.kill()
+        reason = reason or ended
+        if not worker.is_ready:
+            told = f"a worker {reason} before it was ready to judge"
+            self._start_failed(worker.start_error or TrainingError(told))
+            return
+        self.num_restarts += 1
+        rest = worker.in_flight
+        if blame and rest:
+            self._retry(rest.popleft(), f"its worker {reason}")
+        self._line.put_back(rest)
+
+    def _retry(self, work: Work, reason: str) -> None:
+        work.failures += 1
+        if work.failures >= self.limits.attempts:
+            work.finish(Failed(reason=reason))
+        elif work.outcome is None:
+            self.num_retries += 1
+            self._line.pause(work)
+
+    def _pause(self) -> float | None:
+        """Seconds until something is due though nobody says a word; None where nothing is."""
+        now = time.monotonic()
+        due = [] if (paused := self._line.due()) is None else [paused]
+        if len(self._workers) < self.limits.num_workers:
+            due.append(self._next_start)
+        for worker in self._workers:
+            if worker.in_flight or not worker.is_ready:
+                limit = self.limits.answer_seconds if worker.is_ready else START_SECONDS
+                due += [worker.head_since + limit, now + LOOK_EVERY_SECONDS]
+        return max(0.0, min(due) - now) if due else None
+
+
+def _as_error(kind: str, message: str) -> ProximoError:
+    """The error that a worker met while it was made: one of ours by its name, and no other class."""
+    found = vars(proximo.errors).get(kind)
+    if isinstance(found, type) and issubclass(found, ProximoError):
+        return found(message)
+    return TrainingError(message)

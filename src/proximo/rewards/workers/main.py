@@ -1,0 +1,201 @@
+"""The worker process: makes one judge (or finds one function) and answers requests until its pipe ends.
+
+`python -m proximo.rewards.workers.main REQUESTS REPLIES PARENT`: two descriptors and the id of the process that started
+it. The first message says what to make; each one after it asks for something and gets one reply, in order. Needs no
+torch, so that it starts in about 0.1 s.
+"""
+
+import ctypes
+import importlib
+import inspect
+import json
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+from proximo.errors import ConfigError, DataError, ProximoError
+from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.workers.frames import encode, read_frame
+from proximo.states import Finish, ScoreState
+
+Service = Callable[[Mapping[str, Any]], Any]
+"""From a request to the value of its reply."""
+Made = tuple[Service, Any, Callable[[], Any]]
+"""A service, what there is to say of it when it is ready, and what ends it."""
+REASON_CHARACTERS = 300
+_PR_SET_PDEATHSIG = 1
+
+
+class NotJudgedError(ProximoError):
+    """A judge said itself that the infrastructure is at fault: as good as if it had raised."""
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the pipe ends; returns the exit status."""
+    requests_fd, replies_fd, parent = map(int, arguments)
+    for descriptor in (requests_fd, replies_fd):
+        os.set_inheritable(descriptor, False)  # what a judge starts has no business with the channel
+    die_with(parent)
+    with open(requests_fd, "rb") as requests, open(replies_fd, "wb", buffering=0) as replies:
+        wanted = read_frame(requests)
+        if wanted is None:
+            return 0
+        try:
+            _limit_memory(wanted["memory_bytes"])
+            service, about, close = SERVICES[wanted["service"]](wanted["path"], wanted["options"])
+        except BaseException as error:  # it is anybody's code that is imported here, and the trainer must hear of it
+            replies.write(encode({"failed": _kind(error), "message": _described(error)}))
+            return 1
+        replies.write(encode({"ready": about}))
+        _serve(service, requests, replies)
+        close()
+    return 0
+
+
+def die_with(parent: int) -> None:
+    """On Linux the kernel kills this process, and what it forks, when the one that started it ends, however it does."""
+    if sys.platform != "linux":
+        return  # there the end of the pipe ends a worker, after the answer that it is judging
+    libc = ctypes.CDLL(None)
+
+    def kill_when_the_parent_ends() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    kill_when_the_parent_ends()
+    os.register_at_fork(after_in_child=kill_when_the_parent_ends)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def judge_service(path: str, options: Mapping[str, Any]) -> Made:
+    """A judge at work, and the verdict that it wants for an answer on which it was killed for taking too long."""
+    judge = _find(path)(**options)
+
+    def serve(request: Mapping[str, Any]) -> Any:
+        if "check" in request:
+            try:
+                judge.check_row(**request["check"])
+            except DataError as error:
+                return str(error)
+            return None
+        given = request["judge"]
+        verdict = judge.judge(Answer(**(given | {"finish": Finish(given["finish"])})))
+        if verdict.state is ScoreState.INFRASTRUCTURE_FAULT:
+            raise NotJudgedError(verdict.reason or "the judge gave no reason")
+        return verdict_as_json(verdict)
+
+    about = None
+    if hasattr(judge, "timeout_verdict"):
+        about = verdict_as_json(judge.timeout_verdict())
+    return serve, about, judge.close
+
+
+def function_service(path: str, options: Mapping[str, Any]) -> Made:
+    """A reward function of lists of prompts, responses and metadata (docs/rewards.md)."""
+    function = _find(path)
+    try:
+        signature = inspect.signature(function)
+        signature.bind([], [], [], **options)
+    except TypeError as error:
+        raise ConfigError(
+            f"{path!r} is called as function(prompts, responses, metadata{''.join(f', {key}=...' for key in options)}):"
+            f" {error}"
+        ) from error
+
+    def serve(request: Mapping[str, Any]) -> Any:
+        verdicts = function(*request["call"], **options)
+        if hasattr(verdicts, "tolist"):  # arrays of numpy and tensors
+            verdicts = verdicts.tolist()
+        return json.loads(json.dumps(verdicts, default=lambda value: value.tolist()))
+
+    return serve, None, lambda: None
+
+
+SERVICES: Mapping[str, Callable[[str, Mapping[str, Any]], Made]] = {
+    "judge": judge_service,
+    "function": function_service,
+}
+
+
+def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+    """As it crosses to the trainer. Raises ValueError for a score that is no number although the state says so."""
+    numbers = {"score": float(verdict.score)} | {name: float(value) for name, value in verdict.components.items()}
+    wrong = [name for name, number in numbers.items() if not math.isfinite(number)]
+    if wrong:
+        raise ValueError(f"the judge said {verdict.state.value} with a {wrong[0]} of {numbers[wrong[0]]}")
+    return {
+        "score": numbers.pop("score"),
+        "state": verdict.state.value,
+        "reason": None if verdict.reason is None else _line(verdict.reason),
+        "components": numbers,
+    }
+
+
+def _serve(service: Service, requests: BinaryIO, replies: BinaryIO) -> None:
+    own = os.getpid()
+    while (request := read_frame(requests)) is not None:
+        start = time.perf_counter()
+        leaving = False
+        try:
+            reply = encode({"value": service(request), "seconds": time.perf_counter() - start})
+        except BaseException as error:  # a judge that raises costs its answer, not the worker
+            leaving = isinstance(error, MemoryError)  # what is left of its memory is no place to judge in
+            reply = encode({"raised": _described(error), "leaving": leaving})
+        if os.getpid() != own:  # a judge that forked and came back twice
+            os._exit(1)
+        _write(replies, reply)
+        if leaving:
+            return
+
+
+def _write(stream: BinaryIO, piece: bytes) -> None:
+    rest = memoryview(piece)
+    while rest:
+        rest = rest[stream.write(rest) :]
+
+
+def _limit_memory(memory_bytes: int | None) -> None:
+    """Of its address space, and of that of everything it starts; where the system knows such a limit."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if memory_bytes is None or sys.platform != "linux":
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _find(path: str) -> Callable[..., Any]:
+    """What stands behind `package.module:name`. Raises ConfigError where there is no such thing to call."""
+    module_name, _, name = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and module_name.startswith(error.name):
+            raise ConfigError(f"{path!r}: there is no module {error.name!r} that a worker could import") from error
+        raise
+    found = vars(module).get(name)
+    if not callable(found):
+        raise ConfigError(f"{path!r}: {module_name} has nothing callable of the name {name!r}")
+    return found
+
+
+def _kind(error: BaseException) -> str:
+    return type(error).__name__ if isinstance(error, ProximoError) else "ConfigError"
+
+
+def _described(error: BaseException) -> str:
+    return str(error) if isinstance(error, ProximoError) else _line(f"{type(error).__name__}: {error}")
+
+
+def _line(text: str) -> str:
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    return first if len(first) <= REASON_CHARACTERS else first[:REASON_CHARACTERS] + "..."
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

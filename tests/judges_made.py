@@ -1,0 +1,229 @@
+"""Judges for tests: a good one, and one that does on demand whatever a judge must not. Made in worker processes."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proximo.errors import ConfigError, DataError, MissingExtraError
+from proximo.rewards.verdicts import Answer, Judge, Verdict
+from proximo.states import ScoreState
+
+
+class Letters(Judge):
+    """The share of one letter; every call leaves a line in `seen`, where that is given."""
+
+    def __init__(self, letter: str = "a", seen: str | None = None) -> None:
+        self.letter, self.seen = letter, seen
+
+    def judge(self, answer: Answer) -> Verdict:
+        if self.seen is not None:
+            with Path(self.seen).open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(answer.text) + "\n")
+        share = answer.text.count(self.letter) / (len(answer.text) + 1)
+        return Verdict(score=share, components={"length": float(len(answer.text))})
+
+    def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
+        if metadata.get("unfit"):
+            raise DataError("there is nothing to judge by")
+
+
+class Everything(Judge):
+    """Says what it was handed."""
+
+    def judge(self, answer: Answer) -> Verdict:
+        told = [answer.text, answer.prompt, answer.reference, dict(answer.metadata), answer.finish, answer.num_tokens]
+        return Verdict(score=-1.0, state=ScoreState.MODEL_FAULT, reason=json.dumps(told))
+
+
+class Hostile(Judge):
+    """Does what the answer says; else its score is the answer's length."""
+
+    def judge(self, answer: Answer) -> Verdict:
+        deed = getattr(self, f"do_{answer.text}", None)
+        if deed is not None:
+            deed()
+        return Verdict(score=float(len(answer.text)))
+
+    def timeout_verdict(self) -> Verdict:
+        return Verdict(score=-0.5, state=ScoreState.MODEL_FAULT)
+
+    def do_sleep(self) -> None:
+        time.sleep(1000)
+
+    def do_spin(self) -> None:
+        while True:
+            pass
+
+    def do_raise(self) -> None:
+        raise ValueError("no\nsuch luck")
+
+    def do_exit(self) -> None:
+        sys.exit(4)
+
+    def do_die(self) -> None:
+        os._exit(3)
+
+    def do_abort(self) -> None:
+        os.abort()
+
+    def do_recurse(self) -> None:
+        self.do_recurse()
+
+    def do_eat(self) -> None:
+        hoard: Sequence[bytearray] = [bytearray(2**24) for _ in range(1000)]
+        del hoard
+
+    def do_flood(self) -> None:
+        for descriptor in (1, 2):
+            for _ in range(100):
+                os.write(descriptor, b"x" * 2**16)
+        print("y" * 2**20)
+
+    def do_read(self) -> None:
+        assert sys.stdin.read() == ""
+
+    def do_close(self) -> None:
+        os.closerange(3, 256)
+
+    def do_garble(self) -> None:
+        for descriptor in range(3, 256):
+            try:
+                os.write(descriptor, b"\x00\x00\x00\x05false")
+            except OSError:
+                continue
+
+    def do_announce(self) -> None:
+        for descriptor in range(3, 256):
+            try:
+                os.write(descriptor, b"\xff\xff\xff\xff")
+            except OSError:
+                continue
+
+    def do_fork(self) -> None:
+        os.fork()
+
+    def do_leave_a_child(self) -> None:
+        if os.fork() == 0:
+            time.sleep(1000)
+
+    def do_leave_a_child_and_die(self) -> None:
+        self.do_leave_a_child()
+        os._exit(5)
+
+
+class OfNoUse(Judge):
+    """Cannot tell, or says what is no number."""
+
+    def judge(self, answer: Answer) -> Verdict:
+        if answer.text == "nan":
+            return Verdict(score=float("nan"))
+        if answer.text == "name":
+            return Verdict(score=1.0, components={"no/name": 1.0})
+        return Verdict(score=float("nan"), state=ScoreState.INFRASTRUCTURE_FAULT, reason="the other machine is down")
+
+
+class Environment(Judge):
+    """Fails with the names of the variables that it sees, and where it stands."""
+
+    def judge(self, answer: Answer) -> Verdict:
+        facts = {"names": sorted(os.environ), "session": os.getsid(0) == os.getpid(), "folder": os.environ["TMPDIR"]}
+        Path(os.environ["TMPDIR"], "left").write_text("x", encoding="utf-8")
+        return Verdict(score=0.0, state=ScoreState.MODEL_FAULT, reason=json.dumps(facts))
+
+
+class Flaky(Judge):
+    """Dies on every answer that no worker has died on yet."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def judge(self, answer: Answer) -> Verdict:
+        mark = self.folder / answer.text
+        if not mark.exists():
+            mark.touch()
+            os._exit(1)
+        return Verdict(score=1.0)
+
+
+class Slow(Judge):
+    """Takes as many seconds as the answer says, the first time; none after that."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def judge(self, answer: Answer) -> Verdict:
+        mark = self.folder / answer.text
+        if not mark.exists():
+            mark.touch()
+            time.sleep(float(answer.text))
+        return Verdict(score=1.0)
+
+
+class Closing(Judge):
+    """Writes a file when it is closed."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = Path(mark)
+
+    def judge(self, answer: Answer) -> Verdict:
+        return Verdict(score=1.0)
+
+    def close(self) -> None:
+        self.mark.touch()
+
+
+def needs_an_extra() -> None:
+    raise MissingExtraError("install proximo[maths]")
+
+
+def is_misconfigured() -> None:
+    raise ConfigError("the limit must be above 0")
+
+
+def breaks() -> None:
+    raise RuntimeError("no way")
+
+
+def dies() -> None:
+    os._exit(7)
+
+
+def hangs(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
+    time.sleep(1000)
+    return []
+
+
+def crashes(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
+    os._exit(1)
+
+
+def raises(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
+    raise KeyError("answer")
+
+
+def too_few(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
+    return [1.0]
+
+
+def recites(
+    prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any], *, bonus: float = 0.0
+) -> list[Any]:
+    """Whether it was handed lists as it should, and where it runs."""
+    right = [isinstance(each["token_ids"], list) and each["finish"] == "eos" for each in metadata]
+    return [
+        {"score": len(text) + bonus, "right": ok, "process": os.getpid()}
+        for text, ok in zip(responses, right, strict=True)
+    ]
+
+
+class Dying(Judge):
+    """Ends its worker on every second answer, or so."""
+
+    def judge(self, answer: Answer) -> Verdict:
+        if sum(map(ord, answer.text)) % 2:
+            os._exit(1)
+        return Verdict(score=float(len(answer.text)))

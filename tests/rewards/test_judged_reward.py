@@ -1,0 +1,243 @@
+"""A judge's verdicts through its workers: what it is handed, what becomes of what it says, and of what it does not."""
+
+import json
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proximo.errors import ConfigError, DataError, MissingExtraError, TrainingError
+from proximo.metrics.catalogue import CATALOGUE
+from proximo.records import Finish, Prompt, Response, ScoreState
+from proximo.rewards import judged
+from proximo.rewards.judged import JudgedReward
+from proximo.rewards.source import ClosableSource, ConcurrentSource, EagerSource, MeasuredSource, RewardSource
+from records_made import prompt, response
+
+
+@contextmanager
+def made(judge: str, **options: Any) -> Iterator[JudgedReward]:
+    settings = {"name": "j", "answer_seconds": 5.0, "step_seconds": 20.0, **options}
+    source = JudgedReward(f"judges_made:{judge}", **settings)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def texts(*given: str) -> list[Response]:
+    return [response(text=text) for text in given]
+
+
+def numbers(source: JudgedReward) -> dict[str, float | None]:
+    return {name.removeprefix("source/j/"): value.value for name, value in source.statistics().items()}
+
+
+def test_the_judge_sees_all_of_the_answer_and_the_trainer_all_of_the_verdict() -> None:
+    asked = prompt(text=None, messages=({"role": "user", "content": "2+2?"},), answer="4", metadata={"level": [1]})
+    with made("Everything") as source:
+        (found,) = source.score([response([7, 8], to=asked, text="fo\udc80ur\n", finish=Finish.LENGTH)])
+    assert (found.score, found.state) == (-1.0, ScoreState.MODEL_FAULT)
+    told = json.loads(found.reason or "")
+    assert told == ["fo\udc80ur\n", [{"role": "user", "content": "2+2?"}], "4", {"level": [1]}, "length", 2]
+
+
+def test_verdicts_keep_the_order_of_the_responses_and_their_components() -> None:
+    given = [f"{'a' * (n % 7)}{n}" for n in range(300)]
+    with made("Letters", num_workers=3, options={"letter": "a"}) as source:
+        found = source.score(texts(*given))
+        assert isinstance(source, RewardSource)
+        for kind in (EagerSource, ConcurrentSource, MeasuredSource, ClosableSource):
+            assert isinstance(source, kind)
+    assert [each.response.text for each in found] == given
+    assert [each.score for each in found] == [text.count("a") / (len(text) + 1) for text in given]
+    assert [dict(each.components) for each in found] == [{"length": float(len(text))} for text in given]
+
+
+def test_an_answer_is_judged_once_in_a_run_however_often_it_comes(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    other = prompt("p1", metadata={"level": 2})
+    with made("Letters", options={"seen": str(seen)}) as source:
+        source.score(texts("x", "y", "x"))
+        assert numbers(source)["cache_hit_fraction"] == pytest.approx(1 / 3)
+        source.score([*texts("x", "z"), response(text="x", to=other), response(text="x", finish=Finish.LENGTH)])
+        assert numbers(source)["cache_hit_fraction"] == 0.25
+    # What a verdict depends on is told apart: the row, and how the response ended.
+    assert [json.loads(line) for line in seen.read_text().splitlines()] == ["x", "y", "z", "x", "x"]
+
+
+def test_only_so_many_verdicts_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judged, "MAX_REMEMBERED", 2)
+    seen = tmp_path / "seen"
+    with made("Letters", options={"seen": str(seen)}) as source:
+        source.score(texts("x", "y"))
+        source.score(texts("x", "z"))
+        source.score(texts("x", "y"))
+    assert [json.loads(line) for line in seen.read_text().splitlines()] == ["x", "y", "z", "y"]
+
+
+def test_what_was_begun_is_collected_and_judged_once(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    given = texts("x", "y", "x")
+    with made("Letters", options={"seen": str(seen)}) as source:
+        for each in given:
+            source.begin(each)
+        source.begin(response(text="never asked about"))
+        assert [found.score for found in source.score(given)] == [0.0, 0.0, 0.0]
+        source.score(texts("never asked about"))
+    assert sorted(json.loads(line) for line in seen.read_text().splitlines()) == ["never asked about", "x", "y"]
+
+
+def test_a_time_out_is_the_answers_fault_with_the_score_that_the_judge_wants() -> None:
+    with made("Hostile", num_workers=2, answer_seconds=0.3) as source:
+        found = source.score(texts("sleep", "spin", "fine"))
+        counts = numbers(source)
+    assert [(each.score, each.state) for each in found] == [
+        (-0.5, ScoreState.MODEL_FAULT),
+        (-0.5, ScoreState.MODEL_FAULT),
+        (4.0, ScoreState.SCORED),
+    ]
+    assert found[0].reason == "not judged within answer_seconds = 0.3, twice"
+    assert counts["timeout_fraction"] == counts["model_fault_fraction"] == pytest.approx(2 / 3)
+    assert (counts["seconds_p99"], counts["failure_fraction"]) == (0.3, 0)
+    assert counts["retries"] == 2
+    assert counts["worker_restarts"] == 4
+
+
+def test_a_judge_without_a_verdict_for_time_outs_gives_them_0(tmp_path: Path) -> None:
+    with made("Slow", answer_seconds=0.2, options={"folder": "/nowhere"}, attempts=1) as source:
+        (fault,) = source.score(texts("5"))
+    assert fault.state is ScoreState.INFRASTRUCTURE_FAULT, "a folder that is not there is nobody's slow answer"
+    with made("Slow", answer_seconds=0.4, options={"folder": str(tmp_path)}) as source:
+        (second_try,) = source.score(texts("5"))
+    assert (second_try.score, second_try.state) == (1.0, ScoreState.SCORED), "in time at the second try"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("raise", "ValueError: no"),
+        ("exit", "SystemExit: 4"),
+        ("die", "its worker ended with status 3"),
+        ("abort", "its worker was ended by SIGABRT"),
+        ("eat", "MemoryError:"),
+        ("recurse", "RecursionError: maximum recursion depth exceeded"),
+        ("close", "its worker"),
+        ("garble", "its worker answered with something that is no reply"),
+        ("announce", "its worker answered with something that is no reply"),
+        ("leave_a_child_and_die", "its worker"),
+    ],
+)
+def test_what_a_judge_does_to_its_worker_is_no_score_and_harms_no_other_answer(text: str, reason: str) -> None:
+    with made("Hostile", memory_bytes=2**28, attempts=2) as source:
+        found = source.score(texts("before", text, "after it"))
+        counts = numbers(source)
+    assert [each.score for each in found[::2]] == [6.0, 8.0]
+    assert found[1].state is ScoreState.INFRASTRUCTURE_FAULT
+    assert math.isnan(found[1].score)
+    assert (found[1].reason or "").startswith(reason)
+    assert counts["failure_fraction"] == pytest.approx(1 / 3)
+    assert counts["retries"] == 1
+
+
+@pytest.mark.parametrize("text", ["flood", "read", "fork", "leave_a_child"])
+def test_what_a_judge_does_beside_judging_does_not_reach_the_trainer(text: str, capfd: Any) -> None:
+    with made("Hostile") as source:
+        found = source.score(texts(text, "after it", text))
+    assert [each.score for each in found] == [float(len(text)), 8.0, float(len(text))]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_fault_that_the_judge_itself_sees_is_tried_again_and_not_remembered() -> None:
+    with made("OfNoUse", attempts=3) as source:
+        (found,) = source.score(texts("x"))
+        counts = numbers(source)
+        source.score(texts("x"))
+        assert numbers(source)["cache_hit_fraction"] == 0
+        (other,) = source.score(texts("nan"))
+        with pytest.raises(TrainingError, match="names a component 'no/name'"):
+            source.score(texts("name"))
+    assert (found.state, found.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "the other machine is down")
+    assert counts["retries"] == 2
+    assert other.reason == "ValueError: the judge said scored with a score of nan"
+
+
+def test_an_answer_whose_worker_died_is_tried_again(tmp_path: Path) -> None:
+    with made("Flaky", num_workers=2, options={"folder": str(tmp_path)}, attempts=2) as source:
+        found = source.score(texts(*map(str, range(20))))
+        counts = numbers(source)
+    assert [each.score for each in found] == [1.0] * 20
+    assert counts["retries"] == counts["worker_restarts"] == 20
+
+
+def test_what_is_not_judged_when_the_step_must_end_has_no_score_and_the_next_step_goes_on() -> None:
+    with made("Hostile", answer_seconds=60, step_seconds=0.5) as source:
+        found = source.score(texts("fine", "sleep", "well"))
+        assert [each.state for each in found[1:]] == [ScoreState.INFRASTRUCTURE_FAULT] * 2
+        assert found[0].score == 4.0
+        assert found[2].reason == "not judged within step_seconds = 0.5"
+        source.step_seconds = 20
+        assert [each.score for each in source.score(texts("well"))] == [4.0]
+
+
+def test_several_threads_may_ask_at_once(tmp_path: Path) -> None:
+    found: dict[int, list[float]] = {}
+    with made("Letters", num_workers=2) as source:
+
+        def ask(thread: int) -> None:
+            found[thread] = [each.score for each in source.score(texts(*(f"a{n}" for n in range(200))))]
+
+        threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert list(found.values()) == [[1 / (len(f"a{n}") + 1) for n in range(200)]] * 4
+
+
+@pytest.mark.parametrize(
+    ("judge", "kind", "message"),
+    [
+        ("needs_an_extra", MissingExtraError, "reward source 'j': install proximo.maths."),
+        ("is_misconfigured", ConfigError, "the limit must be above 0"),
+        ("breaks", ConfigError, "RuntimeError: no way"),
+        ("dies", TrainingError, "ended with status 7 before it was ready"),
+        ("Nowhere", ConfigError, "has nothing callable of the name 'Nowhere'"),
+    ],
+)
+def test_a_judge_that_cannot_be_made_is_one_error_before_anything_is_judged(
+    judge: str, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message), made(judge, num_workers=2):
+        pass
+    with pytest.raises(ConfigError, match="there is no module 'no_such_judges'"):
+        JudgedReward("no_such_judges:X", name="j")
+
+
+def test_rows_are_checked_by_the_judge_and_the_message_names_the_row() -> None:
+    fit, unfit = prompt("p0"), prompt("p1", metadata={"unfit": True})
+    with made("Letters") as source:
+        source.check_prompts([fit], {})
+        with pytest.raises(DataError, match=r"x.jsonl, row 2: reward source 'j': there is nothing to judge by"):
+            source.check_prompts([fit, unfit], {"p1": "x.jsonl, row 2"})
+        odd: Prompt = prompt("p2", metadata={"when": {1, 2}})
+        with pytest.raises(DataError, match="prompt 'p2': a judge is handed the row's columns as JSON"):
+            source.check_prompts([odd], {})
+
+
+def test_every_metric_of_a_source_is_declared_and_none_has_to_repeat() -> None:
+    with made("Letters") as source:
+        assert source.statistics() == {}
+        source.score(texts("x"))
+        found = source.statistics()
+    assert {type(value) for value in found.values()} == {CATALOGUE.find(name).reduction for name in found}
+    assert CATALOGUE.repeatable(dict.fromkeys(found, 0.0)) == {}
+
+
+def test_no_answers_ask_nothing() -> None:
+    with made("Letters") as source:
+        assert source.score([]) == []

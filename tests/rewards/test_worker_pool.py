@@ -1,0 +1,197 @@
+"""Worker processes from outside: what they are given, that nothing of them is left, and that they may be killed."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from proximo.errors import TrainingError
+from proximo.records import ScoreState
+from proximo.rewards.judged import JudgedReward
+from proximo.rewards.workers import pool as pools
+from proximo.rewards.workers.frames import MAX_FRAME_BYTES, Decoder, FrameError, encode
+from proximo.rewards.workers.loop import PoolLimits
+from proximo.rewards.workers.outcomes import Done
+from proximo.rewards.workers.process import Job
+from records_made import response
+from worker_processes import workers_of
+
+LIMITS = PoolLimits(num_workers=2, answer_seconds=20.0, attempts=3)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
+def test_messages_survive_any_cut_into_pieces() -> None:
+    messages = [{"a": [1, None, "ü\udc80"]}, 3.5, "x" * 1000, []]
+    whole = b"".join(map(encode, messages))
+    for size in (1, 3, 7, 999, len(whole)):
+        decoder = Decoder()
+        pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
+        assert [message for piece in pieces for message in decoder.feed(piece)] == messages
+
+
+@pytest.mark.parametrize(
+    "piece", [(MAX_FRAME_BYTES + 1).to_bytes(4), b"\0\0\0\1{", b"\0\0\x03\xe8" + b"[" * 1000, b"\0\0\0\1\xff"]
+)
+def test_what_is_no_message_is_refused(piece: bytes) -> None:
+    with pytest.raises(FrameError):
+        list(Decoder().feed(piece))
+
+
+def test_a_worker_gets_no_secret_and_a_session_and_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    source = JudgedReward("judges_made:Environment", name="j")
+    try:
+        (found,) = source.score([response()])
+        facts = json.loads(found.reason or "")
+        assert Path(facts["folder"], "left").is_file()
+    finally:
+        source.close()
+    known = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS"}
+    assert set(facts["names"]) <= known | {"PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH"}
+    assert facts["session"] is True
+    assert not Path(facts["folder"]).exists(), "what a judge leaves in its folder goes with the worker"
+
+
+def test_closing_closes_the_judges_and_leaves_no_process(tmp_path: Path) -> None:
+    mark = tmp_path / "closed"
+    source = JudgedReward("judges_made:Closing", name="j", num_workers=2, options={"mark": str(mark)})
+    source.score([response()])
+    assert len(workers_of(os.getpid())) == 2
+    source.close()
+    assert mark.exists()
+    assert workers_of(os.getpid()) == []
+    source.close()
+    with pytest.raises(TrainingError, match="its workers are gone"):
+        source.score([response(text="late")])
+
+
+def test_a_worker_at_work_is_ended_with_its_children() -> None:
+    source = JudgedReward("judges_made:Hostile", name="j", step_seconds=0.7, answer_seconds=60)
+    source.score([response(text="leave_a_child"), response(text="sleep")])
+    source.close()
+    assert wait_until(lambda: workers_of(os.getpid()) == [])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent ended")
+def test_nothing_outlives_a_trainer_that_is_killed() -> None:
+    program = (
+        "from proximo.rewards.workers.frames import encode\n"
+        "from proximo.rewards.workers.loop import PoolLimits\n"
+        "from proximo.rewards.workers.pool import WorkerPool\n"
+        "from proximo.rewards.workers.process import Job\n"
+        "limits = PoolLimits(num_workers=3, answer_seconds=600.0, attempts=3)\n"
+        "pool = WorkerPool(Job(service='judge', path='judges_made:Hostile'), limits, name='j')\n"
+        "rest = {'prompt': '', 'reference': None, 'metadata': {}, 'finish': 'eos', 'num_tokens': 1}\n"
+        "texts = ('leave_a_child', 'sleep', 'spin', 'sleep')\n"
+        "work = pool.submit(encode({'judge': {'text': text, **rest}}) for text in texts)\n"
+        "pool.wait(work[:1], seconds=60, limit='the test')\n"
+        "print('ready', flush=True)\n"
+        "pool.wait(work, seconds=60, limit='the test')\n"
+    )
+    path = os.pathsep.join(sys.path)
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as trainer:
+        assert trainer.stdout is not None
+        assert trainer.stdout.readline() == b"ready\n"
+        assert wait_until(lambda: len(workers_of(trainer.pid)) >= 2)
+        trainer.kill()
+    assert wait_until(lambda: workers_of(trainer.pid) == [])
+
+
+def kill_at_random(stop: threading.Event, start_seconds: float, killed: list[int]) -> None:
+    """As often as a loaded machine can start another."""
+    draw = random.Random(0)
+    while not stop.wait(start_seconds * draw.uniform(0.5, 3.0)):
+        workers = workers_of(os.getpid())
+        if len(workers) < 2:
+            continue
+        victim = draw.choice(workers)
+        with suppress(ProcessLookupError):
+            os.kill(victim, draw.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]))
+            killed.append(victim)
+
+
+@pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_verdicts_are_right_though_workers_are_killed_at_random(count: int) -> None:
+    draw = random.Random(1)
+    texts = ["".join(draw.choices("abcdefgh", k=draw.randint(0, 20))) for _ in range(count)]
+    start = time.monotonic()
+    source = JudgedReward("judges_made:Letters", name="j", num_workers=2, attempts=6, step_seconds=300)
+    stop, killed = threading.Event(), []
+    killer = threading.Thread(target=kill_at_random, args=(stop, time.monotonic() - start, killed))
+    killer.start()
+    found = []
+    try:
+        for first in range(0, count, 10):
+            found += source.score([response(text=text) for text in texts[first : first + 10]])
+            time.sleep(0.02)
+        counts = {name.rpartition("/")[2]: value.value for name, value in source.statistics().items()}
+    finally:
+        stop.set()
+        killer.join()
+        source.close()
+    judged = [each for each in found if each.valid]
+    assert len(found) == count
+    assert len(killed) >= 3
+    assert counts["worker_restarts"] >= 1
+    assert [each.score for each in judged] == [
+        each.response.text.count("a") / (len(each.response.text) + 1) for each in judged
+    ]
+    faulty = [each for each in found if not each.valid]
+    assert {each.state for each in faulty} <= {ScoreState.INFRASTRUCTURE_FAULT}
+    assert len(faulty) <= count / 100, "six attempts are enough"
+    assert workers_of(os.getpid()) == []
+
+
+def test_a_wait_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(pools, "TELL_EVERY_SECONDS", 0.1)
+    source = JudgedReward("judges_made:Hostile", name="maths", answer_seconds=60, step_seconds=1.0)
+    with caplog.at_level("INFO", logger="proximo"):
+        source.score([response(text="fine"), response(text="sleep")])
+    source.close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert "waiting for reward source maths: 1 of 2 answered in 0 s" in lines
+
+
+def test_a_judge_that_can_no_longer_be_made_costs_the_answers_and_not_the_time(tmp_path: Path) -> None:
+    package = tmp_path / "vanishing.py"
+    package.write_text("from judges_made import Hostile as Vanishing\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        source = JudgedReward("vanishing:Vanishing", name="j", step_seconds=60, attempts=2)
+        package.unlink()
+        start = time.monotonic()
+        found = source.score([response(text="die"), response(text="fine")])
+        source.close()
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert time.monotonic() - start < 30
+    assert [each.state for each in found] == [ScoreState.INFRASTRUCTURE_FAULT] * 2
+    assert "no worker could be started: 'vanishing:Vanishing': there is no module" in (found[1].reason or "")
+
+
+def test_quick_work_is_handed_out_ahead_and_slow_work_is_shared() -> None:
+    pool = pools.WorkerPool(Job(service="judge", path="judges_made:Letters"), LIMITS, name="j")
+    try:
+        request = {"text": "a", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
+        work = pool.submit(encode({"judge": request | {"text": "a" * n}}) for n in range(500))
+        outcomes = pool.wait(work, seconds=60, limit="the test")
+    finally:
+        pool.close()
+    assert [each.value["score"] for each in outcomes if isinstance(each, Done)] == [n / (n + 1) for n in range(500)]
