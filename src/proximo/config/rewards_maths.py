@@ -35,7 +35,7 @@ class MathsRewardConfig(JudgedRewardConfig):
     symbolic: Literal["auto", "always", "never"] = "auto"
     """Whether math-verify decides what the exact grammar cannot read. `auto`: where the extra `maths` is installed;
     `always`: it must be installed."""
-    symbolic_cpu_seconds: float = Field(1.0, gt=0)
+    symbolic_cpu_seconds: float = Field(0.8, gt=0)
     """Processor time that math-verify has for one answer; then the answer is wrong."""
     right: float = 1.0
     """Score of a right answer."""

@@ -33,6 +33,8 @@ def equivalent(reference: str, answer: str, *, relative_tolerance: float | None 
     references, answers = readings(reference, percent=percent), readings(answer, percent=percent)
     if not references.values:
         return None
+    if not answers.values and words_of(answer) is not None:
+        return False
     if not answers.values and answers.refused:
         raise RefusedError(answers.refused)
     comparison = Comparison(relative_tolerance)
@@ -95,6 +97,8 @@ class Comparison:
                 # Parts that overlap can be written in several ways.
                 return self._in_any_order(one.parts, other.parts) or None
             case (Quotient() | Infinity() | Several(), Quotient() | Infinity() | Several()):
+                return False
+            case (Quotient(), Matrix() | Union()) | (Matrix() | Union(), Quotient()):
                 return False
         return None
 

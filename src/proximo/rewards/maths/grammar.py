@@ -5,7 +5,7 @@ item     = [ name "=" ] union { "=" union } [ "\\approx" union ]
 union    = sum { \\cup sum }
 sum      = [ sign ] product { sign product }
 product  = power { [ "*" | "/" ] power }
-power    = primary [ "^" exponent ] { "%" | "!" }
+power    = primary [ "^" exponent ] { "!" } [ "%" ]
 primary  = number | letter | "(" answer ")" | \\frac | \\sqrt | \\binom | matrix | set | interval
 """
 
@@ -168,12 +168,10 @@ class Parser:
         value = self._within(self._primary)
         if self._accept("^"):
             value = self._arithmetic.power(self._number(value), self._within(self._exponent))
-        while self._next.text in ("%", "!"):
-            number = self._number(value)
-            if self._take().text == "%":
-                value = self._arithmetic.multiply(number, rational(self._percent))
-            else:
-                value = rational(factorial(whole_number(number, MAX_FACTORIAL)))
+        while self._accept("!"):
+            value = rational(factorial(whole_number(self._number(value), MAX_FACTORIAL)))
+        if self._accept("%"):
+            value = self._arithmetic.multiply(self._number(value), rational(self._percent))
         return value
 
     def _exponent(self) -> Quotient:
@@ -297,6 +295,8 @@ class Parser:
         return Matrix(tuple(map(tuple, rows)))
 
     def _number(self, value: Value) -> Quotient:
+        if isinstance(value, Infinity):
+            raise RefusedError("arithmetic with infinity")
         if not isinstance(value, Quotient):
             raise UnreadableError("arithmetic with what is no number")
         return value

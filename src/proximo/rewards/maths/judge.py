@@ -57,7 +57,7 @@ class MathsJudge:
         except RefusedError as error:
             return self._fault(f"{error}", parsed=1.0, score="wrong")
         except OutOfTimeError:
-            return self._fault("comparing it took too long", parsed=1.0, by_symbols=1.0, score="wrong")
+            return self._fault("math-verify took too long to compare it", parsed=1.0, by_symbols=1.0, score="wrong")
         return Verdict(
             score=self._scores["right" if same else "wrong"],
             components=_components(1.0, float(by_symbols), float(same is None)),
@@ -74,6 +74,10 @@ class MathsJudge:
             )
         if not clean(reference):
             raise DataError(f"the reference answer {reference!r} has nothing in it to compare with")
+
+    def timeout_verdict(self) -> Verdict:
+        """Of an answer on which the worker was killed: a pattern of the user's own may take that long."""
+        return self._fault("judging it took too long", parsed=0.0, score="wrong")
 
     def close(self) -> None:
         """Nothing was started."""

@@ -11,8 +11,10 @@ import signal
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from proximo.errors import MissingExtraError
 
@@ -21,6 +23,7 @@ MAX_NESTING = 10
 MAX_DIGITS = 12
 """Of one number; longer ones are exact in the grammar or nothing that sympy should multiply out."""
 MAX_EXPONENT_DIGITS = 3
+MAX_POWERS = 8
 COMMANDS = (
     "frac dfrac tfrac sqrt cdot times div pm mp pi infty cup cap in notin le ge leq geq lt gt ne neq approx equiv "
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp deg circ degree text mathrm mbox mathbf "
@@ -32,7 +35,7 @@ COMMANDS = (
 _COMMANDS = frozenset(COMMANDS.split())
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _LONG_NUMBER = re.compile(rf"[\d.,]{{{MAX_DIGITS + 1},}}")
-_POWER = re.compile(r"(?:\^|\*\*)\s*(\{[^{}]*\}|\\?\S)(.?)")
+_POWER = re.compile(r"(?:\^|\*\*)\s*(\{[^{}]*\}|\d+|\\?\S)(.?)")
 _UNFIT = re.compile(r"[\"'`@#&;]|__|!|\*\*\s*\(|\^\s*\(")
 
 
@@ -51,20 +54,22 @@ def is_fit(text: str) -> bool:
         return False
     if _LONG_NUMBER.search(text) or not set(_COMMAND.findall(text)) <= _COMMANDS:
         return False
-    return _nesting(text) <= MAX_NESTING and _has_small_exponents(text)
+    return _is_shallow(text) and _has_small_exponents(text)
 
 
-def _nesting(text: str) -> int:
-    depth = deepest = 0
+def _is_shallow(text: str) -> bool:
+    """Brackets open before they close, all of them, and not too many in one another; (0,1] is one pair."""
+    depth = 0
     for character in text:
         depth += (character in "({[") - (character in ")}]")
-        deepest = max(deepest, depth)
-    return deepest
+        if not 0 <= depth <= MAX_NESTING:
+            return False
+    return depth == 0
 
 
 def _has_small_exponents(text: str) -> bool:
     """No exponent in an exponent, and of numbers only small ones."""
-    if text.count("^") > 8:
+    if text.count("^") + text.count("**") > MAX_POWERS:
         return False
     for match in _POWER.finditer(text):
         exponent = match[1].strip("{}")
@@ -93,19 +98,32 @@ class SymbolicComparison:
         """
         if not is_fit(reference) or not is_fit(answer):
             return None
-        math_verify = import_module("math_verify")
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # else it warns that nobody bounds its time
-        logging.getLogger("latex2sympy2_extended").setLevel(logging.ERROR)
-        latex = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
-        options = {"extraction_config": latex, "fallback_mode": "no_fallback", "parsing_timeout": None}
+        math_verify = _math_verify()
         try:
             with bounded(self._cpu_seconds):
-                gold, target = (math_verify.parse(f"$\\boxed{{{each}}}$", **options) for each in (reference, answer))
+                gold, target = (_parsed(math_verify, each) for each in (reference, answer))
                 if not gold or not target:
                     return None
                 return bool(math_verify.verify(gold, target, timeout_seconds=None, raise_on_error=True))
-        except (Exception, RecursionError):  # whatever sympy makes of a text, it has not compared it
+        except Exception:  # whatever sympy stumbles over, it has not compared the two
             return None
+
+
+@cache
+def _math_verify() -> Any:
+    """The package, once it has parsed something: its first parse is slow, and the time of an answer is not for that."""
+    # It would warn that nobody bounds its time.
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    package = import_module("math_verify")
+    _parsed(package, "\\sin x")
+    return package
+
+
+def _parsed(package: Any, text: str) -> list[Any]:
+    latex = [package.LatexExtractionConfig(boxed_match_priority=0)]
+    return package.parse(
+        f"$\\boxed{{{text}}}$", extraction_config=latex, fallback_mode="no_fallback", parsing_timeout=None
+    )
 
 
 @contextmanager
