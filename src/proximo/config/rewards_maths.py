@@ -1,6 +1,7 @@
 """The reward sources that judge mathematics: answers against a reference, and countdown. Not how they judge."""
 
 import re
+from importlib.util import find_spec
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -43,6 +44,14 @@ class MathsRewardConfig(JudgedRewardConfig):
     """Score of a wrong answer."""
     no_answer: float = 0.0
     """Score of a response in which no answer is found."""
+
+    def caveats(self) -> tuple[str, ...]:
+        if self.symbolic != "auto" or find_spec("math_verify") is not None:
+            return ()
+        return (
+            "the extra maths is not installed, so answers that the exact grammar cannot read count as wrong unless "
+            "they are written like the reference: pip install 'proximo[maths]', or say symbolic: never",
+        )
 
     @model_validator(mode="after")
     def _pattern_that_is_used(self) -> Self:
