@@ -36,6 +36,12 @@ HOSTILE = (
     ("many high powers", "5", box("(a+b+c+d)^9" * 80), False),
     ("continued fraction", "5", box("1+\\frac{1}{" * 200 + "x" + "}" * 200), False),
     ("polynomial quotients", "5", box("+".join(f"\\frac{{1}}{{x+{n}}}" for n in range(60))), False),
+    (
+        "all readings of quotients",
+        "5",
+        box("+".join(f"\\frac{{1}}{{x+{n}}}" for n in range(55)) + " \\pm 1,000% cm"),
+        False,
+    ),
     ("hundred roots", "5", box("+".join(f"\\sqrt{{{n}}}" for n in range(2, 90))), False),
     ("root of a semiprime", "5", box("\\sqrt{999999999989999999}"), False),
     ("roots of large primes", "5", box("\\sqrt{999999999989}" * 50), False),

@@ -48,7 +48,7 @@ _STEPS = tuple(
         (r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ])\s*(?=\d{3}(?!\d))", ""),
         (r"\\[,;:!> ]|\\q?quad(?![A-Za-z])", " "),
         (r"\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z]))|\\degrees?(?![A-Za-z])", ""),
-        (r"\\%", "%"),
+        (r"\\%|(?<=[\d\s])percent(?![A-Za-z])", "%"),
         (r"\\lbrace(?![A-Za-z])", r"\\{"),
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\\(?:emptyset|varnothing)(?![A-Za-z])", r"\\{\\}"),
@@ -64,8 +64,8 @@ _STEPS = tuple(
     )
 )
 _TEXT = re.compile(BARE_TEXT + r"\{([^{}]*)\}(\s*\^\s*(?:\{\d\}|\d))?")
-_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SCALE = re.compile(r"(?<=[\d\s}])(thousand|million|billion|trillion)s?(?![A-Za-z])")
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = re.compile(r"(?<=[\d\s}])(hundred|thousand|million|billion|trillion)s?(?![A-Za-z])")
 
 
 def clean(text: str) -> str:

@@ -54,7 +54,7 @@ def _same_text(reference: str, answer: str) -> bool | None:
     return chosen_letter(answer) == words if len(words) == 1 else words_of(answer) == words
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def _written(text: str) -> str:
     """The cleaned text without spaces, but between digits: 1 1/2 is not 11/2."""
     return _SPACE.sub("", clean(text))

@@ -36,13 +36,12 @@ Read = TypeVar("Read")
 class Parser:
     """Reads the tokens of one answer. `sign` is what \\pm stands for, `percent` what % does."""
 
-    def __init__(self, tokens: Sequence[Token], *, sign: int, percent: Fraction) -> None:
+    def __init__(self, tokens: Sequence[Token], *, sign: int, percent: Fraction, arithmetic: Arithmetic) -> None:
         self._tokens = tokens
-        self._place = 0
+        self._place = self._depth = 0
         self._sign = sign
         self._percent = percent
-        self._depth = 0
-        self._arithmetic = Arithmetic()
+        self._arithmetic = arithmetic
 
     def answer(self) -> Value:
         """The whole answer; raises UnreadableError where it is none, RefusedError where it is too large."""
@@ -256,7 +255,7 @@ class Parser:
         return rational(value if fraction is None else value + fraction)
 
     def _fraction_behind(self) -> Fraction | None:
-        """Of `1 1/2`, or of `1\\frac{1}{2}` with numerals alone; None where it is something else."""
+        """Of `1 1/2`, or of `1\\frac{1}{2}` with numerals alone; None of 2\\frac{x}{3}."""
         first, line, second = self._next, self._ahead(1), self._ahead(2)
         plain = first.kind == second.kind == "number" and line.text == "/" and first.spaced
         if plain and first.text.isdecimal() and second.text.isdecimal() and int(second.text):
@@ -264,7 +263,6 @@ class Parser:
             return Fraction(int(first.text), int(second.text))
         if first.text != "\\frac":
             return None
-        # Letters in it make it a factor: 2\frac{x}{3} is 2x/3.
         start, tokens = self._place, self._tokens
         value = self._number(self._within(self._primary)).constant()
         written = "".join(token.text for token in self._tokens[start + 1 : self._place])

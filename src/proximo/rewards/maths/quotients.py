@@ -33,7 +33,7 @@ class UnreadableError(ValueError):
     """Outside what is read here. Somebody else may read it."""
 
 
-class RefusedError(UnreadableError):
+class RefusedError(ValueError):
     """Undefined, or larger than anybody should compute: no correct answer looks like this."""
 
 

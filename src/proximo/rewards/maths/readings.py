@@ -3,6 +3,8 @@
 A text has few readings, and two answers are the same where any two of their readings are.
 """
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -10,7 +12,7 @@ from functools import lru_cache
 from proximo.rewards.maths.cleaning import clean
 from proximo.rewards.maths.grammar import Parser
 from proximo.rewards.maths.lexer import Token, has_groups, tokens_of
-from proximo.rewards.maths.quotients import Quotient, RefusedError, UnreadableError
+from proximo.rewards.maths.quotients import Arithmetic, Quotient, RefusedError, UnreadableError
 from proximo.rewards.maths.values import Several, Value
 from proximo.rewards.maths.words import without_unit
 
@@ -25,27 +27,34 @@ class Readings:
     """Why it is computed by nobody, where it is not."""
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def readings(text: str, *, percent: bool) -> Readings:
     """The readings of a text. `percent`: 50% is a half, or 50; otherwise it is 50 alone."""
-    cleaned = clean(text)
+    arithmetic = Arithmetic()  # all readings together may cost as much as one
+    values: list[Value] = []
+    try:
+        for tokens, hundredth in _variants(clean(text), percent=percent):
+            with suppress(UnreadableError):
+                values.append(_value(tokens, hundredth, arithmetic))
+    except RefusedError as error:
+        return Readings(tuple(values), str(error))
+    return Readings(tuple(values))
+
+
+def _variants(cleaned: str, *, percent: bool) -> Iterator[tuple[list[Token], Fraction]]:
+    """Tokens, and what a percent sign multiplies by."""
     bare = without_unit(cleaned)
-    values, refused = [], ""
     for each in (cleaned,) if bare is None else (bare, cleaned):
+        factors = (Fraction(1, 100), Fraction(1)) if percent and "%" in each else (Fraction(1),)
         for grouped in (True, False) if has_groups(each) else (False,):
-            for hundredth in (Fraction(1, 100), Fraction(1)) if percent and "%" in each else (Fraction(1),):
-                try:
-                    values.append(_value(tokens_of(each, grouped=grouped), hundredth))
-                except RefusedError as error:
-                    refused = str(error)
-                except UnreadableError:
-                    continue
-    return Readings(tuple(values), refused)
+            with suppress(UnreadableError):
+                tokens = tokens_of(each, grouped=grouped)
+                yield from ((tokens, factor) for factor in factors)
 
 
-def _value(tokens: list[Token], percent: Fraction) -> Value:
+def _value(tokens: list[Token], percent: Fraction, arithmetic: Arithmetic) -> Value:
     signs = (1, -1) if any(token.text == "\\pm" for token in tokens) else (1,)
-    found = [Parser(tokens, sign=sign, percent=percent).answer() for sign in signs]
+    found = [Parser(tokens, sign=sign, percent=percent, arithmetic=arithmetic).answer() for sign in signs]
     return found[0] if len(found) == 1 else _either(*found)
 
 

@@ -132,14 +132,29 @@ def bounded(cpu_seconds: float) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    with _armed(), _timed(cpu_seconds):
+        yield
+
+
+@contextmanager
+def _armed() -> Generator[None]:
+    """With what the signal raises; it may arrive while `_timed` is left, and then this is the block that clears up."""
     before = signal.signal(signal.SIGPROF, _stop)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+@contextmanager
+def _timed(cpu_seconds: float) -> Generator[None]:
     # Again and again, in case that something in between swallows it once.
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds, 0.1)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 def _stop(number: int, frame: object) -> None:  # noqa: ARG001
