@@ -95,6 +95,17 @@ def test_roots_are_those_of_the_definition() -> None:
         assert root.constant() == cube
 
 
+def test_squares_come_out_of_a_root() -> None:
+    arithmetic = Arithmetic(work=10**7)
+    for outside in range(1, 25):
+        for inside in (1, 2, 3, 5, 6, 7, 10, 15, 30, 101, -1, -6):
+            root = arithmetic.root(rational(outside**2 * inside), 2)
+            assert root == arithmetic.multiply(rational(outside), arithmetic.root(rational(inside), 2)), (
+                outside,
+                inside,
+            )
+
+
 def test_square_roots_of_different_square_free_numbers_are_independent() -> None:
     """Sums of roots agree with their decimals: equal where and only where the real numbers are."""
     draw = random.Random(2)
