@@ -5,11 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-<<<<<<< HEAD
-from proximo.config import data, dpo, ppo, ppo_ptx, recipes, rewards, run, sinks
-=======
-from proximo.config import data, dpo, ppo, ppo_ptx, recipes, rewards_maths, run, sinks
->>>>>>> 235776b (Kinds maths and countdown in recipes; docs/maths.md; a benchmark of verifiers; what an extra that is missing means is said at the start)
+from proximo.config import data, dpo, ppo, ppo_ptx, recipes, rewards, rewards_maths, run, sinks
 from proximo.config.base import Section
 from tiny_runs import LORA, Kind
 
