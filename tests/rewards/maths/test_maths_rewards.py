@@ -75,7 +75,7 @@ def test_always_without_the_extra_is_an_error_before_the_run() -> None:
 
 @pytest.mark.skipif(not is_installed(), reason="the extra maths is not installed")
 def test_a_worker_asks_math_verify() -> None:
-    with source(kind="maths", symbolic="always", symbolic_cpu_seconds=10.0) as maths:
+    with source(kind="maths", symbolic="always", symbolic_cpu_seconds=10.0, answer_seconds=60.0) as maths:
         (found,) = maths.score([response(to=prompt(answer="\\sin(2x)"), text="\\boxed{2 \\sin x \\cos x}")])
     assert (found.score, found.components["by_symbols"]) == (1.0, 1.0)
 

@@ -81,7 +81,7 @@ def _has_small_exponents(text: str) -> bool:
 
 
 class SymbolicComparison:
-    """math-verify, loaded when it is first asked."""
+    """math-verify, loaded when a worker starts: no answer is to pay for that with its time."""
 
     def __init__(self, cpu_seconds: float) -> None:
         """Raises MissingExtraError where it is not installed."""
@@ -90,6 +90,7 @@ class SymbolicComparison:
                 "comparing answers symbolically needs math-verify, which is not installed: pip install 'proximo[maths]'"
             )
         self._cpu_seconds = cpu_seconds
+        self._package = _math_verify()
 
     def same(self, reference: str, answer: str) -> bool | None:
         """What math-verify says; None where it was not asked, or cannot read one of the two.
@@ -98,7 +99,7 @@ class SymbolicComparison:
         """
         if not is_fit(reference) or not is_fit(answer):
             return None
-        math_verify = _math_verify()
+        math_verify = self._package
         try:
             with bounded(self._cpu_seconds):
                 gold, target = (_parsed(math_verify, each) for each in (reference, answer))
