@@ -1,10 +1,13 @@
 """All kinds of reward sources, told apart by `kind`, each on a line of its own. What one is, its own file says."""
 
 from proximo.config.rewards import FunctionRewardConfig, JudgeRewardConfig, ModelRewardConfig
+from proximo.config.rewards_maths import CountdownRewardConfig, MathsRewardConfig
 
 WatchedSourceConfig = (
     FunctionRewardConfig
     | JudgeRewardConfig
+    | MathsRewardConfig
+    | CountdownRewardConfig
 )  # fmt: skip
 """The kinds that need no model: they may be watched without being trained on."""
 RewardSourceConfig = ModelRewardConfig | WatchedSourceConfig
