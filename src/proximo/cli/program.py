@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import chat, configuration, planning, recipes, training, using
+from proximo.cli import chat, configuration, doctor, planning, recipes, training, using
 from proximo.errors import ProximoError
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -25,6 +25,7 @@ using.add_to(app)
 chat.add_to(app)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(configuration.app, name="config")
+app.add_typer(doctor.app, name="doctor")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

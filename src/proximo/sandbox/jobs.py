@@ -23,6 +23,9 @@ class Limits:
     output_bytes: int = MIB
     """Of standard output and of standard error, each; a program that writes more is ended."""
     open_files: int = 64
+    threads: int = 16
+    """At once, the first included; there are no other processes. Where a machine cannot count the threads of one
+    program there is the first only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +50,8 @@ class Ending(StrEnum):
     WALL = "wall_limit"
     MEMORY = "memory_limit"
     OUTPUT = "output_limit"
+    SCRATCH = "scratch_limit"
+    """Where its folder is watched; where it is a file system of its own, writing fails."""
     KILLED = "killed"
     """By its caller."""
 

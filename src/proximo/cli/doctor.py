@@ -1,0 +1,47 @@
+"""`proximo doctor`: what this machine can promise. Not the trying: sandbox/doctor.py."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(help="What this machine can do.", no_args_is_help=True)
+
+
+@app.callback()
+def doctor() -> None:
+    """What this machine can do."""
+
+
+@app.command()
+def sandbox(
+    *,
+    waive: Annotated[list[str] | None, typer.Option(help="A guarantee that you do without; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One object for each guarantee, for programs.")] = False,
+) -> int:
+    """Try every guarantee that programs written by a model run under. Exit status 1 where one is not held.
+
+    \b
+    proximo doctor sandbox
+    proximo doctor sandbox --waive names      as with `sandbox_waived: [names]` in a recipe
+
+    docs/sandbox.md says what each guarantee means, and what none of them defends against.
+    """
+    from proximo.errors import ConfigError
+    from proximo.sandbox.doctor import State, examine
+
+    try:
+        findings = examine(waived=waive or ())
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        for finding in findings:
+            print(f"{finding.state.value:8}{finding.name:18}{finding.promise}")
+            if finding.mechanism is not None:
+                print(f"{'':26}by: {finding.mechanism}")
+            if finding.reason is not None:
+                print(f"{'':26}{finding.state.value} because: {finding.reason}")
+    return 0 if all(finding.state in (State.HELD, State.WAIVED) for finding in findings) else 1

@@ -1,0 +1,89 @@
+"""Tries each guarantee of the sandbox on this machine and says what came of it. Not what they are: guarantees.py."""
+
+import os
+import select
+import tempfile
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from proximo.sandbox.guarantees import GUARANTEES, NAMES, check_names
+from proximo.sandbox.jobs import Program
+from proximo.sandbox.layers import Layers
+from proximo.sandbox.probes import PROBES, SECRET_PROGRAM, Probe
+from proximo.sandbox.runner import Sandbox
+
+CANARY = "PROXIMO_DOCTOR_CANARY"
+
+
+class State(StrEnum):
+    """How a guarantee stands."""
+
+    HELD = "held"
+    """This machine has the means, and a program that tried to break it failed."""
+    MISSING = "missing"
+    """This machine lacks the means."""
+    BROKEN = "broken"
+    """The means are there, and a program got through."""
+    WAIVED = "waived"
+    """Not held, and the user does without."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One guarantee on this machine."""
+
+    name: str
+    promise: str
+    mechanism: str | None
+    state: State
+    reason: str | None
+    """Why it is not held."""
+
+
+def examine(*, waived: Collection[str] = (), without: Collection[str] = ()) -> list[Finding]:
+    """Every guarantee, tried in the sandbox itself; `without` as in `Sandbox`.
+
+    Raises SandboxError where no program can be started at all, ValueError for unknown names.
+    """
+    check_names(waived, without)
+    os.environ[CANARY] = "seen"
+    try:
+        with Sandbox(waived=NAMES, without=without) as sandbox:
+            problems = {name: _try(sandbox, probe) for name, probe in PROBES.items()}
+            layers = sandbox.layers
+    finally:
+        del os.environ[CANARY]
+    return [_finding(name, layers, problems[name], waived=name in waived) for name in NAMES]
+
+
+def _finding(name: str, layers: Layers, problem: str | None, *, waived: bool) -> Finding:
+    guarantee = next(each for each in GUARANTEES if each.name == name)
+    mechanism = guarantee.mechanism(layers)
+    if mechanism is None:
+        state, reason = State.MISSING, f"needs {guarantee.why_missing(layers)}"
+    elif problem is not None:
+        state, reason = State.BROKEN, problem
+    else:
+        state, reason = State.HELD, None
+    if waived and state is not State.HELD:
+        state = State.WAIVED
+    return Finding(name=name, promise=guarantee.promise, mechanism=mechanism, state=state, reason=reason)
+
+
+def _try(sandbox: Sandbox, probe: Probe) -> str | None:
+    sandbox.run(Program(source=SECRET_PROGRAM))
+    reader, writer = os.pipe()
+    with tempfile.TemporaryDirectory() as folder, open(reader, "rb"):
+        file = Path(folder) / "file"
+        file.write_text("of the host", encoding="utf-8")
+        try:
+            job = sandbox.start(probe.program(file=str(file), process=os.getpid(), held_open=writer))
+        finally:
+            os.close(writer)
+        problem = probe.problem(job.wait())
+        if problem is None and sorted(os.listdir(folder)) != ["file"]:
+            problem = "a file was made or removed outside"
+        closed, _, _ = select.select([reader], [], [], 0)
+        return problem or (None if closed else "a process of the program is still there")

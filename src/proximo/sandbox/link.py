@@ -1,0 +1,94 @@
+"""The caller's end of a zygote: starts it, passes messages, ends it. Not what the messages mean: runner.py."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from proximo.errors import SandboxError
+from proximo.sandbox.syscalls import architecture
+
+ANSWER_SECONDS = 60.0
+"""For a zygote to start or to answer; a machine under heavy load takes seconds."""
+END_SECONDS = 10.0
+MAX_MESSAGE_BYTES = 1 << 16
+BOOT = """
+import sys, types
+package = types.ModuleType("proximo")
+package.__path__ = [sys.argv[1]]
+sys.modules["proximo"] = package
+from proximo.sandbox.boot import main
+main(sys.argv[2:])
+"""
+"""The package without its `__init__.py`, which needs what is installed beside the library."""
+ENVIRONMENT = {
+    **{"PATH": "", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC0", "PYTHONUTF8": "1"},
+    # A program's sets have the same order in every run.
+    **{"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+}
+"""All that a program finds in its environment, but for HOME and TMPDIR."""
+
+
+class ZygoteLink:
+    """A zygote that runs. Raises SandboxError where it cannot be started."""
+
+    def __init__(self, *, without: Collection[str]) -> None:
+        try:
+            architecture()
+        except OSError as error:
+            raise SandboxError(f"{error}; run what needs it on such a machine (docs/sandbox.md)") from None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        order = {"control": theirs.fileno(), "without": sorted(without), "folders": tempfile.gettempdir()}
+        package = str(Path(__file__).parents[1])
+        self.control = ours
+        with theirs:
+            self.process = subprocess.Popen(
+                [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", BOOT, package, json.dumps(order)],
+                env=ENVIRONMENT,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        hello = self.receive(time.monotonic() + ANSWER_SECONDS)
+        if hello is None:
+            raise SandboxError(f"the sandbox could not be started: {self.end()}")
+        self.hello = hello
+
+    @property
+    def alive(self) -> bool:
+        """Whether it could still answer."""
+        return self.control.fileno() >= 0
+
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """OSError where it is gone."""
+        socket.send_fds(self.control, [json.dumps(message).encode()], descriptors)
+
+    def receive(self, deadline: float) -> dict[str, Any] | None:
+        """Its next message; None where it has ended or says nothing until then."""
+        ready, _, _ = select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))
+        try:
+            message = self.control.recv(MAX_MESSAGE_BYTES) if ready else b""
+        except OSError:
+            return None
+        return json.loads(message) if message else None
+
+    def end(self) -> str:
+        """Ends it with all its programs, and returns its last words."""
+        self.control.close()
+        try:
+            _, errors = self.process.communicate(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            _, errors = self.process.communicate()
+        return errors.decode(errors="replace").strip()[-2000:] or f"it ended with status {self.process.returncode}"

@@ -1,0 +1,223 @@
+"""The process that programs are forked from: it forks, watches the clocks and ends. Not what confines: child.py.
+
+It knows nothing of a program but its limits: text, files, input and output pass it by as descriptors, so that a
+program finds nothing of another in the memory that it inherits. It ends, and all programs with it, when the other end
+of its socket is closed or its caller dies.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from proximo.sandbox import scratch
+from proximo.sandbox.child import Assignment, Surroundings, confine, move_up
+from proximo.sandbox.execution import OUT_OF_MEMORY_STATUS, run_as_main
+from proximo.sandbox.jobs import Ending, Limits
+from proximo.sandbox.layers import UIDS_PER_ZYGOTE, program_uid
+from proximo.sandbox.namespaces import JOB_FOLDER
+
+MAX_MESSAGE_BYTES = 1 << 16
+MAX_DESCRIPTORS = 64
+SHORTEST_LOOK_SECONDS = 0.002
+FOLDER_LOOK_SECONDS = 0.01
+
+
+@dataclass(kw_only=True, slots=True)
+class Child:
+    """A program that runs."""
+
+    name: int
+    slot: int
+    pid: int
+    pidfd: int
+    limits: Limits
+    folder: str
+    start_seconds: float
+    start_cpu_seconds: float
+    ending: Ending | None = None
+    """Why it was ended, where it was."""
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Used so far, start left out."""
+        # CPUCLOCK_SCHED of another process: include/linux/posix-timers_types.h.
+        return time.clock_gettime((~self.pid << 3) | 2) - self.start_cpu_seconds
+
+    def end(self, ending: Ending) -> None:
+        """Kills it; the first reason counts."""
+        if self.ending is None:
+            self.ending = ending
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+
+class Zygote:
+    """Serves one caller over `control` until it is gone."""
+
+    def __init__(
+        self, control: socket.socket, caller: int, surroundings: Surroundings, *, owner: int | None, folders: str
+    ) -> None:
+        """`caller` is a pidfd. `owner` is what programs' uids are made of, where they have uids of their own.
+
+        `folders` is where they have their folders, where they cannot have a file system of their own.
+        """
+        self.control = control
+        self.caller = caller
+        self.surroundings = surroundings
+        self.owner = owner
+        self.children: dict[int, Child] = {}
+        self.poll = select.poll()
+        self.poll.register(control, select.POLLIN)
+        self.poll.register(caller, select.POLLIN)
+        in_namespaces = surroundings.layers.namespaces is None
+        self.folders = None if in_namespaces else scratch.make_folder_of_folders(folders)
+
+    def serve(self) -> None:
+        """Until the caller is gone."""
+        try:
+            while self._take_turn():
+                pass
+        finally:
+            for child in list(self.children.values()):
+                child.end(Ending.KILLED)
+                os.waitpid(child.pid, 0)
+            if self.folders is not None:
+                scratch.remove(self.folders)
+
+    def _take_turn(self) -> bool:
+        wait = self._seconds_to_next_look()
+        ready = {number for number, _ in self.poll.poll(None if wait is None else wait * 1000)}
+        for child in list(self.children.values()):
+            if child.pidfd in ready:
+                self._report_end(child)
+            else:
+                self._check_limits(child)
+        if self.caller in ready:
+            return False
+        return self._obey() if self.control.fileno() in ready else True
+
+    def _seconds_to_next_look(self) -> float | None:
+        """No program can exceed a limit before it: CPU time passes at most as fast as cores and threads let it."""
+        waits = []
+        for child in self.children.values():
+            rate = min(os.cpu_count() or 1, child.limits.threads)
+            cpu = (child.limits.cpu_seconds - child.cpu_seconds) / rate
+            wall = child.start_seconds + child.limits.wall_seconds - time.monotonic()
+            waits.append(max(SHORTEST_LOOK_SECONDS, min(cpu, wall)))
+            if self.folders is not None:
+                waits.append(FOLDER_LOOK_SECONDS)
+        return min(waits, default=None)
+
+    def _check_limits(self, child: Child) -> None:
+        if child.cpu_seconds >= child.limits.cpu_seconds:
+            child.end(Ending.CPU)
+        elif time.monotonic() - child.start_seconds >= child.limits.wall_seconds:
+            child.end(Ending.WALL)
+        elif self.folders is not None and scratch.exceeds(child.folder, num_bytes=child.limits.scratch_bytes):
+            child.end(Ending.SCRATCH)
+
+    def _report_end(self, child: Child) -> None:
+        wall = time.monotonic() - child.start_seconds
+        _, status, usage = os.wait4(child.pid, 0)
+        self.poll.unregister(child.pidfd)
+        os.close(child.pidfd)
+        del self.children[child.name]
+        if self.folders is not None:
+            # What cannot be removed now, for whatever reason, must not end the other programs.
+            with contextlib.suppress(OSError):
+                scratch.remove(child.folder)
+        ending, number = _how_it_ended(status)
+        cpu = usage.ru_utime + usage.ru_stime - child.start_cpu_seconds
+        self._say(ended=child.name, ending=child.ending or ending, status=number, cpu_seconds=cpu, wall_seconds=wall)
+
+    def _obey(self) -> bool:
+        message, descriptors, *_ = socket.recv_fds(self.control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
+        if not message:
+            return False
+        order = json.loads(message)
+        if "kill" in order:
+            if order["kill"] in self.children:
+                self.children[order["kill"]].end(Ending.KILLED)
+            return True
+        try:
+            self._start(order, descriptors)
+        except OSError as error:
+            self._say(refused=order["start"], reason=str(error))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def _start(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        taken = {child.slot for child in self.children.values()}
+        slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        if slot >= UIDS_PER_ZYGOTE:
+            raise OSError(f"{len(taken)} programs run already")
+        folder = JOB_FOLDER if self.folders is None else scratch.make_folder(self.folders, order["start"])
+        payload, *passed = descriptors
+        assignment = Assignment(
+            payload=payload,
+            descriptors=dict(zip(order["numbers"], passed, strict=True)),
+            limits=Limits(**order["limits"]),
+            folder=folder,
+            uid=None if self.owner is None else program_uid(self.owner, slot),
+        )
+        pid, start_cpu_seconds = self._fork(assignment)
+        pidfd = os.pidfd_open(pid)
+        self.poll.register(pidfd, select.POLLIN)
+        self.children[order["start"]] = Child(
+            name=order["start"],
+            slot=slot,
+            pid=pid,
+            pidfd=pidfd,
+            limits=assignment.limits,
+            folder=folder,
+            start_seconds=time.monotonic(),
+            start_cpu_seconds=start_cpu_seconds,
+        )
+        self._say(started=order["start"])
+
+    def _fork(self, assignment: Assignment) -> tuple[int, float]:
+        """Process id and CPU seconds of a child that is confined and about to run; OSError where it could not be."""
+        reader, writer = os.pipe()
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become_program(assignment, self.surroundings, parent=parent, status=writer)
+        os.close(writer)
+        with open(reader, "rb") as answers:
+            answer = json.loads(answers.read() or "{}")
+        if "cpu_seconds" in answer:
+            return pid, answer["cpu_seconds"]
+        _, status = os.waitpid(pid, 0)
+        raise OSError(answer.get("failure", f"it ended while it was being confined ({_how_it_ended(status)})"))
+
+    def _say(self, **message: object) -> None:
+        self.control.send(json.dumps(message).encode())
+
+
+def _become_program(assignment: Assignment, surroundings: Surroundings, *, parent: int, status: int) -> NoReturn:
+    try:
+        status = move_up(status)
+        try:
+            source = confine(assignment, surroundings, parent=parent, status=status)
+        except Exception as error:
+            os.write(status, json.dumps({"failure": f"{type(error).__name__}: {error}"[:1000]}).encode())
+            os._exit(1)
+        os.write(status, json.dumps({"cpu_seconds": time.process_time()}).encode())
+        os.close(status)
+        run_as_main(source, assignment.folder)
+    finally:
+        os._exit(1)
+
+
+def _how_it_ended(status: int) -> tuple[Ending, int]:
+    if os.WIFSIGNALED(status):
+        return Ending.SIGNAL, os.WTERMSIG(status)
+    code = os.WEXITSTATUS(status)
+    return Ending.MEMORY if code == OUT_OF_MEMORY_STATUS else Ending.EXIT, code

@@ -1,0 +1,222 @@
+"""What the caller of a sandbox sees: outcomes, limits, several programs at once, ends of every kind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from proximo.errors import SandboxError
+from proximo.sandbox.jobs import Ending, Limits, Outcome, Program
+from proximo.sandbox.runner import Sandbox
+from sandbox.cases import QUICK
+from sandbox.host import processes_of
+
+pytestmark = pytest.mark.usefixtures("whole_sandbox")
+
+
+@pytest.fixture(scope="module")
+def sandbox(whole_sandbox) -> Iterator[Sandbox]:
+    """One for all tests of this file."""
+    with Sandbox() as made:
+        yield made
+
+
+def run(sandbox: Sandbox, source: str, **changes: float) -> Outcome:
+    return sandbox.run(Program(source=textwrap.dedent(source), limits=replace(QUICK, **changes)))
+
+
+def test_a_program_has_its_output_its_errors_and_its_status(sandbox):
+    outcome = run(sandbox, "import sys\nprint('out')\nprint('err', file=sys.stderr)\nsys.exit(3)")
+    assert (outcome.ending, outcome.status) == (Ending.EXIT, 3)
+    assert (outcome.stdout, outcome.stderr) == (b"out\n", b"err\n")
+
+
+def test_a_traceback_names_the_program_alone(sandbox):
+    errors = run(sandbox, "def f():\n    return 1 / 0\nf()").stderr.decode()
+    assert errors.startswith("Traceback (most recent call last):\n")
+    assert errors.count("File ") == errors.count("program.py") == 2
+    assert errors.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_cpu_seconds_are_those_of_the_program(sandbox):
+    outcome = run(sandbox, "import time\nwhile time.process_time() < 0.4: pass")
+    assert outcome.ending is Ending.EXIT
+    # Its own clock began a little earlier, with its confinement.
+    assert 0.25 < outcome.cpu_seconds < 0.5
+
+
+@pytest.mark.parametrize("limit", [0.05, 0.3])
+def test_the_cpu_limit_is_kept_to_hundredths_of_a_second(sandbox, limit):
+    outcome = run(sandbox, "while True: pass", cpu_seconds=limit)
+    assert outcome.ending is Ending.CPU
+    assert limit <= outcome.cpu_seconds < limit + 0.05
+
+
+def test_the_wall_limit_ends_what_uses_no_cpu(sandbox):
+    outcome = run(sandbox, "import time\ntime.sleep(60)", wall_seconds=0.2)
+    assert outcome.ending is Ending.WALL
+    assert 0.2 <= outcome.wall_seconds < 2
+    assert outcome.cpu_seconds < 0.1
+
+
+def test_limits_end_a_program_while_nobody_waits_for_it(sandbox):
+    job = sandbox.start(Program(source="while True: pass", limits=replace(QUICK, cpu_seconds=0.05)))
+    time.sleep(0.5)
+    started = time.monotonic()
+    assert job.wait().ending is Ending.CPU
+    assert time.monotonic() - started < 0.2
+
+
+def test_output_beyond_the_limit_is_cut_and_ends_the_program(sandbox):
+    outcome = run(sandbox, "print('x' * 2000, end='')", output_bytes=1999)
+    assert (outcome.ending, outcome.stdout) == (Ending.OUTPUT, b"x" * 1999)
+    assert run(sandbox, "print('x' * 2000, end='')", output_bytes=2000).ending is Ending.EXIT
+
+
+def test_a_program_that_runs_out_of_memory_says_so(sandbox):
+    outcome = run(sandbox, "bytearray(1 << 40)")
+    assert outcome.ending is Ending.MEMORY
+    assert b"MemoryError" in outcome.stderr
+
+
+def test_memory_within_the_limit_can_be_used(sandbox):
+    outcome = run(sandbox, "print(len(bytearray(100 << 20)))", memory_bytes=256 << 20)
+    assert outcome.stdout == b"104857600\n"
+    assert run(sandbox, "bytearray(250 << 20)", memory_bytes=256 << 20).ending is Ending.MEMORY
+
+
+def test_several_programs_run_at_once_and_are_told_apart(sandbox):
+    source = "import time\ntime.sleep(0.2)\nprint({})"
+    started = time.monotonic()
+    jobs = [sandbox.start(Program(source=source.format(number))) for number in range(8)]
+    outcomes = [job.wait() for job in reversed(jobs)]
+    assert [int(each.stdout) for each in outcomes] == list(reversed(range(8)))
+    assert time.monotonic() - started < 1.5
+
+
+def test_programs_at_once_do_not_see_each_others_files(sandbox):
+    source = "import os, time\nopen('mine{}', 'w').close()\ntime.sleep(0.1)\nprint(os.listdir('.'))"
+    jobs = [sandbox.start(Program(source=source.format(number))) for number in range(3)]
+    assert [job.wait().stdout.decode() for job in jobs] == [f"['mine{number}']\n" for number in range(3)]
+
+
+def test_a_killed_program_says_so(sandbox):
+    job = sandbox.start(Program(source="import time\nprint('begun', flush=True)\ntime.sleep(60)"))
+    job.kill()
+    job.kill()
+    outcome = job.wait()
+    assert outcome.ending is Ending.KILLED
+    assert outcome.status == signal.SIGKILL
+    job.kill()
+    assert job.wait() == outcome
+
+
+def test_descriptors_are_passed_under_the_numbers_asked_for(sandbox):
+    # The numbers cross over: 3 of the program is 4 of the caller's, or the other way round.
+    readers, writers = zip(*(os.pipe() for _ in range(2)), strict=True)
+    low, high = sorted(writers)
+    source = "import os\nos.write({}, b'to the low one')\nos.write({}, b'to the high one')"
+    program = Program(source=source.format(high, low), descriptors={high: low, low: high})
+    job = sandbox.start(program)
+    for descriptor in writers:
+        os.close(descriptor)
+    assert job.wait().status == 0
+    received = {}
+    for reader, writer in zip(readers, writers, strict=True):
+        with open(reader, "rb") as file:
+            received[writer] = file.read()
+    assert received == {low: b"to the low one", high: b"to the high one"}
+
+
+def test_two_programs_talk_over_a_pipe(sandbox):
+    reader, writer = os.pipe()
+    listener = sandbox.start(Program(source="print(open(3).read().upper())", descriptors={3: reader}))
+    speaker = sandbox.start(Program(source="open(3, 'w').write('hello')", descriptors={3: writer}))
+    os.close(reader)
+    os.close(writer)
+    assert speaker.wait().status == 0
+    assert listener.wait().stdout == b"HELLO\n"
+
+
+def test_the_same_program_ends_the_same_way_every_time(sandbox):
+    source = "print(set('abcdefgh'), hash('x'), {object: 1}.keys(), [c for c in {'p', 'q', 'r'}])"
+    assert len({(each.ending, each.stdout) for each in (run(sandbox, source) for _ in range(5))}) == 1
+    with Sandbox() as another:
+        assert run(another, source).stdout == run(sandbox, source).stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (Program(source="", descriptors={2: 0}), "descriptors must have numbers from 3"),
+        (Program(source="", descriptors={64: 0}), "below limits.open_files"),
+        (Program(source="", files={"../x": b""}), "plain names"),
+        (Program(source="", files={"": b""}), "plain names"),
+        (Program(source="", files={"x": bytes(17 << 20)}), "half of limits.scratch_bytes"),
+        (Program(source="", limits=Limits(memory_bytes=1 << 20)), "limits.memory_bytes"),
+        (Program(source="", limits=Limits(cpu_seconds=0)), "limits.cpu_seconds must be above 0, not 0"),
+    ],
+)
+def test_a_program_that_cannot_be_meant_is_refused(sandbox, program, words):
+    with pytest.raises(ValueError, match=words):
+        sandbox.start(program)
+
+
+def test_closing_ends_what_runs_and_leaves_nothing():
+    sandbox = Sandbox()
+    jobs = [sandbox.start(Program(source="while True: pass")) for _ in range(3)]
+    zygote = sandbox._link.process.pid
+    sandbox.close()
+    sandbox.close()
+    with pytest.raises(SandboxError, match="the sandbox was closed"):
+        jobs[0].wait()
+    assert not os.path.exists(f"/proc/{zygote}")
+
+
+def test_a_zygote_that_dies_is_a_fault_of_the_infrastructure_and_the_next_program_gets_another():
+    with Sandbox() as sandbox:
+        job = sandbox.start(Program(source="import time\ntime.sleep(60)"))
+        os.killpg(sandbox._link.process.pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="the zygote has ended"):
+            job.wait()
+        assert run(sandbox, "print(1)").stdout == b"1\n"
+
+
+def test_nothing_outlives_a_caller_that_is_killed(tmp_path):
+    source = """
+        import sys, tempfile, time
+        tempfile.tempdir = sys.argv[1]
+        from proximo.sandbox.jobs import Program
+        from proximo.sandbox.runner import Sandbox
+        sandbox = Sandbox()
+        jobs = [sandbox.start(Program(source="while True: pass")) for _ in range(2)]
+        print("running", flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(source), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as caller:
+        assert caller.stdout is not None
+        assert caller.stdout.readline() == b"running\n"
+        assert len(processes_of(str(tmp_path))) >= 4
+        caller.kill()
+    deadline = time.monotonic() + 10
+    while processes_of(str(tmp_path)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert processes_of(str(tmp_path)) == []
+
+
+def test_a_hundred_programs_leave_the_zygote_and_the_caller_as_they_were(sandbox):
+    def count() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{sandbox._link.process.pid}/task"))
+
+    run(sandbox, "print(1)")
+    before = count()
+    for _ in range(100):
+        assert run(sandbox, "print(1)").stdout == b"1\n"
+    assert count() == before
