@@ -1,6 +1,6 @@
 """Judging beside sampling: seconds of scoring that are left when sampling has ended, and answers per second of a pool.
 
-    python benchmarks/judging.py [--milliseconds 5] [--steps 6]
+    python benchmarks/judging.py [--milliseconds 5] [--steps 4]
 
 The judge sleeps for so long on each answer, as one that waits for a program does, and so takes no core from sampling.
 """
@@ -53,11 +53,11 @@ class Late:
 
 def step_seconds(early: bool, *, seconds: float, num_steps: int) -> tuple[float, float]:
     """Means over the steps after the first: of sampling, and of what is left to score."""
-    shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4}
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     policy = LanguageModel(LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=256, **shape)))
     source = JudgedReward("judging:Sleeper", name="sleeper", num_workers=2, options={"seconds": seconds})
-    options = {"max_new_tokens": 96, "stop_token_ids": (6, 7, 8), "max_rows": 16}
+    options = {"max_new_tokens": 48, "stop_token_ids": (6, 7, 8), "max_rows": 16}
     config = PPOConfig(num_steps=num_steps, prompts_per_step=64, rollout=options, kl={"place": "none"})
     trainer = PPOTrainer(policy, tiny_tokenizer(), reward=source if early else Late(source), config=config)
     try:
@@ -85,7 +85,7 @@ def main() -> None:
     """Print both."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--milliseconds", type=float, default=5.0)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=4)
     given = parser.parse_args()
     torch.set_num_threads(1)
     for early in (False, True):

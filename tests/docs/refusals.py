@@ -42,6 +42,8 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Scores", "ppo.score.min_tokens=300 ppo.score.min_tokens_penalty=1"),
     ("ppo", "Scores", "ppo.score.overlong_buffer_tokens=300"),
     ("ppo", "Scores", "reward=[{kind: model, path: a/b}, {kind: model, path: a/c}]"),
+    ("ppo", "Scores", "reward=[{kind: maths, answer_from: [pattern]}]"),
+    ("ppo", "Scores", "reward=[{kind: maths, answer_from: [pattern], pattern: '('}]"),
     (
         "ppo",
         "Scores",

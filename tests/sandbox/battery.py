@@ -6,6 +6,7 @@ python battery.py GROUP[,GROUP ...] [LAYER ...]        layers to do without
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import time
@@ -66,6 +67,7 @@ def main(groups: str, *without: str) -> None:
         results[HOST] = host.changes() + _differences(before, str(folder))
     finally:
         host.close()
+        shutil.rmtree(folder)
     print(json.dumps({"results": results, "skipped": skipped, "layers": sandbox.layers.as_dict()}))
 
 

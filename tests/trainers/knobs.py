@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, dpo, ppo, ppo_ptx, recipes, rewards, run, sinks
+from proximo.config import data, dpo, ppo, ppo_ptx, recipes, rewards, rewards_maths, run, sinks
 from proximo.config.base import Section
 from proximo.config.rewards_code import CodeRewardConfig
 from tiny_runs import LORA, Kind
@@ -496,4 +496,32 @@ SHOWN_ELSEWHERE = {
         rewards.FunctionRewardConfig,
         "timeout_seconds",
     ): ("rewards/test_function_reward.py", "test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for"),
+    # What a judge does with its options needs no run; that a run asks it, one of its tests shows.
+    **{
+        (rewards_maths.MathsRewardConfig, name): (
+            "rewards/maths/test_maths_judge.py",
+            "test_an_option_of_the_maths_judge_changes_a_verdict",
+        )
+        for name in ("answer_from", "several_boxes", "pattern", "relative_tolerance", "right", "wrong", "no_answer")
+    },
+    (rewards_maths.MathsRewardConfig, "symbolic"): (
+        "rewards/maths/test_maths_judge.py",
+        "test_always_demands_the_extra_when_the_judge_is_made_and_auto_does_without",
+    ),
+    (rewards_maths.MathsRewardConfig, "symbolic_cpu_seconds"): (
+        "rewards/maths/test_math_verify.py",
+        "test_math_verify_is_stopped_after_its_processor_time",
+    ),
+    **{
+        (rewards_maths.CountdownRewardConfig, name): (
+            "rewards/maths/test_countdown.py",
+            "test_an_option_of_the_countdown_judge_changes_a_verdict",
+        )
+        for name in rewards_maths.CountdownRewardConfig(kind="countdown").judge_options()
+    },
+    **{
+        (section, name): ("rewards/maths/test_maths_rewards.py", "test_sources_of_both_kinds_score_through_workers")
+        for section in (rewards_maths.MathsRewardConfig, rewards_maths.CountdownRewardConfig)
+        for name in ("kind", "name")
+    },
 }

@@ -2,11 +2,14 @@
 
 from proximo.config.rewards import FunctionRewardConfig, JudgeRewardConfig, ModelRewardConfig
 from proximo.config.rewards_code import CodeRewardConfig
+from proximo.config.rewards_maths import CountdownRewardConfig, MathsRewardConfig
 
 WatchedSourceConfig = (
     FunctionRewardConfig
     | JudgeRewardConfig
     | CodeRewardConfig
+    | MathsRewardConfig
+    | CountdownRewardConfig
 )  # fmt: skip
 """The kinds that need no model: they may be watched without being trained on."""
 RewardSourceConfig = ModelRewardConfig | WatchedSourceConfig

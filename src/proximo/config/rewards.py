@@ -36,6 +36,10 @@ class JudgedRewardConfig(Section):
         """`package.module:Class` of the judge."""
         return self.judge
 
+    def caveats(self) -> tuple[str, ...]:
+        """What the user is to hear when the source is built, and what it will do without on this machine."""
+        return ()
+
     def judge_options(self) -> dict[str, Any]:
         """The keyword arguments of the judge, as plain values: the fields that only this kind of source has."""
         shared = {*JudgedRewardConfig.model_fields, "kind", "name"}

@@ -11,11 +11,11 @@ from proximo.sandbox.jobs import Limits
 from proximo.sandbox.layers import Layers
 from proximo.sandbox.limits import apply_limits
 from proximo.sandbox.namespaces import enter_job_folder
+from proximo.sandbox.payload import HEADER_BYTES
 from proximo.sandbox.privileges import bound_capabilities, die_with_parent, give_up_privileges
 
 HIGH = 256
 """Where descriptors wait until they get their numbers; programs' own are below."""
-HEADER_BYTES = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +77,16 @@ def confine(assignment: Assignment, surroundings: Surroundings, *, parent: int, 
 
 
 def _read_payload(descriptor: int) -> tuple[str, dict[str, bytes]]:
-    with open(descriptor, "rb", closefd=False) as file:
-        file.seek(0)
-        header = json.loads(file.read(int.from_bytes(file.read(HEADER_BYTES), "little")))
-        source = file.read(header["source"]).decode(errors="surrogatepass")
-        return source, {name: file.read(num_bytes) for name, num_bytes in header["files"].items()}
+    whole = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    at = HEADER_BYTES + int.from_bytes(whole[:HEADER_BYTES], "little")
+    header = json.loads(whole[HEADER_BYTES:at])
+    source = whole[at : at + header["source"]].decode(errors="surrogatepass")
+    at += header["source"]
+    files = {}
+    for name, num_bytes in header["files"].items():
+        files[name] = whole[at : at + num_bytes]
+        at += num_bytes
+    return source, files
 
 
 def _place_descriptors(wanted: Mapping[int, int]) -> None:

@@ -1,6 +1,7 @@
 """From the sections of a recipe to tokenizers and models, on the device and with the threads that it names."""
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,6 +217,8 @@ def build_reward_source(
 
 def _judged_reward(config: JudgedRewardConfig) -> JudgedReward:
     """With its workers at work."""
+    for caveat in config.caveats():
+        warnings.warn(f"reward source {config.name!r}: {caveat}", stacklevel=3)
     memory = config.worker_memory_mib
     return JudgedReward(
         config.judge_path(),

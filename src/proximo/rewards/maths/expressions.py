@@ -1,0 +1,150 @@
+"""Arithmetic over whole numbers: a text to its value and the numbers it uses. A parser; nothing is ever evaluated.
+
+    sum      = product { ("+" | "-") product }
+    product  = atom { ("*" | "/") atom }
+    atom     = digits | "(" sum ")" | \\frac "{" sum "}" "{" sum "}"
+
+There are no signs: a minus stands between two values.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+MAX_CHARACTERS = 500
+MAX_DIGITS = 9
+MAX_NUMBERS = 60
+MAX_NESTING = 30
+
+_TOKEN = re.compile(r"(\d+)|(\\frac|[-+*/(){}])|\s+|(.)", re.ASCII | re.DOTALL)
+_WRITTEN = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right)(?![A-Za-z])|\\[()\[\],;:! $]|\$", " "),
+        (r"\\[dt]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:times|cdot|ast)(?![A-Za-z])", "*"),
+        (r"[\N{MULTIPLICATION SIGN}\N{MIDDLE DOT}\N{DOT OPERATOR}\N{ASTERISK OPERATOR}]", "*"),
+        (r"\\div(?![A-Za-z])|\N{DIVISION SIGN}", "/"),
+        (r"[\N{MINUS SIGN}\N{EN DASH}]", "-"),
+    )
+)
+
+
+class MalformedError(ValueError):
+    """No expression of this kind; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """What a text says."""
+
+    value: Fraction | None
+    """None where it divides by 0."""
+    numbers: tuple[int, ...]
+    """As they are used, from left to right."""
+    operators: frozenset[str]
+
+
+def read_expression(text: str) -> Expression:
+    """Raises MalformedError."""
+    for pattern, replacement in _WRITTEN:
+        text = pattern.sub(replacement, text[: 2 * MAX_CHARACTERS])
+    if len(text) > MAX_CHARACTERS:
+        raise MalformedError(f"more than {MAX_CHARACTERS} characters")
+    reader = _Reader(_tokens(text))
+    value = reader.whole()
+    return Expression(value, tuple(reader.numbers), frozenset(reader.operators))
+
+
+def _tokens(text: str) -> list[str]:
+    found = []
+    for digits, mark, other in _TOKEN.findall(text):
+        if other:
+            raise MalformedError(f"{other!r} in an expression")
+        if len(digits) > MAX_DIGITS:
+            raise MalformedError(f"a number of more than {MAX_DIGITS} digits")
+        if digits or mark:
+            found.append(digits or mark)
+    return found
+
+
+class _Reader:
+    """Recursive descent. `numbers` and `operators` are what it came across."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = [*tokens, ""]
+        self._place = 0
+        self._depth = 0
+        self.numbers: list[int] = []
+        self.operators: set[str] = set()
+
+    def whole(self) -> Fraction | None:
+        value = self._sum()
+        if self._next:
+            raise MalformedError(f"{self._next!r} behind an expression")
+        return value
+
+    @property
+    def _next(self) -> str:
+        return self._tokens[self._place]
+
+    def _take(self) -> str:
+        token = self._next
+        self._place += 1
+        return token
+
+    def _expect(self, mark: str) -> None:
+        if self._next != mark:
+            raise MalformedError(f"{mark!r} is missing")
+        self._place += 1
+
+    def _sum(self) -> Fraction | None:
+        value = self._product()
+        while self._next in ("+", "-"):
+            value = self._joined(self._take(), value, self._product())
+        return value
+
+    def _product(self) -> Fraction | None:
+        value = self._atom()
+        while self._next in ("*", "/"):
+            value = self._joined(self._take(), value, self._atom())
+        return value
+
+    def _joined(self, operator: str, one: Fraction | None, other: Fraction | None) -> Fraction | None:
+        self.operators.add(operator)
+        if one is None or other is None or (operator == "/" and not other):
+            return None
+        match operator:
+            case "+":
+                return one + other
+            case "-":
+                return one - other
+            case "*":
+                return one * other
+        return one / other
+
+    def _atom(self) -> Fraction | None:
+        token = self._next
+        if token.isdecimal():
+            self._place += 1
+            self.numbers.append(int(token))
+            if len(self.numbers) > MAX_NUMBERS:
+                raise MalformedError(f"more than {MAX_NUMBERS} numbers")
+            return Fraction(self.numbers[-1])
+        if token == "(":
+            return self._enclosed("(", ")")
+        if token == "\\frac":
+            self._place += 1
+            above = self._enclosed("{", "}")
+            return self._joined("/", above, self._enclosed("{", "}"))
+        raise MalformedError(f"{token!r} where a number is wanted" if token else "an expression that breaks off")
+
+    def _enclosed(self, opening: str, closing: str) -> Fraction | None:
+        self._expect(opening)
+        self._depth += 1
+        if self._depth > MAX_NESTING:
+            raise MalformedError(f"more than {MAX_NESTING} brackets in one another")
+        value = self._sum()
+        self._depth -= 1
+        self._expect(closing)
+        return value

@@ -1,0 +1,300 @@
+"""The grammar of answers: tokens to values. Recursive descent; no text is ever evaluated as a program.
+
+answer   = item { "," item }
+item     = [ name "=" ] union { "=" union } [ "\\approx" union ]
+union    = sum { \\cup sum }
+sum      = [ sign ] product { sign product }
+product  = power { [ "*" | "/" ] power }
+power    = primary [ "^" exponent ] { "!" } [ "%" ]
+primary  = number | letter | "(" answer ")" | \\frac | \\sqrt | \\binom | matrix | set | interval
+"""
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import comb, factorial
+from typing import TypeVar
+
+from proximo.rewards.maths.lexer import Token
+from proximo.rewards.maths.quotients import Arithmetic, Quotient, RefusedError, UnreadableError, letter, rational
+from proximo.rewards.maths.values import Equation, Infinity, Matrix, Several, Union, Value, repeating, whole_number
+
+MAX_FACTORIAL = 200
+LETTERS = (
+    "pi alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau phi "
+    "varphi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell"
+)
+_LETTERS = frozenset(f"\\{name}" for name in LETTERS.split())
+_FACTORS = _LETTERS | {"\\frac", "\\sqrt", "\\binom"}
+MAX_NESTING = 30
+"""Of brackets, arguments and exponents in one another."""
+_END = Token("end", "", False)
+
+
+Read = TypeVar("Read")
+
+
+class Parser:
+    """Reads the tokens of one answer. `sign` is what \\pm stands for, `percent` what % does."""
+
+    def __init__(self, tokens: Sequence[Token], *, sign: int, percent: Fraction, arithmetic: Arithmetic) -> None:
+        self._tokens = tokens
+        self._place = self._depth = 0
+        self._sign = sign
+        self._percent = percent
+        self._arithmetic = arithmetic
+
+    def answer(self) -> Value:
+        """The whole answer; raises UnreadableError where it is none, RefusedError where it is too large."""
+        items = self._items()
+        if self._next is not _END:
+            raise UnreadableError(f"{self._next.text!r} in this place")
+        return items[0] if len(items) == 1 else Several("", items, "")
+
+    @property
+    def _next(self) -> Token:
+        return self._ahead(0)
+
+    def _ahead(self, count: int) -> Token:
+        place = self._place + count
+        return self._tokens[place] if place < len(self._tokens) else _END
+
+    def _take(self) -> Token:
+        token = self._next
+        self._place += 1
+        return token
+
+    def _accept(self, *texts: str) -> bool:
+        if self._next.kind in ("mark", "command") and self._next.text in texts:
+            self._place += 1
+            return True
+        return False
+
+    def _expect(self, text: str) -> None:
+        if not self._accept(text):
+            raise UnreadableError(f"{text!r} is missing")
+
+    def _items(self) -> tuple[Value, ...]:
+        items = [self._item()]
+        while self._accept(",", ";"):
+            items.append(self._item())
+        return tuple(items)
+
+    def _item(self) -> Value:
+        name = self._name()
+        self._accept("\\approx")
+        sides = [self._union()]
+        while self._accept("="):
+            sides.append(self._union())
+        if self._accept("\\approx"):
+            self._union()  # what stands before it is exact
+        if name is not None:
+            return Equation(name, letter(name), sides[-1])
+        if len(sides) == 1:
+            return sides[0]
+        left, right = self._number(sides[-2]), self._number(sides[-1])
+        constants = left.constant(), right.constant()
+        if None in constants:
+            return Equation(None, left, right)
+        if constants[0] != constants[1]:
+            raise RefusedError("an equation that does not hold")
+        return right
+
+    def _name(self) -> str | None:
+        """`x =`, `f(x) =` or `x \\in` before a value; the name is taken off."""
+        start = self._place
+        if self._next.kind == "letter":
+            name = self._take().text
+            self._accept("'")
+            if self._accept("("):
+                while self._next.kind == "letter" or self._next.text == ",":
+                    self._take()
+                self._accept(")")
+            if self._accept("=", "\\approx", "\\in"):
+                return name
+        self._place = start
+        return None
+
+    def _union(self) -> Value:
+        parts = [self._sum()]
+        while self._accept("\\cup"):
+            parts.append(self._sum())
+        return parts[0] if len(parts) == 1 else Union(tuple(parts))
+
+    def _sum(self) -> Value:
+        first: Value = rational(0)
+        if self._next.text not in ("+", "-", "\\pm"):
+            first = self._product()
+        elif self._ahead(1).text == "\\infty":
+            return self._infinity()
+        while (text := self._next.text) in ("+", "-", "\\pm"):
+            self._take()
+            term = self._number(self._product())
+            negative = text == "-" or (text == "\\pm" and self._sign < 0)
+            term = self._arithmetic.negate(term) if negative else term
+            first = self._arithmetic.add(self._number(first), term)
+        return first
+
+    def _infinity(self) -> Infinity:
+        sign = -1 if self._next.text == "-" else 1
+        if self._next.text != "\\infty":
+            self._take()
+        self._take()
+        return Infinity(sign)
+
+    def _product(self) -> Value:
+        if self._next.text == "\\infty":
+            return self._infinity()
+        value = self._power()
+        while True:
+            operation = self._operation()
+            if operation is None:
+                return value
+            value = operation(self._number(value), self._number(self._power()))
+
+    def _operation(self) -> Callable[[Quotient, Quotient], Quotient] | None:
+        """What joins the next factor, explicitly or by standing beside it."""
+        if self._accept("*"):
+            return self._arithmetic.multiply
+        if self._accept("/"):
+            return self._arithmetic.divide
+        token = self._next
+        beside = token.kind == "letter" or token.text in ("(", "{")
+        if beside or (token.kind == "command" and token.text in _FACTORS):
+            return self._arithmetic.multiply
+        return None
+
+    def _power(self) -> Value:
+        value = self._within(self._primary)
+        if self._accept("^"):
+            value = self._arithmetic.power(self._number(value), self._within(self._exponent))
+        while self._accept("!"):
+            value = rational(factorial(whole_number(self._number(value), MAX_FACTORIAL)))
+        if self._accept("%"):
+            value = self._arithmetic.multiply(self._number(value), rational(self._percent))
+        return value
+
+    def _exponent(self) -> Quotient:
+        if self._accept("-"):
+            return self._arithmetic.negate(self._number(self._power()))
+        return self._number(self._power())
+
+    def _within(self, read: Callable[[], Read]) -> Read:
+        """Whatever can stand in itself is read through here."""
+        self._depth += 1
+        if self._depth > MAX_NESTING:
+            raise RefusedError(f"more than {MAX_NESTING} levels in one another")
+        found = read()
+        self._depth -= 1
+        return found
+
+    def _primary(self) -> Value:
+        token = self._take()
+        match token.kind, token.text:
+            case (("number" | "repeating"), _):
+                return self._afterwhole_number(token)
+            case "letter", "i":
+                return self._arithmetic.root(rational(-1), 2)
+            case "letter", name:
+                return letter(name)
+            case "mark", ("(" | "["):
+                return self._bracketed(token.text)
+            case "mark", "{":
+                items = self._items()
+                self._expect("}")
+                return items[0] if len(items) == 1 else Several("{", items, "}")
+            case "command", name:
+                return self._command(name)
+        raise UnreadableError(f"{token.text!r} in this place")
+
+    def _command(self, name: str) -> Value:
+        if name in _LETTERS:
+            return letter(name)
+        if name.startswith("\\begin"):
+            return self._matrix(name.replace("\\begin", "\\end"))
+        read = {"\\frac": self._fraction, "\\binom": self._binomial, "\\sqrt": self._root, "\\{": self._set}.get(name)
+        if read is None:
+            raise UnreadableError(f"the command {name}")
+        return read()
+
+    def _fraction(self) -> Quotient:
+        return self._arithmetic.divide(self._argument(), self._argument())
+
+    def _binomial(self) -> Quotient:
+        above, below = (whole_number(self._argument(), MAX_FACTORIAL) for _ in range(2))
+        return rational(comb(above, below))
+
+    def _set(self) -> Several:
+        items = () if self._next.text == "\\}" else self._items()
+        self._expect("\\}")
+        return Several("{", items, "}")
+
+    def _root(self) -> Quotient:
+        degree = 2
+        if self._accept("["):
+            degree = whole_number(self._number(self._sum()), 8)
+            self._expect("]")
+        return self._arithmetic.root(self._number(self._within(self._primary)), degree)
+
+    def _argument(self) -> Quotient:
+        """Of a command: in braces, or one token, of a number its first digit."""
+        token = self._next
+        if token.kind == "number" and len(token.text) > 1 and token.text.isdecimal():
+            rest = Token("number", token.text[1:], False)
+            self._tokens = [*self._tokens[: self._place], rest, *self._tokens[self._place + 1 :]]
+            return rational(int(token.text[0]))
+        if token.kind == "number":
+            return rational(Fraction(self._take().text))
+        return self._number(self._within(self._primary))
+
+    def _afterwhole_number(self, token: Token) -> Quotient:
+        """A number; a whole one with a fraction of numerals behind it is a mixed number."""
+        if token.kind == "repeating":
+            return rational(repeating(token.text))
+        value = Fraction(token.text)
+        fraction = self._fraction_behind() if token.text.isdecimal() else None
+        return rational(value if fraction is None else value + fraction)
+
+    def _fraction_behind(self) -> Fraction | None:
+        """Of `1 1/2`, or of `1\\frac{1}{2}` with numerals alone; None of 2\\frac{x}{3}."""
+        first, line, second = self._next, self._ahead(1), self._ahead(2)
+        plain = first.kind == second.kind == "number" and line.text == "/" and first.spaced
+        if plain and first.text.isdecimal() and second.text.isdecimal() and int(second.text):
+            self._place += 3
+            return Fraction(int(first.text), int(second.text))
+        if first.text != "\\frac":
+            return None
+        start, tokens = self._place, self._tokens
+        value = self._number(self._within(self._primary)).constant()
+        written = "".join(token.text for token in self._tokens[start + 1 : self._place])
+        if value is not None and not set(written) - set("0123456789{}"):
+            return value
+        self._place, self._tokens = start, tokens
+        return None
+
+    def _bracketed(self, opening: str) -> Value:
+        items = self._items()
+        closing = self._take().text
+        if closing not in (")", "]"):
+            raise UnreadableError("a bracket that does not close")
+        if len(items) == 1:
+            return items[0]
+        return Several(opening, items, closing)
+
+    def _matrix(self, end: str) -> Matrix:
+        rows = [[self._item()]]
+        while not self._accept(end):
+            if self._accept("&"):
+                rows[-1].append(self._item())
+            elif self._accept("\\cr"):
+                if self._next.text != end:
+                    rows.append([self._item()])
+            else:
+                raise UnreadableError("a matrix that does not end")
+        return Matrix(tuple(map(tuple, rows)))
+
+    def _number(self, value: Value) -> Quotient:
+        if isinstance(value, Infinity):
+            raise RefusedError("arithmetic with infinity")
+        if not isinstance(value, Quotient):
+            raise UnreadableError("arithmetic with what is no number")
+        return value

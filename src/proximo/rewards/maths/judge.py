@@ -1,0 +1,107 @@
+"""The judge of mathematical answers. It lives in a worker; reads a response, and says whether its answer is right."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proximo.errors import DataError
+from proximo.rewards.maths.cleaning import MAX_CHARACTERS, clean
+from proximo.rewards.maths.equivalence import equivalent
+from proximo.rewards.maths.extraction import answers_in
+from proximo.rewards.maths.quotients import RefusedError
+from proximo.rewards.maths.symbols import OutOfTimeError, SymbolicComparison, is_installed
+from proximo.rewards.verdicts import Answer, Verdict
+from proximo.states import ScoreState
+
+MAX_BOXES = 20
+"""More boxes than this never agree."""
+
+
+class MathsJudge:
+    """Takes the answer out of a response and compares it with the reference, exactly where it can be read."""
+
+    def __init__(
+        self,
+        *,
+        answer_from: Sequence[str],
+        several_boxes: str,
+        pattern: str | None,
+        relative_tolerance: float | None,
+        symbolic: str,
+        symbolic_cpu_seconds: float,
+        right: float,
+        wrong: float,
+        no_answer: float,
+    ) -> None:
+        """The options are the fields of config/rewards_maths.py. Raises MissingExtraError."""
+        self._answer_from = tuple(answer_from)
+        self._several_boxes = several_boxes
+        self._pattern = None if pattern is None else re.compile(pattern)
+        self._tolerance = relative_tolerance
+        asked = symbolic == "always" or (symbolic == "auto" and is_installed())
+        self._symbols = SymbolicComparison(symbolic_cpu_seconds) if asked else None
+        self._scores = {"right": right, "wrong": wrong, "no_answer": no_answer}
+
+    def judge(self, answer: Answer) -> Verdict:
+        """The verdict; components `parsed` (an answer was found), `by_symbols` and `undecided` (who decided)."""
+        if answer.reference is None:
+            raise DataError("the prompt has no reference answer")
+        found = answers_in(answer.text, self._answer_from, self._pattern)
+        if not found:
+            return self._fault("no answer found", parsed=0.0)
+        try:
+            if self._several_boxes == "agree" and not self._agree(found):
+                return self._fault("several answers that differ", parsed=1.0)
+            given = found[0] if self._several_boxes == "first" else found[-1]
+            same, by_symbols = self._same(answer.reference, given)
+        except RefusedError as error:
+            return self._fault(f"{error}", parsed=1.0, score="wrong")
+        except OutOfTimeError:
+            return self._fault("math-verify took too long to compare it", parsed=1.0, by_symbols=1.0, score="wrong")
+        return Verdict(
+            score=self._scores["right" if same else "wrong"],
+            components=_components(1.0, float(by_symbols), float(same is None)),
+        )
+
+    def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002
+        """A reference answer is needed, of at most MAX_CHARACTERS characters, with something in it to compare."""
+        if reference is None:
+            raise DataError("a maths reward needs a reference answer; the row has none (column `answer`)")
+        if len(reference) > MAX_CHARACTERS:
+            raise DataError(
+                f"a reference answer of {len(reference)} characters, at most {MAX_CHARACTERS} are read: it is to be "
+                f"the answer alone, not the solution; it begins with {reference[:40]!r}"
+            )
+        if not clean(reference):
+            raise DataError(f"the reference answer {reference!r} has nothing in it to compare with")
+
+    def timeout_verdict(self) -> Verdict:
+        """Of an answer on which the worker was killed: a pattern of the user's own may take that long."""
+        return self._fault("judging it took too long", parsed=0.0, score="wrong")
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+    def _agree(self, found: Sequence[str]) -> bool:
+        different = sorted(set(found))
+        return len(different) <= MAX_BOXES and all(self._same(different[0], other)[0] for other in different[1:])
+
+    def _same(self, reference: str, given: str) -> tuple[bool | None, bool]:
+        """Whether it is right, where that is known, and whether math-verify said so."""
+        same = equivalent(reference, given, relative_tolerance=self._tolerance)
+        if same is not None or self._symbols is None:
+            return same, False
+        same = self._symbols.same(reference, given)
+        return same, same is not None
+
+    def _fault(self, reason: str, *, parsed: float, by_symbols: float = 0.0, score: str = "no_answer") -> Verdict:
+        return Verdict(
+            score=self._scores[score],
+            state=ScoreState.MODEL_FAULT,
+            reason=reason,
+            components=_components(parsed, by_symbols, 0.0),
+        )
+
+
+def _components(parsed: float, by_symbols: float, undecided: float) -> dict[str, float]:
+    return {"parsed": parsed, "by_symbols": by_symbols, "undecided": undecided}

@@ -1,0 +1,55 @@
+"""Answers with words in them: units behind a value, `east`, the letter of a multiple choice. Not their LaTeX."""
+
+import re
+
+from proximo.rewards.maths.cleaning import BARE_TEXT
+
+_WHOLE_TEXT = re.compile(BARE_TEXT + r"\{([^{}]*)\}")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z '-]*")
+_TAIL = re.compile(r"[A-Za-z /.*'-]*")
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z]) ?\^ ?(?:\{[23]\}|[23])$")
+SHORT_UNITS = "m g s h l L V N J W A K C F a"
+JOINED_UNITS = "cm mm km kg mg ml mL kWh kW Hz kHz mph km/h m/s in ft lb lbs oz yd min sec hr hrs"
+FUNCTIONS = "sin cos tan cot sec log ln exp arcsin arccos arctan max min mod lcm gcd sqrt pi"
+SHORT_WORDS = "yes no true false odd even none both neither"
+_SHORT_UNITS, _JOINED_UNITS = frozenset(SHORT_UNITS.split()), frozenset(JOINED_UNITS.split())
+_FUNCTIONS, _SHORT_WORDS = frozenset(FUNCTIONS.split()), frozenset(SHORT_WORDS.split())
+
+
+def without_unit(text: str) -> str | None:
+    """A cleaned text without the unit in plain words behind a value; None where there is none."""
+    text = _UNIT_POWER.sub("", text)
+    end = max((text.rfind(mark) for mark in "0123456789)}%"), default=-1) + 1
+    tail = text[end:]
+    if not end or not tail.strip() or not _TAIL.fullmatch(tail):
+        return None
+    words = re.split(r"[ /.*'-]+", tail.strip())
+    if tail[0] not in " -/":
+        return text[:end] if tail.strip() in _JOINED_UNITS else None
+    known = all((len(word) > 1 and word not in _FUNCTIONS) or word in _SHORT_UNITS or not word for word in words)
+    return text[:end] if known else None
+
+
+def words_of(text: str) -> str | None:
+    """An answer that is words, such as `east` or `(C)`, in small letters; None where it is something else."""
+    bare = text.strip().strip("$").strip()
+    whole = _WHOLE_TEXT.fullmatch(bare)
+    inner = (whole[1] if whole else bare).strip().rstrip(".").strip()
+    if len(inner) > 2 and inner[0] == "(" and inner[-1] == ")":
+        inner = inner[1:-1].strip()
+        choice = len(inner) == 1 and inner.isascii() and inner.isalpha()
+        return inner.lower() if choice or (whole and _WORDS.fullmatch(inner)) else None
+    if not _WORDS.fullmatch(inner):
+        return None
+    lowered = " ".join(inner.lower().split())
+    long = any(len(word) > 3 for word in lowered.split())
+    return lowered if whole or long or lowered in _SHORT_WORDS else None
+
+
+def chosen_letter(text: str) -> str | None:
+    """The letter of a multiple choice as answers write it: `C`, `(C)`, `C.`, `(C) because`, `\\text{C}`."""
+    bare = _WHOLE_TEXT.sub(lambda found: found[1], text.strip().strip("$").strip())
+    found = re.match(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$)|$)", bare.strip())
+    if found is None or re.search(r"\([A-Ja-j]\)", bare[found.end() :]):
+        return None
+    return found[1].lower()

@@ -1,0 +1,165 @@
+"""Countdown: an expression of the given numbers, parsed and computed exactly."""
+
+import json
+import random
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from maths_judges import countdown_judge
+from pydantic import ValidationError
+
+from builders import real_data
+from proximo.config.rewards_maths import CountdownRewardConfig
+from proximo.errors import DataError
+from proximo.rewards.maths.expressions import MalformedError, read_expression
+from proximo.rewards.verdicts import Answer, Verdict
+from proximo.states import ScoreState
+
+PROBLEM = {"nums": [68, 34, 21, 27], "target": 40}
+SOLUTION = "(68 - (34 + 21)) + 27"
+
+
+def judged(text: str, problem: dict[str, Any] = PROBLEM, **options: Any) -> Verdict:
+    return countdown_judge(**options).judge(Answer(text=text, prompt="", metadata=problem))
+
+
+RIGHT = (
+    SOLUTION,
+    f"Let me see.\n{SOLUTION}",
+    f"<answer>{SOLUTION}</answer>",
+    f"<answer>1+1</answer> no: <answer>\n{SOLUTION} = 40\n</answer>",
+    f"so \\boxed{{{SOLUTION}}} it is",
+    f"{SOLUTION} = 40.",
+    f"x = {SOLUTION} = 40",
+    f"$${SOLUTION}$$",
+    "68 \N{MINUS SIGN} (34 + 21) + 27",
+    "\\left(68 - (34 + 21)\\right) + 27",
+    "27 + 68 - 34 - 21",
+)
+WRONG = ("68 + 34 + 21 + 27", "68 - 34 - 21", "68 - 34 - 21 + 27 + 0", "40", "40 * 68 / 68", "68 - 34 - 21 + 27 / 1")
+MALFORMED = ("", "1 +", "(1", "1)", "68 34", "-68 + 34", "68 - -34", "2 ** 3", "6.8", "1,000", "a + b", "68 // 2", "()")
+
+
+@pytest.mark.parametrize("text", RIGHT)
+def test_an_expression_is_found_and_right_however_it_is_written(text: str) -> None:
+    assert judged(text).score == 1.0
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_an_expression_with_another_value_or_other_numbers_is_wrong(text: str) -> None:
+    verdict = judged(text)
+    assert (verdict.score, verdict.state, verdict.components["well_formed"]) == (0.0, ScoreState.SCORED, 1.0)
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_what_is_no_expression_is_the_models_fault(text: str) -> None:
+    verdict = judged(text)
+    assert (verdict.score, verdict.state) == (0.0, ScoreState.MODEL_FAULT)
+    assert verdict.components == {"well_formed": 0.0, "numbers_right": 0.0}
+    assert verdict.reason
+
+
+def test_the_components_say_what_was_right() -> None:
+    assert judged("68 + 34 + 21 + 27").components == {"well_formed": 1.0, "numbers_right": 1.0}
+    assert judged("40").components == {"well_formed": 1.0, "numbers_right": 0.0}
+
+
+def test_fractions_are_exact_and_a_division_by_zero_is_a_wrong_answer() -> None:
+    thirds = {"nums": [1, 3, 3], "target": 1}
+    assert judged("1 / 3 * 3", thirds).score == 1.0
+    assert judged("\\frac{1}{3} \\times 3", thirds).score == 1.0
+    zero = judged("1 / (3 - 3)", thirds)
+    assert (zero.score, zero.components["numbers_right"]) == (0.0, 1.0)
+
+
+OPTIONS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
+    ("answer_from", ["whole"], "68 - (34 + 21)\n+ 27", PROBLEM),
+    ("numbers_column", "numbers", "1 + 2", {"nums": [1, 3], "numbers": [1, 2], "target": 3}),
+    ("target_column", "goal", "1 + 2", {"nums": [1, 2], "target": 4, "goal": 3}),
+    ("each_number", "at_most_once", "1 + 2", {"nums": [1, 2, 5], "target": 3}),
+    ("operators", ["+"], "3 - 2", {"nums": [3, 2], "target": 1}),
+    ("right", 2.0, SOLUTION, PROBLEM),
+    ("wrong", 0.1, "68 + 34", PROBLEM),
+    ("no_answer", -1.0, "no", PROBLEM),
+)
+
+
+@pytest.mark.parametrize(("name", "value", "text", "problem"), OPTIONS)
+def test_an_option_of_the_countdown_judge_changes_a_verdict(
+    name: str, value: Any, text: str, problem: dict[str, Any]
+) -> None:
+    assert judged(text, problem) != judged(text, problem, **{name: value})
+
+
+def test_every_option_of_the_countdown_judge_is_shown() -> None:
+    assert set(CountdownRewardConfig(kind="countdown").judge_options()) == {name for name, *_ in OPTIONS}
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ({"target": 3}, "column 'nums'"),
+        ({"nums": "1 2", "target": 3}, "column 'nums'"),
+        ({"nums": [1, 2.5], "target": 3}, "column 'nums'"),
+        ({"nums": [], "target": 3}, "column 'nums'"),
+        ({"nums": [1, True], "target": 3}, "column 'nums'"),
+        ({"nums": [1, 2]}, "column 'target'"),
+        ({"nums": [1, 2], "target": "3"}, "column 'target'"),
+    ],
+)
+def test_a_row_without_numbers_or_target_is_refused(problem: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        countdown_judge().check_row(None, problem)
+
+
+def test_operators_are_some_of_four() -> None:
+    with pytest.raises(ValidationError):
+        CountdownRewardConfig(kind="countdown", operators=["**"])
+
+
+def test_bounds_are_looked_at_before_anything_is_computed() -> None:
+    for text in ("1234567890", "(" * 31 + "1" + ")" * 31, "+".join("1" * 61), "1" + " " * 600):
+        with pytest.raises(MalformedError):
+            read_expression(text)
+
+
+def random_expression(draw: random.Random, depth: int) -> tuple[str, Fraction | None]:
+    """An expression and its value, computed beside it."""
+    if depth == 0 or draw.random() < 0.2:
+        number = draw.randrange(0, 30)
+        return str(number), Fraction(number)
+    (left, one), (right, other) = (random_expression(draw, depth - 1) for _ in range(2))
+    operator = draw.choice("+-*/")
+    text = f"({left} {operator} {right})"
+    if one is None or other is None or (operator == "/" and other == 0):
+        return text, None
+    return text, {"+": one + other, "-": one - other, "*": one * other, "/": one / (other or 1)}[operator]
+
+
+def test_random_expressions_have_the_value_of_their_definition() -> None:
+    draw = random.Random(4)
+    for _ in range(400):
+        text, value = random_expression(draw, 4)
+        assert read_expression(text).value == value, text
+
+
+def test_precedence_is_that_of_arithmetic() -> None:
+    assert read_expression("2 + 3 * 4 - 6 / 3 - 1").value == 11
+    assert read_expression("8 / 4 / 2").value == 1
+    assert read_expression("8 - 4 - 2").value == 2
+
+
+def test_all_given_solutions_verify_and_none_does_with_a_number_or_operator_changed() -> None:
+    lines = real_data("countdown", "countdown_dev.jsonl").read_text().splitlines()
+    problems = [json.loads(line) for line in lines]
+    assert len(problems) == 2000
+    draw = random.Random(5)
+    for problem in problems:
+        solution = problem["solution"]
+        assert judged(solution, problem).score == 1.0, problem
+        number = str(draw.choice(problem["nums"]))
+        assert judged(solution.replace(number, f"{int(number) + 1}", 1), problem).score == 0.0, problem
+        assert judged(f"{solution} + 0", problem).score == 0.0, problem
+        assert judged(solution, problem | {"target": problem["target"] + 1}).score == 0.0, problem
+        assert judged(solution, problem | {"nums": [*problem["nums"], 1]}).score == 0.0, problem

@@ -1,0 +1,158 @@
+"""The judge of mathematical answers: its verdicts, its options, and the rows that it refuses."""
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from maths_judges import judged, maths_judge
+from pydantic import ValidationError
+
+import proximo.rewards.maths.judge as judge_module
+import proximo.rewards.maths.symbols as symbols_module
+from proximo.config.rewards_maths import MathsRewardConfig
+from proximo.errors import DataError, MissingExtraError
+from proximo.rewards.verdicts import Answer
+from proximo.states import ScoreState
+
+NOTHING_FOUND = {"parsed": 0.0, "by_symbols": 0.0, "undecided": 0.0}
+
+
+def test_right_and_wrong_answers_are_scored_and_a_missing_one_is_the_models_fault() -> None:
+    right, wrong, missing = (judged(text, "5") for text in ("\\boxed{5}", "\\boxed{6}", "five"))
+    assert (right.score, right.state, right.reason) == (1.0, ScoreState.SCORED, None)
+    assert (wrong.score, wrong.state, wrong.reason) == (0.0, ScoreState.SCORED, None)
+    assert (missing.score, missing.state, missing.reason) == (0.0, ScoreState.MODEL_FAULT, "no answer found")
+    assert right.components == wrong.components == {"parsed": 1.0, "by_symbols": 0.0, "undecided": 0.0}
+    assert missing.components == NOTHING_FOUND
+
+
+def test_an_answer_that_nobody_computes_is_wrong_and_says_why() -> None:
+    verdict = judged("\\boxed{1/0}", "5", wrong=-1.0, no_answer=-2.0)
+    assert (verdict.score, verdict.state, verdict.reason) == (-1.0, ScoreState.MODEL_FAULT, "a division by 0")
+
+
+def test_an_answer_that_nobody_can_compare_is_wrong_and_counted() -> None:
+    verdict = judged("\\boxed{2 \\sin x}", "\\sin x")
+    assert (verdict.score, verdict.state) == (0.0, ScoreState.SCORED)
+    assert verdict.components["undecided"] == 1.0
+
+
+OPTIONS: tuple[tuple[str, Any, dict[str, Any], str, str], ...] = (
+    ("answer_from", ["label"], {}, "\\boxed{6}\nA: 5", "5"),
+    ("several_boxes", "first", {}, "\\boxed{5} \\boxed{6}", "5"),
+    ("several_boxes", "agree", {}, "\\boxed{6} \\boxed{5}", "5"),
+    ("pattern", "=(.)", {"answer_from": ["pattern"], "pattern": ":(.)"}, "=5 :6", "5"),
+    ("relative_tolerance", 0.01, {}, "\\boxed{3.14}", "\\pi"),
+    ("right", 2.0, {}, "\\boxed{5}", "5"),
+    ("wrong", -1.0, {}, "\\boxed{6}", "5"),
+    ("no_answer", -1.0, {}, "five", "5"),
+)
+"""An option, another value of it, what holds in both cases, and a response and reference on which it shows."""
+ELSEWHERE = {
+    "kind": "what tells the sources of a recipe apart",
+    "name": "names a metric, and no verdict",
+    "symbolic": "test_always_demands_the_extra_when_the_judge_is_made_and_auto_does_without",
+    "symbolic_cpu_seconds": "test_math_verify_is_stopped_after_its_processor_time, in test_math_verify.py",
+}
+
+
+@pytest.mark.parametrize(("name", "value", "base", "text", "reference"), OPTIONS)
+def test_an_option_of_the_maths_judge_changes_a_verdict(
+    name: str, value: Any, base: dict[str, Any], text: str, reference: str
+) -> None:
+    assert judged(text, reference, **base) != judged(text, reference, **{**base, name: value})
+
+
+def test_every_option_of_the_maths_judge_is_shown() -> None:
+    own = set(MathsRewardConfig(kind="maths").judge_options()) | {"kind", "name"}
+    assert own == {name for name, *_ in OPTIONS} | set(ELSEWHERE)
+
+
+def test_several_boxes_that_agree_may_be_written_differently() -> None:
+    assert judged("\\boxed{1/2} or \\boxed{0.5}", "\\frac12", several_boxes="agree").score == 1.0
+    differing = judged("\\boxed{1/2} or \\boxed{0.6}", "\\frac12", several_boxes="agree")
+    assert (differing.state, differing.reason) == (ScoreState.MODEL_FAULT, "several answers that differ")
+    many = "".join(f"\\boxed{{{n}/{n}}}" for n in range(1, 40))
+    assert judged(many, "1", several_boxes="agree").state is ScoreState.MODEL_FAULT
+
+
+ROWS = (
+    (None, "has none"),
+    ("x" * 1001, "the answer alone"),
+    ("", "nothing in it"),
+    (" $ $ ", "nothing in it"),
+)
+
+
+@pytest.mark.parametrize(("reference", "message"), ROWS)
+def test_a_row_that_no_answer_can_be_judged_by_is_refused(reference: str | None, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        maths_judge().check_row(reference, {})
+
+
+def test_a_row_with_a_reference_is_taken_even_where_only_math_verify_could_read_it() -> None:
+    maths_judge().check_row("\\sin x", {})
+    with pytest.raises(DataError, match="no reference"):
+        maths_judge().judge(Answer(text="\\boxed{5}", prompt=""))
+
+
+def test_always_demands_the_extra_when_the_judge_is_made_and_auto_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbols_module, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"proximo\[maths\]"):
+        maths_judge(symbolic="always")
+    assert judged("\\boxed{\\cos x}", "\\sin x", symbolic="auto").components["undecided"] == 1.0
+
+
+def test_what_nobody_here_decides_is_left_to_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Symbols:
+        def __init__(self, cpu_seconds: float) -> None:
+            assert cpu_seconds == 0.8
+
+        def same(self, reference: str, answer: str) -> bool | None:
+            asked.append((reference, answer))
+            return {"\\cos x": False, "\\sin{x}": True}.get(answer)
+
+    monkeypatch.setattr(judge_module, "SymbolicComparison", Symbols)
+    verdicts = [
+        judged(f"\\boxed{{{each}}}", "\\sin x", symbolic="always") for each in ("\\cos x", "\\sin{x}", "\\tan x")
+    ]
+    assert [verdict.score for verdict in verdicts] == [0.0, 1.0, 0.0]
+    assert [verdict.components["by_symbols"] for verdict in verdicts] == [1.0, 1.0, 0.0]
+    assert [verdict.components["undecided"] for verdict in verdicts] == [0.0, 0.0, 1.0]
+    assert judged("\\boxed{5}", "6", symbolic="always").score == 0.0
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pattern": "a"}, "belong together"),
+        ({"answer_from": ["pattern"]}, "belong together"),
+        ({"answer_from": ["pattern"], "pattern": "("}, "no regular expression"),
+        ({"answer_from": []}, "at least 1"),
+        ({"relative_tolerance": 0.0}, "greater than 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        MathsRewardConfig(kind="maths", **options)
+
+
+def test_the_verdict_of_a_worker_that_was_killed_has_the_score_of_a_wrong_answer() -> None:
+    verdict = maths_judge(wrong=-1.0).timeout_verdict()
+    assert (verdict.score, verdict.state) == (-1.0, ScoreState.MODEL_FAULT)
+    assert all(math.isfinite(each) for each in verdict.components.values())
+
+
+def test_a_worker_loads_nothing_large_for_it() -> None:
+    code = (
+        "import sys, proximo.rewards.maths.judge, proximo.rewards.maths.countdown;"
+        "print([name for name in ('torch', 'transformers', 'pydantic', 'numpy', 'sympy', 'math_verify')"
+        " if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,89 @@
+"""The sources of kind maths and countdown as a recipe has them: built, asked through workers, refused."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import proximo.config.rewards_maths as config_module
+from builders import tiny_tokenizer
+from proximo.config.loader import recipe_schema
+from proximo.errors import DataError, MissingExtraError
+from proximo.records import ScoreState
+from proximo.rewards.judged import JudgedReward
+from proximo.rewards.maths.symbols import is_installed
+from proximo.trainers.build import Place, build_reward_source
+from recipe_files import PPO
+from records_made import prompt, response
+
+
+@contextmanager
+def source(**section: Any) -> Iterator[JudgedReward]:
+    """The source of a recipe with this section, with one worker."""
+    section = {"workers": 1, **section}
+    recipe = recipe_schema("ppo").model_validate({**yaml.safe_load(PPO), "reward": [section]})
+    place = Place(device=torch.device("cpu"), precision="float32", seed=0)
+    built = build_reward_source(recipe.reward[0], tiny_tokenizer(), place=place, tokens_per_microbatch=100)
+    assert isinstance(built, JudgedReward)
+    try:
+        yield built
+    finally:
+        built.close()
+
+
+def test_sources_of_both_kinds_score_through_workers() -> None:
+    asked = prompt(answer="\\frac12", metadata={"nums": [2, 3], "target": 6})
+    texts = ("\\boxed{0.5}", "\\boxed{2}", "\\boxed{2 * 3}", "\\boxed{10^{10^{10}}}", "nothing")
+    responses = [response(to=asked, text=text) for text in texts]
+    with source(kind="maths", name="correct", symbolic="never", no_answer=-1.0) as maths:
+        found = maths.score(responses)
+        assert maths.name == "correct"
+    assert [each.score for each in found] == [1.0, 0.0, 0.0, 0.0, -1.0]
+    assert [each.state for each in found[:3]] == [ScoreState.SCORED] * 3
+    assert [each.state for each in found[3:]] == [ScoreState.MODEL_FAULT] * 2
+    with source(kind="countdown", name="made", wrong=0.1, no_answer=-1.0) as countdown:
+        found = countdown.score(responses)
+        assert countdown.name == "made"
+    assert [each.score for each in found] == [-1.0, 0.1, 1.0, -1.0, -1.0]
+
+
+def test_a_row_that_cannot_be_judged_is_named_before_the_run() -> None:
+    with source(kind="maths", symbolic="never") as maths, pytest.raises(DataError, match=r"row 7.*no.*`answer`"):
+        maths.check_prompts([prompt("p7")], {"p7": "row 7"})
+    with source(kind="countdown") as countdown, pytest.raises(DataError, match=r"row 7.*column 'nums'"):
+        countdown.check_prompts([prompt("p7")], {"p7": "row 7"})
+
+
+def test_a_pattern_that_never_ends_costs_a_worker_and_the_answer_its_score() -> None:
+    section = {"answer_from": ["pattern"], "pattern": "((?:a+)+b)", "answer_seconds": 0.5, "wrong": -1.0}
+    with source(kind="maths", symbolic="never", **section) as maths:
+        found = maths.score([response(to=prompt(answer="aab"), text=text) for text in ("a" * 40, "aab")])
+    assert [each.score for each in found] == [-1.0, 1.0]
+    assert found[0].state is ScoreState.MODEL_FAULT
+    assert "answer_seconds" in str(found[0].reason)
+
+
+@pytest.mark.skipif(is_installed(), reason="the extra maths is installed")
+def test_always_without_the_extra_is_an_error_before_the_run() -> None:
+    with pytest.raises(MissingExtraError, match=r"proximo\[maths\]"), source(kind="maths", symbolic="always"):
+        pass
+
+
+@pytest.mark.skipif(not is_installed(), reason="the extra maths is not installed")
+def test_a_worker_asks_math_verify() -> None:
+    with source(kind="maths", symbolic="always", symbolic_cpu_seconds=10.0, answer_seconds=60.0) as maths:
+        (found,) = maths.score([response(to=prompt(answer="\\sin(2x)"), text="\\boxed{2 \\sin x \\cos x}")])
+    assert (found.score, found.components["by_symbols"]) == (1.0, 1.0)
+
+
+def test_what_is_done_without_is_said_once_when_the_source_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config_module, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match=r"'maths': the extra maths is not installed") as said, source(kind="maths"):
+        pass
+    assert len(said) == 1
+    with warnings.catch_warnings(), source(kind="maths", symbolic="never"):
+        pass
