@@ -147,6 +147,14 @@ def test_tests_that_fail_by_themselves_say_nothing_of_the_program(sandbox, name,
     assert reason in (found.reason or "")
 
 
+def test_a_program_that_makes_the_tests_reach_a_limit_gains_nothing(sandbox, monkeypatch) -> None:
+    monkeypatch.setattr("proximo.rewards.code.suites.TESTS_CPU_SECONDS", 0.5)
+    row = {"test_list": ["assert sum(1 for _ in range(rounds())) == 3"]}
+    found = judged(sandbox, "def rounds(): return 10 ** 12", row, wrong=-1.0)
+    assert (found.score, found.state) == (-1.0, ScoreState.MODEL_FAULT)
+    assert found.reason == "the tests did not end by themselves: cpu limit of 0.5 s"
+
+
 def test_an_import_that_the_program_lacks_is_the_programs_fault(sandbox) -> None:
     found = judged(sandbox, "def inc(x):\n    import nowhere", INC)
     assert (found.score, found.state) == (0.0, ScoreState.SCORED)

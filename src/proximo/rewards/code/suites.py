@@ -17,9 +17,10 @@ from proximo.sandbox.jobs import MIB, Ending, Limits, Outcome, Program, Runner
 
 CHANNEL: Final = 3
 TESTS_CPU_SECONDS: Final = 20.0
-"""CPU time of the tests themselves. They are the data's: what they need is theirs to answer for."""
+"""CPU time of the tests themselves."""
 SPARE_WALL_SECONDS: Final = 10.0
 """How much longer than the program the tests may take."""
+LIMITS_REACHED: Final = frozenset((Ending.CPU, Ending.WALL, Ending.MEMORY, Ending.OUTPUT))
 
 
 def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, limits: Limits) -> Findings:
@@ -52,7 +53,7 @@ def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, li
             raise
     # The socket closes with either process, which ends the other one.
     outcome, verdicts = job.wait(), tests.wait()
-    return _findings(outcome, verdicts, word, suite, limits)
+    return _findings(outcome, verdicts, word, suite, limits=limits, tests_limits=tests_limits)
 
 
 @contextmanager
@@ -62,12 +63,16 @@ def _socketpair() -> Generator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def _findings(outcome: Outcome, verdicts: Outcome, word: str, suite: TestSuite, limits: Limits) -> Findings:
+def _findings(
+    outcome: Outcome, verdicts: Outcome, word: str, suite: TestSuite, *, limits: Limits, tests_limits: Limits
+) -> Findings:
     lines = list(_lines(verdicts.stdout, word))
     found = Findings(num_tests=len(suite.tests), at_wall_limit=outcome.ending is Ending.WALL)
     if not lines or lines[-1] != ["end"]:
-        why = ended_at(verdicts, limits) or "no verdict"
-        return replace(found, fault=Fault.TESTS, reason=f"the tests did not end by themselves: {why}")
+        why = ended_at(verdicts, tests_limits) or "no verdict"
+        # Tests that hold for a right program reach a limit over what this one gives them: it must not pay to do so.
+        fault = Fault.PROGRAM if verdicts.ending in LIMITS_REACHED else Fault.TESTS
+        return replace(found, fault=fault, reason=f"the tests did not end by themselves: {why}")
     stopped = ended_at(outcome, limits)
     match lines[0]:
         case ["program", "compile", why]:
