@@ -1,10 +1,24 @@
 """All kinds of reward sources, told apart by `kind`, each on a line of its own. What one is, its own file says."""
 
 from proximo.config.rewards import FunctionRewardConfig, JudgeRewardConfig, ModelRewardConfig
+from proximo.config.rewards_remote import RemoteRewardConfig
+from proximo.config.rewards_texts import (
+    JSONSchemaRewardConfig,
+    LengthRewardConfig,
+    PatternRewardConfig,
+    RepetitionRewardConfig,
+    ThinkAnswerRewardConfig,
+)
 
 WatchedSourceConfig = (
     FunctionRewardConfig
     | JudgeRewardConfig
+    | RemoteRewardConfig
+    | ThinkAnswerRewardConfig
+    | PatternRewardConfig
+    | JSONSchemaRewardConfig
+    | LengthRewardConfig
+    | RepetitionRewardConfig
 )  # fmt: skip
 """The kinds that need no model: they may be watched without being trained on."""
 RewardSourceConfig = ModelRewardConfig | WatchedSourceConfig
