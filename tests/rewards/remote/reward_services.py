@@ -100,10 +100,10 @@ class ScriptedService:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        request = read_http(connection)
-        self.requests.append(request)
-        behaviour = self.behaviours[min(len(self.requests), len(self.behaviours)) - 1]
         with suppress(OSError):  # the client may have gone
+            request = read_http(connection)
+            self.requests.append(request)
+            behaviour = self.behaviours[min(len(self.requests), len(self.behaviours)) - 1]
             behaviour(connection, len(json.loads(request.partition(b"\r\n\r\n")[2])["responses"]))
 
     def __enter__(self) -> "ScriptedService":
@@ -116,13 +116,21 @@ class ScriptedService:
 
 
 def read_http(connection: socket.socket) -> bytes:
+    """One request, head and body. Raises ConnectionError where the client goes before it is whole."""
     data = b""
     while b"\r\n\r\n" not in data:
-        data += connection.recv(65536)
+        data += received(connection)
     length = int(re.search(rb"(?i)content-length: (\d+)", data)[1])  # ty: ignore
     while len(data.partition(b"\r\n\r\n")[2]) < length:
-        data += connection.recv(65536)
+        data += received(connection)
     return data
+
+
+def received(connection: socket.socket) -> bytes:
+    piece = connection.recv(65536)
+    if not piece:
+        raise ConnectionError("the client has gone")
+    return piece
 
 
 def reply(body: bytes, status: str = "200 OK", *headers: str, claimed: int | None = None) -> Behaviour:
