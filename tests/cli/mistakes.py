@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
 
 RUN = {"run/.proximo-run": "", "run/metrics.jsonl": '{"step": 1}\n'}
+SERVED = "reward: [{kind: function, function: 'nowhere:f'}]\n"
+SERVED_FILE = {"r.yaml": SERVED}
 MODEL = {"model/config.json": "{}"}
 
 
@@ -190,6 +192,64 @@ RECIPES = (
         "whiten_rewards needs advantage: gae",
     ),
     _override("rewards of one name", "reward.1={kind: model, path: a/b}", "different names"),
+    _override("address that is none", "reward=[{kind: remote, url: 'verifiers:8321'}]", "verifiers:8321", "http://"),
+    _override(
+        "password in an address",
+        "reward=[{kind: remote, url: 'http://me:secret@verifiers'}]",
+        "reward.0.url",
+        "has a user or password in it",
+        "token_env",
+    ),
+    _override(
+        "token in place of its variable's name",
+        "reward=[{kind: remote, url: 'http://verifiers', token_env: sk-123}]",
+        "reward.0.token_env",
+        "never the token itself",
+    ),
+    _override(
+        "request that is longer than its step",
+        "reward=[{kind: remote, url: 'http://verifiers', step_seconds: 10}]",
+        "request_seconds (120) must not exceed step_seconds (10)",
+    ),
+    _override("expression that is none", "reward=[{kind: pattern, pattern: 'a('}]", "reward.0.pattern", "missing )"),
+    _override(
+        "whole response that matches twice",
+        "reward=[{kind: pattern, pattern: a, match: full, max_matches: 2}]",
+        "max_matches needs match: search",
+    ),
+    _override(
+        "pattern that outlives its worker",
+        "reward=[{kind: pattern, pattern: a, match_seconds: 10}]",
+        "match_seconds (10) must be below answer_seconds (10)",
+    ),
+    _override(
+        "schema that is none",
+        "reward=[{kind: json_schema, satisfies: {type: objct}}]",
+        "reward.0.satisfies",
+        "no JSON schema: at $.type",
+    ),
+    _override(
+        "schema from elsewhere",
+        "reward=[{kind: json_schema, satisfies: {$ref: 'http://example.org/s'}}]",
+        "nothing is fetched",
+        "$defs",
+    ),
+    _override("length of any kind", "reward=[{kind: length}]", "a length needs shortest, longest or both"),
+    _override(
+        "lengths the wrong way round",
+        "reward=[{kind: length, shortest: 3, longest: 2}]",
+        "shortest (3) must not exceed longest (2)",
+    ),
+    _override(
+        "credit beside nothing",
+        "reward=[{kind: think_answer, well_formed_credit: 0.1}]",
+        "are about a verifier: give right",
+    ),
+    _override(
+        "workers of a verifier within a form",
+        "reward=[{kind: think_answer, right: {kind: pattern, pattern: a, workers: 2}}]",
+        "workers holds for both",
+    ),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "letters, digits", "'my reward'"),
     _override("model without origin", "policy.path=null", "exactly one of path", "config"),
     _override("random start without tokenizer", "policy={config: {model_type: llama}}", "give tokenizer.path"),
@@ -294,6 +354,12 @@ INPUTS = (
         files={"mine.py": "import torch\ndef score(): ...\n"},
     ),
     _override(
+        "token that is not there",
+        "reward=[{kind: remote, url: 'http://verifiers', token_env: PROXIMO_NO_SUCH_TOKEN}]",
+        "reward.0.token_env",
+        "PROXIMO_NO_SUCH_TOKEN is not set",
+    ),
+    _override(
         "two inputs", "policy.path=./a", "2 inputs", "./a", "./b", files={"r.yaml": PPO.replace("owner/r", "./b/r")}
     ),
 )
@@ -310,6 +376,24 @@ COMMANDS = (
     _use("copy over a file", "recipes copy ppo mine.yaml", "mine.yaml exists", files={"mine.yaml": "x: 1\n"}),
     _use("copy into nowhere", "recipes copy ppo no/such/folder/mine.yaml", "cannot be written"),
     _use("show an unknown recipe", "recipes show pppo", "did you mean ppo?"),
+    _use("serving of nothing", "serve-reward nowhere.yaml", "no recipe file nowhere.yaml"),
+    _use("serving of a recipe without rewards", "serve-reward r.yaml", "has no reward sources", files={"r.yaml": SFT}),
+    _use("serving of no sources", "serve-reward r.yaml", "reward must be a list", files={"r.yaml": "reward:\n"}),
+    _use(
+        "serving of an unknown key", "serve-reward r.yaml", "line 2", "rewrd", files={"r.yaml": SERVED + "rewrd: 1\n"}
+    ),
+    _use("serving of a function that is not there", "serve-reward r.yaml", "no module nowhere", files=SERVED_FILE),
+    _use("serving of another kind", "serve-reward r.yaml reward.0.kind=modle", "got 'modle'", files=SERVED_FILE),
+    _use(
+        "serving to everyone", "serve-reward r.yaml --host 0.0.0.0", "--token-env", "--without-token", files=SERVED_FILE
+    ),
+    _use("serving with and without a token", "serve-reward r.yaml --token-env A --without-token", "choose one"),
+    _use(
+        "serving with a token that is not there",
+        "serve-reward r.yaml --token-env NO_SUCH_TOKEN",
+        "NO_SUCH_TOKEN is not",
+    ),
+    _use("serving at no port", "serve-reward r.yaml --port 70000", "--port"),
     _use("report of nothing", "report runs/none", "no run folder runs/none"),
     _use("report of another folder", "report d", "holds no run", files={"d/x": ""}),
     _use("export of nothing", "export runs/none out", "no run folder runs/none"),

@@ -5,7 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, dpo, ppo, ppo_ptx, recipes, rewards, rewards_maths, run, sinks
+from proximo.config import (
+    data,
+    dpo,
+    ppo,
+    ppo_ptx,
+    recipes,
+    rewards,
+    rewards_maths,
+    rewards_remote,
+    rewards_texts,
+    run,
+    sinks,
+)
 from proximo.config.base import Section
 from proximo.config.rewards_code import CodeRewardConfig
 from tiny_runs import LORA, Kind
@@ -407,6 +419,13 @@ SINKS = {
     sinks.MLflowSinkConfig: "test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once",
     sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
 }
+TEXTS = (
+    rewards_texts.PatternRewardConfig,
+    rewards_texts.JSONSchemaRewardConfig,
+    rewards_texts.LengthRewardConfig,
+    rewards_texts.RepetitionRewardConfig,
+    rewards_texts.ThinkAnswerRewardConfig,
+)
 JUDGED = {
     "weight": (
         "rewards/test_function_reward.py",
@@ -462,6 +481,20 @@ SHOWN_ELSEWHERE = {
         "rewards/test_function_process.py",
         "test_the_function_is_called_elsewhere_with_what_it_is_always_called_with",
     ),
+    # Of a verdict, which a test of the judge shows without a run.
+    **{
+        (s, name): ("rewards/texts/test_text_options.py", "test_a_key_with_another_value_gives_another_verdict")
+        for s in TEXTS
+        for name in set(s.model_fields) - set(JUDGED)
+    },
+    # Another address, limit or token of a service, whose verdicts do not depend on them.
+    **{
+        (rewards_remote.RemoteRewardConfig, name): (
+            "rewards/remote/test_remote_section.py",
+            "test_every_key_of_the_section_reaches_the_client",
+        )
+        for name in rewards_remote.RemoteRewardConfig.model_fields
+    },
     **{(s, name): ("trainers/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
     (run.RunConfig, "folder"): (
         "trainers/test_loop.py",

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import chat, configuration, doctor, planning, recipes, training, using
+from proximo.cli import chat, configuration, doctor, planning, recipes, serving, training, using
 from proximo.errors import ProximoError
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -23,6 +23,7 @@ training.add_to(app)
 planning.add_to(app)
 using.add_to(app)
 chat.add_to(app)
+serving.add_to(app)
 app.add_typer(recipes.app, name="recipes")
 app.add_typer(configuration.app, name="config")
 app.add_typer(doctor.app, name="doctor")
@@ -101,6 +102,7 @@ def _program(
     proximo report runs/ppo                   curves and samples as one HTML file
     proximo generate runs/ppo "Once upon"     try the result
     proximo chat runs/ppo                     talk to it
+    proximo serve-reward my.yaml              its reward sources for other machines
 
     Exit status: 0; 1 when a run fails; 2 for a mistake in what you gave; 143 or 130 when stopped by a signal.
     """

@@ -17,7 +17,8 @@ from proximo.config.document import Document, parse_document
 from proximo.config.kinds import Kind
 from proximo.config.mistakes import Mistake, Source, explain
 from proximo.config.overrides import apply_overrides, parse_override
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, RewardSection, SFTRecipe
+from proximo.config.reward_kinds import RewardSourceConfig
 from proximo.config.scalars import plain_scalar
 from proximo.config.shipped import is_shipped_name, shipped_recipe
 from proximo.config.stages import stage_mistakes
@@ -57,23 +58,45 @@ def load_recipe(kind: Kind, path_or_name: str, overrides: Sequence[str] = ()) ->
 
     Raises ConfigError: one message that lists every mistake with its file, line, key, what came and what is wanted.
     """
-    document = read_document(path_or_name)
-    schema, parsed = recipe_schema(kind), tuple(parse_override(text) for text in overrides)
-    tree = apply_overrides(document.data, parsed, schema)
-    source = Source(document=document, overrides=parsed, schema=schema, tree=tree)
+    source = _source(read_document(path_or_name), overrides, recipe_schema(kind))
     try:
-        recipe = schema.model_validate(tree)
+        recipe = recipe_schema(kind).model_validate(source.tree)
     except ValidationError as error:
-        guess = guess_kind(tree)
+        guess = guess_kind(source.tree)
         if guess not in (None, kind):
             raise ConfigError(
-                f"{document.origin} is a recipe for `proximo {guess}`, not for `proximo {kind}`"
+                f"{source.document.origin} is a recipe for `proximo {guess}`, not for `proximo {kind}`"
             ) from error
         raise ConfigError(_message(explain(error.errors(include_url=False), source), source)) from error
     if mistakes := stage_mistakes(recipe):
         raise ConfigError(_message(mistakes, source))
-    comments = "".join(f"# override: {override.text}\n" for override in parsed)
-    return LoadedRecipe(recipe=recipe, text=comments + document.text, origin=document.origin)
+    comments = "".join(f"# override: {override.text}\n" for override in source.overrides)
+    return LoadedRecipe(recipe=recipe, text=comments + source.document.text, origin=source.document.origin)
+
+
+def load_reward_section(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[RewardSourceConfig, ...]:
+    """The reward sources of a recipe for PPO, of a pipeline, or of a file with that section alone.
+
+    Raises ConfigError as `load_recipe` does, and for a recipe without reward sources.
+    """
+    document = read_document(path_or_name)
+    kind = guess_kind(document.data)
+    if kind is not None:
+        match load_recipe(kind, path_or_name, overrides).recipe:
+            case PPORecipe(reward=sources) | PipelineRecipe(ppo=PPORecipe(reward=sources)):
+                return sources
+        raise ConfigError(f"{document.origin} is a recipe for `proximo {kind}`, which has no reward sources to serve")
+    source = _source(document, overrides, RewardSection)
+    try:
+        return RewardSection.model_validate(source.tree).reward
+    except ValidationError as error:
+        raise ConfigError(_message(explain(error.errors(include_url=False), source), source)) from error
+
+
+def _source(document: Document, overrides: Sequence[str], schema: type[Section]) -> Source:
+    parsed = tuple(parse_override(text) for text in overrides)
+    tree = apply_overrides(document.data, parsed, schema)
+    return Source(document=document, overrides=parsed, schema=schema, tree=tree)
 
 
 def read_document(path_or_name: str) -> Document:

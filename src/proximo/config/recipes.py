@@ -1,5 +1,6 @@
 """What one YAML file holds, for each command. Not how it is read (loader.py) nor what is built from it (trainers)."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -184,6 +185,18 @@ class DPORecipe(Section):
         return self
 
 
+class RewardSection(Section):
+    """A file that has the `reward` section of a PPO recipe alone, for `proximo serve-reward`."""
+
+    reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
+    """What is served: the weighted sum of these sources."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _check_names(self.reward)
+        return self
+
+
 class PPORecipe(Section):
     """`proximo ppo`."""
 
@@ -211,9 +224,7 @@ class PPORecipe(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         _check_tokenizer(self.policy, "policy", self.tokenizer)
-        names = [source.name for source in self.reward]
-        if len(set(names)) < len(names):
-            raise ValueError(f"reward sources need different names, got {', '.join(names)}")
+        _check_names(self.reward)
         dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
         if dense and not self.ppo.advantage.goes_by_token:
             raise ValueError(
@@ -350,3 +361,9 @@ class PipelineRecipe(Section):
                 f"ppo.policy.path is {self.ppo.policy.path}: make them the same, or remove share_base"
             )
         return self
+
+
+def _check_names(sources: Sequence[RewardSourceConfig]) -> None:
+    names = [source.name for source in sources]
+    if len(set(names)) < len(names):
+        raise ValueError(f"reward sources need different names, got {', '.join(names)}")

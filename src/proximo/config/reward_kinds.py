@@ -3,6 +3,14 @@
 from proximo.config.rewards import FunctionRewardConfig, JudgeRewardConfig, ModelRewardConfig
 from proximo.config.rewards_code import CodeRewardConfig
 from proximo.config.rewards_maths import CountdownRewardConfig, MathsRewardConfig
+from proximo.config.rewards_remote import RemoteRewardConfig
+from proximo.config.rewards_texts import (
+    JSONSchemaRewardConfig,
+    LengthRewardConfig,
+    PatternRewardConfig,
+    RepetitionRewardConfig,
+    ThinkAnswerRewardConfig,
+)
 
 WatchedSourceConfig = (
     FunctionRewardConfig
@@ -10,6 +18,12 @@ WatchedSourceConfig = (
     | CodeRewardConfig
     | MathsRewardConfig
     | CountdownRewardConfig
+    | RemoteRewardConfig
+    | ThinkAnswerRewardConfig
+    | PatternRewardConfig
+    | JSONSchemaRewardConfig
+    | LengthRewardConfig
+    | RepetitionRewardConfig
 )  # fmt: skip
 """The kinds that need no model: they may be watched without being trained on."""
 RewardSourceConfig = ModelRewardConfig | WatchedSourceConfig

@@ -74,9 +74,14 @@ class CodeRewardConfig(JudgedRewardConfig):
             )
         return self
 
+    @property
+    def shortest_answer_seconds(self) -> float:
+        """Two runs of a program that sleeps."""
+        return 2 * WALL_PER_CPU * self.cpu_seconds
+
     @model_validator(mode="after")
     def _time_for_two_runs(self) -> Self:
-        shortest = 2 * WALL_PER_CPU * self.cpu_seconds
+        shortest = self.shortest_answer_seconds
         if self.answer_seconds <= shortest:
             raise ValueError(
                 f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}, two wall limits of cpu_seconds "

@@ -1,7 +1,5 @@
 """From the sections of a recipe to tokenizers and models, on the device and with the threads that it names."""
 
-import os
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +9,7 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.reward_kinds import RewardSourceConfig
-from proximo.config.rewards import FunctionRewardConfig, JudgedRewardConfig, ModelRewardConfig
+from proximo.config.rewards import ModelRewardConfig
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError, ModelError
@@ -33,11 +31,9 @@ from proximo.models.vocabulary import (
     resize_vocabulary,
     vocabulary_size,
 )
-from proximo.rewards.function import FunctionReward, import_function
-from proximo.rewards.function_process import ProcessFunctionReward
-from proximo.rewards.judged import JudgedReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
+from proximo.trainers.reward_sources import build_source_without_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +178,7 @@ def lora_options(config: LoRAConfig, *, seed: int) -> LoRAOptions:
 
 def build_reward_source(
     config: RewardSourceConfig,
-    policy_tokenizer: PreTrainedTokenizerBase,
+    policy_tokenizer: PreTrainedTokenizerBase | None,
     *,
     place: Place,
     tokens_per_microbatch: int,
@@ -190,56 +186,21 @@ def build_reward_source(
 ) -> RewardSource:
     """One source of scores. A reward model whose vocabulary or template differs reads text, never the policy's ids.
 
-    `policy` for a reward model that shares its base.
+    `policy_tokenizer` is None where nobody's ids will come, and every reward model reads text. `policy` for a reward
+    model that shares its base.
     """
     match config:
-        case FunctionRewardConfig(process=True):
-            return ProcessFunctionReward(
-                config.function,
-                name=config.name,
-                arguments=config.arguments,
-                timeout_seconds=config.timeout_seconds,
-            )
-        case FunctionRewardConfig():
-            return FunctionReward(
-                import_function(config.function),
-                name=config.name,
-                arguments=config.arguments,
-                timeout_seconds=config.timeout_seconds,
-            )
-        case JudgedRewardConfig():
-            return _judged_reward(config)
         case ModelRewardConfig():
             return _model_reward(
                 config, policy_tokenizer, place=place, tokens_per_microbatch=tokens_per_microbatch, policy=policy
             )
-
-
-def _judged_reward(config: JudgedRewardConfig) -> JudgedReward:
-    """With its workers at work."""
-    for caveat in config.caveats():
-        warnings.warn(f"reward source {config.name!r}: {caveat}", stacklevel=3)
-    memory = config.worker_memory_mib
-    return JudgedReward(
-        config.judge_path(),
-        name=config.name,
-        options=config.judge_options(),
-        num_workers=config.workers or num_cores(),
-        answer_seconds=config.answer_seconds,
-        step_seconds=config.step_seconds,
-        attempts=config.attempts,
-        memory_bytes=None if memory is None else memory * 2**20,
-    )
-
-
-def num_cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        case _:
+            return build_source_without_model(config)
 
 
 def _model_reward(
     config: ModelRewardConfig,
-    policy_tokenizer: PreTrainedTokenizerBase,
+    policy_tokenizer: PreTrainedTokenizerBase | None,
     *,
     place: Place,
     tokens_per_microbatch: int,
@@ -254,7 +215,8 @@ def _model_reward(
         model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
     model.model.requires_grad_(False)
     check_vocabulary(model.base, own, role="reward")
-    same = own.get_vocab() == policy_tokenizer.get_vocab() and own.chat_template == policy_tokenizer.chat_template
+    policys = policy_tokenizer
+    same = policys and own.get_vocab() == policys.get_vocab() and own.chat_template == policys.chat_template
     return ModelReward(
         model,
         name=config.name,

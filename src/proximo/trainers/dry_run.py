@@ -10,6 +10,7 @@ from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.reward_kinds import RewardSourceConfig
 from proximo.config.rewards import FunctionRewardConfig, JudgedRewardConfig, ModelRewardConfig
+from proximo.config.rewards_remote import RemoteRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.trainers.inputs import data_inputs, model_input, reward_inputs
 
@@ -110,6 +111,9 @@ def _source(source: RewardSourceConfig, key: str) -> str:
             count = "one for each core" if source.workers is None else f"{source.workers}"
             limits = f"{source.answer_seconds:g} s for an answer, {source.step_seconds:g} s for a step"
             return f"{source.name}: judge {first.name} in worker processes ({count}), {limits}"
+        case RemoteRewardConfig():
+            size, limit = source.responses_per_request, source.step_seconds
+            return f"{source.name}: service at {first.name}, {size} responses in a request, {limit:g} s for a step"
         case ModelRewardConfig():
             return f"{source.name}: reward model {first}{ON_BASE if source.share_base else ''}"
 

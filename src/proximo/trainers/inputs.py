@@ -4,7 +4,7 @@ Imports no torch, so that a path which is wrong is reported at once.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,9 +15,11 @@ from proximo.config.functions import function_problem
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.reward_kinds import RewardSourceConfig
 from proximo.config.rewards import FunctionRewardConfig, JudgedRewardConfig, JudgeRewardConfig, ModelRewardConfig
+from proximo.config.rewards_remote import RemoteRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.errors import ConfigError
+from proximo.trainers.environment_secrets import secret_problem
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
@@ -34,7 +36,7 @@ class Input:
     key: str
     name: str
     kind: str
-    """`folder`, `file`, `Hub`, `function`, `judge`, `stage` or `random start`."""
+    """`folder`, `file`, `Hub`, `function`, `service`, `secret`, `judge`, `stage` or `random start`."""
     problem: str | None = None
 
     def __str__(self) -> str:
@@ -44,7 +46,16 @@ class Input:
 
 def check_inputs(recipe: Section) -> None:
     """Raise ConfigError that lists every input which is not there."""
-    problems = [f"{each.key}: {each.problem}" for each in inputs_of(recipe) if each.problem]
+    _check(inputs_of(recipe))
+
+
+def check_reward_inputs(sources: Sequence[RewardSourceConfig]) -> None:
+    """The same for reward sources alone."""
+    _check(each for index, source in enumerate(sources) for each in reward_inputs(source, f"reward.{index}"))
+
+
+def _check(inputs: Iterable[Input]) -> None:
+    problems = [f"{each.key}: {each.problem}" for each in inputs if each.problem]
     if len(problems) == 1:
         raise ConfigError(problems[0])
     if problems:
@@ -116,6 +127,10 @@ def reward_inputs(source: RewardSourceConfig, key: str) -> Iterator[Input]:
             yield _folder_or_hub(source.path, f"{key}.path", MODEL_FILES)
             if source.tokenizer is not None:
                 yield _folder_or_hub(source.tokenizer, f"{key}.tokenizer", ())
+        case RemoteRewardConfig():
+            yield Input(key=f"{key}.url", name=source.url, kind="service")
+            if (name := source.token_env) is not None:
+                yield Input(key=f"{key}.token_env", name=name, kind="secret", problem=secret_problem(name))
 
 
 def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:

@@ -25,7 +25,7 @@ SOURCES = (
         "timeout_fraction",
         Mean,
         "fraction",
-        "Share of the responses whose judging exceeded its limit twice.",
+        "Share of the responses whose judging exceeded its limit: twice, or for a remote service at the last attempt.",
     ),
     _metric(
         "failure_fraction",
@@ -39,7 +39,12 @@ SOURCES = (
         "fraction",
         "Share of the responses that this source calls faulty themselves, with a real low score; time-outs included.",
     ),
-    _metric("retries", Sum, "tries", "Tries beyond the first, after a worker died, a judge failed or a limit passed."),
+    _metric(
+        "retries",
+        Sum,
+        "tries",
+        "Tries beyond the first, after a worker died, a judge failed, a limit passed or a request went wrong.",
+    ),
     _metric("worker_restarts", Sum, "workers", "Workers started in the place of one that ended or was killed."),
     Metric(
         name="source/<component>/cache_hit_fraction",

@@ -1,0 +1,72 @@
+"""`proximo serve-reward`: reward sources for other machines. Not the service: trainers/serving.py."""
+
+from typing import Annotated
+
+import typer
+
+from proximo.cli.training import Overrides, RecipeName
+from proximo.cli.working_directory import functions_of_the_working_directory
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve-reward")(serve_reward)
+
+
+def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
+    recipe: RecipeName,
+    overrides: Overrides = None,
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free; it is printed.")] = 8321,
+    token_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the token that clients must send.")
+    ] = None,
+    without_token: Annotated[
+        bool, typer.Option("--without-token", help="Answer everyone who can reach an address that is not loopback.")
+    ] = False,
+    running: Annotated[int, typer.Option(min=1, help="Requests scored at the same time.")] = 4,
+    waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 503 and come again.")] = 64,
+    request_mib: Annotated[int, typer.Option(min=1, help="Largest request, in MiB.")] = 64,
+    grace_seconds: Annotated[int, typer.Option(min=1, help="For running requests, after SIGTERM or Ctrl-C.")] = 25,
+) -> int:
+    """Serve the reward sources of a recipe over HTTP, so that verifiers run on other machines than training.
+
+    \b
+    proximo serve-reward ppo.yaml                             for this machine alone
+    export REWARD_TOKEN=...                                   on both machines
+    proximo serve-reward rewards.yaml --host 0.0.0.0 --token-env REWARD_TOKEN
+    proximo serve-reward rewards.yaml reward.0.workers=8 --running 8
+    curl http://127.0.0.1:8321/health
+    curl http://127.0.0.1:8321/metrics -H "Authorization: Bearer $REWARD_TOKEN"
+
+    RECIPE is one of PPO or of a pipeline, of which the reward section alone is read, or a file with that section
+    alone. The run that asks has in its recipe
+
+    \b
+    reward:
+    - {kind: remote, url: "http://verifiers:8321", token_env: REWARD_TOKEN}
+
+    It ends with SIGTERM or Ctrl-C, when what is being scored is done. docs/remote-rewards.md.
+    """
+    from proximo.config.loader import load_reward_section
+    from proximo.trainers.inputs import check_reward_inputs
+    from proximo.trainers.serving_options import ServeOptions, check_options
+
+    options = ServeOptions(
+        host=host,
+        port=port,
+        token_env=token_env,
+        without_token=without_token,
+        running=running,
+        waiting=waiting,
+        request_mib=request_mib,
+        grace_seconds=grace_seconds,
+    )
+    check_options(options)
+    sources = load_reward_section(recipe, overrides or ())
+    with functions_of_the_working_directory():
+        check_reward_inputs(sources)
+        from proximo.trainers.serving import serve
+
+        return serve(sources, options)

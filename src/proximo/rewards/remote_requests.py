@@ -1,0 +1,127 @@
+"""One request to a reward service, and what its outcome means: verdicts, try again, or never. Not how often: remote.py.
+
+Redirects are not followed, and a service on this machine is reached without the environment's proxies.
+"""
+
+import time
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import httpx2
+
+from proximo.config.addresses import is_loopback
+from proximo.records import Response, Scored
+from proximo.rewards.wire import SCORE_PATH, SECONDS_HEADER, OtherSchemaError, WireError, read_reply
+
+MAX_REPLY_BYTES = 64 * 2**20
+TRY_AGAIN = frozenset({408, 425, 429})
+"""Beside 500 and above: the request is fine, and the service cannot answer it now."""
+
+
+class UnansweredError(Exception):
+    """No usable answer; another attempt may get one."""
+
+    def __init__(self, reason: str, *, not_before_seconds: float = 0.0, timed_out: bool = False) -> None:
+        super().__init__(reason)
+        self.not_before_seconds = not_before_seconds
+        """For how long the service asks to be left alone."""
+        self.timed_out = timed_out
+
+
+class RefusedError(Exception):
+    """The service says that the request is wrong: no attempt will get an answer."""
+
+
+class Requests:
+    """Connections to one service; from any number of threads."""
+
+    def __init__(self, url: str, *, token: str | None, token_env: str | None, kept_connections: int) -> None:
+        """`token_env` names where the token came from, for messages."""
+        address = urlsplit(url)
+        self.url = url.rstrip("/")
+        self.token_env = token_env
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        self._client = httpx2.Client(
+            headers=headers,
+            follow_redirects=False,
+            trust_env=not is_loopback(address.hostname or ""),
+            verify=address.scheme == "https",  # for http no certificates need be read
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=kept_connections),
+        )
+
+    def ask(self, body: bytes, responses: Sequence[Response], *, seconds: float) -> list[Scored]:
+        """The verdicts on `responses`, which `body` asks for, after at most about `seconds`.
+
+        Raises UnansweredError and RefusedError. An answer that comes in drops ends with the first drop that is late.
+        """
+        seconds = max(seconds, 0.001)
+        ends = time.monotonic() + seconds
+        headers = {SECONDS_HEADER: f"{seconds:.3f}"}
+        try:
+            with self._client.stream(
+                "POST", self.url + SCORE_PATH, content=body, headers=headers, timeout=httpx2.Timeout(seconds)
+            ) as reply:
+                self._check_status(reply, ends)
+                return read_reply(_read_body(reply, ends), responses)
+        except httpx2.TimeoutException:
+            raise UnansweredError(f"no answer within {seconds:.3g} s", timed_out=True) from None
+        except httpx2.LocalProtocolError:  # its text quotes the header, and so the token
+            raise RefusedError(f"no request can be sent to {self.url}: the token is not one that HTTP allows") from None
+        except httpx2.TransportError as error:
+            raise UnansweredError(f"{type(error).__name__}: {error!s:.200}") from None
+        except OtherSchemaError as error:
+            raise RefusedError(f"the service at {self.url} cannot be understood: {error}; use one version") from None
+        except WireError as error:
+            raise UnansweredError(f"the service answered nonsense: {error}") from None
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+    def _check_status(self, reply: httpx2.Response, ends: float) -> None:
+        status = reply.status_code
+        if status == httpx2.codes.OK:
+            return
+        if status >= 500 or status in TRY_AGAIN:
+            raise UnansweredError(f"status {status}", not_before_seconds=_retry_after(reply))
+        said = "" if 300 <= status < 400 else _detail(_read_body(reply, ends))
+        raise RefusedError(f"{self.url} refuses with status {status}{said}: {self._advice(status)}")
+
+    def _advice(self, status: int) -> str:
+        if status in (401, 403):
+            if self.token_env is None:
+                return "it wants a token: name in token_env the environment variable that has it"
+            return f"the token in the environment variable {self.token_env} is not the service's"
+        if 300 <= status < 400:
+            return "redirects are not followed: give the address that it leads to as url"
+        if status == 413:
+            return "lower responses_per_request, or raise the service's limit"
+        return "is url the address of a reward service (`proximo serve-reward`), of this version?"
+
+
+def _retry_after(reply: httpx2.Response) -> float:
+    """Seconds that the service wants to be left alone; its other form, a date, is not read."""
+    said = reply.headers.get("Retry-After", "")
+    return float(said) if said.isascii() and said.isdigit() else 0.0
+
+
+def _read_body(reply: httpx2.Response, ends: float) -> bytes:
+    """The whole body. Raises UnansweredError for one that is too long, compressed, or comes in drops."""
+    if reply.headers.get("Content-Encoding", "identity") != "identity":
+        raise UnansweredError("the service answered nonsense: a compressed body, which was not asked for")
+    body = bytearray()
+    for piece in reply.iter_raw():
+        body += piece
+        if len(body) > MAX_REPLY_BYTES:
+            raise UnansweredError(f"the service answered nonsense: more than {MAX_REPLY_BYTES} bytes")
+        if time.monotonic() > ends:
+            raise UnansweredError("no whole answer in time", timed_out=True)
+    return bytes(body)
+
+
+def _detail(body: bytes) -> str:
+    """What a service says of its refusal, as one line."""
+    text = " ".join(body.decode("utf-8", "replace").split())
+    return f" ({text:.200})" if text.isprintable() and text else ""

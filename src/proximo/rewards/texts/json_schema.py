@@ -1,0 +1,75 @@
+"""Whether a response is JSON that satisfies a schema."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from proximo.config.text_rules import schema_problem
+from proximo.errors import ConfigError
+from proximo.rewards.texts.json_reading import BadJSONError, read_json
+from proximo.rewards.verdicts import Answer, Judge, Verdict
+from proximo.states import ScoreState
+
+FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+
+
+class JSONSchemaJudge(Judge):
+    """1 for JSON that satisfies the schema (JSON Schema, draft 2020-12 if `$schema` names no other), else 0.
+
+    Read is the last fenced block, or the whole response. What is refused as JSON: see
+    `proximo.rewards.texts.json_reading.read_json`. A schema refers to its own parts alone: nothing is ever fetched.
+    `format` says nothing about validity, as the standard has it.
+    """
+
+    def __init__(
+        self,
+        *,
+        satisfies: Mapping[str, Any],
+        reads: Literal["last_block", "response"] = "last_block",
+        max_bytes: int = 65536,
+        max_nesting: int = 32,
+    ) -> None:
+        """Raises ConfigError for what is no schema, or where the package jsonschema is missing."""
+        self.validator = make_validator(satisfies)
+        self.reads = reads
+        self.max_bytes = max_bytes
+        self.max_nesting = max_nesting
+
+    def judge(self, answer: Answer) -> Verdict:
+        """`components`: `parsed`, which is 1 where JSON could be read. An answer that is no JSON is at fault."""
+        try:
+            value = read_json(self._document(answer.text), max_bytes=self.max_bytes, max_nesting=self.max_nesting)
+        except BadJSONError as error:
+            return _verdict(parsed=False, reason=str(error))
+        try:
+            problem = next(self.validator.iter_errors(value), None)
+        except (ArithmeticError, RecursionError) as error:
+            # A number or a depth that the validator cannot work with came with the answer.
+            return _verdict(parsed=True, reason=f"the schema cannot be checked: {type(error).__name__}")
+        if problem is None:
+            return Verdict(score=1.0, components={"parsed": 1.0})
+        return _verdict(parsed=True, reason=f"{problem.json_path:.80} fails {problem.validator!r}")
+
+    def _document(self, text: str) -> str:
+        if self.reads == "response":
+            return text
+        blocks = FENCE.findall(text)
+        if not blocks:
+            raise BadJSONError("no fenced block")
+        return blocks[-1]
+
+
+def make_validator(schema: Mapping[str, Any]) -> Any:
+    """What checks values against `schema`. Raises ConfigError for what is no schema, or where jsonschema is missing."""
+    if problem := schema_problem(schema):
+        raise ConfigError(problem)
+    from jsonschema import Draft202012Validator
+    from jsonschema.validators import validator_for
+    from referencing import Registry
+
+    # An empty registry: the validators' own would fetch what a reference names.
+    return validator_for(schema, default=Draft202012Validator)(schema, registry=Registry())
+
+
+def _verdict(*, parsed: bool, reason: str) -> Verdict:
+    return Verdict(score=0.0, state=ScoreState.MODEL_FAULT, reason=reason, components={"parsed": float(parsed)})

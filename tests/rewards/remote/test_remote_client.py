@@ -1,0 +1,273 @@
+"""What becomes of a step whose reward service is slow, broken, full or gone: it ends in time, and counts are right."""
+
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from reward_services import ScriptedService, dripping, good, hang_up, reply, silent, verdicts
+
+from proximo.errors import ConfigError, DataError, TrainingError
+from proximo.records import Response, Scored, ScoreState
+from proximo.rewards import remote, remote_requests
+from proximo.rewards.remote import RemoteLimits, RemoteReward
+from proximo.rewards.wire import request_body
+from records_made import prompt, response
+
+FAULT = ScoreState.INFRASTRUCTURE_FAULT
+QUICK: dict[str, Any] = {"first_pause_seconds": 0.01, "attempts": 2, "request_seconds": 15, "step_seconds": 15}
+TOKEN = "s3cret-token"
+
+
+MADE: list[RemoteReward] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Leaves no connection open."""
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
+def source(url: str, *, token: str | None = None, **limits: Any) -> RemoteReward:
+    made = RemoteReward(url, limits=RemoteLimits(**{**QUICK, **limits}), token=token, token_env=token and "TOKEN")
+    MADE.append(made)
+    return made
+
+
+def asked(count: int) -> list[Response]:
+    return [response(text=f"answer {index}") for index in range(count)]
+
+
+def states(scored: Sequence[Scored]) -> list[ScoreState]:
+    assert all(math.isnan(each.score) == (each.state is FAULT) for each in scored)
+    return [each.state for each in scored]
+
+
+def test_batches_are_cut_to_size_and_verdicts_come_back_in_order() -> None:
+    def by_number(connection, count):
+        numbers = [float(text.split()[1]) for text in texts(service.requests[-1])]
+        reply(verdicts(numbers))(connection, count)
+
+    with ScriptedService(by_number) as service:
+        scored = source(service.url, responses_per_request=3, requests_at_once=1).score(asked(8))
+        assert [each.score for each in scored] == list(range(8))
+        assert [len(texts(request)) for request in service.requests] == [3, 3, 2]
+        assert [each.response.text for each in scored] == [f"answer {n}" for n in range(8)]
+
+
+def texts(request: bytes) -> list[str]:
+    return [each["text"] for each in json.loads(request.partition(b"\r\n\r\n")[2])["responses"]]
+
+
+def test_nothing_is_asked_about_nothing() -> None:
+    with ScriptedService(hang_up) as service:
+        assert source(service.url).score([]) == []
+        assert service.requests == []
+
+
+NAN = verdicts([float("nan")])
+BAD_REPLIES = {
+    "garbage": (b"<html>oops</html>", "Invalid JSON"),
+    "nothing": (b"", "Invalid JSON"),
+    "wrong count": (verdicts([1.0, 1.0]), "verdicts on 1 responses"),
+    "no verdict": (verdicts([]), "verdicts on 1 responses"),
+    "other ids": (verdicts([1.0]).replace(b'"id": 0', b'"id": 1'), "verdicts on 1 responses"),
+    "NaN": (NAN, "finite number"),
+    "infinity": (NAN.replace(b"NaN", b"1e999"), "finite number"),
+    "text for a number": (NAN.replace(b"NaN", b'"1"'), "valid number"),
+    "true for a number": (NAN.replace(b"NaN", b"true"), "valid number"),
+    "no score": (verdicts([None]), "is scored with score None"),
+    "score of a fault": (verdicts([1.0], state="infrastructure_fault"), "infrastructure_fault with score 1.0"),
+    "no such state": (verdicts([1.0], state="fine"), "state"),
+    "component of no name": (verdicts([1.0], components={"a b": 1}), "cannot name a metric"),
+    "component of no number": (NAN.replace(b"NaN", b'1, "components": {"a": NaN}'), "not finite"),
+    "too few token rewards": (verdicts([1.0], token_rewards=[1.0]), "each of 3 tokens"),
+    "unknown key": (verdicts([1.0], verdict=1), "verdict"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REPLIES)
+def test_nonsense_is_asked_for_again_and_then_has_no_score(name: str) -> None:
+    body, reason = BAD_REPLIES[name]
+    with ScriptedService(reply(body), good) as service:
+        assert states(source(service.url).score(asked(1))) == [ScoreState.SCORED]
+        assert len(service.requests) == 2
+    with ScriptedService(reply(body)) as service:
+        (scored,) = source(service.url).score(asked(1))
+        assert scored.state is FAULT
+        assert scored.reason is not None
+        assert reason in scored.reason
+        assert "at attempt 2" in scored.reason
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (reply(b"", "500 Internal Server Error"), "status 500"),
+        (reply(b"", "503 Service Unavailable"), "status 503"),
+        (reply(b"", "429 Too Many Requests"), "status 429"),
+        (reply(b"", "408 Request Timeout"), "status 408"),
+        (hang_up, "RemoteProtocolError"),
+        (reply(verdicts([1.0])[:20], claimed=500), "RemoteProtocolError"),
+        (reply(b"x", "200 OK", "Content-Encoding: gzip"), "compressed"),
+        (silent, "no answer within 0.2 s"),
+        (dripping, "no whole answer in time"),
+    ],
+)
+def test_what_may_pass_is_tried_again_and_then_has_no_score(behaviour: Any, reason: str) -> None:
+    with ScriptedService(behaviour, good) as service:
+        assert states(source(service.url, request_seconds=0.2).score(asked(1))) == [ScoreState.SCORED]
+    with ScriptedService(behaviour) as service:
+        (scored,) = source(service.url, request_seconds=0.2).score(asked(1))
+        assert scored.state is FAULT
+        assert scored.reason is not None
+        assert reason in scored.reason
+        assert len(service.requests) == 2
+
+
+def test_a_body_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_requests, "MAX_REPLY_BYTES", 10_000)
+    with ScriptedService(reply(b" " * 20_000)) as service:
+        (scored,) = source(service.url).score(asked(1))
+        assert scored.state is FAULT
+        assert "more than 10000 bytes" in str(scored.reason)
+
+
+def test_nobody_listens() -> None:
+    with ScriptedService(good) as service:
+        url = service.url
+    (scored,) = source(url).score(asked(1))
+    assert scored.state is FAULT
+    assert "ConnectError" in str(scored.reason)
+
+
+@pytest.mark.parametrize("behaviour", [silent, dripping, hang_up, reply(b"", "503 Full", "Retry-After: 99")])
+def test_a_step_ends_at_its_deadline_and_every_response_is_accounted_for(behaviour: Any) -> None:
+    with ScriptedService(good, behaviour) as service:
+        reward = source(
+            service.url,
+            responses_per_request=2,
+            requests_at_once=3,
+            request_seconds=0.5,
+            step_seconds=0.5,
+            attempts=1000,
+            first_pause_seconds=0.05,
+        )
+        start = time.monotonic()
+        found = states(reward.score(asked(9)))
+        assert time.monotonic() - start < 2
+        assert found.count(ScoreState.SCORED) in (1, 2)  # the first request that came, of two responses or of one
+        assert found.count(FAULT) == 9 - found.count(ScoreState.SCORED)
+
+
+def test_a_service_that_says_when_to_come_back_is_left_alone_until_then() -> None:
+    with ScriptedService(reply(b"", "429 Slow down", "Retry-After: 1"), good) as service:
+        start = time.monotonic()
+        assert states(source(service.url).score(asked(1))) == [ScoreState.SCORED]
+        assert time.monotonic() - start >= 1
+
+
+def test_pauses_double_and_are_the_same_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pauses() -> list[float]:
+        found: list[float] = []
+        with ScriptedService(reply(b"", "500 No")) as service:
+            reward = source(service.url, attempts=5, first_pause_seconds=0.02)
+            call = remote._Call(time.monotonic() + 60)
+            monkeypatch.setattr(call.over, "wait", found.append)
+            with pytest.raises(remote_requests.UnansweredError):
+                reward._answer(remote._Batch(index=3, responses=asked(1), body=request_body(asked(1))), call)
+        return found
+
+    first = pauses()
+    assert len(first) == 4
+    assert all(0.5 <= pause / (0.02 * 2**n) <= 1 for n, pause in enumerate(first))
+    assert pauses() == first
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "pieces"),
+    [
+        (reply(b'{"detail": "who?"}', "401 Unauthorized"), ("status 401", "who?", "variable TOKEN is not")),
+        (reply(b"", "403 Forbidden"), ("status 403", "TOKEN")),
+        (reply(b"", "404 Not Found"), ("status 404", "serve-reward")),
+        (reply(b"", "413 Too Large"), ("status 413", "lower responses_per_request")),
+        (reply(b"", "400 Bad Request"), ("status 400",)),
+        (reply(b"", "302 Found", "Location: http://127.0.0.1:9/"), ("status 302", "not followed")),
+        (reply(b'{"format": "proximo.reward/2", "x": 1}'), ("'proximo.reward/2'", "use one version")),
+        (reply(verdicts([1.0]).replace(b"reward/1", b"reward/9")), ("'proximo.reward/9'", "use one version")),
+    ],
+)
+def test_a_service_that_calls_the_request_wrong_stops_the_run_at_once(behaviour: Any, pieces: Sequence[str]) -> None:
+    for method, error in (("score", TrainingError), ("check", ConfigError)):
+        with ScriptedService(behaviour) as service:
+            reward = source(service.url, token=TOKEN, attempts=9)
+            with pytest.raises(error) as caught:
+                reward.score(asked(1)) if method == "score" else reward.check()
+            assert len(service.requests) == 1
+        assert all(piece in str(caught.value) for piece in pieces)
+        assert TOKEN not in str(caught.value)
+
+
+def test_without_a_token_the_advice_is_to_name_one() -> None:
+    with ScriptedService(reply(b"", "401 Unauthorized")) as service, pytest.raises(ConfigError, match="token_env"):
+        source(service.url).check()
+
+
+def test_a_service_that_is_not_there_is_a_mistake_at_the_start() -> None:
+    with ScriptedService(good) as service:
+        source(service.url).check()
+        url = service.url
+    with pytest.raises(ConfigError, match="no reward service answers"):
+        source(url).check()
+
+
+def test_the_token_goes_into_the_header_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    with ScriptedService(good) as service:  # on this machine, so no proxy stands between
+        assert states(source(service.url, token=TOKEN).score(asked(1))) == [ScoreState.SCORED]
+        head, _, body = service.requests[0].partition(b"\r\n\r\n")
+    assert f"Bearer {TOKEN}".encode() in head
+    assert TOKEN.encode() not in body
+
+
+def test_metadata_that_json_cannot_say_is_an_error_of_the_data() -> None:
+    bad = response(to=prompt("row 7", metadata={"picture": object()}))
+    with ScriptedService(good) as service, pytest.raises(DataError, match="row 7"):
+        source(service.url).score([bad])
+
+
+def test_token_rewards_and_faults_of_the_model_come_through() -> None:
+    body = verdicts([-1.0], state="model_fault", reason="r" * 2000, components={"a.b": 2}, token_rewards=[0, 0, -1.0])
+    with ScriptedService(reply(body)) as service:
+        (found,) = source(service.url).score(asked(1))
+    assert (found.score, found.state, dict(found.components)) == (-1.0, ScoreState.MODEL_FAULT, {"a.b": 2.0})
+    assert found.token_rewards == (0.0, 0.0, -1.0)
+    assert found.reason == "r" * 500
+
+
+def test_what_was_done_is_counted_by_response_and_then_forgotten() -> None:
+    broken, half = reply(b"", "500 No"), reply(verdicts([0.0, 1.0], state="model_fault"))
+    with ScriptedService(broken, half, silent) as service:
+        reward = source(service.url, responses_per_request=2, requests_at_once=1, request_seconds=0.2)
+        states(reward.score(asked(5)))
+        found = reward.statistics()
+    value = {name.removeprefix("source/remote/"): metric.value for name, metric in found.items()}
+    assert value["failure_fraction"] == value["timeout_fraction"] == 3 / 5
+    assert value["model_fault_fraction"] == 2 / 5
+    assert value["retries"] == 3
+    assert value["cache_hit_fraction"] == value["worker_restarts"] == 0
+    assert value["seconds_p50"] >= 0.4
+    assert value["seconds_p99"] < 2
+    assert reward.statistics() == {}
+
+
+@pytest.mark.parametrize("token", [f"{TOKEN} ", f"{TOKEN}\n", f"{TOKEN}\x00"])
+def test_a_token_that_no_header_can_hold_is_refused_without_being_shown(token: str) -> None:
+    with ScriptedService(good) as service, pytest.raises(ConfigError, match="not one that HTTP allows") as caught:
+        source(service.url, token=token).check()
+    assert TOKEN not in str(caught.value)

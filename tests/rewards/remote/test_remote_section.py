@@ -1,0 +1,130 @@
+"""The section of a remote reward: what reaches the client, what is refused, and a PPO run that is judged elsewhere."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from reward_services import ScriptedService, good, reply, verdicts
+
+from proximo.config.rewards_remote import RemoteRewardConfig
+from proximo.errors import ConfigError, TrainingError
+from proximo.rewards.remote import RemoteLimits, RemoteReward
+from proximo.rewards.source import ClosableSource
+from proximo.trainers.options import RunOptions
+from proximo.trainers.reward_sources import build_source_without_model
+from run_outcomes import read_lines
+from tiny_runs import changed, make_inputs, recipe_of
+from tiny_runs import run as run_recipe
+
+
+def test_every_key_of_the_section_reaches_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWARD_TOKEN", "s3cret")
+    limits: dict[str, Any] = {
+        "responses_per_request": 3,
+        "requests_at_once": 5,
+        "request_seconds": 7.0,
+        "step_seconds": 11.0,
+        "attempts": 13,
+        "first_pause_seconds": 0.17,
+    }
+    assert set(RemoteRewardConfig.model_fields) - set(limits) == {"kind", "name", "url", "token_env", "weight"}
+    with ScriptedService(good) as service:
+        config = RemoteRewardConfig(kind="remote", name="far", url=service.url, token_env="REWARD_TOKEN", **limits)
+        source = build_source_without_model(config)
+        assert isinstance(source, RemoteReward)
+        assert isinstance(source, ClosableSource)
+        source.close()
+        assert source.name == "far"
+        assert source.limits == RemoteLimits(**limits)
+        assert b"Bearer s3cret" in service.requests[0]
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"url": "verifiers:8321"}, "is no address of a service"),
+        ({"url": "ftp://verifiers"}, "is no address of a service"),
+        ({"url": "http://"}, "is no address of a service"),
+        ({"url": "http://verifiers:port"}, "no address of a service"),
+        ({"url": "http://verifiers:99999"}, "no address of a service"),
+        ({"url": "http://[::1"}, "no address of a service"),
+        ({"url": "http://verifiers/a b"}, "is no address of a service"),
+        ({"url": "http://verifiers/?token=x"}, "after '\\?' or '#'"),
+        ({"url": "http://me:hunter2@verifiers"}, "has a user or password in it"),
+        ({"token_env": "sk-hunter2"}, "the name of an environment variable is wanted"),
+        ({"request_seconds": 20, "step_seconds": 10}, r"request_seconds \(20\) must not exceed step_seconds \(10\)"),
+    ],
+)
+def test_what_is_no_service_is_refused_without_a_secret_in_the_reason(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem) as caught:
+        RemoteRewardConfig.model_validate({"kind": "remote", "url": "http://verifiers:8321", **keys})
+    assert "hunter2" not in caught.value.errors()[0]["msg"]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:8321", "https://verifiers/rewards/", "http://[::1]:1", "http://10.0.0.1"]
+)
+def test_what_is_an_address(url: str) -> None:
+    assert RemoteRewardConfig(kind="remote", url=url).url == url
+
+
+@pytest.mark.parametrize("value", [None, "", "  ", "two words", "line\nbreak", "naïve"])
+def test_a_variable_without_a_token_is_named_and_not_shown(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("REWARD_TOKEN", raising=False)
+    if value is not None:
+        monkeypatch.setenv("REWARD_TOKEN", value)
+    config = RemoteRewardConfig(kind="remote", url="http://127.0.0.1:9", token_env="REWARD_TOKEN")
+    with pytest.raises(ConfigError, match="the environment variable REWARD_TOKEN") as caught:
+        build_source_without_model(config)
+    assert not value or value not in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def recipe_with(inputs: Path, folder: Path, url: str, **more: Any) -> Any:
+    source = {"kind": "remote", "url": url, "responses_per_request": 1, "attempts": 1}
+    changes = {"run.folder": str(folder), "value": {"start": "policy"}, "reward": [source], **more}
+    return changed(recipe_of("ppo", inputs), changes)
+
+
+def test_a_run_is_judged_elsewhere_and_says_how_that_went(inputs: Path, tmp_path: Path) -> None:
+    refusals = iter([*[False] * 4, True])
+
+    def mostly_good(connection: Any, count: int) -> None:
+        bad = next(refusals, False)
+        reply(b"", "500 No")(connection, count) if bad else reply(verdicts([0.5] * count))(connection, count)
+
+    with ScriptedService(mostly_good) as service:
+        recipe = recipe_with(inputs, tmp_path / "run", service.url, **{"ppo.guards.max_faulty_fraction": 1.0})
+        assert run_recipe("ppo", recipe, RunOptions(quiet=True)) == 0
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    failed = [line["source/remote/failure_fraction"] for line in lines if "source/remote/failure_fraction" in line]
+    assert sum(share > 0 for share in failed) == 1
+    assert sum(line.get("response/faulty", 0) for line in lines) <= 1
+    assert all(line["source/remote/seconds_p50"] > 0 for line in lines if "source/remote/seconds_p50" in line)
+    assert {line["score/remote/mean"] for line in lines if line.get("score/remote/mean") is not None} == {0.5}
+
+
+def test_a_service_that_is_gone_stops_the_run_by_the_rate_of_faults_and_not_by_hanging(
+    inputs: Path, tmp_path: Path
+) -> None:
+    with ScriptedService(good, reply(b"", "500 No")) as service:
+        recipe = recipe_with(inputs, tmp_path / "run", service.url)
+        with pytest.raises(TrainingError, match="max_faulty_fraction"):
+            run_recipe("ppo", recipe, RunOptions(quiet=True))
+
+
+def test_the_token_is_in_no_file_of_a_run(inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REWARD_TOKEN", "s3cret-t0ken")
+    with ScriptedService(good) as service:
+        recipe = recipe_with(inputs, tmp_path / "run", service.url, **{"reward.0.token_env": "REWARD_TOKEN"})
+        assert run_recipe("ppo", recipe, RunOptions(quiet=True)) == 0
+        assert all(b"s3cret-t0ken" in request for request in service.requests)
+    for path in (tmp_path / "run").rglob("*"):
+        assert not path.is_file() or b"s3cret-t0ken" not in path.read_bytes(), path
+    assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["reward"][0]["token_env"]

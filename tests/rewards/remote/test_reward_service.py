@@ -1,0 +1,206 @@
+"""`proximo serve-reward` as it runs, in a process of its own: asked, overloaded, slowed, killed, and asked to end."""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from reward_services import Service, make_folder, real_service
+
+from proximo.config.rewards_texts import RepetitionRewardConfig
+from proximo.errors import ConfigError, TrainingError
+from proximo.records import Finish, Response, Scored, ScoreState
+from proximo.rewards.function import FunctionReward
+from proximo.rewards.remote import RemoteLimits, RemoteReward
+from proximo.rewards.weighted import WeightedReward
+from proximo.rewards.wire import SCHEMA, SCORE_PATH, request_body
+from proximo.trainers.reward_sources import build_source_without_model
+from records_made import prompt, response
+
+TOKEN = "s3cret"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("service"))
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[Service]:
+    options = ("--token-env", "REWARD_TOKEN", "--running", "2", "--waiting", "1", "--request-mib", "1")
+    with real_service(folder, *options, "reward.0.weight=0.5", REWARD_TOKEN=TOKEN) as found:
+        yield found
+
+
+MADE: list[RemoteReward] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Leaves no connection open."""
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
+def source(url: str, token: str | None = TOKEN, **limits: Any) -> RemoteReward:
+    limits = {"first_pause_seconds": 0.05, **limits}
+    made = RemoteReward(url, limits=RemoteLimits(**limits), token=token, token_env=token and "REWARD_TOKEN")
+    MADE.append(made)
+    return made
+
+
+def some_responses() -> list[Response]:
+    messages = ({"role": "user", "content": "2+2?"},)
+    return [
+        response(text="over and over", to=prompt("a", answer="four", metadata={"level": [1, {"x": None}]})),
+        response((7,), text="5", to=prompt("b", text=None, messages=messages, answer="4"), finish=Finish.LENGTH),
+        response(text="parts"),
+        response(text="unknown"),
+        response((), text=""),
+        response(text="naïve ☃ \x00 text"),
+    ]
+
+
+def facts(scored: Any) -> list[Any]:
+    return [(each.state, repr(each.score), dict(each.components), each.token_rewards) for each in scored]
+
+
+def metrics(service: Service) -> dict[str, Any]:
+    found = httpx2.get(f"{service.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}, trust_env=False)
+    return found.raise_for_status().json()
+
+
+def test_verdicts_are_those_of_the_same_sources_here(service: Service, folder: Path) -> None:
+    namespace: dict[str, Any] = {}
+    exec((folder / "service_reward.py").read_text(), namespace)
+    judge = RepetitionRewardConfig(kind="repetition", name="judged", ngram=1, workers=1)
+    sources = [(0.5, FunctionReward(namespace["score"], name="mine")), (1.0, build_source_without_model(judge))]
+    with closing(WeightedReward(sources)) as local:
+        asked = some_responses()
+        here = local.score(asked)
+    there = source(service.url, responses_per_request=2).score(asked)
+    unknown = 3
+    assert there[unknown].state is here[unknown].state is ScoreState.INFRASTRUCTURE_FAULT
+    assert there[unknown].reason == here[unknown].reason
+    del here[unknown], there[unknown]
+    assert facts(there) == facts(here)
+    assert there[2].token_rewards == (0.25, 0.25, 0.25)
+
+
+def test_the_metrics_count_requests_verdicts_and_refusals(service: Service) -> None:
+    before = metrics(service)
+    source(service.url).score(some_responses())
+    with pytest.raises(ConfigError):
+        source(service.url, token="wrong").check()
+    after = metrics(service)
+    assert after["requests"] == before["requests"] + 1
+    assert after["verdicts"]["scored"] == before["verdicts"].get("scored", 0) + 5
+    assert after["verdicts"]["infrastructure_fault"] == before["verdicts"].get("infrastructure_fault", 0) + 1
+    assert after["refused"]["401"] == before["refused"].get("401", 0) + 1
+    assert 0 < after["latency_seconds"]["p50"] <= after["latency_seconds"]["p99"]
+    assert (after["running"], after["waiting"]) == (0, 0)
+
+
+@pytest.mark.parametrize("token", [None, "wrong", f"{TOKEN}x", TOKEN.upper()])
+def test_who_does_not_know_the_token_gets_nothing(service: Service, token: str | None) -> None:
+    with pytest.raises(ConfigError, match="status 401"):
+        source(service.url, token=token).check()
+    with pytest.raises(TrainingError, match="status 401"):
+        source(service.url, token=token).score(some_responses())
+    assert httpx2.get(f"{service.url}/metrics", trust_env=False).status_code == 401
+
+
+def test_health_is_for_everyone(service: Service) -> None:
+    assert httpx2.get(f"{service.url}/health", trust_env=False).json() == {"status": "ok", "format": SCHEMA}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "piece"),
+    [
+        (b"", 400, "Invalid JSON"),
+        (b"[" * 100_000, 400, "recursion limit"),
+        (b'{"format": "proximo.reward/9", "responses": []}', 400, "proximo.reward/9"),
+        (json.dumps({"format": SCHEMA, "responses": [{"text": "a"}]}).encode(), 400, "responses.0"),
+        (b" " * 2_000_000, 413, "1048576 bytes"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong_with_it(service: Service, body: bytes, status: int, piece: str) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    found = httpx2.post(f"{service.url}{SCORE_PATH}", content=body, headers=headers, trust_env=False)
+    assert found.status_code == status
+    assert piece in found.json()["detail"]
+
+
+def test_a_request_that_is_too_large_stops_the_run_with_advice(service: Service) -> None:
+    large = [response(text="x" * 400_000) for _ in range(3)]
+    with pytest.raises(TrainingError, match="lower responses_per_request"):
+        source(service.url).score(large)
+    assert [each.state for each in source(service.url, responses_per_request=1).score(large)] == [ScoreState.SCORED] * 3
+
+
+def test_a_full_service_sends_requests_away_and_they_come_back(service: Service) -> None:
+    before = metrics(service)["refused"].get("503", 0)
+    reward = source(service.url, responses_per_request=1, requests_at_once=8, attempts=50)
+    scored = reward.score([response(text=f"wait 0.05 {n}") for n in range(12)])
+    assert {each.state for each in scored} == {ScoreState.SCORED}
+    assert metrics(service)["refused"]["503"] > before
+    assert reward.statistics()["source/remote/retries"].value >= 1  # ty: ignore
+
+
+def test_a_service_that_is_stopped_and_goes_on_costs_a_retry_and_no_score(service: Service) -> None:
+    reward = source(service.url, request_seconds=0.4, attempts=20)
+    service.process.send_signal(signal.SIGSTOP)
+    threading.Timer(1, service.process.send_signal, [signal.SIGCONT]).start()
+    assert [each.state for each in reward.score([response()])] == [ScoreState.SCORED]
+    assert reward.statistics()["source/remote/retries"].value >= 1  # ty: ignore
+
+
+def test_a_request_whose_client_has_given_up_is_not_scored(service: Service, folder: Path) -> None:
+    body = request_body([response(text="wait 0.1 never")])
+    headers = {"Authorization": f"Bearer {TOKEN}", "Proximo-Seconds": "0"}
+    found = httpx2.post(f"{service.url}{SCORE_PATH}", content=body, headers=headers, trust_env=False)
+    assert (found.status_code, found.headers["Retry-After"]) == (503, "1")
+    assert not (folder / "wait_0.1_never").exists()
+
+
+def test_a_killed_service_costs_scores_and_one_that_is_asked_to_end_finishes_first(folder: Path) -> None:
+    with real_service(folder) as killed:
+        reward = source(killed.url, None, attempts=3, step_seconds=60)
+        with asking(reward, "wait 60 killed", folder) as found:
+            killed.process.kill()
+        assert [each.state for each in found] == [ScoreState.INFRASTRUCTURE_FAULT]
+        assert "ConnectError" in found[0].reason
+        assert reward.statistics()["source/remote/failure_fraction"].value == 1
+    # One that is started in its place, at the same address, is found again.
+    with real_service(folder, port=int(killed.url.rpartition(":")[2])) as ended:
+        with asking(reward, "wait 1 ended", folder) as found:
+            ended.process.terminate()
+        assert [each.state for each in found] == [ScoreState.SCORED]
+        assert ended.process.wait(20) == 128 + signal.SIGTERM
+        assert ended.process.stdout is not None
+        assert ended.process.stdout.read() == ""
+    with pytest.raises(ConfigError, match="no reward service answers"):
+        reward.check()
+
+
+@contextmanager
+def asking(reward: RemoteReward, text: str, folder: Path) -> Iterator[list[Scored]]:
+    """The body is run when the service has begun on a response of that text; the verdicts are there after it."""
+    found: list[Scored] = []
+    thread = threading.Thread(target=lambda: found.extend(reward.score([response(text=text)])))
+    thread.start()
+    begun = folder / text.replace(" ", "_")
+    deadline = time.monotonic() + 30
+    while not begun.exists():
+        assert time.monotonic() < deadline, "the service never began"
+        time.sleep(0.01)
+    yield found
+    thread.join(30)
+    assert not thread.is_alive()

@@ -1,0 +1,144 @@
+"""Rewards for JSON: what is read, what is refused before a value is made, and what a schema may refer to."""
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from proximo.errors import ConfigError
+from proximo.rewards.texts.json_reading import MAX_INTEGER_DIGITS, BadJSONError, nesting, read_json
+from proximo.rewards.texts.json_schema import JSONSchemaJudge
+from proximo.rewards.verdicts import Answer, Verdict
+from proximo.states import ScoreState
+
+CITY: dict[str, Any] = {
+    "type": "object",
+    "required": ["name", "people"],
+    "properties": {"name": {"type": "string"}, "people": {"type": "integer", "minimum": 0}},
+    "additionalProperties": False,
+}
+PARIS = '{"name": "Paris", "people": 2100000}'
+
+
+def verdict(text: str, schema: Any = CITY, **options: Any) -> Verdict:
+    return JSONSchemaJudge(satisfies=schema, **options).judge(Answer(text=text, prompt="?"))
+
+
+def read(text: str) -> Any:
+    return read_json(text, max_bytes=1000, max_nesting=3)
+
+
+def test_the_last_fenced_block_is_read() -> None:
+    wrong = "```json\n{}\n```"
+    right = f"```json\n{PARIS}\n```"
+    assert verdict(f"Here:\n{wrong}\nor rather\n{right}\nYes.").score == 1
+    assert verdict(f"Here:\n{right}\nor rather\n{wrong}").score == 0
+    assert verdict(f"```\n{PARIS}\n```").score == 1
+    assert verdict(f"```json\r\n{PARIS}\r\n```".replace("\r\n", "\n")).score == 1
+
+
+@pytest.mark.parametrize("text", [PARIS, f"```json\n{PARIS}", f"``` {PARIS} ```", ""])
+def test_without_a_whole_fenced_block_the_answer_is_at_fault(text: str) -> None:
+    found = verdict(text)
+    assert (found.score, found.state, found.reason) == (0, ScoreState.MODEL_FAULT, "no fenced block")
+    assert found.components == {"parsed": 0.0}
+
+
+def test_the_whole_response_may_be_asked_for() -> None:
+    assert verdict(f" {PARIS}\n", reads="response").score == 1
+    assert verdict(f"Here: {PARIS}", reads="response").reason == "no JSON: Expecting value at character 1"
+
+
+def test_what_breaks_the_schema_was_read_and_says_where() -> None:
+    found = verdict('{"name": "Paris", "people": -1}', reads="response")
+    assert (found.score, found.reason) == (0, "$.people fails 'minimum'")
+    assert found.components == {"parsed": 1.0}
+    assert verdict('{"name": "Paris", "people": true}', reads="response").score == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1, "a": 1}', "a key stands twice in an object"),
+        ('[{"b": {"a": 1, "a": 2}}]', "a key stands twice in an object"),
+        ("NaN", "NaN is no JSON"),
+        ("[-Infinity]", "-Infinity is no JSON"),
+        ("1e999", "a number beyond all floats"),
+        ("[[[[1]]]]", "JSON nested more than 3 deep"),
+        ("[" * 900, "JSON nested more than 3 deep"),
+        ('[{"a":' * 100, "JSON nested more than 3 deep"),
+        ("9" * (MAX_INTEGER_DIGITS + 1), f"an integer of more than {MAX_INTEGER_DIGITS} digits"),
+        ('"' + "é" * 500 + '"', "1002 bytes of JSON, more than 1000"),
+        ("{'a': 1}", "no JSON: Expecting property name enclosed in double quotes at character 2"),
+        ("1 2", "no JSON: Extra data at character 3"),
+        ('"\x01"', "no JSON: Invalid control character at at character 2"),
+    ],
+)
+def test_what_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(BadJSONError) as caught:
+        read(text)
+    assert str(caught.value) == reason
+
+
+@pytest.mark.parametrize(
+    "value", [[[[1]]], {"a": [{}]}, '[[[[ "', "\\", '\\"[[[[', "\ud800", 10**299, -(10**299), 1.5e308, "", None]
+)
+def test_what_is_within_the_bounds_is_read_as_python_reads_it(value: Any) -> None:
+    assert read(json.dumps(value)) == value
+
+
+def test_brackets_in_strings_are_no_nesting() -> None:
+    assert nesting('["[[[", "\\"[[[", {"]": "\\\\"}]') == 2
+    assert nesting('["[[[[') == 1
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "multipleOf": 0.01},
+        {"type": "integer", "multipleOf": 3},
+        {"type": "number", "maximum": 1e308},
+        {"enum": [1.0, 2.0]},
+        {"uniqueItems": True},
+    ],
+)
+@pytest.mark.parametrize("text", ["9" * MAX_INTEGER_DIGITS, "1.7e308", "1e-320", "[1, 1.0, true]", '"\\ud800"'])
+def test_no_number_of_an_answer_makes_the_judge_fail(schema: Any, text: str) -> None:
+    assert verdict(text, schema, reads="response").state is not ScoreState.INFRASTRUCTURE_FAULT
+
+
+def test_a_schema_may_refer_to_its_own_parts_and_to_itself() -> None:
+    tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#/$defs/leaf"}}}
+    schema = {**tree, "$defs": {"leaf": {"type": "integer"}}}
+    assert verdict('{"left": {"left": {}, "right": 3}}', schema, reads="response").score == 1
+    assert verdict('{"left": {"left": 1}}', schema, reads="response").score == 0
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"type": "objct"}, "no JSON schema"),
+        ({"items": {"$ref": "http://127.0.0.1:9/x.json"}}, "nothing is fetched"),
+        ({"$ref": "file:///etc/hostname"}, "nothing is fetched"),
+        ({"anyOf": [{"$dynamicRef": "other#x"}]}, "nothing is fetched"),
+        ({"$ref": "#/$defs/none"}, "which is no part of it"),
+        ({"$ref": "#"}, "refers to itself without an end"),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "refers to itself without an end"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused_and_nothing_is_fetched(
+    schema: Any, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError("something was fetched")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    with pytest.raises(ConfigError, match=problem):
+        JSONSchemaJudge(satisfies=schema)
+
+
+def test_an_older_draft_is_read_as_it_was_meant() -> None:
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}
+    assert verdict('["a", 1]', schema, reads="response").score == 1
+    assert verdict("[1]", schema, reads="response").score == 0

@@ -1,0 +1,109 @@
+"""Every key of the sections that read texts reaches its judge: with another value another verdict comes out."""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from proximo.config.reward_kinds import WatchedSourceConfig
+from proximo.config.rewards import JudgedRewardConfig
+from proximo.config.rewards_texts import (
+    JSONSchemaRewardConfig,
+    LengthRewardConfig,
+    PatternRewardConfig,
+    RepetitionRewardConfig,
+    ThinkAnswerRewardConfig,
+)
+from proximo.rewards.verdicts import Answer, Verdict
+
+GOOD = "<think>a</think><answer>41</answer>"
+SLOW = {"kind": "pattern", "pattern": r"^(a|a)*(a|a)*(a|aa)+$", "match_seconds": 0.05}
+PATTERN = {"kind": "pattern", "pattern": "a"}
+LENGTH = {"kind": "length", "shortest": 2, "longest": 3}
+REPETITION = {"kind": "repetition", "ngram": 2}
+JSON = {"kind": "json_schema", "satisfies": {"type": "array"}}
+WRONG = {"kind": "think_answer", "right": {"kind": "pattern", "pattern": "42"}}
+
+
+@dataclass(frozen=True)
+class Option:
+    """A key with another value, what holds in both cases, and a text on which it shows."""
+
+    name: str
+    other: Any
+    base: dict[str, Any]
+    text: str
+
+
+OPTIONS = [
+    Option("pattern", "b", PATTERN, "a"),
+    Option("match", "full", PATTERN, "ab"),
+    Option("max_matches", 2, PATTERN, "aa"),
+    Option("match_score", 3, PATTERN, "a"),
+    Option("no_match_score", -1, PATTERN, "b"),
+    Option("match_seconds", 0.1, SLOW, "a" * 64 + "!"),
+    Option("satisfies", {"type": "object"}, JSON, "```\n[]\n```"),
+    Option("reads", "response", JSON, "[]"),
+    Option("max_bytes", 3, JSON, "```\n[1, 2]\n```"),
+    Option("max_nesting", 2, JSON, "```\n[[[]]]\n```"),
+    Option("unit", "characters", LENGTH, "four"),
+    Option("shortest", 1, LENGTH, "one"),
+    Option("longest", 4, LENGTH, "one two three four"),
+    Option("slack", 2, LENGTH, "one"),
+    Option("unit", "characters", REPETITION, "haha"),
+    Option("ngram", 1, REPETITION, "a a"),
+    Option("longest_run", 2, REPETITION, "a a a"),
+    Option("right", {"kind": "pattern", "pattern": "41"}, WRONG, GOOD),
+    Option("right_reads", "answer", {**WRONG, "right": {"kind": "pattern", "pattern": "a"}}, GOOD),
+    Option("well_formed_credit", 0.5, WRONG, GOOD),
+    Option("zero_as_minus_one", True, WRONG, GOOD),
+    Option("opened_by_prompt", True, {"kind": "think_answer"}, GOOD),
+]
+SECTIONS: dict[str, type[JudgedRewardConfig]] = {
+    "pattern": PatternRewardConfig,
+    "json_schema": JSONSchemaRewardConfig,
+    "length": LengthRewardConfig,
+    "repetition": RepetitionRewardConfig,
+    "think_answer": ThinkAnswerRewardConfig,
+}
+
+
+def verdict(section: dict[str, Any], text: str) -> Verdict:
+    config = TypeAdapter(WatchedSourceConfig).validate_python(section)
+    assert type(config) is SECTIONS[section["kind"]]
+    module, _, name = config.judge_path().partition(":")
+    judge = getattr(importlib.import_module(module), name)(**config.judge_options())
+    return judge.judge(Answer(text=text, prompt="?"))
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: f"{option.base['kind']}.{option.name}")
+def test_a_key_with_another_value_gives_another_verdict(option: Option) -> None:
+    assert verdict({**option.base, option.name: option.other}, option.text) != verdict(option.base, option.text)
+
+
+def test_no_key_of_a_text_reward_is_left_out() -> None:
+    shared = {*JudgedRewardConfig.model_fields}
+    for kind, section in SECTIONS.items():
+        shown = {option.name for option in OPTIONS if option.base["kind"] == kind}
+        assert shown == set(section.model_fields) - shared, kind
+
+
+@pytest.mark.parametrize(
+    ("section", "problem"),
+    [
+        ({"kind": "pattern", "pattern": "a("}, "is no regular expression"),
+        ({**PATTERN, "match": "full", "max_matches": 2}, "max_matches needs match: search"),
+        ({**PATTERN, "match_seconds": 10}, "must be below answer_seconds"),
+        ({"kind": "json_schema", "satisfies": {"type": "objct"}}, "no JSON schema"),
+        ({"kind": "length"}, "needs shortest, longest or both"),
+        ({"kind": "length", "shortest": 3, "longest": 2}, r"shortest \(3\) must not exceed longest \(2\)"),
+        ({"kind": "think_answer", "well_formed_credit": 0.1}, "give right, or leave them out"),
+        ({"kind": "think_answer", "right_reads": "answer"}, "give right, or leave them out"),
+        ({"kind": "think_answer", "right": {**PATTERN, "workers": 2}}, "workers holds for both: move it out"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(section: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        TypeAdapter(WatchedSourceConfig).validate_python(section)
