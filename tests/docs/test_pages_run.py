@@ -136,7 +136,7 @@ reward: [{kind: model, path: owner/reward}]
 @pytest.mark.parametrize(
     "stem",
     [
-        *("code", "memory", "pipeline", "rewards", "trackers"),
+        *("code", "memory", "pipeline", "rewards", "trackers", "verifiable"),
         *("coming-from/torchtune", "coming-from/areal", "coming-from/deepspeed-chat"),
     ],
 )

@@ -214,6 +214,11 @@ class PPORecipe(Section):
         names = [source.name for source in self.reward]
         if len(set(names)) < len(names):
             raise ValueError(f"reward sources need different names, got {', '.join(names)}")
+        if not self.ppo.outcome_is_of(names):
+            raise ValueError(
+                f"ppo.outcome is {self.ppo.outcome}, which is no reward source and no part of one; sources: "
+                f"{', '.join(names)}"
+            )
         dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
         if dense and not self.ppo.advantage.goes_by_token:
             raise ValueError(
