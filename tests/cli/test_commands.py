@@ -21,7 +21,7 @@ from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 COMMANDS = (
     *("sft", "reward", "dpo", "ppo", "pipeline", "generate", "chat"),
-    *("evaluate", "export", "report", "recipes", "config", "serve-reward"),
+    *("evaluate", "export", "report", "recipes", "config", "serve-reward", "rate", "doctor"),
 )
 STARTS_QUICKLY = """
 import sys

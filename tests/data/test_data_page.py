@@ -11,11 +11,12 @@ from builders import tiny_tokenizer
 from proximo.data.chat import PLAIN_CHAT_TEMPLATE
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.preferences import PairOptions, load_preference_pairs
+from proximo.data.problems import as_problem
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"<!-- (prompts|texts|pairs) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL)
+EXAMPLES = re.findall(r"<!-- (prompts|problems|texts|pairs) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize(("kind", "block"), EXAMPLES)
@@ -26,6 +27,9 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
         match kind:
             case "prompts":
                 loaded, _ = load_prompts(rows, tiny_tokenizer(), PromptOptions())
+            case "problems":
+                loaded, _ = load_prompts([as_problem(rows[0], "gsm8k")], tiny_tokenizer(), PromptOptions())
+                assert loaded[0].answer == "7"
             case "texts":
                 loaded, _ = load_text_examples(rows, tiny_tokenizer(), ExampleOptions())
             case _:
@@ -35,7 +39,7 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
 
 def test_the_page_shows_each_kind() -> None:
     kinds = [kind for kind, _ in EXAMPLES]
-    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"prompts": 4, "texts": 3, "pairs": 5}
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"prompts": 4, "problems": 1, "texts": 3, "pairs": 5}
 
 
 def test_the_plain_template_of_the_page_is_the_one_that_is_shipped() -> None:

@@ -35,9 +35,11 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Advantages and values", "ppo.advantage=return_to_go ppo.critic_warmup_steps=2"),
     ("ppo", "Advantages and values", "ppo.critic_warmup_steps=10"),
     ("ppo", "Advantages and values", "ppo.truncated=bootstrap"),
+    ("ppo", "Advantages and values", "ppo.advantage={estimator: gae, equal_groups: exclude}"),
     ("ppo", "Advantages and values", "value.start=reward reward=[{kind: function, function: 'm:f'}]"),
     ("ppo", "Scores", "ppo.score.whiten_rewards=keep_mean ppo.advantage=return_to_go"),
     ("ppo", "Scores", "ppo.score.min_tokens=3"),
+    ("ppo", "Scores", "ppo.outcome=maths"),
     ("ppo", "Scores", "ppo.score.missing_eos_penalty=1 ppo.score.truncated=false"),
     ("ppo", "Scores", "ppo.score.min_tokens=300 ppo.score.min_tokens_penalty=1"),
     ("ppo", "Scores", "ppo.score.overlong_buffer_tokens=300"),
@@ -157,6 +159,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("sft", "Data", "data.sources=[{path: a/b, weight: 2}, {path: a/c}]"),
     ("sft", "Data", "data.sources=[{path: a/b, function: 'm:f'}]"),
     ("sft", "Data", "data.sources=[{path: a/b, arguments: {x: 1}}]"),
+    ("sft", "Data", "data.sources=[{path: a/b, template: '{question}'}]"),
 )
 """Command, section of the page, what is changed in a small good recipe of that command."""
 

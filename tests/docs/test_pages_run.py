@@ -136,7 +136,7 @@ reward: [{kind: model, path: owner/reward}]
 @pytest.mark.parametrize(
     "stem",
     [
-        *("code", "memory", "pipeline", "rewards", "trackers", "text-rewards", "remote-rewards"),
+        *("code", "memory", "pipeline", "rewards", "trackers", "text-rewards", "remote-rewards", "verifiable"),
         *("coming-from/torchtune", "coming-from/areal", "coming-from/deepspeed-chat"),
     ],
 )

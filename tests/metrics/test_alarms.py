@@ -81,7 +81,25 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
         ("The critic is no better than a constant", {"value__explained_variance": lambda part: -0.3 + 0.2 * part}),
         ("Nearly all answers are cut at the limit", {"response__finished_fraction": lambda part: 0.9 - 0.89 * part}),
         ("The policy repeats itself", {"response__distinct_2": lambda part: 0.4 - 0.35 * part}),
-        ("Most groups teach nothing", {"group__zero_advantage_fraction": lambda part: part}),
+        ("Most groups teach nothing", {"group__equal_fraction": lambda part: part}),
+        (
+            "Form is rewarded and the task is not solved",
+            {
+                "score__outcome_mean": lambda part: 0.1 + 0.02 * math.sin(900 * part),
+                "score__form__mean": lambda part: min(1.0, 3 * part),
+            },
+        ),
+        (
+            "The score rises with the length of answers",
+            {
+                "response__tokens_mean": lambda part: 30 + 60 * part,
+                "score__outcome_mean": lambda part: 0.3,
+                "score__form__mean": lambda part: part,
+                "score__warmth__mean": lambda part: part,
+            },
+        ),
+        ("The score rises with the length of answers", {"response__tokens_mean": lambda part: 30 + 60 * part}),
+        ("Answers go round in circles", {"response__repeated_4": lambda part: 0.05 + 0.5 * part * part}),
         ("The sampler and the learner disagree", {"first_minibatch__refused": lambda part: float(part == 0.5)}),
         ("Responses were left out", {"response__faulty": lambda part: float(part == 0.5)}),
         ("Updates were skipped", {"value__skipped_updates": lambda part: float(part > 0.9)}),
@@ -90,6 +108,43 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
 )
 def test_a_sick_run_raises_that_alarm_and_no_other(title, curves):
     assert titles(ppo_run(**curves)) == [title]
+
+
+@pytest.mark.parametrize(
+    "curves",
+    [
+        # The task is learned after the form, beside a form that goes on rising, or was solved from the start.
+        {"score__outcome_mean": lambda part: part, "score__form__mean": lambda part: min(1.0, 3 * part)},
+        {
+            "score__outcome_mean": lambda part: 0.1,
+            "score__warmth__mean": lambda part: part,
+            **{"score__form__mean": lambda part: part},
+        },
+        {
+            "score__outcome_mean": lambda part: 0.1,
+            "score__form__mean": lambda part: 1.0,
+            "score__warmth__mean": lambda part: 1.0,
+        },
+        # Longer answers that solve more, longer answers whose score stands still or falls.
+        {"response__tokens_mean": lambda part: 30 + 60 * part, "score__outcome_mean": lambda part: part},
+        {"response__tokens_mean": lambda part: 30 + 12 * part},
+        # Lists and tables repeat themselves from the start.
+        {"response__repeated_4": lambda part: 0.4 + 0.1 * part},
+        {"response__repeated_4": lambda part: 0.01 + 0.2 * part},
+        {"group__equal_fraction": lambda part: 0.45, "group__zero_advantage_fraction": lambda part: 0.9},
+    ],
+)
+def test_what_looks_like_hacking_and_is_none_raises_no_alarm(curves):
+    assert titles(ppo_run(**curves)) == []
+
+
+def test_of_ten_steps_two_trends_are_compared_and_of_nine_they_are_not() -> None:
+    curves = {"score/mean": 2.0, "response/tokens_mean": 30.0}
+    for count, found in ((10, ["The score rises with the length of answers"]), (9, [])):
+        lines = [
+            {"step": step, **{name: slope * step for name, slope in curves.items()}} for step in range(1, count + 1)
+        ]
+        assert titles(Run(name="run", lines=tuple(lines))) == found
 
 
 def test_a_noisy_gold_score_that_keeps_level_raises_no_alarm():

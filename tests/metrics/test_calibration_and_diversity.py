@@ -6,7 +6,7 @@ import random
 import pytest
 
 from proximo.metrics.calibration import calibration
-from proximo.metrics.diversity import distinct_fraction
+from proximo.metrics.diversity import distinct_fraction, repeated_fraction
 
 
 def logit(probability: float) -> float:
@@ -51,3 +51,9 @@ def test_distinct_two_counts_pairs_across_responses():
 
 def test_no_pairs_at_all_have_no_distinct_fraction():
     assert distinct_fraction([[1], []]) is None
+
+
+def test_a_response_repeats_what_stood_in_it_before():
+    assert repeated_fraction([1, 2, 3, 1, 2, 3], n=2) == pytest.approx(2 / 5), "12 23 31 12 23"
+    assert repeated_fraction([7] * 13) == pytest.approx(9 / 10)
+    assert repeated_fraction([1, 2, 3, 4, 5]) == repeated_fraction([1, 2, 3]) == repeated_fraction([]) == 0.0

@@ -91,6 +91,16 @@ def rows(word: str = "ab") -> list[dict[str, str]]:
     return [{"prompt": word * (row % 3 + 1), "response": word * (row % 2 + 1)} for row in range(12)]
 
 
+def echoes() -> list[dict[str, Any]]:
+    """In AReaL's form, with another response beside its solution."""
+    cases = {"inputs": ["a"], "outputs": ["a"]}
+    return [{"prompt": "ab" * n, "response": "ba", "input_output": cases, "solutions": ["c" * n]} for n in range(1, 13)]
+
+
+def problems(**options: Any) -> dict[str, Any]:
+    return {"data.sources": [{"function": "knobs:echoes", **options}]}
+
+
 def graded() -> list[dict[str, Any]]:
     """Six grades twice, and what earlier responses got: other prompts than now."""
     return [{"prompt": "a" * (n % 6 + 1), "base_scores": [n % 6 / 5 - 0.5, n % 6 / 5 - 0.7]} for n in range(12)]
@@ -108,6 +118,17 @@ TRUSTING = STEEP | {"ppo.policy_loss.objective": "m2po"}
 BF16 = {"run.precision": "bf16"}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise": "exponential"}
+EQUAL = {
+    "ppo.responses_per_prompt": 2,
+    "ppo.advantage": {"estimator": "group_centred"},
+    "ppo.outcome": "function",
+    "value": {"start": "policy"},
+    "reward": [
+        {"kind": "function", "function": "knobs:grade"},
+        {"kind": "function", "name": "form", "function": "knobs:share_of"},
+    ],
+}
+"""A reward that goes by the prompt, so that each group is equal, and one of form that differs."""
 PTX = {"ptx_data": {"sources": [{"path": "$/texts.jsonl"}]}, "ppo.ptx": {"coefficient": 0.5}}
 FILTERED = {
     "data.sources": [{"function": "knobs:graded"}],
@@ -192,6 +213,14 @@ KNOBS = [
     ),
     Knob(data.SourceConfig, "separator", "sft", texts(path="$/lines.txt", separator="--"), texts(path="$/lines.txt")),
     Knob(data.SourceConfig, "columns", "sft", texts(columns={"response": "prompt", "prompt": "response"})),
+    Knob(data.SourceConfig, "problems", "sft", problems(problems="areal_code"), problems()),
+    Knob(
+        data.SourceConfig,
+        "template",
+        "sft",
+        problems(problems="areal_code", template="b{prompt}"),
+        problems(problems="areal_code"),
+    ),
     Knob(data.SourceConfig, "weight", "sft", two_sources(3, 1), two_sources(1, 1)),
     Knob(data.SourceConfig, "max_rows", "sft", texts(max_rows=8)),
     Knob(data.DataConfig, "sources", "sft", {"data.sources": [{"path": "$/texts.jsonl"}, {"path": "$/other.jsonl"}]}),
@@ -385,6 +414,8 @@ KNOBS = [
     Knob(ppo.PPOConfig, "evaluate_greedy", "ppo", {"ppo.evaluate_greedy": True}),
     Knob(ppo.PPOConfig, "evaluation_samples_per_prompt", "ppo", {"ppo.evaluation_samples_per_prompt": 2}),
     Knob(ppo.PPOConfig, "solved_score", "ppo", {"ppo.solved_score": 0.5}),
+    Knob(ppo.PPOConfig, "outcome", "ppo", {"ppo.outcome": "function"}),
+    Knob(ppo.AdvantageConfig, "equal_groups", "ppo", {"ppo.advantage.equal_groups": "exclude"}, EQUAL),
     Knob(ppo.PPOConfig, "evaluate_reference", "ppo", {"ppo.evaluate_reference": True}),
     Knob(ppo.PPOConfig, "policy_optimizer", "ppo", {"ppo.policy_optimizer": None}),
     Knob(ppo.PPOConfig, "value_optimizer", "ppo", {"ppo.value_optimizer": {"learning_rate": 1e-5}}),

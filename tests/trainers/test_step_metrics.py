@@ -83,6 +83,7 @@ EXPECTED = {
     "response/finished_fraction": 0.5,
     # (7, 8), (8, 2) and once more (7, 8)
     "response/distinct_2": 2 / 3,
+    "response/repeated_4": 0.0,
     "response/faulty": 1,
     # the mean of -log-prob over the five tokens that count
     "policy/entropy": (1 + 2 + 3 + 0.5 + 1.5) / 5,

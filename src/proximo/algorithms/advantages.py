@@ -138,9 +138,9 @@ def group_centred(scores: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
         [R], exactly 0 where all valid scores of a group are equal, and so in a group of one.
     """
     _, index = torch.unique(group_ids, return_inverse=True)
-    lowest = torch.full_like(scores, torch.inf).scatter_reduce(0, index, torch.where(valid, scores, torch.inf), "amin")
+    lowest = _group_extremes(scores, index, valid, torch.inf, "amin")
     # Counted from the lowest score, equal scores are exact zeros, whatever their mean rounds to.
-    offsets = torch.where(valid, scores - lowest[index], 0)
+    offsets = torch.where(valid, scores - lowest, 0)
     counts = _group_sums(valid.to(scores.dtype), group_ids).clamp(min=1)
     return torch.where(valid, offsets - _group_sums(offsets, group_ids) / counts, 0)
 
@@ -172,6 +172,19 @@ def leave_one_out(scores: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
     return group_centred(scores, group_ids, valid) * counts / (counts - 1).clamp(min=1)
 
 
+@torch.no_grad()
+def equal_groups(outcomes: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
+    """[R] bool: True where all valid outcomes [R] of the response's group are one number, or there is at most one.
+
+    Such a group says nothing of which response is better. Arguments as in `group_centred`; outcomes that are not valid
+    may hold anything.
+    """
+    _, index = torch.unique(group_ids, return_inverse=True)
+    lowest = _group_extremes(outcomes, index, valid, torch.inf, "amin")
+    highest = _group_extremes(outcomes, index, valid, -torch.inf, "amax")
+    return lowest >= highest
+
+
 def broadcast_to_tokens(per_response: Tensor, lengths: Sequence[int]) -> Tensor:
     """[T] from [R]: every token of a response gets its response's number."""
     return per_response[segment_ids(lengths, device=per_response.device)]
@@ -183,6 +196,11 @@ def _group_sums(x: Tensor, group_ids: Tensor) -> Tensor:
     _, sizes = torch.unique_consecutive(group_ids[order], return_counts=True)
     sums = segment_sum(x[order], sizes.tolist()).repeat_interleave(sizes)
     return torch.empty_like(x).scatter(0, order, sums)
+
+
+def _group_extremes(x: Tensor, index: Tensor, valid: Tensor, none: float, reduce: str) -> Tensor:
+    """[R]: for each response the lowest or highest valid x of its group, numbered by `index`; `none` without any."""
+    return torch.full_like(x, none).scatter_reduce(0, index, torch.where(valid, x, none), reduce)[index]
 
 
 def _first_in_mask(mask: Tensor, lengths: Sequence[int]) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import chat, configuration, doctor, planning, recipes, serving, training, using
+from proximo.cli import chat, configuration, doctor, planning, rating, recipes, serving, training, using
 from proximo.errors import ProximoError
 
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
@@ -21,6 +21,7 @@ app = typer.Typer(
 )
 training.add_to(app)
 planning.add_to(app)
+rating.add_to(app)
 using.add_to(app)
 chat.add_to(app)
 serving.add_to(app)
@@ -98,6 +99,7 @@ def _program(
     proximo recipes copy ppo my.yaml          start from one
     proximo ppo my.yaml --dry-run             what it would do, in numbers
     proximo plan my.yaml                      memory and work, before anything is loaded
+    proximo rate my.yaml rated.jsonl          how hard its prompts are for the policy it starts from
     proximo ppo my.yaml ppo.num_steps=10      do it, with a value of your own
     proximo report runs/ppo                   curves and samples as one HTML file
     proximo generate runs/ppo "Once upon"     try the result

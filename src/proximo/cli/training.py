@@ -109,7 +109,7 @@ def _command(kind: Kind) -> Callable[..., int]:
         quiet: Quiet = False,
     ) -> int:
         with functions_of_the_working_directory():
-            loaded = _checked(kind, recipe, overrides or ())
+            loaded = checked(kind, recipe, overrides or ())
             options = RunOptions(
                 resume=_resume(resume, overwrite=overwrite),
                 overwrite=overwrite,
@@ -127,7 +127,7 @@ def _command(kind: Kind) -> Callable[..., int]:
     return command
 
 
-def _checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
+def checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
     """The recipe, with everything found wrong that can be found before a model or data set is opened."""
     from proximo.config.loader import load_recipe
     from proximo.config.unused import unused_keys

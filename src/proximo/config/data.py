@@ -26,6 +26,11 @@ class SourceConfig(Section):
     """For `text`: the line between documents; null separates at blank lines."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Maps a field that Proximo wants (`prompt`, `response`, `chosen`, ...) to the column that holds it."""
+    problems: Literal["gsm8k", "math", "humaneval", "mbpp", "countdown", "areal_math", "areal_code"] | None = None
+    """The rows are those of this data set of problems: prompt, reference answer and what a verifier needs are made of
+    its columns. docs/data.md, "Problems with an answer"."""
+    template: str | None = None
+    """With `problems`: the prompt, with names in braces, such as `{question}`; null takes the data set's own."""
     weight: float | None = Field(None, gt=0)
     """Share of this source in a mixture; all sources of a list have one, or none has."""
     max_rows: int | None = Field(None, ge=1)
@@ -39,6 +44,8 @@ class SourceConfig(Section):
             raise ValueError("exactly one of path and function is needed")
         if self.arguments and self.function is None:
             raise ValueError("arguments are for function")
+        if self.template is not None and self.problems is None:
+            raise ValueError("template is the prompt of problems: say which they are, or make the prompt under columns")
         return self
 
 

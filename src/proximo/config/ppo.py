@@ -1,5 +1,6 @@
 """The options of PPO and of its relatives without a critic. Usable by itself: `PPOTrainer(..., config=PPOConfig())`."""
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -123,8 +124,13 @@ class PPOConfig(Section):
     """Evaluate with the most likely token instead of sampling."""
     evaluation_samples_per_prompt: int = Field(1, ge=1)
     """Responses to each held-out prompt in an evaluation."""
+    outcome: str | None = None
+    """The component of the score that says how well a task was solved, such as the name of a reward source, as it gave
+    it; null for the whole score. Equal groups, `solved_score`, `data.filter` and `guards.max_equal_steps` go by it, so
+    that rewards of form beside it deceive none of them."""
     solved_score: float | None = None
-    """A response with this score or more solves its prompt; evaluations then report pass@k; null for no such score."""
+    """A response with this `outcome` or more solves its prompt; evaluations then report pass@k; null for no such
+    score."""
     evaluate_reference: bool = False
     """Let the reference answer the held-out prompts as well, score that, and count how often the policy is better."""
     average_decay: float | None = Field(None, gt=0, lt=1)
@@ -172,6 +178,11 @@ class PPOConfig(Section):
     def uses_critic(self) -> bool:
         """True where a value model is trained."""
         return self.advantage.uses_critic
+
+    def outcome_is_of(self, sources: Sequence[str]) -> bool:
+        """True where `outcome` is the name of a source, or `<source>.<part>`, or the whole score."""
+        name = self.outcome
+        return name is None or any(name == source or name.startswith(f"{source}.") for source in sources)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

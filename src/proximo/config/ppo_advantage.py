@@ -1,6 +1,6 @@
 """The section `ppo.advantage`: which estimator, and its numbers. Not the formulas: those are in proximo.algorithms."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -28,6 +28,20 @@ class AdvantageConfig(Section):
     standardise: bool | None = None
     """Advantages to mean 0 and variance 1 over the valid tokens of the step; null means yes for `gae` and the returns
     to go, no for the others."""
+
+    equal_groups: Literal["keep", "exclude"] = "keep"
+    """Prompts all of whose responses have the same `ppo.outcome`: `exclude` leaves their responses out of the loss and
+    of what it is divided by, so that neither shaping nor the KL teaches anything there. Not with `gae` and
+    `return_to_go`."""
+
+    @model_validator(mode="after")
+    def _has_groups(self) -> Self:
+        if self.equal_groups == "exclude" and not self.compares_groups:
+            raise ValueError(
+                f"equal_groups: exclude is for estimators that compare the responses of one prompt; for "
+                f"{self.estimator} a prompt that always fails, or never does, is a lesson as well: set it to keep"
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

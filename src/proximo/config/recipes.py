@@ -225,6 +225,12 @@ class PPORecipe(Section):
     def _consistent(self) -> Self:
         _check_tokenizer(self.policy, "policy", self.tokenizer)
         _check_names(self.reward)
+        names = [source.name for source in self.reward]
+        if not self.ppo.outcome_is_of(names):
+            raise ValueError(
+                f"ppo.outcome is {self.ppo.outcome}, which is no reward source and no part of one; sources: "
+                f"{', '.join(names)}"
+            )
         dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
         if dense and not self.ppo.advantage.goes_by_token:
             raise ValueError(

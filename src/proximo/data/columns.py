@@ -20,13 +20,17 @@ def with_columns(row: Row, columns: Mapping[str, str]) -> Row:
     """
     if not columns:
         return row
-    filled = {field: _filled(row, field, column) for field, column in columns.items() if column}
+    filled = {field: filled_in(row, field, column) for field, column in columns.items() if column}
     taken = {*columns, *columns.values()}
     rest = {name: value for name, value in row.values.items() if name not in taken}
     return replace(row, values=rest | filled)
 
 
-def _filled(row: Row, field: str, column: str) -> Any:
+def filled_in(row: Row, field: str, column: str) -> Any:
+    """The cell of a column, or a text with the cells that it names in braces put in.
+
+    Raises DataError naming the row for a column that is missing.
+    """
     if column in row.values:
         return row.values[column]
     if not _PLACEHOLDER.search(column):

@@ -13,6 +13,7 @@ from proximo.data.file_text import read_file_text
 from proximo.data.function_rows import function_rows
 from proximo.data.json_rows import is_json_array, json_array_rows, json_line_rows
 from proximo.data.mixing import drawn_rows, mixture_counts
+from proximo.data.problems import as_problem
 from proximo.data.rows import Row, nearest
 from proximo.data.source import IMPORT_PATH, Format, Source
 from proximo.data.split import Phase, phase_indices
@@ -82,10 +83,15 @@ def load_rows(sources: Sequence[Source], *, seed: int = 0, phase: Phase | None =
 
 def read_source(source: Source, *, name: str = "") -> list[Row]:
     """The rows of one source, columns mapped, at most `max_rows`. Raises DataError, also where there is none."""
-    rows = [replace(with_columns(row, source.columns), name=name) for row in islice(_raw_rows(source), source.max_rows)]
+    rows = [replace(_mapped(row, source), name=name) for row in islice(_raw_rows(source), source.max_rows)]
     if not rows:
         raise DataError(f"{source.path}: the source has no rows")
     return rows
+
+
+def _mapped(row: Row, source: Source) -> Row:
+    row = with_columns(row, source.columns)
+    return row if source.problems is None else as_problem(row, source.problems, source.template)
 
 
 def _weights(sources: Sequence[Source]) -> list[float] | None:

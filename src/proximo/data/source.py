@@ -10,6 +10,9 @@ from proximo.errors import ConfigError
 
 Format = Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text", "function"]
 
+Problems = Literal["gsm8k", "math", "humaneval", "mbpp", "countdown", "areal_math", "areal_code"]
+"""The data sets of problems that are known by name."""
+
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """`package.module:function`."""
 
@@ -29,6 +32,10 @@ class Source:
     """For text: the line between documents; None separates at blank lines, "" makes the file one document."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Field -> column that holds it, or a text with `{column}` in it; "" leaves the field out."""
+    problems: Problems | None = None
+    """The data set of problems whose rows these are (`problems.py`), after `columns`."""
+    template: str | None = None
+    """The prompt of such a problem, with names in braces; None takes the data set's own."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of a function."""
     weight: float | None = None
@@ -51,3 +58,5 @@ class Source:
             raise ConfigError(f"a function is named as package.module:function, got '{self.path}'")
         if self.arguments and not is_function:
             raise ConfigError(f"source '{self.path}' has arguments, but it is not a function")
+        if self.template is not None and self.problems is None:
+            raise ConfigError(f"source '{self.path}' has a template, but problems does not say of what; see columns")

@@ -16,3 +16,12 @@ def distinct_fraction(responses: Iterable[Sequence[int]], *, n: int = 2) -> floa
             seen.add(tuple(token_ids[start : start + n]))
             total += 1
     return len(seen) / total if total else None
+
+
+def repeated_fraction(token_ids: Sequence[int], *, n: int = 4) -> float:
+    """Share of the runs of `n` neighbouring tokens of one response that stood in it before; 0 below n + 1 tokens.
+
+    1 - different runs / runs: 0 where no run comes twice, near 1 for a response that goes round in a circle.
+    """
+    runs = [tuple(token_ids[start : start + n]) for start in range(len(token_ids) - n + 1)]
+    return 1 - len(set(runs)) / len(runs) if runs else 0.0

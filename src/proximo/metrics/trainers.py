@@ -62,6 +62,7 @@ WATCHED: Mapping[Trainer, Mapping[str, str]] = {
         "policy/entropy": "entropy",
         "policy/clip_fraction": "clipped",
         "value/explained_variance": "explained var",
+        "group/effective_fraction": "effective",
         "throughput/rollout_tokens_per_second": "tokens/s",
     },
 }

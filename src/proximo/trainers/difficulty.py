@@ -7,6 +7,7 @@ from proximo.config.recipes import PPORecipe
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
 from proximo.metrics.values import Last, MetricValue
 from proximo.records import Prompt, Scored
+from proximo.trainers.groups import outcome_of
 
 
 def make_difficulty_filter(recipe: PPORecipe, prompts: Sequence[Prompt]) -> DifficultyFilter | None:
@@ -18,15 +19,16 @@ def make_difficulty_filter(recipe: PPORecipe, prompts: Sequence[Prompt]) -> Diff
 
 
 def judge_difficulty(
-    difficulty: DifficultyFilter, draws: Sequence[Draw], scored: Sequence[Scored]
+    difficulty: DifficultyFilter, draws: Sequence[Draw], scored: Sequence[Scored], *, outcome: str | None = None
 ) -> dict[str, MetricValue]:
     """Tell the filter the scores of a step, in the order of its draws, and say where it stands then.
 
-    Scores are those of the reward sources, before they are shaped; a response without one does not count.
+    Scores are those of the reward sources, before they are shaped, or the component `outcome` of them; a response
+    without one does not count.
     """
     size, was_used_up = len(scored) // len(draws), difficulty.is_used_up
     groups = [scored[start : start + size] for start in range(0, len(scored), size)]
-    difficulty.learn(draws, [[each.score for each in group if each.valid] for group in groups])
+    difficulty.learn(draws, [[outcome_of(each, outcome) for each in group if each.valid] for group in groups])
     state = difficulty.state
     if difficulty.is_used_up and not was_used_up:
         warnings.warn(

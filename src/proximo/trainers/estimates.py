@@ -32,7 +32,7 @@ def estimate_advantages(
     gamma = config.advantage.gamma
     if config.advantage.estimator == "return_to_go":
         return estimators.returns_to_go(rewards, mask, lengths, gamma=gamma), None
-    groups = _groups(scored)
+    groups = group_numbers(scored)
     if config.advantage.estimator == "group_return_to_go":
         return estimators.group_returns_to_go(rewards, groups, counts, mask, lengths, gamma=gamma), None
     # Each response's return (score and KL penalty) beside those of the same prompt, the same for all its tokens.
@@ -70,7 +70,7 @@ def _gae(
     return advantages, returns if advantage.value_lam is None else with_lam(advantage.value_lam)[1]
 
 
-def _groups(scored: Sequence[Scored]) -> Tensor:
-    """[R] a number for each prompt."""
+def group_numbers(scored: Sequence[Scored]) -> Tensor:
+    """[R] a number for each prompt, equal for its responses."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(s.response.prompt.id, len(numbers)) for s in scored])

@@ -12,6 +12,7 @@ from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.rollout.sampling import RandomKey
 from proximo.trainers.calls import InferenceCalls, Roles
+from proximo.trainers.groups import outcome_of
 from proximo.trainers.step_metrics import response_metrics, score_metrics
 
 
@@ -49,7 +50,9 @@ def evaluate_policy(
         divergences = [float(part.double().sum()) for part in parts]
     metrics = _metrics(scored, divergences) | statistics_of(reward)
     if config.solved_score is not None:
-        metrics |= _pass_metrics(scored, size=size, solved_score=config.solved_score)
+        metrics |= pass_metrics(scored, size=size, config=config)
+    if config.outcome is not None:
+        metrics["evaluation/outcome"] = Mean.of(outcome_of(each, config.outcome) for each in scored if each.valid)
     opponents: list[Scored | None] = [None] * len(scored)
     if roles.reference_engine is not None:
         theirs = InferenceCalls(replace(roles, engine=roles.reference_engine), reward, calls.config)
@@ -80,10 +83,16 @@ def _metrics(scored: Sequence[Scored], divergences: Sequence[float | None]) -> d
     }
 
 
-def _pass_metrics(scored: Sequence[Scored], *, size: int, solved_score: float) -> dict[str, MetricValue]:
-    """For k = 1, 2, 4, ... and all samples; prompts with fewer than k responses that have a score are left out."""
-    groups = [[s.score for s in scored[start : start + size] if s.valid] for start in range(0, len(scored), size)]
-    counts = [(len(scores), sum(score >= solved_score for score in scores)) for scores in groups]
+def pass_metrics(scored: Sequence[Scored], *, size: int, config: PPOConfig) -> dict[str, MetricValue]:
+    """pass@k of `size` responses to each prompt, where `solved_score` says what solves it.
+
+    For k = 1, 2, 4, ... and all samples; prompts with fewer than k responses that have a score are left out."""
+    assert config.solved_score is not None
+    solved = [outcome_of(s, config.outcome) >= config.solved_score if s.valid else None for s in scored]
+    groups = [
+        [each for each in solved[start : start + size] if each is not None] for start in range(0, len(scored), size)
+    ]
+    counts = [(len(group), sum(group)) for group in groups]
     sizes = sorted({2**power for power in range(size.bit_length())} | {size})
     return {
         f"evaluation/pass_at_{k}": Mean.of(pass_at_k(total, solved, k) for total, solved in counts if total >= k)

@@ -15,6 +15,7 @@ from proximo.config.ppo import PPOConfig
 from proximo.errors import ConfigError
 from proximo.records import Experience, Finish, Scored
 from proximo.trainers.estimates import estimate_advantages
+from proximo.trainers.groups import equal_outcomes
 from proximo.trainers.shaped_scores import ShapedScores, shape_scores
 
 KL_ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -59,13 +60,16 @@ def make_experience(
     """Shape and place the scores, subtract the KL, estimate advantages and returns (docs/ppo.md).
 
     A response that could not be scored, has no token of the policy, or is cut off under `truncated: mask` counts
-    nowhere: not in the loss, not in its group's baseline, not in the standardising. `moments` are of the scores of the
-    steps before; those to go on with come back with the shaped scores.
+    nowhere: not in the loss, not in its group's baseline, not in the standardising. Nor does a group that is left out
+    because its outcomes are equal, but for the running moments of scores. `moments` are of the scores of the steps
+    before; those to go on with come back with the shaped scores.
     """
     lengths = tuple(len(s.response.token_ids) for s in scored)
-    counted = torch.tensor([counts(s, config) for s in scored], dtype=torch.bool)
-    owner = segment_ids(lengths)
-    mask = torch.cat([s.response.response_mask for s in scored]) & counted[owner]
+    counted = counted_ones(scored, config)
+    learned = counted
+    if config.advantage.equal_groups == "exclude":
+        learned = counted & ~equal_outcomes(scored, counted, config)
+    mask = torch.cat([s.response.response_mask for s in scored]) & learned[segment_ids(lengths)]
     shaped = shape_scores(scored, counted, config=config, moments=moments)
     if shaped.token_rewards is not None and not config.advantage.goes_by_token:
         raise ConfigError(
@@ -99,6 +103,17 @@ def token_values(experience: Experience) -> Tensor:
     if experience.values is None:
         raise ValueError("this experience was made without a critic")
     return experience.values[value_positions(experience.lengths)]
+
+
+def nothing_to_learn(experience: Experience, config: PPOConfig) -> bool:
+    """True where responses count, but every group of them is left out because its outcomes are equal."""
+    excludes = config.advantage.equal_groups == "exclude"
+    return excludes and not bool(experience.mask.any()) and bool(counted_ones(experience.scored, config).any())
+
+
+def counted_ones(scored: Sequence[Scored], config: PPOConfig) -> Tensor:
+    """[R] bool: False for responses that count nowhere in their step."""
+    return torch.tensor([counts(each, config) for each in scored], dtype=torch.bool)
 
 
 def counts(scored: Scored, config: PPOConfig) -> bool:

@@ -244,7 +244,7 @@ class PPOTrainer:
         if step.policy is not None:  # while the critic warms up, the policy and its coefficient wait
             self.kl_coefficient = adapted_coefficient(self.kl_coefficient, step.experience, self.config.kl)
         self.score_moments = outcome.values["shaped_scores"].moments
-        self.equal_steps = self.equal_steps.after(step.sampled)
+        self.equal_steps = self.equal_steps.after(step.sampled, outcome=self.config.outcome)
         self.steps_done += 1
         self.followers.move(self.steps_done)
         return step
@@ -295,7 +295,8 @@ class PPOTrainer:
         return [each.response for each in scored], scored
 
     def _refuse_equal(self, sampled: Sequence[Scored]) -> None:
-        refuse_equal(self.equal_steps.after(sampled), self.config.guards, step=self.steps_done + 1)
+        equal = self.equal_steps.after(sampled, outcome=self.config.outcome)
+        refuse_equal(equal, self.config.guards, step=self.steps_done + 1)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         recorder = Recorder()

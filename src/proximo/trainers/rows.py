@@ -66,6 +66,8 @@ def as_sources(sources: Sequence[SourceConfig]) -> list[Source]:
             subset=source.subset,
             separator=source.separator,
             columns=source.columns,
+            problems=source.problems,
+            template=source.template,
             arguments=source.arguments,
             weight=source.weight,
             max_rows=source.max_rows,

@@ -7,6 +7,7 @@ from proximo.algorithms.scores import common_score
 from proximo.config.ppo import GuardConfig
 from proximo.errors import TrainingError
 from proximo.records import Scored
+from proximo.trainers.groups import outcome_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,9 +18,12 @@ class EqualSteps:
     """The score of them all; None where the last step had several."""
     count: int = 0
 
-    def after(self, scored: Sequence[Scored]) -> "EqualSteps":
-        """With one step more. Faulty responses have no say; a step of nothing else changes nothing."""
-        scores = [each.score for each in scored if each.valid]
+    def after(self, scored: Sequence[Scored], *, outcome: str | None = None) -> "EqualSteps":
+        """With one step more. Faulty responses have no say; a step of nothing else changes nothing.
+
+        `outcome`: the component that is looked at, or None for the score.
+        """
+        scores = [outcome_of(each, outcome) for each in scored if each.valid]
         if not scores:
             return self
         score = common_score(scores)

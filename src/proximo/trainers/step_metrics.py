@@ -11,12 +11,13 @@ from proximo.algorithms.kl import k1, k3
 from proximo.algorithms.losses import explained_variance
 from proximo.algorithms.segments import segment_sum
 from proximo.config.ppo import PPOConfig
-from proximo.metrics.diversity import distinct_fraction
+from proximo.metrics.diversity import distinct_fraction, repeated_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.records import Experience, Scored
 from proximo.trainers.calls import OWN_CALLS
-from proximo.trainers.experience import RawAdvantages, token_values
+from proximo.trainers.experience import RawAdvantages, counted_ones, token_values
 from proximo.trainers.extra_calls import numbers_of
+from proximo.trainers.groups import group_metrics
 from proximo.trainers.invariants import broken_limits
 from proximo.trainers.shaped_scores import ShapedScores
 from proximo.trainers.update_reports import Report, first_minibatch_metrics
@@ -55,6 +56,7 @@ def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> 
         experience_metrics(outcome)
         | update_metrics(outcome, precision=precision, objective=config.policy_loss.objective)
         | time_metrics(outcome, num_epochs=config.epochs_per_step)
+        | group_metrics(outcome.experience.scored, counted_ones(outcome.experience.scored, config), config)
     )
     coefficient = outcome.kl_coefficient
     return found if coefficient is None else found | {"kl/coefficient": Last(coefficient)}
@@ -149,6 +151,7 @@ def response_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
         "response/tokens_mean": Mean.of(lengths),
         "response/tokens_max": Max.of(lengths),
         "response/finished_fraction": Mean.of(float(response.finish.terminated) for response in kept),
+        "response/repeated_4": Mean.of(repeated_fraction(response.token_ids) for response in kept),
         "response/distinct_2": Last(distinct_fraction(response.token_ids for response in kept)),
         "response/faulty": Sum(len(scored) - len(kept)),
     }

@@ -24,7 +24,7 @@ from proximo.models.heads import token_logprobs
 from proximo.records import Experience
 from proximo.trainers.calls import InferenceCalls
 from proximo.trainers.cutting import cut_minibatch, plan_updates
-from proximo.trainers.experience import token_values
+from proximo.trainers.experience import nothing_to_learn, token_values
 from proximo.trainers.joint_loss import JointStatistics, joint_loss, policy_parts, policy_share, value_share
 from proximo.trainers.microbatch import Microbatch
 from proximo.trainers.policy_loss import average, behaviour_metrics, policy_columns, token_losses
@@ -62,7 +62,12 @@ class UpdateCalls:
         self.texts = texts
 
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
-        """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there."""
+        """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there.
+
+        No update, and no metric of one, where all groups of the step are left out.
+        """
+        if nothing_to_learn(experience, self.config):
+            return Report(metrics={}, refusals=(), share_trained=0.0)
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
             return self._policy_loss(self._hidden(batch), batch, kl_coefficient)

@@ -2,9 +2,11 @@
 
 from proximo.metrics.alarms import Rule, Severity, correlation, counted, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
-from proximo.metrics.run_files import Run
+from proximo.metrics.run_files import Run, Series
 
 MIN_CORRELATED_SAMPLES = 30
+MIN_STEPS = 10
+"""Of which rules speak that compare two trends."""
 
 
 def _score_up_gold_down(run: Run) -> str | None:
@@ -93,8 +95,60 @@ def _score_follows_length(run: Run) -> str | None:
 
 
 def _groups_dead(run: Run) -> str | None:
-    means = fifths(run.series("group/zero_advantage_fraction"))
+    means = fifths(run.series("group/equal_fraction"))
     return f"{means[-1]:.0%} of prompts in the last fifth." if means and means[-1] > 0.5 else None
+
+
+def _form_saturates(run: Run) -> str | None:
+    """Only where `ppo.outcome` says which number is the task: of parts alone nobody can tell which is the form."""
+    outcome = run.series("score/outcome_mean")
+    if len(outcome) < MIN_STEPS or not _is_flat(outcome):
+        return None
+    for name in run.names:
+        part = run.series(name)
+        means = fifths(part) if name.startswith("score/") and name.count("/") == 2 else None
+        if means is None or not _rises(part):
+            continue
+        if abs(means[-1] - means[-2]) <= 0.1 * (means[-1] - means[0]):
+            return (
+                f"{name} went from {number(means[0])} to {number(means[-1])} and has levelled off, while the outcome "
+                f"was {number(_ends(outcome)[0])} and is {number(_ends(outcome)[1])}."
+            )
+    return None
+
+
+def _paid_for_length(run: Run) -> str | None:
+    tokens, score, outcome = (run.series(name) for name in ("response/tokens_mean", "score/mean", "score/outcome_mean"))
+    if min(len(tokens), len(score)) < MIN_STEPS or not _rises(score) or (len(outcome) and not _is_flat(outcome)):
+        return None
+    (short, long), (low, high) = _ends(tokens), _ends(score)
+    if long < 1.5 * short:
+        return None
+    return f"From {number(short)} to {number(long)} tokens, with a score from {number(low)} to {number(high)}."
+
+
+def _in_circles(run: Run) -> str | None:
+    means = fifths(run.series("response/repeated_4"))
+    if means is None or means[-1] <= 0.3 or means[-1] <= 2 * means[0]:
+        return None
+    return f"{means[-1]:.0%} of a response stood in it before; it was {means[0]:.0%} in the first fifth."
+
+
+def _rises(series: Series) -> bool:
+    first, last = _ends(series)
+    return last - first > 5 * fifth_noise(series)
+
+
+def _is_flat(series: Series) -> bool:
+    first, last = _ends(series)
+    return last - first <= 2 * fifth_noise(series)
+
+
+def _ends(series: Series) -> tuple[float, float]:
+    """The means of the first and the last fifth, of five steps or more."""
+    means = fifths(series)
+    assert means is not None
+    return means[0], means[-1]
 
 
 PPO_RULES = (
@@ -183,10 +237,38 @@ PPO_RULES = (
     ),
     Rule(
         title="Most groups teach nothing",
-        when="group/zero_advantage_fraction is above 0.5 in the last fifth",
-        advice="All answers to a prompt score alike: take prompts of middling difficulty, or more answers each.",
+        when="group/equal_fraction is above 0.5 in the last fifth",
+        advice="All answers to a prompt are right, or all are wrong: take prompts of middling difficulty (`proximo "
+        "rate` measures it, data.filter chooses by it), or more answers each. `ppo.advantage.equal_groups: exclude` "
+        "keeps the others from being drowned.",
         severity=Severity.WARNING,
         check=_groups_dead,
+    ),
+    Rule(
+        title="Form is rewarded and the task is not solved",
+        when="a part of the score rose by more than its noise and levelled off, while score/outcome_mean is not above "
+        "its first fifth by more than its noise (ten steps or more; needs ppo.outcome)",
+        advice="The policy has learned what the form pays, and stops there. Lower the weight of that part, pay it only "
+        "where the answer is right, or start from a policy that solves some of the prompts.",
+        severity=Severity.WARNING,
+        check=_form_saturates,
+    ),
+    Rule(
+        title="The score rises with the length of answers",
+        when="response/tokens_mean is half as long again as in the first fifth and score/mean is above it by more "
+        "than its noise, while score/outcome_mean, where there is one, is not (ten steps or more)",
+        advice="Read the samples: longer reasoning can be the reason, or padding that the reward pays for. Name the "
+        "task with ppo.outcome, and add a penalty of length (docs/rewards.md).",
+        severity=Severity.WARNING,
+        check=_paid_for_length,
+    ),
+    Rule(
+        title="Answers go round in circles",
+        when="response/repeated_4 is above 0.3 in the last fifth, and more than twice that of the first",
+        advice="A phrase that is said again and again earns something, or nothing makes an answer end. Read the "
+        "samples, add a penalty of repetition, or raise the KL coefficient.",
+        severity=Severity.WARNING,
+        check=_in_circles,
     ),
     Rule(
         title="The sampler and the learner disagree",

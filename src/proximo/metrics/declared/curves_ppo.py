@@ -108,10 +108,15 @@ PPO_MORE = (
     ),
     Curve(
         key="groups",
-        title="Groups without a signal",
-        unit="fraction of prompts",
-        traces=(Trace("group/zero_advantage_fraction", "all answers score alike"),),
-        healthy="Low. Near 1 the step teaches nothing, whatever the other curves look like.",
+        title="Groups with and without a signal",
+        unit="fraction",
+        traces=(
+            Trace("group/effective_fraction", "effective sample fraction"),
+            Trace("group/equal_fraction", "prompts whose answers are all right or all wrong"),
+            Trace("group/zero_advantage_fraction", "prompts without an advantage"),
+        ),
+        healthy="The effective sample fraction well above 0: that share of the answers teaches something about the "
+        "task. Near 0 the step teaches nothing, whatever the other curves look like.",
         section=Section.MORE,
     ),
     Curve(

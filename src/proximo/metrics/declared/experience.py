@@ -31,6 +31,15 @@ ROLLOUT = (
         better=Better.UP,
     ),
     Metric(
+        name="response/repeated_4",
+        reduction=Mean,
+        unit="fraction",
+        definition="Mean over responses of the share of their runs of 4 neighbouring tokens that stood in the same "
+        "response before. Near 1 for a response that goes round in a circle.",
+        phase=Phase.ROLLOUT,
+        better=Better.DOWN,
+    ),
+    Metric(
         name="response/distinct_2",
         reduction=Last,
         unit="fraction",
@@ -104,6 +113,15 @@ SCORE = (
         reduction=Mean,
         unit="score",
         definition="Mean over responses of one named part of the score.",
+        phase=Phase.SCORE,
+        better=Better.UP,
+    ),
+    Metric(
+        name="score/outcome_mean",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over responses of the component that `ppo.outcome` names, as its source gave it: how much of "
+        "the task was solved. Only with `ppo.outcome`.",
         phase=Phase.SCORE,
         better=Better.UP,
     ),
@@ -220,11 +238,30 @@ EXPERIENCE = (
         phase=Phase.EXPERIENCE,
     ),
     Metric(
+        name="group/effective_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="The effective sample fraction: share of the responses that count whose group has different "
+        "outcomes (`ppo.outcome`, before any shaping). The others teach nothing about the task. Only in runs with a "
+        "group baseline.",
+        phase=Phase.EXPERIENCE,
+        better=Better.UP,
+    ),
+    Metric(
+        name="group/equal_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of prompts all of whose responses have the same outcome: all right, or all wrong. Only in "
+        "runs with a group baseline.",
+        phase=Phase.EXPERIENCE,
+        better=Better.DOWN,
+    ),
+    Metric(
         name="group/zero_advantage_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of prompts all of whose responses have the same return, and so no advantage: they teach "
-        "nothing. Only in runs with a group baseline.",
+        definition="Share of prompts all of whose responses have the same return, KL included, and so no advantage, or "
+        "that are left out by `ppo.advantage.equal_groups`: they change nothing. Only in runs with a group baseline.",
         phase=Phase.EXPERIENCE,
         better=Better.DOWN,
     ),

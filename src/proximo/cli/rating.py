@@ -1,0 +1,40 @@
+"""`proximo rate`: the difficulty of training prompts, before a run. Not the work: that is trainers/rate.py."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proximo.cli.training import Overrides, RecipeName, checked
+from proximo.cli.working_directory import functions_of_the_working_directory
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(rate)
+
+
+def rate(
+    recipe: RecipeName,
+    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write; it must not exist.")],
+    overrides: Overrides = None,
+    *,
+    samples_per_prompt: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 8,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+) -> int:
+    """Measure how often the policy that a run would start from solves each training prompt of a PPO recipe.
+
+    The file holds the prompts with their scores as base_scores. Given as the data, with a filter, it leaves out what is
+    too easy or too hard:
+
+    \b
+    proximo rate my.yaml rated.jsonl --samples-per-prompt 8
+    proximo ppo my.yaml data.sources='[{path: rated.jsonl}]' data.filter='{above: 0.9, below: 0.1, from_epoch: 0}'
+    """
+    with functions_of_the_working_directory():
+        loaded = checked("ppo", recipe, overrides or ())
+        from proximo.config.recipes import PPORecipe
+        from proximo.trainers.rate import run_rate
+
+        assert isinstance(loaded.recipe, PPORecipe)
+        return run_rate(loaded.recipe, out, samples_per_prompt=samples_per_prompt, num_prompts=num_prompts)

@@ -1,0 +1,79 @@
+"""Countdown problems made on the spot: numbers, a target, and an expression that reaches it. Not their verifying.
+
+Row i is a function of (seed, i) alone. Which problems are held out is a function of the problem, so that whatever the
+seeds, no problem of the held-out split is in a row of the training split.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+from proximo.errors import ConfigError
+
+SPLITS = ("train", "held_out")
+HELD_OUT_EVERY = 5
+"""One problem in five is held out."""
+LARGEST_TARGET = 99
+
+
+def rows(
+    num_rows: int,
+    seed: int,
+    *,
+    split: str = "train",
+    counts: Sequence[int] = (2, 3),
+    largest: int = 20,
+    signs: str = "+-*",
+    careless: float = 0.0,
+) -> Iterator[dict[str, Any]]:
+    """`prompt` (`3 5 7 = 26`), `response` (`3*7+5`, one of those that are right), and `nums` and `target` for a judge.
+
+    Each number is used once, with the operators of `signs` and, where 3 * (5 + 7) needs them, brackets; targets are
+    from 1 to 99. `careless` is the share of responses that use the numbers, and make something else of them as a rule:
+    data to fine-tune a model that has something to learn.
+
+    Raises:
+        ConfigError: there is no such split, or the other options would make no problem of this kind.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"the split of the countdown problems must be one of {', '.join(SPLITS)}, got {split!r}")
+    if not counts or not set(counts) <= {2, 3}:
+        raise ConfigError(f"counts must be 2, 3 or both: how many numbers a problem has; got {list(counts)}")
+    if not signs or not set(signs) <= {*"+-*"}:
+        raise ConfigError(f"signs must be some of + - *, got {signs!r}")
+    if largest < 2:
+        raise ConfigError(f"largest must be at least 2, the largest number of a problem, got {largest}")
+    if not 0 <= careless <= 1:
+        raise ConfigError(f"careless is a share from 0 to 1, got {careless}")
+    for row in range(num_rows):
+        rng = Random(f"{seed}/{split}/{row}")
+        while True:
+            numbers = [rng.randint(1, largest) for _ in range(rng.choice(list(counts)))]
+            expression, target = _combine(rng, numbers, signs)
+            shown = sorted(numbers)
+            if 1 <= target <= LARGEST_TARGET and is_held_out(shown, target) == (split == "held_out"):
+                break
+        if rng.random() < careless:
+            expression, _ = _combine(rng, numbers, signs)
+        prompt = f"{' '.join(map(str, shown))} = {target}\n"
+        yield {"prompt": prompt, "response": expression, "nums": shown, "target": target}
+
+
+def is_held_out(numbers: Sequence[int], target: int) -> bool:
+    """Whether a problem belongs to the held-out split; the order of its numbers does not matter."""
+    key = f"{sorted(numbers)} {target}".encode()
+    return hashlib.blake2b(key, digest_size=4).digest()[0] % HELD_OUT_EVERY == 0
+
+
+def _combine(rng: Random, numbers: Sequence[int], signs: str) -> tuple[str, int]:
+    """An expression of all numbers in a random order, and its value: (a o b) o c, or a o b."""
+    first, *rest = rng.sample(list(numbers), len(numbers))
+    text, value, is_sum = str(first), first, False
+    for number in rest:
+        sign = rng.choice(signs)
+        if sign == "*":
+            text, value, is_sum = f"{f'({text})' if is_sum else text}*{number}", value * number, False
+        else:
+            text, value, is_sum = f"{text}{sign}{number}", value + number if sign == "+" else value - number, True
+    return text, value

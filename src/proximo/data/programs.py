@@ -1,0 +1,178 @@
+"""Small programming problems made on the spot, with tests: "write f(x): add 3, then square it". Not their judging.
+
+Row i is a function of (seed, i) alone, and whether a problem is held out is a function of its words. What the tests
+expect is computed by functions of this module, never by running a program that is written here.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from proximo.errors import ConfigError
+
+SPLITS = ("train", "held_out")
+HELD_OUT_EVERY = 5
+"""One problem in five is held out."""
+INPUTS = (-7, -2, 0, 1, 3, 8)
+LISTS = ((), (4,), (-3, 2, 7, 0), (5, 5, -8, 1, 6), (9, -1, -4))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One operation on a whole number, in words, in Python and as a function."""
+
+    words: str
+    code: str
+    """With `{}` where the number stands."""
+    value: Callable[[int], int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """Which numbers of a list are taken."""
+
+    words: str
+    code: str
+    value: Callable[[int], bool]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """What becomes of the list."""
+
+    words: str
+    code: str
+    value: Callable[[list[int]], Any]
+
+
+CHOICES = (
+    Choice(words="even", code="x % 2 == 0", value=lambda x: x % 2 == 0),
+    Choice(words="odd", code="x % 2 == 1", value=lambda x: x % 2 == 1),
+    Choice(words="positive", code="x > 0", value=lambda x: x > 0),
+    Choice(words="negative", code="x < 0", value=lambda x: x < 0),
+)
+ENDINGS = (
+    Ending(words="add them up", code="sum({})", value=sum),
+    Ending(words="count them", code="len({})", value=len),
+    Ending(words="sort them", code="sorted({})", value=sorted),
+    Ending(words="list them", code="{}", value=list),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """`f(x)`: one step after the other. `f(xs)`, where there is a choice: of some numbers, each changed, together."""
+
+    steps: tuple[Step, ...]
+    choice: Choice | None = None
+    ending: Ending | None = None
+
+    @property
+    def words(self) -> str:
+        """What is asked."""
+        steps = ", then ".join(step.words for step in self.steps)
+        if self.choice is None or self.ending is None:
+            return f"Write f(x): {steps}."
+        return f"Write f(xs): of the {self.choice.words} numbers {steps}, then {self.ending.words}."
+
+    @property
+    def code(self) -> str:
+        """A right program."""
+        return _program(self.steps, self.choice, self.ending)
+
+    @property
+    def tests(self) -> list[str]:
+        """Assert statements that hold for a right program."""
+        if self.choice is None or self.ending is None:
+            return [f"assert f({x}) == {_apply(self.steps, x)}" for x in INPUTS]
+        choice, ending = self.choice, self.ending
+        found = [ending.value([_apply(self.steps, x) for x in xs if choice.value(x)]) for xs in LISTS]
+        return [f"assert f({list(xs)}) == {value}" for xs, value in zip(LISTS, found, strict=True)]
+
+
+def rows(num_rows: int, seed: int, *, split: str = "train", careless: float = 0.0) -> Iterator[dict[str, Any]]:
+    """`prompt`, `response` (a program) and `test_list`, the assert statements that it must pass.
+
+    `careless` is the share of responses with a slip in them: data to fine-tune a model that has something to learn.
+
+    Raises:
+        ConfigError: there is no such split, or `careless` is no share.
+    """
+    if split not in SPLITS:
+        raise ConfigError(f"the split of the programs must be one of {', '.join(SPLITS)}, got {split!r}")
+    if not 0 <= careless <= 1:
+        raise ConfigError(f"careless is a share from 0 to 1, got {careless}")
+    for row in range(num_rows):
+        rng = Random(f"{seed}/{split}/{row}")
+        problem = _problem(rng)
+        while is_held_out(problem) != (split == "held_out"):
+            problem = _problem(rng)
+        code = _careless(rng, problem) if rng.random() < careless else problem.code
+        yield {"prompt": f"{problem.words}\n", "response": code, "test_list": problem.tests}
+
+
+def is_held_out(problem: Problem) -> bool:
+    """Whether a problem belongs to the held-out split."""
+    return hashlib.blake2b(problem.words.encode(), digest_size=4).digest()[0] % HELD_OUT_EVERY == 0
+
+
+def _problem(rng: Random) -> Problem:
+    if rng.random() < 0.3:
+        return Problem(steps=(_step(rng),), choice=rng.choice(CHOICES), ending=rng.choice(ENDINGS))
+    return Problem(steps=tuple(_step(rng) for _ in range(rng.choice((2, 2, 3)))))
+
+
+def _step(rng: Random) -> Step:
+    n = rng.randint(2, 9)
+    return rng.choice(
+        (
+            Step(words=f"add {n}", code=f"{{}} + {n}", value=lambda x: x + n),
+            Step(words=f"subtract {n}", code=f"{{}} - {n}", value=lambda x: x - n),
+            Step(words=f"multiply by {n}", code=f"{{}} * {n}", value=lambda x: x * n),
+            Step(words=f"take it from {n}", code=f"{n} - {{}}", value=lambda x: n - x),
+            Step(words=f"take the remainder by {n}", code=f"{{}} % {n}", value=lambda x: x % n),
+            Step(words=f"divide by {n}", code=f"{{}} // {n}", value=lambda x: x // n),
+            Step(words="square it", code="{} ** 2", value=lambda x: x * x),
+            Step(words="negate it", code="-{}", value=lambda x: -x),
+        )
+    )
+
+
+def _apply(steps: Sequence[Step], x: int) -> int:
+    for step in steps:
+        x = step.value(x)
+    return x
+
+
+def _program(
+    steps: Sequence[Step], choice: Choice | None = None, ending: Ending | None = None, *, brackets: bool = True
+) -> str:
+    inner = "x"
+    for step in steps:
+        inner = step.code.format(f"({inner})" if inner != "x" and brackets else inner)
+    if ending is None:
+        return f"def f(x):\n    return {inner}"
+    condition = "" if choice is None else f" if {choice.code}"
+    return f"def f(xs):\n    return {ending.code.format(f'[{inner} for x in xs{condition}]')}"
+
+
+def _careless(rng: Random, problem: Problem) -> str:
+    """A program with one slip: no brackets, steps the wrong way round, a step or the choice forgotten, a number off.
+
+    Some slips do no harm, as that of (x + 2) + 3 without its brackets.
+    """
+    steps, choice, ending = problem.steps, problem.choice, problem.ending
+    slip = rng.choice(("missing", "choice", "number") if ending else ("brackets", "order", "missing", "number"))
+    if slip == "brackets":
+        return _program(steps, brackets=False)
+    if slip == "order":
+        return _program(steps[::-1])
+    if slip == "choice":
+        return _program(steps, rng.choice((None, *CHOICES)), ending)
+    gone = rng.randrange(len(steps))
+    others = (
+        (*steps[:gone], *steps[gone + 1 :]) if slip == "missing" else (*steps[:gone], _step(rng), *steps[gone + 1 :])
+    )
+    return _program(others, choice, ending)
