@@ -52,8 +52,8 @@ SICK: dict[str, tuple[dict[str, Any], str, str]] = {
             "reward": [{"kind": "function", "function": "sorting:mostly_written"}],
             "ppo": {"advantage": "group_standardised", "prompts_per_step": 16, "responses_per_prompt": 8},
         },
-        "group/zero_advantage_fraction",
-        "groups without a signal",
+        "group/equal_fraction",
+        "groups of equal scores",
     ),
 }
 """Name -> what is wrong, the metric that tells, and its title."""

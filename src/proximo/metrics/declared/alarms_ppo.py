@@ -5,6 +5,7 @@ from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, Series
 
 MIN_CORRELATED_SAMPLES = 30
+USELESS_VARIANCE = 0.01
 MIN_STEPS = 10
 """Of which rules speak that compare two trends."""
 
@@ -66,7 +67,7 @@ def _hardly_moves(run: Run) -> str | None:
 
 def _critic_useless(run: Run) -> str | None:
     means = fifths(run.series("value/explained_variance"))
-    return f"It is {number(means[-1])} in the last fifth." if means and means[-1] <= 0 else None
+    return f"It is {number(means[-1])} in the last fifth." if means and means[-1] <= USELESS_VARIANCE else None
 
 
 def _all_cut_off(run: Run) -> str | None:
@@ -207,7 +208,7 @@ PPO_RULES = (
     ),
     Rule(
         title="The critic is no better than a constant",
-        when="value/explained_variance is at or below 0 in the last fifth",
+        when="value/explained_variance is at or below 0.01 in the last fifth",
         advice="Raise the value model's learning rate, start it from the reward model, or let it train first.",
         severity=Severity.WARNING,
         check=_critic_useless,
