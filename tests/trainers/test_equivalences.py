@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from builders import tiny_language_model, tiny_tokenizer
+from counting import LiveBytes
 from proximo.config.ppo import PPOConfig
 from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
@@ -26,26 +24,6 @@ from proximo.trainers.ppo import PPOTrainer
 
 PROMPTS = ["ab", "cde", "f", "gh"]
 LORA = LoRAOptions(rank=2, alpha=4)
-
-
-class LiveBytes(TorchDispatchMode):
-    """The most bytes that tensors made inside hold at one time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak = 0
-        self._held: dict[int, tuple[StorageWeakRef, int]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
-        self._held = {key: held for key, held in self._held.items() if not held[0].expired()}
-        for each in tree_leaves(result):
-            if isinstance(each, Tensor) and each.untyped_storage()._cdata not in given:
-                storage = each.untyped_storage()
-                self._held[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak = max(self.peak, sum(size for _, size in self._held.values()))
-        return result
 
 
 def batch(*, rows: int, tokens: int) -> PackedResponses:
