@@ -93,9 +93,9 @@ def floor_seconds(job: Job, lengths: Lengths, rates: Rates) -> dict[str, float]:
     }
 
 
-def flops(job: Job, lengths: Lengths) -> float:
-    """Floating-point operations of the same products: a step's."""
-    size = SIZES[job.size]
+def flops(job: Job, lengths: Lengths, *, size: Size | None = None) -> float:
+    """Floating-point operations of the same products: a step's, of the job's size or of another."""
+    size = size or SIZES[job.size]
     layer = sum(count * a * b for count, a, b in layer_products(size))
 
     def backbone(tokens: int, pairs: int) -> float:

@@ -42,7 +42,7 @@ def config_of(job: Job) -> PPOConfig:
     )
 
 
-def make_trainer(job: Job) -> tuple[PPOTrainer, list[Prompt]]:
+def make_trainer(job: Job, *, kind: type[PPOTrainer] = PPOTrainer) -> tuple[PPOTrainer, list[Prompt]]:
     """Models from the job's folder."""
     precision = resolve_precision(job.precision)
 
@@ -54,7 +54,7 @@ def make_trainer(job: Job) -> tuple[PPOTrainer, list[Prompt]]:
         model = AutoModelForSequenceClassification.from_pretrained(f"{job.models}/{name}", dtype=torch.float32)
         return ScalarModel(model, precision=precision)
 
-    trainer = PPOTrainer(
+    trainer = kind(
         causal(),
         AutoTokenizer.from_pretrained(f"{job.models}/tokenizer"),
         reference=causal(),

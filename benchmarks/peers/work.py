@@ -148,6 +148,9 @@ def set_stop_probability(policy: Any, wanted: float) -> None:
             found = torch.sigmoid(middle * carried - rest).mean().item()
             low, high = (middle, high) if found < wanted else (low, middle)
         outputs[EOS_ID, 0] = (low + high) / 2
+        # A peer takes the padding token for the end of a response, so it must never be drawn.
+        outputs[PAD_ID] = 0.0
+        outputs[PAD_ID, 0] = -40.0 / carried.mean()
 
 
 def _write_plain_config(folder: Path, size: Size, architecture: str) -> None:
