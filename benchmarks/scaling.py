@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 from floor import Lengths, flops
 from stopwatch import PHASES, Stopwatch
-from work import SIZES, Job, Size, model_config
+from work import EOS_ID, PAD_ID, SIZES, Job, Size, forbid_ends, model_config
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
@@ -109,9 +109,9 @@ def measure(point: Point, *, steps: int, threads: int) -> None:
     watch = Stopwatch()
     job = replace(point.job, steps=steps)
     policy = LanguageModel(LlamaForCausalLM(model_config(point.size)).eval())
-    core = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core)  # without an end of sequence: no response ends early
-    policy.base.generation_config.eos_token_id = None
+    forbid_ends(policy.base)
+    core = Tokenizer(models.WordLevel({"<pad>": PAD_ID, "<eos>": EOS_ID, "a": 2}, unk_token="a"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, pad_token="<pad>", eos_token="<eos>")
     reward = scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
     trainer = PPOTrainer(policy, tokenizer, reward=ModelReward(reward), config=config_of(job))
     prompts = [

@@ -124,11 +124,11 @@ def make_models(folder: Path, size: Size, *, regime: str, seed: int = 0) -> None
     _write_tokenizer(folder / "tokenizer", size)
 
 
-def set_stop_probability(policy: Any, wanted: float) -> None:
-    """Move the weights until the stop token has this probability on average over random contexts.
+def forbid_ends(policy: Any) -> None:
+    """Never draw the stop token, nor the padding token, which a peer takes for the end of a response.
 
     Every input embedding gets the same large number in its first place. The residual stream carries it to the output
-    layer, where the stop token's row reads that place alone, as a bias would; how strongly, is found by bisection.
+    layer, where the rows of these two tokens read that place alone, as a bias would.
     """
     import torch
 
@@ -136,7 +136,20 @@ def set_stop_probability(policy: Any, wanted: float) -> None:
         inputs, outputs = policy.get_input_embeddings().weight, policy.get_output_embeddings().weight
         inputs[:, 0] = 0.5
         outputs[:, 0] = 0.0
-        outputs[EOS_ID] = 0.0
+        outputs[[PAD_ID, EOS_ID]] = 0.0
+        outputs[[PAD_ID, EOS_ID], 0] = -10.0
+
+
+def set_stop_probability(policy: Any, wanted: float) -> None:
+    """Move the weights until the stop token has this probability on average over random contexts.
+
+    How strongly its row reads what `forbid_ends` put into every hidden state is found by bisection.
+    """
+    import torch
+
+    forbid_ends(policy)
+    with torch.no_grad():
+        outputs = policy.get_output_embeddings().weight
         contexts = torch.randint(FIRST_ID, outputs.shape[0], (32, 48), generator=torch.Generator().manual_seed(1))
         hidden = policy.base_model(contexts).last_hidden_state[:, 8:].flatten(0, 1)
         others = hidden @ outputs.t()
@@ -148,9 +161,6 @@ def set_stop_probability(policy: Any, wanted: float) -> None:
             found = torch.sigmoid(middle * carried - rest).mean().item()
             low, high = (middle, high) if found < wanted else (low, middle)
         outputs[EOS_ID, 0] = (low + high) / 2
-        # A peer takes the padding token for the end of a response, so it must never be drawn.
-        outputs[PAD_ID] = 0.0
-        outputs[PAD_ID, 0] = -40.0 / carried.mean()
 
 
 def _write_plain_config(folder: Path, size: Size, architecture: str) -> None:
