@@ -37,7 +37,7 @@ def config_of(job: Job) -> PPOConfig:
             "minibatch_responses": job.minibatch,
             "rollout": {"max_new_tokens": job.new_tokens, "max_rows": job.num_responses},
             "policy_optimizer": rate,
-            "value_optimizer": rate,
+            **({} if job.shared_trunk else {"value_optimizer": rate}),
         }
     )
 
