@@ -129,11 +129,12 @@ def sorting_ppo(folder: Path) -> dict[str, Any]:
 
 def reviews_ppo(demo: Path) -> dict[str, Any]:
     """The PPO stage of the demo, shorter."""
-    recipe = yaml.safe_load((demo / "ppo" / "config.yaml").read_text())
+    recipe = json.loads((demo / "ppo" / "config.resolved.json").read_text())
     recipe["policy"] = {"path": str(model_of(demo / "sft", "policy"))}
     recipe["reward"] = [{"kind": "model", "path": str(model_of(demo / "reward", "reward"))}]
     recipe["run"] = {"evaluate_every_steps": 4}
     recipe["ppo"] |= {"num_steps": 16}
+    del recipe["ppo"]["value_optimizer"]
     return recipe
 
 
