@@ -16,15 +16,15 @@ from proximo.states import ScoreState
 class Letters(Judge):
     """The share of one letter; every call leaves a line in `seen`, where that is given."""
 
-    def __init__(self, letter: str = "a", seen: str | None = None) -> None:
-        self.letter, self.seen = letter, seen
+    def __init__(self, letter: str = "a", seen: str | None = None, by_clock: bool = False) -> None:
+        self.letter, self.seen, self.by_clock = letter, seen, by_clock
 
     def judge(self, answer: Answer) -> Verdict:
         if self.seen is not None:
             with Path(self.seen).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(answer.text) + "\n")
         share = answer.text.count(self.letter) / (len(answer.text) + 1)
-        return Verdict(score=share, components={"length": float(len(answer.text))})
+        return Verdict(score=share, components={"length": float(len(answer.text))}, by_clock=self.by_clock)
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
         if metadata.get("unfit"):
@@ -49,7 +49,7 @@ class Hostile(Judge):
         return Verdict(score=float(len(answer.text)))
 
     def timeout_verdict(self) -> Verdict:
-        return Verdict(score=-0.5, state=ScoreState.MODEL_FAULT)
+        return Verdict(score=-0.5, state=ScoreState.MODEL_FAULT, components={"part": 0.0})
 
     def do_sleep(self) -> None:
         time.sleep(1000)
@@ -60,6 +60,9 @@ class Hostile(Judge):
 
     def do_raise(self) -> None:
         raise ValueError("no\nsuch luck")
+
+    def do_mumble(self) -> None:
+        raise ValueError("half a pair: \ud800")
 
     def do_exit(self) -> None:
         sys.exit(4)
@@ -150,17 +153,25 @@ class Flaky(Judge):
 
 
 class Slow(Judge):
-    """Takes as many seconds as the answer says, the first time; none after that."""
+    """Takes as many seconds as the answer says, the first times; none after that."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str, times: int = 1) -> None:
+        self.folder, self.times = Path(folder), times
 
     def judge(self, answer: Answer) -> Verdict:
-        mark = self.folder / answer.text
-        if not mark.exists():
-            mark.touch()
-            time.sleep(float(answer.text))
+        with (self.folder / answer.text).open("a+b") as marks:
+            if marks.tell() < self.times:
+                marks.write(b"x")
+                marks.flush()
+                time.sleep(float(answer.text))
         return Verdict(score=1.0)
+
+
+class Late(Judge):
+    """Is ready after half a second."""
+
+    def __init__(self) -> None:
+        time.sleep(0.5)
 
 
 class Closing(Judge):
@@ -203,6 +214,10 @@ def crashes(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence
 
 def raises(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:
     raise KeyError("answer")
+
+
+def undecided(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float | None]:
+    return [1.0, None, float("nan"), 0.0]
 
 
 def too_few(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Any]) -> list[float]:

@@ -52,6 +52,14 @@ def test_a_hang_a_crash_and_an_exception_cost_the_batch_its_scores(
     assert counts["retries"] == 1
 
 
+def test_what_the_function_could_not_tell_is_counted_as_a_failure() -> None:
+    with made("undecided") as source:
+        found = source.score([response(text=text) for text in "abcd"])
+        counts = {name.rpartition("/")[2]: value.value for name, value in source.statistics().items()}
+    assert [each.valid for each in found] == [True, False, False, True]
+    assert (counts["failure_fraction"], counts["timeout_fraction"]) == (0.5, 0)
+
+
 def test_a_function_that_says_no_scores_stops_the_run() -> None:
     with made("too_few") as source, pytest.raises(TrainingError, match="2 were wanted, it returned 1"):
         source.score([response(), response()])

@@ -101,11 +101,52 @@ def test_a_time_out_is_the_answers_fault_with_the_score_that_the_judge_wants() -
         (-0.5, ScoreState.MODEL_FAULT),
         (4.0, ScoreState.SCORED),
     ]
+    assert [dict(each.components) for each in found] == [{"part": 0.0}, {"part": 0.0}, {}]
     assert found[0].reason == "not judged within answer_seconds = 0.3, twice"
     assert counts["timeout_fraction"] == counts["model_fault_fraction"] == pytest.approx(2 / 3)
     assert (counts["seconds_p99"], counts["failure_fraction"]) == (0.3, 0)
     assert counts["retries"] == 2
     assert counts["worker_restarts"] == 4
+
+
+def test_each_response_that_timed_out_is_counted_as_each_that_is_at_fault() -> None:
+    with made("Hostile", num_workers=2, answer_seconds=0.3) as source:
+        for _ in range(2):
+            source.score(texts("sleep", "sleep", "fine"))
+            counts = numbers(source)
+            assert counts["timeout_fraction"] == counts["model_fault_fraction"] == pytest.approx(2 / 3)
+
+
+def test_an_answer_that_timed_out_before_the_step_did_is_at_fault_and_one_never_tried_is_not() -> None:
+    given = [response(text="sleep", to=prompt(f"p{n}", metadata={"n": n})) for n in range(4)]
+    with made("Hostile", answer_seconds=0.8, step_seconds=2.0) as source:
+        found = source.score(given)
+        counts = numbers(source)
+    first, last = found[0], found[-1]
+    assert (first.score, first.state, dict(first.components)) == (-0.5, ScoreState.MODEL_FAULT, {"part": 0.0})
+    assert first.reason == "not judged within answer_seconds = 0.8, and not again before step_seconds were over"
+    assert (last.state, last.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "not judged within step_seconds = 2")
+    num_faults = sum(each.state is ScoreState.MODEL_FAULT for each in found)
+    assert counts["timeout_fraction"] == counts["model_fault_fraction"] == num_faults / 4
+
+
+def test_what_the_clock_decided_is_judged_again(tmp_path: Path) -> None:
+    with made("Slow", answer_seconds=0.4, options={"folder": str(tmp_path), "times": 2}) as source:
+        (late,) = source.score(texts("5"))
+        numbers(source)
+        (in_time,) = source.score(texts("5"))
+        assert numbers(source)["cache_hit_fraction"] == 0
+    assert (late.score, late.state) == (0.0, ScoreState.MODEL_FAULT)
+    assert (in_time.score, in_time.state) == (1.0, ScoreState.SCORED)
+
+
+def test_a_verdict_of_which_the_judge_says_that_the_clock_decided_is_not_remembered(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    with made("Letters", options={"seen": str(seen), "by_clock": True}) as source:
+        source.score(texts("x", "x"))
+        source.begin(response(text="x"))
+        source.score(texts("x"))
+    assert len(seen.read_text().splitlines()) == 2
 
 
 def test_a_judge_without_a_verdict_for_time_outs_gives_them_0(tmp_path: Path) -> None:
@@ -121,6 +162,7 @@ def test_a_judge_without_a_verdict_for_time_outs_gives_them_0(tmp_path: Path) ->
     ("text", "reason"),
     [
         ("raise", "ValueError: no"),
+        ("mumble", "ValueError: half a pair: ?"),
         ("exit", "SystemExit: 4"),
         ("die", "its worker ended with status 3"),
         ("abort", "its worker was ended by SIGABRT"),

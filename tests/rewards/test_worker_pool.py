@@ -15,6 +15,7 @@ import pytest
 
 from proximo.errors import TrainingError
 from proximo.records import ScoreState
+from proximo.rewards import waiting
 from proximo.rewards.judged import JudgedReward
 from proximo.rewards.workers import pool as pools
 from proximo.rewards.workers.frames import MAX_FRAME_BYTES, Decoder, FrameError, encode
@@ -161,6 +162,15 @@ def test_a_wait_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, caplog: 
     source.close()
     lines = [record.getMessage() for record in caplog.records]
     assert "waiting for reward source maths: 1 of 2 answered in 0 s" in lines
+
+
+def test_a_start_that_takes_long_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "TELL_EVERY_SECONDS", 0.1)
+    JudgedReward("judges_made:Late", name="maths").close()
+    lines = [record.getMessage() for record in caplog.records]
+    assert "reward source maths: waiting for its first worker since 0 s" in lines
 
 
 def test_a_judge_that_can_no_longer_be_made_costs_the_answers_and_not_the_time(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.trainers.brought import as_prompts
 from proximo.trainers.groups import outcome_of
 from proximo.trainers.ppo import PPOTrainer
-from records_made import prompt
+from records_made import prompt, response
 
 COMPARING = ("group_centred", "group_standardised", "leave_one_out", "group_return_to_go")
 ANSWERS = ((7, 8, 2), (9, 2), (10, 11, 12, 2))
@@ -161,6 +161,11 @@ def test_the_outcome_is_a_component_as_its_source_gave_it_and_the_score_without_
     assert (outcome_of(one, "right"), outcome_of(one, None)) == (0.25, 0.55)
     with pytest.raises(ConfigError, match=r"ppo\.outcome is maths, but .* it gave: form, right"):
         outcome_of(one, "maths")
+
+
+def test_an_answer_at_fault_of_which_the_source_said_no_part_has_not_solved_its_task() -> None:
+    fault = Scored(response=response(), score=-1.0, state=ScoreState.MODEL_FAULT)
+    assert (outcome_of(fault, "right"), outcome_of(fault, None)) == (0.0, -1.0)
 
 
 def test_responses_that_could_not_be_scored_have_no_say_in_whether_a_group_is_equal() -> None:

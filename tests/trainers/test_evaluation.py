@@ -12,6 +12,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.cli import main
 from proximo.config.ppo import PPOConfig
+from proximo.errors import TrainingError
 from proximo.metrics.run_files import read_run
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter
@@ -100,11 +101,20 @@ def test_with_an_adapter_the_base_is_asked_and_the_adapter_is_on_again_afterward
 
 
 def test_what_could_not_be_scored_is_in_no_pair() -> None:
-    made = trainer(evaluate_reference=True)
+    made = trainer(evaluate_reference=True, guards={"max_faulty_fraction": 0.5})
     calls = iter([(2.0, None, 1.0), (1.0, 1.0, 1.0)])
     found = evaluate(made, lambda prompts, responses, metadata: list(next(calls)))
     assert value(found, "win_rate") == 0.75
     assert value(found, "reference_score") == 1.0
+
+
+def test_too_few_scores_choose_no_best_checkpoint() -> None:
+    wanted = "evaluation: 2 of 3 responses could not be scored, more than max_faulty_fraction = 0.2"
+    with pytest.raises(TrainingError, match=wanted):
+        evaluate(trainer(), by_place(None, 1.0, None))
+    calls = iter([(2.0, 1.0, 1.0), (1.0, None, 1.0)])
+    with pytest.raises(TrainingError, match="evaluation, the reference's answers: 1 of 3 responses"):
+        evaluate(trainer(evaluate_reference=True), lambda prompts, responses, metadata: list(next(calls)))
 
 
 def test_a_run_writes_the_references_answers_and_is_evaluated_again_with_more_samples(

@@ -75,6 +75,13 @@ def test_a_run_whose_workers_die_ends_each_step_and_counts_the_failures(place: P
         assert line["source/dying/worker_restarts"] >= faults
         assert line["score/mean"] == line["score/dying/mean"]
     assert sum(line["response/faulty"] for line in lines(place)[1:]) >= 2
+    samples = [json.loads(line) for line in (place / "run" / "samples.jsonl").read_text().splitlines()]
+    faulty = [each for each in samples if each["score"] is None]
+    assert {(each["state"], each["reason"]) for each in faulty} == {
+        ("infrastructure_fault", "its worker ended with status 1")
+    }
+    assert not any({"state", "reason"} & set(each) for each in samples if each["score"] is not None)
+    assert "<span>its worker ended with status 1</span>" in (place / "run" / "report.html").read_text()
     with pytest.raises(TrainingError, match="its worker ended with status 1"):
         run("ppo", recipe(place, dying), QUIET)
     assert workers_of(os.getpid()) == []

@@ -41,7 +41,7 @@ class PatternRewardConfig(QuickRewardConfig):
     no_match_score: float = 0.0
     """Score of a response without a match."""
     match_seconds: float = Field(1.0, gt=0)
-    """Processor time after which a response counts as one without a match, by its own fault."""
+    """Processor time after which a response gets the lowest score that one can get, by its own fault."""
 
     @field_validator("pattern")
     @classmethod

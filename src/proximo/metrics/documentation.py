@@ -86,6 +86,7 @@ SAMPLES = """\
 | `kl` | sum over tokens of k1, in nats |
 | `num_tokens` | tokens of the answer |
 | `finish` | `eos`, `stop`, `length` or `aborted` |
+| `state`, `reason` | of a fault alone: `model_fault` or `infrastructure_fault`, and why |
 
 The runs of a reward model and of DPO have held-out pairs instead (`kind` is `pair`): `step`, `prompt`, `chosen`,
 `rejected`, `score_chosen`, `score_rejected`; the scores of DPO are implicit rewards. The calibration plot

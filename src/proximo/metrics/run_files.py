@@ -32,6 +32,8 @@ class Sample:
     kl: float | None = None
     num_tokens: int | None = None
     finish: str | None = None
+    reason: str | None = None
+    """What was wrong, with the answer or with its judging; None where nothing was."""
     reference_response: str | None = None
     """What the reference answered to the same prompt; None where it was not asked."""
     reference_score: float | None = None

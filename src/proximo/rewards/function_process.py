@@ -11,7 +11,7 @@ from proximo.rewards.function_verdicts import as_scored, questions
 from proximo.rewards.statistics import SourceStatistics
 from proximo.rewards.workers.frames import encode
 from proximo.rewards.workers.loop import START_SECONDS, PoolLimits
-from proximo.rewards.workers.outcomes import Done, TimedOut
+from proximo.rewards.workers.outcomes import Done, Failed, Outcome, TimedOut
 from proximo.rewards.workers.pool import WorkerPool
 from proximo.rewards.workers.process import Job
 
@@ -54,14 +54,9 @@ class ProcessFunctionReward:
         # Two time-outs, or a crash just before each of them, and the starts in between.
         seconds = (ATTEMPTS + 1) * self.timeout_seconds + START_SECONDS
         (outcome,) = self._pool.wait(self._pool.submit([request]), seconds=seconds, limit="its limits")
-        self._count(len(responses), outcome)
-        if isinstance(outcome, Done):
-            return as_scored(responses, outcome.value, name=self.name)
-        reason = f"{self.name} did not answer within timeout_seconds = {self.timeout_seconds:g}, twice"
-        if not isinstance(outcome, TimedOut):
-            reason = f"{self.name}: {outcome.reason}"
-        state = ScoreState.INFRASTRUCTURE_FAULT
-        return [Scored(response=each, score=math.nan, state=state, reason=reason) for each in responses]
+        scored = self._scored(responses, outcome)
+        self._count(scored, outcome)
+        return scored
 
     def statistics(self) -> dict[str, MetricValue]:
         """The metrics of this source since they were last asked for; its seconds are those of whole batches."""
@@ -72,13 +67,25 @@ class ProcessFunctionReward:
         """End the process."""
         self._pool.close()
 
-    def _count(self, num_responses: int, outcome: Any) -> None:
+    def _scored(self, responses: Sequence[Response], outcome: Outcome) -> list[Scored]:
+        match outcome:
+            case Done(value=value):
+                return as_scored(responses, value, name=self.name)
+            case TimedOut(times=times):
+                often = "twice" if times > 1 else "and not again before its limits were over"
+                reason = f"{self.name} did not answer within timeout_seconds = {self.timeout_seconds:g}, {often}"
+            case Failed():
+                reason = f"{self.name}: {outcome.reason}"
+        state = ScoreState.INFRASTRUCTURE_FAULT
+        return [Scored(response=each, score=math.nan, state=state, reason=reason) for each in responses]
+
+    def _count(self, scored: Sequence[Scored], outcome: Outcome) -> None:
         counts = self._statistics
-        counts.num_responses += num_responses
+        counts.num_responses += len(scored)
         if isinstance(outcome, Done | TimedOut):
             counts.seconds.append(outcome.seconds)
-        counts.num_timeouts += num_responses * isinstance(outcome, TimedOut)
-        counts.num_failures += num_responses * (not isinstance(outcome, Done))
+        counts.num_timeouts += len(scored) * isinstance(outcome, TimedOut)
+        counts.num_failures += sum(not each.valid for each in scored)
         retries, restarts = self._counted
         self._counted = (self._pool.num_retries, self._pool.num_restarts)
         counts.num_retries += self._counted[0] - retries

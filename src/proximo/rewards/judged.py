@@ -6,6 +6,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from proximo.errors import DataError, TrainingError
@@ -31,7 +32,7 @@ class JudgedReward:
     """Asks a judge about each response, in processes that are killed when they take too long.
 
     A verdict depends on the answer and the judge's options alone, so each answer is judged once in a run. What could
-    not be judged is not remembered.
+    not be judged, or not in its time, is not remembered: that depends on the machine as well.
     """
 
     concurrent = True
@@ -91,6 +92,8 @@ class JudgedReward:
             self._remember(verdicts)
             self._forget_what_nobody_asked_for()
             self._count([verdicts[key] for key in keys], outcomes)
+            timed_out = {key for key, outcome in zip(asked, outcomes, strict=True) if isinstance(outcome, TimedOut)}
+            self._statistics.num_timeouts += sum(key in timed_out for key in keys)
         return [_scored(response, verdicts[key]) for response, key in zip(responses, keys, strict=True)]
 
     def check_prompts(self, prompts: Iterable[Prompt], origins: Mapping[str, str]) -> None:
@@ -131,11 +134,12 @@ class JudgedReward:
         match outcome:
             case Done(value=value):
                 return self._as_verdict(value)
-            case TimedOut(seconds=seconds):
-                reason = f"not judged within answer_seconds = {seconds:g}, twice"
+            case TimedOut(seconds=seconds, times=times):
+                often = "twice" if times > 1 else "and not again before step_seconds were over"
+                reason = f"not judged within answer_seconds = {seconds:g}, {often}"
                 given = self._pool.about
-                score = 0.0 if given is None else self._as_verdict(given).score
-                return Verdict(score=score, state=ScoreState.MODEL_FAULT, reason=reason)
+                verdict = Verdict(score=0.0) if given is None else self._as_verdict(given)
+                return replace(verdict, state=ScoreState.MODEL_FAULT, reason=reason, by_clock=True)
             case Failed(reason=reason):
                 return _fault(reason)
 
@@ -146,6 +150,7 @@ class JudgedReward:
                 state=ScoreState(value["state"]),
                 reason=None if value["reason"] is None else str(value["reason"]),
                 components={str(name): float(number) for name, number in value["components"].items()},
+                by_clock=bool(value["by_clock"]),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             return _fault(f"the worker's verdict is none ({type(error).__name__}: {error})")
@@ -160,9 +165,9 @@ class JudgedReward:
         return verdict
 
     def _remember(self, verdicts: Mapping[bytes, Verdict]) -> None:
-        """But for what has no score."""
+        """But for what has no score, or was decided by a clock."""
         for key, verdict in verdicts.items():
-            if verdict.state is not ScoreState.INFRASTRUCTURE_FAULT:
+            if verdict.state is not ScoreState.INFRASTRUCTURE_FAULT and not verdict.by_clock:
                 self._remembered[key] = verdict
                 self._remembered.move_to_end(key)
         while len(self._remembered) > MAX_REMEMBERED:
@@ -183,7 +188,6 @@ class JudgedReward:
         counts.num_cache_hits += len(verdicts) - len(outcomes)
         counts.num_failures += states.count(ScoreState.INFRASTRUCTURE_FAULT)
         counts.num_model_faults += states.count(ScoreState.MODEL_FAULT)
-        counts.num_timeouts += sum(isinstance(outcome, TimedOut) for outcome in outcomes)
         counts.seconds += [outcome.seconds for outcome in outcomes if not isinstance(outcome, Failed)]
         retries, restarts = self._counted
         counts.num_retries += pool.num_retries - retries

@@ -4,7 +4,6 @@ A service that is down, slow or talks nonsense costs a response its score and ne
 has no verdict by then is the infrastructure's fault. A service that says the request itself is wrong stops the run.
 """
 
-import logging
 import math
 import queue
 import threading
@@ -18,10 +17,9 @@ from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.remote_requests import RefusedError, Requests, UnansweredError
 from proximo.rewards.statistics import SourceStatistics
+from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell, telling_of_start
 from proximo.rewards.wire import request_body
 
-LOG = logging.getLogger("proximo.rewards")
-TELL_EVERY_SECONDS = 10.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 
@@ -65,7 +63,8 @@ class RemoteReward:
         """Ask for verdicts on nothing. Raises ConfigError where the service does not answer, or not to this client."""
         call = _Call(time.monotonic() + self.limits.step_seconds)
         try:
-            self._answer(_Batch(index=0, responses=(), body=request_body(())), call)
+            with telling_of_start(self.name, f"an answer of {self._requests.url}"):
+                self._answer(_Batch(index=0, responses=(), body=request_body(())), call)
         except RefusedError as error:
             raise ConfigError(f"reward source {self.name!r}: {error}") from None
         except UnansweredError as error:
@@ -135,8 +134,7 @@ class RemoteReward:
             try:
                 batch, answer = call.answers.get(timeout=min(left, TELL_EVERY_SECONDS))
             except queue.Empty:
-                passed = time.monotonic() - start
-                LOG.info("waiting for %s: %d of %d answered in %.0f s", self.name, len(found), num_batches, passed)
+                tell(self.name, len(found), num_batches, time.monotonic() - start)
                 continue
             if isinstance(answer, RefusedError):
                 raise TrainingError(f"reward source {self.name!r}: {answer}")

@@ -36,6 +36,8 @@ class Verdict:
     reason: str | None = None
     """Why, in a few words, where the state is a fault; must quote no more than a line of the answer."""
     components: Mapping[str, float] = field(default_factory=dict)
+    by_clock: bool = False
+    """A limit of wall-clock time decided: on a machine with less to do it may be another verdict. Not remembered."""
 
 
 class Judge(Protocol):

@@ -87,7 +87,7 @@ def request_body(responses: Sequence[Response]) -> bytes:
                 metadata=dict(response.prompt.metadata),
             ),
             sample_index=response.sample_index,
-            text=response.text,
+            text=_sayable(response.text),
             token_ids=list(response.token_ids),
             finish=response.finish.value,
         )
@@ -134,7 +134,7 @@ def reply_body(scored: Sequence[Scored]) -> bytes:
             id=index,
             state=each.state.value,
             score=None if each.state is ScoreState.INFRASTRUCTURE_FAULT else each.score,
-            reason=each.reason,
+            reason=None if each.reason is None else _sayable(each.reason),
             components={name: float(value) for name, value in each.components.items() if math.isfinite(value)},
             token_rewards=None if each.token_rewards is None else list(each.token_rewards),
         )
@@ -149,6 +149,11 @@ def read_reply(body: bytes, responses: Sequence[Response]) -> list[Scored]:
     if [verdict.id for verdict in verdicts] != list(range(len(responses))):
         raise WireError(f"verdicts on {len(responses)} responses were asked for, with ids from 0; not these came")
     return [_scored(verdict, response) for verdict, response in zip(verdicts, responses, strict=True)]
+
+
+def _sayable(text: str) -> str:
+    """Half of a surrogate pair, which JSON on its way cannot say, becomes a question mark."""
+    return text.encode(errors="replace").decode()
 
 
 def _read(schema: type[Body], body: bytes) -> Body:

@@ -13,6 +13,7 @@ from proximo.rewards.statistics import statistics_of
 from proximo.rollout.sampling import RandomKey
 from proximo.trainers.calls import InferenceCalls, Roles
 from proximo.trainers.groups import outcome_of
+from proximo.trainers.score_guards import refuse_faulty
 from proximo.trainers.step_metrics import response_metrics, score_metrics
 
 
@@ -33,7 +34,9 @@ def evaluate_policy(
 ) -> Evaluation:
     """Sample as the rollout does, or take the most likely tokens (`evaluate_greedy`), and score.
 
-    The random numbers have a purpose of their own and no step, so that evaluations compare across steps.
+    The random numbers have a purpose of their own and no step, so that evaluations compare across steps. Raises
+    TrainingError where more than `guards.max_faulty_fraction` could not be scored: a mean over what is left could
+    choose the best checkpoint.
     """
     size = config.evaluation_samples_per_prompt
     # Shown as the sum of k1 whatever the run measures: a KL over the vocabulary would be computed for nothing.
@@ -42,6 +45,7 @@ def evaluate_policy(
     calls = InferenceCalls(roles, reward, config.model_copy(update=own))
     responses = _answers(calls, prompts, seed=seed)
     (scored,) = calls.score(responses)
+    refuse_faulty(scored, config.guards, where="evaluation")
     divergences: list[float | None] = [None] * len(responses)
     if config.kl.place != "none":
         (policy,) = calls.policy_logprobs(responses)
@@ -56,7 +60,9 @@ def evaluate_policy(
     opponents: list[Scored | None] = [None] * len(scored)
     if roles.reference_engine is not None:
         theirs = InferenceCalls(replace(roles, engine=roles.reference_engine), reward, calls.config)
-        opponents = list(theirs.score(_answers(theirs, prompts, seed=seed))[0])
+        (beside,) = theirs.score(_answers(theirs, prompts, seed=seed))
+        refuse_faulty(beside, config.guards, where="evaluation, the reference's answers")
+        opponents = list(beside)
         metrics |= _duel_metrics(scored, opponents)
     return Evaluation(scored=tuple(scored), kl=tuple(divergences), reference=tuple(opponents), metrics=metrics)
 

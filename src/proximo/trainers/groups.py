@@ -14,18 +14,21 @@ from proximo.algorithms.advantages import equal_groups
 from proximo.config.ppo import PPOConfig
 from proximo.errors import ConfigError
 from proximo.metrics.values import Mean, MetricValue
-from proximo.records import Scored
+from proximo.records import Scored, ScoreState
 from proximo.trainers.estimates import group_numbers
 
 
 def outcome_of(scored: Scored, name: str | None) -> float:
     """Whether, or how well, a response solved its task: the component of that name, or its whole score for None.
 
-    Raises ConfigError where the source gave no such component. Only for responses that have a score.
+    0 for a response at fault that the source gave no such component. Raises ConfigError where it gave none to a
+    response that it judged. Only for responses that have a score.
     """
     if name is None:
         return scored.score
     if name not in scored.components:
+        if scored.state is ScoreState.MODEL_FAULT:
+            return 0.0
         raise ConfigError(
             f"ppo.outcome is {name}, but the reward gave no component of that name; it gave: "
             f"{', '.join(sorted(scored.components)) or 'none'}"

@@ -12,7 +12,7 @@ from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, Max, Mean, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.records import Prompt, Scored
+from proximo.records import Prompt, Scored, ScoreState
 from proximo.rewards.source import ClosableSource, RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.trainers.difficulty import judge_difficulty
@@ -188,4 +188,5 @@ def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> 
         "kl": kl,
         "num_tokens": len(response.token_ids),
         "finish": response.finish.value,
+        **({} if scored.state is ScoreState.SCORED else {"state": scored.state.value, "reason": scored.reason}),
     }

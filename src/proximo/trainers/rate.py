@@ -89,7 +89,7 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
         key = RandomKey(seed=task.ppo.seed, purpose="rating", step=index)
         responses = calls.generate(prompts[start : start + size], key=key, policy_version=0)
         (scored,) = calls.score(responses)
-        refuse_faulty(scored, config.guards, step=index + 1)
+        refuse_faulty(scored, config.guards, where=f"step {index + 1}")
         each = config.responses_per_prompt
         yield from (list(scored[first : first + each]) for first in range(0, len(scored), each))
 

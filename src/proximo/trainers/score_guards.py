@@ -32,13 +32,13 @@ class EqualSteps:
         return EqualSteps(score=score, count=self.count + 1 if score == self.score else 1)
 
 
-def refuse_faulty(scored: Sequence[Scored], guards: GuardConfig, *, step: int) -> None:
+def refuse_faulty(scored: Sequence[Scored], guards: GuardConfig, *, where: str) -> None:
     """Raises TrainingError where more of a batch than `max_faulty_fraction` could not be scored."""
     faulty = [each for each in scored if not each.valid]
     limit = guards.max_faulty_fraction
     if len(faulty) > limit * len(scored):
         raise TrainingError(
-            f"step {step}: {len(faulty)} of {len(scored)} responses could not be scored, more than "
+            f"{where}: {len(faulty)} of {len(scored)} responses could not be scored, more than "
             f"max_faulty_fraction = {limit:g} allows; last reason: {faulty[-1].reason}"
         )
 

@@ -23,7 +23,7 @@ def score_responses(
     (scored,) = calls.score(responses)
     if calls.config.score.minus_reference_answer:
         scored = with_answer_scores(scored, calls, tokenizer)
-    refuse_faulty(scored, calls.config.guards, step=step)
+    refuse_faulty(scored, calls.config.guards, where=f"step {step}")
     return scored
 
 

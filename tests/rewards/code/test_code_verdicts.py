@@ -127,6 +127,7 @@ def test_a_program_that_sleeps_is_tried_twice_and_then_at_fault(sandbox) -> None
     found = judged(Counting(), "import time\ndef inc(x): time.sleep(60)", INC, cpu_seconds=0.05)
     assert found.state is ScoreState.MODEL_FAULT
     assert found.reason == "wall limit of 0.5 s in test 1 of 3"
+    assert found.by_clock, "on a machine with less to do it may be another verdict"
     assert len(starts) == 4
 
 

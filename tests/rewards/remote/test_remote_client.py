@@ -11,9 +11,9 @@ from reward_services import ScriptedService, dripping, good, hang_up, reply, sil
 
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards import remote, remote_requests
+from proximo.rewards import remote, remote_requests, waiting
 from proximo.rewards.remote import RemoteLimits, RemoteReward
-from proximo.rewards.wire import request_body
+from proximo.rewards.wire import read_reply, read_request, reply_body, request_body
 from records_made import prompt, response
 
 FAULT = ScoreState.INFRASTRUCTURE_FAULT
@@ -223,6 +223,24 @@ def test_a_service_that_is_not_there_is_a_mistake_at_the_start() -> None:
         url = service.url
     with pytest.raises(ConfigError, match="no reward service answers"):
         source(url).check()
+
+
+def test_a_service_that_is_slow_at_the_start_is_named_while_it_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "TELL_EVERY_SECONDS", 0.05)
+    with ScriptedService(silent) as service, pytest.raises(ConfigError, match="no reward service answers"):
+        source(service.url, request_seconds=0.3, attempts=1).check()
+    lines = [record.getMessage() for record in caplog.records]
+    assert f"reward source remote: waiting for an answer of {service.url} since 0 s" in lines
+
+
+def test_half_of_a_surrogate_pair_costs_no_request() -> None:
+    (told,) = read_request(request_body([response(text="fo\ud800ur")]))
+    assert told.text == "fo?ur"
+    fault = Scored(response=told, score=0.0, state=ScoreState.MODEL_FAULT, reason="ValueError: \ud800")
+    (found,) = read_reply(reply_body([fault]), [told])
+    assert found.reason == "ValueError: ?"
 
 
 def test_the_token_goes_into_the_header_alone(monkeypatch: pytest.MonkeyPatch) -> None:

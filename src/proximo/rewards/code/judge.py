@@ -151,6 +151,7 @@ class CodeJudge:
             state=state,
             reason=None if found.solved else found.reason,
             components={"tests_passed": share, "ran": float(found.ran), "compiled": float(found.compiled)},
+            by_clock=found.at_wall_limit and not found.solved,
         )
 
 

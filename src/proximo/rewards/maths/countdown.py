@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeGuard
 
 from proximo.errors import DataError
@@ -59,6 +60,10 @@ class CountdownJudge:
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002
         """The row must have a list of whole numbers and a whole target in its columns."""
         self._problem(metadata)
+
+    def timeout_verdict(self) -> Verdict:
+        """Of an answer on which the worker was killed: the lowest score, so that no other answer is worth less."""
+        return replace(self._fault("judging it took too long"), score=min(self._scores.values()))
 
     def close(self) -> None:
         """Nothing was started."""

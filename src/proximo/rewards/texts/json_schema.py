@@ -50,6 +50,10 @@ class JSONSchemaJudge(Judge):
             return Verdict(score=1.0, components={"parsed": 1.0})
         return _verdict(parsed=True, reason=f"{problem.json_path:.80} fails {problem.validator!r}")
 
+    def timeout_verdict(self) -> Verdict:
+        """What an answer gets that the worker was killed over."""
+        return _verdict(parsed=False, reason="checking it took too long")
+
     def _document(self, text: str) -> str:
         if self.reads == "response":
             return text

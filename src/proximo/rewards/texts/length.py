@@ -3,6 +3,7 @@
 from typing import Literal
 
 from proximo.rewards.verdicts import Answer, Judge, Verdict
+from proximo.states import ScoreState
 
 Unit = Literal["tokens", "words", "characters"]
 
@@ -30,6 +31,10 @@ class LengthJudge(Judge):
         distance = too_short + too_long  # at most one of them is not 0
         score = max(0.0, 1 - distance / self.slack) if self.slack else float(distance == 0)
         return Verdict(score=score, components={"length": float(length)})
+
+    def timeout_verdict(self) -> Verdict:
+        """What an answer gets that the worker was killed over."""
+        return Verdict(score=0.0, state=ScoreState.MODEL_FAULT, components={"length": 0.0})
 
 
 def measured(answer: Answer, unit: Unit) -> int:

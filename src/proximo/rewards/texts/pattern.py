@@ -1,5 +1,6 @@
 """Whether, or how often, a response matches a regular expression, within a limit of time that holds."""
 
+from dataclasses import replace
 from typing import Literal
 
 import regex
@@ -15,7 +16,7 @@ class PatternJudge(Judge):
 
     Matches do not overlap; `full` asks that the whole response matches. Expressions are those of the `regex` module,
     which are Python's and more, and which can be told to give up: after `match_seconds` of processor time the answer
-    is at fault and gets `no_match_score`.
+    is at fault and gets the lowest score that an answer can get.
     """
 
     def __init__(
@@ -43,18 +44,14 @@ class PatternJudge(Judge):
         try:
             matches = self._matches(answer.text)
         except TimeoutError:
-            return Verdict(
-                score=self.no_match_score,
-                state=ScoreState.MODEL_FAULT,
-                reason=f"the pattern took more than {self.match_seconds:g} s",
-                components={"matches": 0.0},
-            )
+            return replace(self.timeout_verdict(), reason=f"the pattern took more than {self.match_seconds:g} s")
         score = self.match_score * matches if matches else self.no_match_score
         return Verdict(score=score, components={"matches": float(matches)})
 
     def timeout_verdict(self) -> Verdict:
-        """What an answer gets that the worker was killed over."""
-        return Verdict(score=self.no_match_score)
+        """What an answer gets that took too long, lest it pay to hide matches that cost something."""
+        lowest = min(self.no_match_score, self.match_score, self.match_score * self.max_matches)
+        return Verdict(score=lowest, state=ScoreState.MODEL_FAULT, components={"matches": 0.0})
 
     def _matches(self, text: str) -> int:
         if self.match == "full":

@@ -33,7 +33,8 @@ class RepetitionJudge(Judge):
 
     def timeout_verdict(self) -> Verdict:
         """What an answer gets that the worker was killed over."""
-        return Verdict(score=-1.0)
+        components = {"repeated_share": 0.0, "longest_run": 0.0}
+        return Verdict(score=-1.0, state=ScoreState.MODEL_FAULT, components=components)
 
 
 def repeated_share(units: Sequence[str], n: int) -> float:

@@ -61,16 +61,21 @@ class ThinkAnswerJudge(Judge):
         named = {f"right.{name}": value for name, value in found.components.items()}
         components = {"well_formed": well_formed, "right": float(right), **named}
         if right:
-            return Verdict(score=1.0, components=components)
+            return Verdict(score=1.0, components=components, by_clock=found.by_clock)
         if problem is None:
             state, reason = found.state, found.reason
         elif found.reason is not None:
             reason = f"{problem}; {found.reason}"
-        return Verdict(score=self.floor + self.credit * well_formed, state=state, reason=reason, components=components)
+        score = self.floor + self.credit * well_formed
+        return Verdict(score=score, state=state, reason=reason, components=components, by_clock=found.by_clock)
 
     def timeout_verdict(self) -> Verdict:
-        """What an answer gets that the worker was killed over."""
-        return Verdict(score=self.floor)
+        """What an answer gets that the worker was killed over: the floor, and 0 for every part."""
+        names = ["well_formed"]
+        if self.verifier is not None:
+            theirs = getattr(self.verifier, "timeout_verdict", None)
+            names += ["right", *(f"right.{name}" for name in (theirs().components if theirs else ()))]
+        return Verdict(score=self.floor, state=ScoreState.MODEL_FAULT, components=dict.fromkeys(names, 0.0))
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
         """As the verifier."""

@@ -133,6 +133,7 @@ def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
         "state": verdict.state.value,
         "reason": None if verdict.reason is None else _line(verdict.reason),
         "components": numbers,
+        "by_clock": verdict.by_clock,
     }
 
 
@@ -189,12 +190,17 @@ def _kind(error: BaseException) -> str:
 
 
 def _described(error: BaseException) -> str:
-    return str(error) if isinstance(error, ProximoError) else _line(f"{type(error).__name__}: {error}")
+    return _sayable(str(error)) if isinstance(error, ProximoError) else _line(f"{type(error).__name__}: {error}")
 
 
 def _line(text: str) -> str:
-    first = text.strip().splitlines()[0] if text.strip() else ""
+    first = _sayable(text.strip()).splitlines()[0] if text.strip() else ""
     return first if len(first) <= REASON_CHARACTERS else first[:REASON_CHARACTERS] + "..."
+
+
+def _sayable(text: str) -> str:
+    """Half of a surrogate pair, which a program can print and UTF-8 cannot say, becomes a question mark."""
+    return text.encode(errors="replace").decode()
 
 
 if __name__ == "__main__":

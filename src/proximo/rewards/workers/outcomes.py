@@ -16,10 +16,12 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedOut:
-    """Twice it took longer than its limit, the second time alone in a fresh worker."""
+    """Twice it took longer than its limit, then alone in a fresh worker; or once, and after that all time was up."""
 
     seconds: float
     """The limit."""
+    times: int = 2
+    """How often it did."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from proximo.errors import TrainingError
-from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell
+from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell, telling_of_start
 from proximo.rewards.workers.loop import START_SECONDS, PoolLimits, WorkerLoop
-from proximo.rewards.workers.outcomes import Failed, Outcome, Work
+from proximo.rewards.workers.outcomes import Failed, Outcome, TimedOut, Work
 from proximo.rewards.workers.process import Job
 
 CLOSE_SECONDS = 30.0
@@ -30,11 +30,13 @@ class WorkerPool:
         where it died of it.
         """
         self.name = name
+        self._answer_seconds = limits.answer_seconds
         self._loop = WorkerLoop(job, limits)
         self._thread = threading.Thread(target=self._loop.run, daemon=True, name=f"workers-{name}")
         self._thread.start()
         atexit.register(self.close)
-        decided = self._loop.decided.wait(START_SECONDS + 10)
+        with telling_of_start(name, "its first worker"):
+            decided = self._loop.decided.wait(START_SECONDS + 10)
         error = self._loop.start_error
         if error is None and not (decided and self._thread.is_alive()):
             error = TrainingError("no worker got ready")
@@ -66,7 +68,8 @@ class WorkerPool:
     def wait(self, work: Sequence[Work], *, seconds: float, limit: str) -> list[Outcome]:
         """What became of each, in order, after at most `seconds`; what is not done then is given up.
 
-        `limit` names the setting that `seconds` came from.
+        What took longer than its own limit before then has timed out, and only the rest has failed. `limit` names the
+        setting that `seconds` came from.
         """
         start = time.monotonic()
         told = start
@@ -84,7 +87,7 @@ class WorkerPool:
         late = Failed(reason=f"not judged within {limit} = {seconds:g}")
         if not all(each.done.is_set() for each in work):
             for each in work:
-                each.finish(late)
+                each.finish(TimedOut(seconds=self._answer_seconds, times=each.timeouts) if each.timeouts else late)
             self._loop.abandon()
         return [each.outcome or late for each in work]
 
