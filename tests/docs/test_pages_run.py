@@ -116,7 +116,11 @@ def test_the_tiny_override_makes_every_part_of_the_demo_small_and_changes_nothin
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
-def test_the_python_blocks_of_a_page_are_one_session_that_runs(page: Path, folder: Path) -> None:
+def test_the_python_blocks_of_a_page_are_one_session_that_runs(
+    page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(page, folder)
+    monkeypatch.syspath_prepend(folder)
     namespace: dict = {}
     for block in blocks(page, "python"):
         code = block.text.replace(HUB_MODEL, str(folder / "tiny"))

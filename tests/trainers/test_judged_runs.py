@@ -19,7 +19,7 @@ from proximo.models.placement import Precision
 from proximo.records import Response, Scored
 from proximo.rollout import local
 from proximo.rollout.sampling import RandomKey
-from proximo.trainers import build, ppo_run
+from proximo.trainers import build, ppo_run, reward_sources
 from proximo.trainers.calls import sampling_options
 from proximo.trainers.dry_run import describe
 from proximo.trainers.inputs import check_inputs
@@ -125,7 +125,7 @@ def test_a_dry_run_names_the_judge_and_its_limits_and_finds_one_that_is_not_ther
 
 def test_what_a_recipe_says_of_workers_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(build, "JudgedReward", lambda judge, **options: given.update(options, judge=judge))
+    monkeypatch.setattr(reward_sources, "JudgedReward", lambda judge, **options: given.update(options, judge=judge))
     config = JudgeRewardConfig(kind="judge", judge_class="m:J", workers=3, worker_memory_mib=200, arguments={"x": 1})
     place = build.Place(device=torch.device("cpu"), precision=Precision.FLOAT32, seed=0)
     build.build_reward_source(config, tiny_tokenizer(), place=place, tokens_per_microbatch=64)
