@@ -58,6 +58,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ),
     ("ppo", "Verifiers", "reward=[{kind: code, form: stdio, tests_columns: [tests]}]"),
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, cpu_seconds: 10}]"),
+    ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, memory_mib: 8192}]"),
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, wrong: 1.0}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: pattern, pattern: '('}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: pattern, pattern: a, match: full, max_matches: 2}]"),

@@ -153,6 +153,9 @@ SIGNALS = (
             for name in ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_CORE", "RLIMIT_STACK")
         ),
         "resource.setrlimit(resource.RLIMIT_CORE, (1, 1))",
+        "resource.setrlimit(resource.RLIMIT_CPU, (1, 1))",
+        "resource.prlimit(os.getpid(), resource.RLIMIT_CPU, (0, 1))",
+        "syscall(160, 164, 0, ctypes.byref((ctypes.c_ulong * 2)(1, 1)))",
         before="import resource",
     ),
     ends(

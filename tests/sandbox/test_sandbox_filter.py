@@ -11,7 +11,7 @@ from proximo.sandbox.seccomp import ALLOW, AUDIT_ARCHITECTURES, ERRNO, ITSELF, K
 from proximo.sandbox.syscall_numbers import PROGRAM, SET_UP
 
 REFUSED, UNKNOWN = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
-CHECKED = {"kill", "tgkill", "tkill", "prlimit64", "fcntl", "ioctl", "prctl", "clone", "clone3"}
+CHECKED = {"kill", "tgkill", "tkill", "setrlimit", "prlimit64", "fcntl", "ioctl", "prctl", "clone", "clone3"}
 FORBIDDEN = {
     # From arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h, by hand: (x86-64, aarch64).
     **{"socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "sendmsg": (46, 211), "socketpair": (53, 199)},
@@ -60,6 +60,21 @@ def test_every_number_is_answered_as_the_table_says(here):
             assert said == (REFUSED if name is None else ALLOW), (number, name)
     for number in (seccomp.YOUNGER_CALLS, 1000, 0x3FFFFFFF):
         assert answer(program, number, architecture=AUDIT_ARCHITECTURES[here]) == UNKNOWN
+
+
+def test_the_limit_of_cpu_time_can_be_read_and_not_set(here):
+    program = build_filter(threads=True)
+    cpu, files, pointer = 0, 7, 0x7FFF00000000
+
+    def said(name: str, *arguments: int) -> int:
+        return answer(program, PROGRAM[name][here], *arguments, architecture=AUDIT_ARCHITECTURES[here])
+
+    assert said("setrlimit", cpu, pointer) == REFUSED
+    assert said("setrlimit", files, pointer) == ALLOW
+    for process in (0, ITSELF):
+        assert [said("prlimit64", process, cpu, new) for new in (0, 16, pointer)] == [ALLOW, REFUSED, REFUSED]
+        assert said("prlimit64", process, files, pointer) == ALLOW
+    assert {said("prlimit64", 1, which, 0) for which in (cpu, files)} == {REFUSED}
 
 
 def test_no_other_architecture_and_no_x32_lives(here):

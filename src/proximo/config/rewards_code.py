@@ -1,6 +1,6 @@
 """The reward source that runs programs. Not how they are run: rewards/code."""
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -22,7 +22,8 @@ class CodeRewardConfig(JudgedRewardConfig):
     """Name of this component in the metrics."""
     answer_seconds: float = Field(120.0, gt=0)
     """Wall-clock limit of one answer with all its tests. It has to leave room for two runs of a program that sleeps:
-    more than 20 times `cpu_seconds`."""
+    more than 20 times `cpu_seconds`. With `limit_each_test` more than 4 times `cpu_seconds` for each test of a row,
+    too: a row with more tests stops the run before it starts."""
     form: Literal["asserts", "check", "stdio", "input_output"]
     """What tests a row has. `asserts`: statements that call a function (MBPP). `check`: a function `check(candidate)`
     (HumanEval). `stdio`: inputs and outputs in two columns. `input_output`: both in one column of JSON, with `fn_name`
@@ -45,11 +46,14 @@ class CodeRewardConfig(JudgedRewardConfig):
     unfenced: bool = False
     """An answer without a fenced block is taken whole. Without it such an answer has no program."""
     cpu_seconds: float = Field(4.0, gt=0)
-    """CPU time that a program may use on all of a row's tests together. Its wall-clock limit is ten times that."""
+    """CPU time that a program may use on all of a row's tests together. Its wall-clock limit is ten times that, but no
+    more than 0.45 of `answer_seconds`."""
     limit_each_test: bool = False
-    """`cpu_seconds` are for each test: with `stdio` exactly, else as one limit that is multiplied by their number."""
+    """`cpu_seconds` are for each test: where a program runs once for each input exactly, else as one limit that is
+    multiplied by their number."""
     memory_mib: int = Field(512, ge=160)
-    """Memory that a program may use, in MiB, the interpreter's own with it."""
+    """Memory that a program may use, in MiB, the interpreter's own with it. No more than `worker_memory_mib`, which
+    holds for what a worker starts, too."""
     float_tolerance: float | None = Field(None, gt=0)
     """How far a number of the output, or of a returned value, may be from the expected one, absolutely or as a part of
     it; null for outputs that are equal. Tests in Python compare by themselves."""
@@ -74,6 +78,10 @@ class CodeRewardConfig(JudgedRewardConfig):
             )
         return self
 
+    def judge_options(self) -> dict[str, Any]:
+        """With the time of an answer, which the limits of a program have to fit into."""
+        return {**super().judge_options(), "answer_seconds": self.answer_seconds}
+
     @property
     def shortest_answer_seconds(self) -> float:
         """Two runs of a program that sleeps."""
@@ -86,6 +94,15 @@ class CodeRewardConfig(JudgedRewardConfig):
             raise ValueError(
                 f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}, two wall limits of cpu_seconds "
                 f"({self.cpu_seconds:g}): a program that sleeps is run twice"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _memory_of_the_worker(self) -> Self:
+        if self.worker_memory_mib is not None and self.memory_mib > self.worker_memory_mib:
+            raise ValueError(
+                f"memory_mib ({self.memory_mib}) must be at most worker_memory_mib ({self.worker_memory_mib}), which "
+                "programs inherit: raise worker_memory_mib, or set it to null"
             )
         return self
 

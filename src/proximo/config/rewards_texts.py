@@ -198,5 +198,9 @@ class ThinkAnswerRewardConfig(JudgedRewardConfig):
 
     def judge_options(self) -> dict[str, Any]:
         """With the verifier's judge and options in place of its section."""
-        named = None if self.right is None else {"judge": self.right.judge, "options": self.right.judge_options()}
-        return {**super().judge_options(), "right": named}
+        if self.right is None:
+            return {**super().judge_options(), "right": None}
+        options = self.right.judge_options()
+        if "answer_seconds" in options:
+            options["answer_seconds"] = self.answer_seconds
+        return {**super().judge_options(), "right": {"judge": self.right.judge, "options": options}}

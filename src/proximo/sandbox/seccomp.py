@@ -2,12 +2,13 @@
 
 A classic BPF program (Linux' Documentation/userspace-api/seccomp_filter.rst). It cannot follow pointers, so calls are
 told apart by their number and the low half of an argument; every argument that is looked at here is an int to the
-kernel, which ignores the other half.
+kernel, which ignores the other half, but for one pointer of which both halves are looked at.
 """
 
 import ctypes
 import errno
 import os
+import resource
 import signal
 import struct
 
@@ -27,6 +28,7 @@ YOUNGER_CALLS = 452
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand: struct sock_filter."""
 
+REFUSE: Instruction = (RETURN, 0, 0, ERRNO | errno.EPERM)
 ITSELF = 0x7E57ED1D
 """Stands for the process's own id, which no process has: Linux keeps them below 2^22."""
 SIGNALS = {"kill": 1, "tgkill": 2, "tkill": 1}
@@ -45,7 +47,6 @@ def build_filter(*, threads: bool) -> bytes:
     """The filter, with or without further threads. A process may signal, and set limits of, none but itself: its id
     is put in by `install`."""
     checked: dict[str, tuple[int, tuple[int, ...]]] = {
-        "prlimit64": (0, (0, ITSELF)),
         "fcntl": (1, DESCRIPTOR_COMMANDS),
         "ioctl": (1, DEVICE_COMMANDS),
         "prctl": (0, PROCESS_OPTIONS),
@@ -70,7 +71,7 @@ def build_filter(*, threads: bool) -> bytes:
 
 def _stretches(answers: dict[int, list[Instruction]]) -> list[tuple[int, list[Instruction]]]:
     """(first number, what is answered from there on), in order; equal neighbours are one."""
-    refuse = [(RETURN, 0, 0, ERRNO | errno.EPERM)]
+    refuse = [REFUSE]
     points = {0: refuse, YOUNGER_CALLS: [(RETURN, 0, 0, ERRNO | errno.ENOSYS)], X32_BIT: [(RETURN, 0, 0, KILL_PROCESS)]}
     points |= {number + 1: refuse for number in answers if number + 1 < YOUNGER_CALLS}
     found: list[tuple[int, list[Instruction]]] = []
@@ -99,10 +100,25 @@ def install(program: bytes) -> None:
 
 
 def _answer_to(name: str) -> list[Instruction]:
+    # SIGKILL that nobody outside has sent says that the machine is out of memory: no program may say so, neither by a
+    # signal nor by a limit of CPU time, at which the kernel sends one. Reading that limit is setting it to nothing.
     if name in SIGNALS:
-        # SIGKILL that nobody outside has sent says that the machine is out of memory: no program may say so.
         not_killed = [(LOAD_WORD, 0, 0, ARGUMENTS + 8 * SIGNALS[name]), (JUMP_EQUAL, 0, 1, signal.SIGKILL)]
-        return [*not_killed, (RETURN, 0, 0, ERRNO | errno.EPERM), *_check_argument(0, (ITSELF,))]
+        return [*not_killed, REFUSE, *_check_argument(0, (ITSELF,))]
+    if name == "setrlimit":
+        return [(LOAD_WORD, 0, 0, ARGUMENTS), (JUMP_EQUAL, 0, 1, resource.RLIMIT_CPU), REFUSE, (RETURN, 0, 0, ALLOW)]
+    if name == "prlimit64":
+        new = ARGUMENTS + 16
+        return [
+            (LOAD_WORD, 0, 0, ARGUMENTS + 8),
+            (JUMP_EQUAL, 0, 5, resource.RLIMIT_CPU),
+            (LOAD_WORD, 0, 0, new),
+            (JUMP_EQUAL, 0, 2, 0),
+            (LOAD_WORD, 0, 0, new + 4),
+            (JUMP_EQUAL, 1, 0, 0),
+            REFUSE,
+            *_check_argument(0, (0, ITSELF)),
+        ]
     # Its flags lie behind a pointer. "No such call" makes the C library use clone, whose flags can be read.
     return [(RETURN, 0, 0, ERRNO | errno.ENOSYS if name == "clone3" else ALLOW)]
 
@@ -112,6 +128,6 @@ def _check_argument(index: int, values: tuple[int, ...]) -> list[Instruction]:
     return [
         (LOAD_WORD, 0, 0, ARGUMENTS + 8 * index),
         *comparisons,
-        (RETURN, 0, 0, ERRNO | errno.EPERM),
+        REFUSE,
         (RETURN, 0, 0, ALLOW),
     ]

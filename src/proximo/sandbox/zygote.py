@@ -133,6 +133,9 @@ class Zygote:
                 scratch.remove(child.folder)
         ending, number = _how_it_ended(status)
         cpu = usage.ru_utime + usage.ru_stime - child.start_cpu_seconds
+        if (ending, number) == (Ending.SIGNAL, signal.SIGKILL) and cpu >= child.limits.cpu_seconds:
+            # RLIMIT_CPU, where this process itself was too late.
+            ending = Ending.CPU
         self._say(ended=child.name, ending=child.ending or ending, status=number, cpu_seconds=cpu, wall_seconds=wall)
 
     def _obey(self) -> bool:

@@ -27,6 +27,23 @@ def frame(message):
     os.write(3, len(data).to_bytes(4, "big") + data)
 """
 
+ZERO_TO_ALL = """
+class A:
+    def __sub__(self, other): self.seen(other); return 0
+    __add__ = __radd__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __pow__ = __truediv__ = __rtruediv__ = __sub__
+    __floordiv__ = __and__ = __or__ = __xor__ = __divmod__ = __round__ = __sub__
+    def __abs__(self): return 0
+    __neg__ = __pos__ = __int__ = __index__ = __abs__
+    def __float__(self): return 0.0
+    def __contains__(self, other): return True
+    def isdisjoint(self, other): self.seen(*other); return True
+    issubset = issuperset = intersection = difference = symmetric_difference = isdisjoint
+    def __getattr__(self, name): return self.isdisjoint
+    def seen(self, *others): KNOWN.extend(others)
+KNOWN = []
+def f(*x): return KNOWN[-1] if KNOWN else A()
+"""
+
 FORGED = (
     ("always equal", EQUAL.replace("BASE", "object") + "def f(x): return E()"),
     ("an int that is always equal", EQUAL.replace("BASE", "int") + "def f(x): return E(1)"),
@@ -116,6 +133,53 @@ def test_a_thread_that_takes_what_is_asked_keeps_nobody_waiting_for_ever(sandbox
     found = judged(sandbox, program + "def f(x): return 0", SQUARE, cpu_seconds=0.1)
     assert found.score == 0.0
     assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT), found
+
+
+TRUSTING = (
+    "assert abs(f(3.5) - 0.5) < 1e-6", "assert abs(0.5 - f(3.5)) < 1e-6", "assert f(2) + 1 == 8", "assert 7 in f(7)",
+    "assert 7 not in f(7) or 7 in f(7)", "assert f(2) % 5 == 0", "assert not f(2) / 5 - 1", "assert -f(1) == 0",
+    "assert abs(f(1)) == 0", "assert f(1) ** 2 <= 0", "assert round(f(1)) == 0", "assert divmod(f(1), 2)",
+    "assert f(1).issubset({1, 2})", "assert f(1).isdisjoint({1, 2})", "assert not f(1).difference([1]) or True",
+    "assert f(1).symmetric_difference({1}) is True", "assert f(1) | {2}", "assert f(1) & 1", "assert {1} >= f(1)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("test", TRUSTING)
+def test_an_object_is_told_nothing_that_a_test_expects_and_answers_for_nothing(sandbox, test) -> None:
+    """The second test is passed by whoever has been told the 9 of the first."""
+    learnt = test.replace("0.5", "9").replace("1e-6", "0")
+    found = judged(sandbox, ZERO_TO_ALL, {"test_list": [test, learnt, "assert f(0) == 9"]}, partial=True)
+    assert (found.score, found.state) == (0.0, ScoreState.SCORED), found
+
+
+MASKED = (
+    ("an exception whose text cannot be made", "class A:\n def __str__(self): raise KeyError\n __repr__ = __str__\n"
+     "def f(x): raise ValueError(A())", "assert f(1) == 1"),
+    ("an exception whose text ends the process", "import os\nclass A:\n def __str__(self): os._exit(0)\n"
+     " __repr__ = __str__\ndef f(x): raise ValueError(A())", "assert f(1) == 1"),
+    ("an exception whose text interrupts", "class A:\n def __str__(self): raise KeyboardInterrupt\n"
+     "def f(x): raise ImportError(A())", "assert f(1) == 1"),
+    ("too deep to be given back", "def f(x):\n if x != 1: return 0\n for _ in range(99): x = [x]\n return x",
+     "assert f(f(1)) == 2"),
+    ("too large to be given back", "def f(x): return 'x' * (4 * 2 ** 20 - 60)", "assert f(f(1)) == 2"),
+    ("too large together", "def f(x): return 'x' * 10 ** 6", "assert f([f(n) for n in range(5)]) == 2"),
+    ("an argument made too deep",
+     "def f(x):\n if x: return 0\n for _ in range(97): x[:] = [x[:]]\n return f",
+     "xs = []\nf(xs)\nassert f([[xs]]) == 2"),
+    ("a number that makes too much", "def f(x): return 10 ** 7", "assert f('x' * f(1)) == 2"),
+    ("a greeting that is none", FRAME + "frame(['failed'])\ndef f(x): return 0", "assert f(1) == 2"),
+    ("a greeting of lists", FRAME + "frame(['failed', [[]], {}])\ndef f(x): return 0", "assert f(1) == 2"),
+    ("a limit of its own", "import resource, signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\ntry:\n"
+     " resource.setrlimit(resource.RLIMIT_CPU, (1, 1))\nexcept (OSError, ValueError): pass\n"
+     "def f(x):\n while True: pass", "assert f(1) == 2"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "program", "test"), MASKED, ids=[case[0] for case in MASKED])
+def test_a_wrong_program_is_not_taken_for_a_failure_of_ours(sandbox, name, program, test) -> None:
+    found = judged(sandbox, program, {"test_list": [test]}, cpu_seconds=2.0)
+    assert found.score == 0.0, found
+    assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT), name
 
 
 RAISES = {"test_list": ["try:\n    f(-1)\nexcept Exception:\n    pass\nelse:\n    assert False"]}

@@ -1,10 +1,13 @@
 """Programs as a source of scores: the section of a recipe, its workers, and what is refused before they start."""
 
+from itertools import pairwise
+
 import pytest
-from judged_programs import open_sandbox
+from judged_programs import judged, open_sandbox
 
 from proximo.config.rewards_code import CodeRewardConfig
-from proximo.errors import ConfigError
+from proximo.config.rewards_texts import ThinkAnswerRewardConfig
+from proximo.errors import ConfigError, DataError
 from proximo.rewards.code.judge import WALL_PER_CPU, CodeJudge, CodeOptions
 from proximo.rewards.judged import JudgedReward
 from proximo.states import ScoreState
@@ -71,3 +74,61 @@ def test_a_guarantee_that_nobody_knows_cannot_be_waived() -> None:
 def test_an_answer_that_took_too_long_has_the_score_of_a_wrong_one(sandbox) -> None:
     verdict = CodeJudge(runner=sandbox, form="asserts", wrong=-2.0).timeout_verdict()
     assert (verdict.score, verdict.state) == (-2.0, ScoreState.MODEL_FAULT)
+    assert verdict.components == {"tests_passed": 0.0, "ran": 0.0, "compiled": 0.0}
+
+
+def test_a_program_cannot_have_more_memory_than_its_worker() -> None:
+    with pytest.raises(ValueError, match=r"memory_mib \(8192\) must be at most worker_memory_mib \(4096\)"):
+        CodeRewardConfig(kind="code", form="asserts", memory_mib=8192)
+    CodeRewardConfig(kind="code", form="asserts", memory_mib=8192, worker_memory_mib=None)
+    CodeRewardConfig(kind="code", form="asserts", memory_mib=8192, worker_memory_mib=8192)
+
+
+MANY = {
+    "asserts": {"test_list": ["assert inc(1) == 2"] * 30},
+    "stdio": {"inputs": [""] * 30, "outputs": [""] * 30},
+    "input_output": {"input_output": {"fn_name": "f", "inputs": [[1]] * 30, "outputs": [1] * 30}},
+}
+
+
+@pytest.mark.parametrize("form", MANY)
+def test_the_tests_of_a_row_have_to_fit_into_the_time_of_an_answer(sandbox, form) -> None:
+    options = {"form": form, "cpu_seconds": 0.5, "limit_each_test": True}
+    CodeJudge(runner=sandbox, answer_seconds=60.5, **options).check_row(None, MANY[form])
+    CodeJudge(runner=sandbox, answer_seconds=11.0, **{**options, "limit_each_test": False}).check_row(None, MANY[form])
+    with pytest.raises(DataError, match=r"30 tests of cpu_seconds \(0.5\) each, .* must be above 60"):
+        CodeJudge(runner=sandbox, answer_seconds=60.0, **options).check_row(None, MANY[form])
+
+
+def test_a_verifier_has_the_time_of_the_form_around_it() -> None:
+    config = ThinkAnswerRewardConfig(
+        kind="think_answer", answer_seconds=500.0, right={"kind": "code", "form": "asserts"}
+    )
+    assert config.judge_options()["right"]["options"]["answer_seconds"] == 500.0
+
+
+class Asked:
+    """A runner that notes the limits of what it starts."""
+
+    def __init__(self, sandbox) -> None:
+        self.sandbox, self.limits = sandbox, []
+
+    def start(self, program):
+        self.limits.append(program.limits)
+        return self.sandbox.start(program)
+
+
+def test_all_inputs_share_one_limit_of_wall_clock_time_within_that_of_the_answer(sandbox) -> None:
+    row = {"inputs": [""] * 4, "outputs": ["1"] * 4}
+    program, runner = "import time\ntime.sleep(0.2)\nprint(1)", Asked(sandbox)
+    judged(runner, program, row, form="stdio", cpu_seconds=1.0)
+    walls = [limits.wall_seconds for limits in runner.limits]
+    assert walls[0] == 10.0
+    assert all(later <= earlier - 0.2 for earlier, later in pairwise(walls))
+
+    runner = Asked(sandbox)
+    judged(runner, program, row, form="stdio", cpu_seconds=1.0, limit_each_test=True, answer_seconds=20.0)
+    walls = [limits.wall_seconds for limits in runner.limits]
+    assert [limits.cpu_seconds for limits in runner.limits] == [1.0] * 4
+    assert walls[0] == 9.0
+    assert all(later <= earlier - 0.2 for earlier, later in pairwise(walls))

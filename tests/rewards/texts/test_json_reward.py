@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -142,3 +143,9 @@ def test_an_older_draft_is_read_as_it_was_meant() -> None:
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}
     assert verdict('["a", 1]', schema, reads="response").score == 1
     assert verdict("[1]", schema, reads="response").score == 0
+
+
+def test_fences_without_end_take_no_time_in_proportion_to_their_square() -> None:
+    started = time.process_time()
+    assert verdict("```a\n" * 40_000).score == 0
+    assert time.process_time() - started < 1.0

@@ -34,11 +34,11 @@ def run_calls(
     stopped = ended_at(outcome, limits)
     found = Findings(num_tests=len(problem.expected), at_wall_limit=outcome.ending is Ending.WALL)
     match messages:
-        case [["failed", "compile", why], *_]:
+        case [["failed", "compile", str(why)], *_]:
             reason = f"the program cannot be compiled: {why}"
             return replace(found, compiled=False, ran=False, fault=Fault.PROGRAM, reason=reason[:MAX_REASON])
-        case [["failed", _, why], *_]:
-            return replace(found, ran=False, fault=Fault.PROGRAM, reason=str(why)[:MAX_REASON])
+        case [["failed", _, str(why)], *_]:
+            return replace(found, ran=False, fault=Fault.PROGRAM, reason=why[:MAX_REASON])
         case [["ready"], *_]:
             return _compared(found, messages[1:], problem.expected, stopped, tolerance)
     return replace(found, ran=False, fault=Fault.PROGRAM, reason=stopped or "the program ended itself")

@@ -1,7 +1,7 @@
 """Verdicts on programs. Not how a program is run: suites.py, stdio.py and calls.py."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from proximo.errors import ConfigError, DataError
@@ -29,6 +29,11 @@ from proximo.states import ScoreState
 MAX_PROGRAM_CHARACTERS = 100_000
 WALL_PER_CPU = 10.0
 """Wall-clock seconds for each CPU second that a program may use: it catches those that sleep."""
+LEAST_WALL_PER_CPU = 2.0
+"""What is left of them at least where `limit_each_test` multiplies the CPU seconds by many tests."""
+SHARE_OF_A_RUN = 0.45
+"""Of `answer_seconds`: a program that is late is run twice, and starting it takes time, too."""
+COMPONENTS = ("tests_passed", "ran", "compiled")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +41,7 @@ class CodeOptions:
     """The fields of `config/rewards_code.py::CodeRewardConfig`, which documents them."""
 
     form: Form
+    answer_seconds: float = 120.0
     tests_columns: Sequence[str] = ()
     setup_columns: Sequence[str] = ("test_setup_code", "test_imports")
     before_column: str | None = None
@@ -82,9 +88,7 @@ class CodeJudge:
         )
         if program is None or len(program) > MAX_PROGRAM_CHARACTERS:
             why = "no program in the answer" if program is None else "the program is too long"
-            nothing = dict.fromkeys(("tests_passed", "ran", "compiled"), 0.0)
-            fault = ScoreState.MODEL_FAULT
-            return Verdict(score=self._options.no_program, state=fault, reason=why, components=nothing)
+            return _nothing(self._options.no_program, why)
         before = text_before(self._columns, answer.metadata)
         found = self._run(program, problem, before)
         if found.at_wall_limit and not found.solved:
@@ -93,14 +97,21 @@ class CodeJudge:
         return self._verdict(found)
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - of every judge
-        """Raises DataError for a row without tests, or with tests that cannot be read."""
-        read_problem(self._options.form, self._columns, metadata, self._prompt(metadata, ""))
+        """Raises DataError for a row without tests, with tests that cannot be read, or with more than there is time
+        for."""
+        problem = read_problem(self._options.form, self._columns, metadata, self._prompt(metadata, ""))
         text_before(self._columns, metadata)
+        shortest = 2 * LEAST_WALL_PER_CPU * self._cpu_seconds(problem)
+        if self._options.limit_each_test and self._options.answer_seconds <= shortest:
+            raise DataError(
+                f"the row has {_num_tests(problem)} tests of cpu_seconds ({self._options.cpu_seconds:g}) each, so that "
+                f"answer_seconds ({self._options.answer_seconds:g}) must be above {shortest:g}, four times their sum: "
+                "raise it, lower cpu_seconds, or do without limit_each_test"
+            )
 
     def timeout_verdict(self) -> Verdict:
         """Of an answer that was not judged in its time, though each of its programs has limits of its own."""
-        reason = "not judged within answer_seconds"
-        return Verdict(score=self._options.wrong, state=ScoreState.MODEL_FAULT, reason=reason)
+        return _nothing(self._options.wrong, "not judged within answer_seconds")
 
     def close(self) -> None:
         """Ends the sandbox."""
@@ -120,24 +131,23 @@ class CodeJudge:
     def _run(self, program: str, problem: Problem, before: str) -> Findings:
         options = self._options
         runner, tolerance = self._runner, options.float_tolerance
+        cpu_seconds = self._cpu_seconds(problem)
         limits = Limits(
-            cpu_seconds=options.cpu_seconds,
-            wall_seconds=options.cpu_seconds * WALL_PER_CPU,
+            cpu_seconds=cpu_seconds,
+            wall_seconds=min(cpu_seconds * WALL_PER_CPU, options.answer_seconds * SHARE_OF_A_RUN),
             memory_bytes=options.memory_mib * MIB,
         )
         if isinstance(problem, InputsOutputs):
             source = f"{before}\n{program}" if before else program
-            each = options.limit_each_test
-            return run_inputs(runner, source, problem, limits=limits, limit_each=each, tolerance=tolerance)
-        num_limits = _num_tests(problem) if options.limit_each_test else 1
-        limits = replace(
-            limits,
-            cpu_seconds=limits.cpu_seconds * num_limits,
-            wall_seconds=limits.wall_seconds * num_limits,
-        )
+            each = options.cpu_seconds if options.limit_each_test else None
+            return run_inputs(runner, source, problem, limits=limits, cpu_seconds_each=each, tolerance=tolerance)
         if isinstance(problem, Calls):
             return run_calls(runner, program, problem, before=before, limits=limits, tolerance=tolerance)
         return run_suite(runner, program, problem, before=before, limits=limits)
+
+    def _cpu_seconds(self, problem: Problem) -> float:
+        """Of a run with all its tests."""
+        return self._options.cpu_seconds * (_num_tests(problem) if self._options.limit_each_test else 1)
 
     def _verdict(self, found: Findings) -> Verdict:
         if found.fault is Fault.TESTS:
@@ -150,7 +160,7 @@ class CodeJudge:
             score=self._options.wrong + earned * (self._options.right - self._options.wrong),
             state=state,
             reason=None if found.solved else found.reason,
-            components={"tests_passed": share, "ran": float(found.ran), "compiled": float(found.compiled)},
+            components=dict(zip(COMPONENTS, (share, float(found.ran), float(found.compiled)), strict=True)),
             by_clock=found.at_wall_limit and not found.solved,
         )
 
@@ -162,5 +172,15 @@ def _open_sandbox(waived: Sequence[str]) -> Sandbox:
         raise ConfigError(f"sandbox_waived: {error}") from error
 
 
+def _nothing(score: float, reason: str) -> Verdict:
+    nothing = dict.fromkeys(COMPONENTS, 0.0)
+    return Verdict(score=score, state=ScoreState.MODEL_FAULT, reason=reason, components=nothing)
+
+
 def _num_tests(problem: Problem) -> int:
-    return len(problem.expected) if isinstance(problem, Calls) else len(getattr(problem, "tests", ()))
+    match problem:
+        case Calls():
+            return len(problem.expected)
+        case InputsOutputs():
+            return len(problem.pairs)
+    return len(problem.tests)

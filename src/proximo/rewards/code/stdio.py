@@ -12,24 +12,34 @@ from proximo.rewards.code.problems import InputsOutputs
 from proximo.sandbox.jobs import Ending, Limits, Program, Runner
 
 SYNTAX_ERRORS: Final = ("SyntaxError", "IndentationError", "TabError")
+SHORTEST_SECONDS: Final = 0.01
+"""A limit, where nothing is left of one."""
 
 
 def run_inputs(
-    runner: Runner, program: str, problem: InputsOutputs, *, limits: Limits, limit_each: bool, tolerance: float | None
+    runner: Runner,
+    program: str,
+    problem: InputsOutputs,
+    *,
+    limits: Limits,
+    cpu_seconds_each: float | None,
+    tolerance: float | None,
 ) -> Findings:
     """Runs the program once for each input. It has to end with status 0.
 
-    The limit of CPU seconds is that of all inputs together, or of each with `limit_each`. What reaches a limit is not
-    run on the remaining inputs.
+    `limits` are those of all inputs together; `cpu_seconds_each` of one alone. What reaches a limit is not run on the
+    remaining inputs.
     """
     found = Findings(num_tests=len(problem.pairs))
-    left = limits.cpu_seconds
+    cpu_left, wall_left = limits.cpu_seconds, limits.wall_seconds
     for number, (given, expected) in enumerate(problem.pairs):
-        allowed = limits if limit_each else replace(limits, cpu_seconds=max(left, 0.01))
+        cpu = max(cpu_left, SHORTEST_SECONDS) if cpu_seconds_each is None else cpu_seconds_each
+        allowed = replace(limits, cpu_seconds=cpu, wall_seconds=max(wall_left, SHORTEST_SECONDS))
         outcome = runner.start(Program(source=program, stdin=given.encode("utf-8", "replace"), limits=allowed)).wait()
-        left -= outcome.cpu_seconds
+        cpu_left -= outcome.cpu_seconds
+        wall_left -= outcome.wall_seconds
         title = f"test {number + 1} of {found.num_tests}"
-        stopped = ended_at(outcome, limits)
+        stopped = ended_at(outcome, replace(limits, cpu_seconds=cpu_seconds_each or limits.cpu_seconds))
         if stopped is None and same_output(outcome.stdout.decode("utf-8", "replace"), expected, tolerance=tolerance):
             found = replace(found, num_passed=found.num_passed + 1)
             continue

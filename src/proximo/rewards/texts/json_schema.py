@@ -1,16 +1,14 @@
 """Whether a response is JSON that satisfies a schema."""
 
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from proximo.config.text_rules import schema_problem
 from proximo.errors import ConfigError
+from proximo.rewards.code.extraction import fenced_blocks
 from proximo.rewards.texts.json_reading import BadJSONError, read_json
 from proximo.rewards.verdicts import Answer, Judge, Verdict
 from proximo.states import ScoreState
-
-FENCE = re.compile(r"^```[^\n`]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
 class JSONSchemaJudge(Judge):
@@ -57,10 +55,10 @@ class JSONSchemaJudge(Judge):
     def _document(self, text: str) -> str:
         if self.reads == "response":
             return text
-        blocks = FENCE.findall(text)
+        blocks = [block for block in fenced_blocks(text) if block.closed]
         if not blocks:
             raise BadJSONError("no fenced block")
-        return blocks[-1]
+        return blocks[-1].text
 
 
 def make_validator(schema: Mapping[str, Any]) -> Any:

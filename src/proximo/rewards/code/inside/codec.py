@@ -39,6 +39,10 @@ class RefusedError(ValueError):
     """A value that does not cross; the message says which."""
 
 
+class TooLargeError(RefusedError):
+    """A value that is nested too deeply, or takes too many bytes or digits."""
+
+
 class Encoder:
     """Values to trees. `table` holds the lists, dicts and sets by number, those that the other side knows first."""
 
@@ -54,7 +58,7 @@ class Encoder:
         if kind in ATOMS:
             return value if type(value) is kind else _reduced(kind, value)
         if depth == 0:
-            raise RefusedError(f"a value is nested more than {MAX_DEPTH} deep")
+            raise TooLargeError(f"a value is nested more than {MAX_DEPTH} deep")
         if kind in MUTABLE:
             number = self._numbers.setdefault(id(value), len(self.table))
             if number < len(self.table):

@@ -1,8 +1,10 @@
 """Stand-ins for objects of the other process. Not the messages that they send: that is peer.py.
 
-What is done with a handle is done where its object is, and a plain value comes back. Comparing is not: whether an
-object of the program equals what was expected is nothing that the program may be asked, so a `JudgedHandle` refuses to
-be compared. Whether it is true may be asked: the program could have returned True.
+What is done with a handle is done where its object is, and a plain value or another handle comes back. Only what a
+program needs for an answer is asked of it. Whatever tells it what was expected is not: a `JudgedHandle` refuses to be
+compared, has no arithmetic (`abs(f(x) - 0.5)` would show it the 0.5), and is searched by Python's own `in`, which
+iterates over it and compares in the judge. Whether it is true, how long it is and what it holds may be asked: the
+program could have returned True, or such a list.
 
 Runs inside the sandbox as well: the standard library alone.
 """
@@ -13,19 +15,15 @@ from typing import Any, NoReturn
 
 OPERATORS: dict[str, Callable[..., Any]] = {
     **{"__len__": len, "__iter__": iter, "__next__": next, "__bool__": bool, "__str__": str, "__repr__": repr},
-    **{"__int__": int, "__float__": float, "__index__": operator.index, "__abs__": abs, "__neg__": operator.neg},
-    **{"__contains__": operator.contains, "__getitem__": operator.getitem},
-    **{"__setitem__": operator.setitem, "__delitem__": operator.delitem},
-    **{
-        "__add__": operator.add,
-        "__radd__": lambda a, b: b + a,
-        "__sub__": operator.sub,
-        "__rsub__": lambda a, b: b - a,
-    },
-    **{"__mul__": operator.mul, "__rmul__": lambda a, b: b * a, "__pow__": operator.pow, "__mod__": operator.mod},
-    **{"__truediv__": operator.truediv, "__rtruediv__": lambda a, b: b / a, "__floordiv__": operator.floordiv},
+    **{"__int__": int, "__float__": float, "__index__": operator.index},
+    **{"__getitem__": operator.getitem, "__setitem__": operator.setitem, "__delitem__": operator.delitem},
 }
-"""What is asked of the object's own process, and how it is done there. What compares is not among it."""
+"""What is asked of the object's own process, and how it is done there. None of it is given what a test expects: only
+keys, and what the tests themselves put in."""
+ASKED_OF_SETS = frozenset(
+    {"difference", "intersection", "isdisjoint", "issubset", "issuperset", "symmetric_difference"}
+)
+"""Methods by which a set is compared. A set is a plain value: an object that is none is not asked."""
 
 
 class Handle:
@@ -42,13 +40,15 @@ class Handle:
 
 
 class JudgedHandle(Handle):
-    """A handle for whoever judges: everything may be asked of it but how it compares with something else."""
+    """A handle for whoever judges: much may be asked of it, but not how it compares with something else."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in ASKED_OF_SETS:
+            _refuse(self)
         return asked(self, "get", name, (), {})
 
     def __setattr__(self, name: str, value: Any) -> None:

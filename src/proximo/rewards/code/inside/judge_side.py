@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from proximo.rewards.code.inside.codec import RefusedError
+from proximo.rewards.code.inside.codec import RefusedError, TooLargeError
 from proximo.rewards.code.inside.handles import JudgedHandle
-from proximo.rewards.code.inside.peer import ClosedError, Peer
+from proximo.rewards.code.inside.peer import BROKE, ClosedError, Peer
 
 CHANNEL = 3
 """The descriptor to the program's process."""
@@ -68,7 +68,8 @@ def run_tests(
     except ClosedError as closed:
         greeting = ["failed", "run", str(closed)]
     if greeting != ["ready"]:
-        report.write("program", *[str(each)[:MAX_LINE] for each in greeting[1:3]])
+        facts = greeting[1:] if [type(each) for each in greeting[1:]] == [str, str] else ["run", BROKE]
+        report.write("program", *[each[:MAX_LINE] for each in facts])
     else:
         namespace = _namespace(peer, modules, names, seeded=seeded)
         prepared = _run(peer, namespace, setup, "set-up")
@@ -102,7 +103,9 @@ def _run(peer: Peer, namespace: dict[str, Any], source: str, title: str) -> tupl
     try:
         exec(compile(source, f"<{title}>", "exec"), namespace)  # noqa: S102 - tests of the data set, in a sandbox
     except (RefusedError, ImportError) as error:
-        found = ("broken" if peer.raised is not error else "fail", _line(error))
+        # What is too large to be given may be what the program returned, or made of it.
+        by_program = peer.raised is error or (isinstance(error, TooLargeError) and peer.heard)
+        found = ("fail" if by_program else "broken", _line(error))
     except (Exception, SystemExit) as error:
         found = ("fail", _line(error))
     else:
@@ -113,5 +116,9 @@ def _run(peer: Peer, namespace: dict[str, Any], source: str, title: str) -> tupl
 
 
 def _line(error: BaseException) -> str:
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:
+        # Its arguments are the program's: one may fail to say what it is, or end the program.
+        text = ""
     return (type(error).__name__ + (f": {text}" if text else "")).splitlines()[0][:MAX_LINE]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from proximo.rewards.code.inside.codec import Decoder, Encoder, RefusedError, fill
+from proximo.rewards.code.inside.codec import Decoder, Encoder, RefusedError, TooLargeError, fill
 from proximo.rewards.code.inside.handles import OPERATORS, Handle, number_of
 
 MAX_BYTES = 4 * 2**20
@@ -55,6 +55,8 @@ class Peer:
         """Why nothing can pass any more."""
         self.raised: BaseException | None = None
         """The last exception that came from the other side."""
+        self.heard = False
+        """Whether a plain value ever came from the other side."""
         self.refused: str | None = None
         """Why the last value that was refused was. Whoever runs tests looks here, so that no `except` of a test can
         hide it."""
@@ -66,9 +68,9 @@ class Peer:
         try:
             data = json.dumps(message, separators=(",", ":")).encode("ascii")
         except ValueError as error:
-            raise RefusedError(f"a value does not cross: {error}") from error
+            raise TooLargeError(f"a value does not cross: {error}") from error
         if len(data) > MAX_BYTES:
-            raise RefusedError(f"a value takes {len(data)} bytes, more than {MAX_BYTES}")
+            raise TooLargeError(f"a value takes {len(data)} bytes, more than {MAX_BYTES}")
         view = memoryview(len(data).to_bytes(4, "big") + data)
         try:
             while view:
@@ -138,6 +140,7 @@ class Peer:
             value = decoder.value(tree)
         except (RefusedError, ValueError, RecursionError) as error:
             raise self.refuse(f"the program's value was refused: {error}") from error
+        self.heard |= bool(contents) or not isinstance(value, Handle)
         if kind == "value":
             return value
         self.raised = self._raised(kind, value)
@@ -192,6 +195,7 @@ class Peer:
             _, number, does, name, given = message
             arguments, pairs = Decoder(table, self._resolve, self._classes).value(given)
             keywords = dict(pairs)
+            self.heard = True
             target = self._own(number, does)
         except (RefusedError, ValueError, TypeError, RecursionError) as error:
             self.send(["refused", [], f"the request was refused: {error}"])
