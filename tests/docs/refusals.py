@@ -60,6 +60,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, cpu_seconds: 10}]"),
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, memory_mib: 8192}]"),
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, wrong: 1.0}]"),
+    ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, sandbox_waived: [netwrk]}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: pattern, pattern: '('}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: pattern, pattern: a, match: full, max_matches: 2}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: pattern, pattern: a, match_seconds: 60}]"),

@@ -2,10 +2,11 @@
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from proximo.config.rewards import JudgedRewardConfig
 from proximo.metrics.definitions import COMPONENT
+from proximo.sandbox.guarantees import check_names
 
 WALL_PER_CPU = 10.0
 """As in rewards/code/judge.py."""
@@ -67,6 +68,12 @@ class CodeRewardConfig(JudgedRewardConfig):
     """Score of an answer without a program."""
     sandbox_waived: list[str] = Field(default_factory=list)
     """Guarantees of the sandbox that this machine cannot give and that the run does without. docs/sandbox.md."""
+
+    @field_validator("sandbox_waived")
+    @classmethod
+    def _known_guarantees(cls, value: list[str]) -> list[str]:
+        check_names(value, ())
+        return value
 
     @model_validator(mode="after")
     def _columns_of_the_form(self) -> Self:

@@ -69,7 +69,7 @@ def read_problem(form: Form, columns: Columns, metadata: Mapping[str, Any], prom
         tests = [text for name in columns.tests for text in _texts(metadata, name)]
         return _asserts(tuple(tests), _setup(columns, metadata))
     if form == "check":
-        entry_point = _one_text(metadata, columns.entry_point)
+        entry_point = _one_text(metadata, columns.entry_point, "the name of its function")
         test = "\n".join(_one_text(metadata, name) for name in columns.tests)
         return _check(test, entry_point, prompt, _setup(columns, metadata))
     if form == "stdio":
@@ -199,14 +199,14 @@ def _python(source: str, what: str) -> ast.Module:
         raise DataError(f"{what} are not Python: {error}") from error
 
 
-def _column(metadata: Mapping[str, Any], name: str) -> Any:
+def _column(metadata: Mapping[str, Any], name: str, what: str = "its tests") -> Any:
     if metadata.get(name) is None:
-        raise DataError(f"the row has no column {name}, which holds its tests; it has {', '.join(metadata) or 'none'}")
+        raise DataError(f"the row has no column {name}, which holds {what}; it has {', '.join(metadata) or 'none'}")
     return metadata[name]
 
 
-def _one_text(metadata: Mapping[str, Any], name: str) -> str:
-    value = _column(metadata, name)
+def _one_text(metadata: Mapping[str, Any], name: str, what: str = "its tests") -> str:
+    value = _column(metadata, name, what)
     if not isinstance(value, str):
         raise DataError(f"column {name} must be a text, got {type(value).__name__}")
     return value
