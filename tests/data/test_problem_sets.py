@@ -1,6 +1,7 @@
 """Data sets of problems become prompts with what a verifier reads: on their real files, and row by row."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,21 @@ def test_math_takes_the_answer_column_or_else_the_last_box_of_the_solution() -> 
         (r"\boxed 3", None),
         ("}{", None),
         (r"\boxed{}", ""),
+        (r"\boxed{1 + \boxed{2}}", "2"),
+        (r"\boxed{\left\{ x \right.}", r"\left\{ x \right."),
+        (r"\boxed{a \\ {b}}", r"a \\ {b}"),
+        (r"} \boxed{1}}", "1"),
     ],
 )
 def test_the_last_box_that_is_closed_counts(text: str, inside: str | None) -> None:
     assert last_boxed(text) == inside
+
+
+def test_boxes_that_never_close_take_no_longer_than_their_text() -> None:
+    start = time.process_time()
+    assert last_boxed("\\boxed{" * 20_000) is None
+    assert last_boxed("\\boxed{" * 20_000 + "1" + "}" * 20_000) == "1"
+    assert time.process_time() - start < 1.0
 
 
 def test_humaneval_asks_for_the_rest_of_the_function_and_keeps_its_beginning_for_the_judge() -> None:

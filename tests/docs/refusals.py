@@ -46,6 +46,8 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Scores", "reward=[{kind: model, path: a/b}, {kind: model, path: a/c}]"),
     ("ppo", "Scores", "reward=[{kind: maths, answer_from: [pattern]}]"),
     ("ppo", "Scores", "reward=[{kind: maths, answer_from: [pattern], pattern: '('}]"),
+    ("ppo", "Scores", "reward=[{kind: maths, right: 0, wrong: 1}]"),
+    ("ppo", "Scores", "reward=[{kind: countdown, no_answer: 1}]"),
     (
         "ppo",
         "Scores",
@@ -70,6 +72,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Rewards of texts", "reward=[{kind: think_answer, right_reads: answer}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: think_answer, right: {kind: pattern, pattern: a, attempts: 2}}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: think_answer, right: {kind: code, form: asserts}}]"),
+    ("ppo", "Rewards of texts", "reward=[{kind: think_answer, right: {kind: maths, right: 0.5}}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://me:mine@host'}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://host', token_env: my-token}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://host', step_seconds: 60}]"),

@@ -26,6 +26,9 @@ class MathsRewardConfig(JudgedRewardConfig):
     """Where the answer is looked for; the first place that has one counts. `boxed`: \\boxed{}; `hash`: behind ####;
     `phrase`: behind "the answer is"; `label`: a line `A: ...`; `number`: the last number; `pattern`: the key `pattern`;
     `whole`: the whole response."""
+    answers_column: str | None = "answers"
+    """Column with a list of reference answers, beside the row's own; right is what equals any of them. A row without
+    that column has its own alone, and null is for all rows the same."""
     several_boxes: Literal["last", "first", "agree"] = "last"
     """Which of several answers in one place counts. `agree`: all must be the same, else there is none."""
     pattern: str | None = None
@@ -64,6 +67,11 @@ class MathsRewardConfig(JudgedRewardConfig):
                 raise ValueError(f"pattern is no regular expression: {error}") from error
         return self
 
+    @model_validator(mode="after")
+    def _scores_in_order(self) -> Self:
+        _check_order(self)
+        return self
+
 
 class CountdownRewardConfig(JudgedRewardConfig):
     """Scores of countdown: an expression of the given numbers that makes the target. docs/maths.md."""
@@ -93,3 +101,15 @@ class CountdownRewardConfig(JudgedRewardConfig):
     """Score of any other expression: a small one rewards the form."""
     no_answer: float = 0.0
     """Score of a response without an expression."""
+
+    @model_validator(mode="after")
+    def _scores_in_order(self) -> Self:
+        _check_order(self)
+        return self
+
+
+def _check_order(section: MathsRewardConfig | CountdownRewardConfig) -> None:
+    if not max(section.wrong, section.no_answer) < section.right:
+        raise ValueError(
+            f"right ({section.right:g}) must be above wrong ({section.wrong:g}) and no_answer ({section.no_answer:g})"
+        )

@@ -1,5 +1,6 @@
 """The kinds of rewards that read a response as text: form, pattern, schema, length, repetition."""
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -144,6 +145,20 @@ Verifier = Annotated[
 """What can say within `think_answer` that an answer is right: a score of 1 or more."""
 
 
+def _scores_of(verifier: Verifier) -> tuple[float, float]:
+    """The highest score of a verifier, and the highest of what is wrong; of a pattern, which may be one for wrong
+    answers, the lowest."""
+    match verifier:
+        case MathsRewardConfig() | CountdownRewardConfig():
+            return verifier.right, max(verifier.wrong, verifier.no_answer)
+        case CodeRewardConfig():
+            return verifier.right, max(verifier.wrong, verifier.no_program)
+        case PatternRewardConfig():
+            scores = (verifier.match_score * verifier.max_matches, verifier.match_score, verifier.no_match_score)
+            return max(scores), min(scores)
+    return 1.0, 0.0
+
+
 class ThinkAnswerRewardConfig(JudgedRewardConfig):
     """The form `<think>…</think><answer>…</answer>`, alone or beside a verifier. docs/text-rewards.md."""
 
@@ -169,6 +184,16 @@ class ThinkAnswerRewardConfig(JudgedRewardConfig):
     def _needs_a_verifier(self) -> Self:
         if self.right is None and (self.well_formed_credit is not None or self.right_reads == "answer"):
             raise ValueError("well_formed_credit and right_reads are about a verifier: give right, or leave them out")
+        return self
+
+    @model_validator(mode="after")
+    def _scores_on_both_sides_of_one(self) -> Self:
+        best, worst = (math.inf, -math.inf) if self.right is None else _scores_of(self.right)
+        if not worst < 1 <= best:
+            raise ValueError(
+                f"the verifier in right scores {best:g} what is right and {worst:g} what is wrong, but right is what "
+                "it scores 1 or more, and nothing else: give it other scores"
+            )
         return self
 
     @model_validator(mode="after")

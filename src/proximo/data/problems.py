@@ -20,6 +20,8 @@ from proximo.errors import DataError
 CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
 """GSM8K's `<<48/2=24>>`: an aid to its authors' calculator, not a part of the answer."""
 NUMBER = re.compile(r"[-+]?\$?(\d[\d,]*)?\.?\d+%?")
+BRACE = re.compile(r"(?P<box>\\boxed\{)|\\\\(?!boxed\{)|\\[{}]|(?P<brace>[{}])")
+"""Braces that open and close, behind `\\boxed` and elsewhere; a brace behind a backslash is a character."""
 DEFINED = re.compile(r"^[ \t]*def[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -49,14 +51,14 @@ def as_problem(row: Row, problems: Problems, template: str | None = None) -> Row
 
 def last_boxed(text: str) -> str | None:
     r"""What stands in the last `\boxed{...}` whose braces are closed; None where there is none."""
-    start = len(text)
-    while (start := text.rfind("\\boxed{", 0, start)) >= 0:
-        depth = 0
-        for end in range(start + len("\\boxed"), len(text)):
-            depth += (text[end] == "{") - (text[end] == "}")
-            if depth == 0:
-                return text[start + len("\\boxed{") : end].strip()
-    return None
+    opened: list[int | None] = []
+    last, inside = 0, None
+    for found in BRACE.finditer(text):
+        if found["box"] or found["brace"] == "{":
+            opened.append(found.end() if found["box"] else None)
+        elif found["brace"] and opened and (start := opened.pop()) is not None and start > last:
+            last, inside = start, text[start : found.start()].strip()
+    return inside
 
 
 def _gsm8k(row: Row) -> _Problem:

@@ -1,5 +1,6 @@
 """Judges of mathematics for tests, with the defaults of their configuration."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from proximo.config.rewards_maths import CountdownRewardConfig, MathsRewardConfig
@@ -17,5 +18,6 @@ def countdown_judge(**options: Any) -> CountdownJudge:
     return CountdownJudge(**CountdownRewardConfig(kind="countdown", **options).judge_options())
 
 
-def judged(text: str, reference: str | None, **options: Any) -> Verdict:
-    return maths_judge(**options).judge(Answer(text=text, prompt="", reference=reference))
+def judged(text: str, reference: str | None, *, metadata: Mapping[str, Any] | None = None, **options: Any) -> Verdict:
+    asked = Answer(text=text, prompt="", reference=reference, metadata=metadata or {})
+    return maths_judge(**options).judge(asked)

@@ -118,6 +118,12 @@ def test_operators_are_some_of_four() -> None:
         CountdownRewardConfig(kind="countdown", operators=["**"])
 
 
+@pytest.mark.parametrize("scores", [{"wrong": 1.0}, {"no_answer": 1.0}, {"right": 0.0, "wrong": 1.0}])
+def test_nothing_scores_as_much_as_a_right_answer(scores: dict[str, float]) -> None:
+    with pytest.raises(ValidationError, match="must be above"):
+        CountdownRewardConfig(kind="countdown", **scores)  # ty: ignore
+
+
 def test_bounds_are_looked_at_before_anything_is_computed() -> None:
     for text in ("1234567890", "(" * 31 + "1" + ")" * 31, "+".join("1" * 61), "1" + " " * 600):
         with pytest.raises(MalformedError):

@@ -41,6 +41,7 @@ def test_an_answer_that_nobody_can_compare_is_wrong_and_counted() -> None:
 
 OPTIONS: tuple[tuple[str, Any, dict[str, Any], str, str], ...] = (
     ("answer_from", ["label"], {}, "\\boxed{6}\nA: 5", "5"),
+    ("answers_column", None, {"metadata": {"answers": ["5", "7"]}}, "\\boxed{7}", "5"),
     ("several_boxes", "first", {}, "\\boxed{5} \\boxed{6}", "5"),
     ("several_boxes", "agree", {}, "\\boxed{6} \\boxed{5}", "5"),
     ("pattern", "=(.)", {"answer_from": ["pattern"], "pattern": ":(.)"}, "=5 :6", "5"),
@@ -78,6 +79,37 @@ def test_several_boxes_that_agree_may_be_written_differently() -> None:
     assert judged(many, "1", several_boxes="agree").state is ScoreState.MODEL_FAULT
 
 
+SEVERAL = {"answers": ["4", "-4", "\\sin x"]}
+
+
+def test_an_answer_that_equals_any_of_several_references_is_right() -> None:
+    texts = ("4", "8/2", "-4.0", "\\sin x", "5")
+    assert [judged(f"\\boxed{{{each}}}", "4", metadata=SEVERAL).score for each in texts] == [1.0] * 4 + [0.0]
+    assert judged("\\boxed{-4}", None, metadata=SEVERAL).score == 1.0
+    assert judged("\\boxed{2}", "1", metadata={"all": ["2"]}, answers_column="all").score == 1.0
+    undefined = judged("\\boxed{1/0}", "4", metadata=SEVERAL, symbolic="never")
+    assert (undefined.score, undefined.reason) == (0.0, "a division by 0")
+    assert judged("\\boxed{5}", "4", metadata={"answers": None}).score == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ("4", "must be a list of texts"),
+        ({"text": ["4"]}, "must be a list of texts"),
+        (["4", 5], "must be a list of texts"),
+        (["4", "x" * 1001], "the answer alone"),
+        (["4", " "], "nothing in it"),
+        ([str(n) for n in range(101)], "at most 100"),
+    ],
+)
+def test_a_list_of_references_that_cannot_be_compared_with_is_refused(answers: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        maths_judge().check_row("4", {"answers": answers})
+    if isinstance(answers, str):
+        maths_judge(answers_column=None).check_row("4", {"answers": answers})
+
+
 ROWS = (
     (None, "has none"),
     ("x" * 1001, "the answer alone"),
@@ -94,7 +126,7 @@ def test_a_row_that_no_answer_can_be_judged_by_is_refused(reference: str | None,
 
 def test_a_row_with_a_reference_is_taken_even_where_only_math_verify_could_read_it() -> None:
     maths_judge().check_row("\\sin x", {})
-    with pytest.raises(DataError, match="no reference"):
+    with pytest.raises(DataError, match="needs a reference answer"):
         maths_judge().judge(Answer(text="\\boxed{5}", prompt=""))
 
 
@@ -112,8 +144,8 @@ def test_what_nobody_here_decides_is_left_to_math_verify(monkeypatch: pytest.Mon
         def __init__(self, cpu_seconds: float) -> None:
             assert cpu_seconds == 0.8
 
-        def same(self, reference: str, answer: str) -> bool | None:
-            asked.append((reference, answer))
+        def any_same(self, references: list[str], answer: str) -> bool | None:
+            asked.append((references, answer))
             return {"\\cos x": False, "\\sin{x}": True}.get(answer)
 
     monkeypatch.setattr(judge_module, "SymbolicComparison", Symbols)
@@ -125,6 +157,9 @@ def test_what_nobody_here_decides_is_left_to_math_verify(monkeypatch: pytest.Mon
     assert [verdict.components["undecided"] for verdict in verdicts] == [0.0, 0.0, 1.0]
     assert judged("\\boxed{5}", "6", symbolic="always").score == 0.0
     assert len(asked) == 3
+    several = {"answers": ["5", "\\tan x", "\\sin x"]}
+    assert judged("\\boxed{\\sin{x}}", "\\sin x", symbolic="always", metadata=several).score == 1.0
+    assert asked[3] == (["\\sin x", "5", "\\tan x"], "\\sin{x}")
 
 
 @pytest.mark.parametrize(
@@ -135,6 +170,8 @@ def test_what_nobody_here_decides_is_left_to_math_verify(monkeypatch: pytest.Mon
         ({"answer_from": ["pattern"], "pattern": "("}, "no regular expression"),
         ({"answer_from": []}, "at least 1"),
         ({"relative_tolerance": 0.0}, "greater than 0"),
+        ({"right": 0.0, "wrong": 1.0}, "must be above"),
+        ({"right": 0.5, "no_answer": 0.5}, "must be above"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:

@@ -1,10 +1,12 @@
 """The form of think and answer: what is well-formed, AReaL's table, and what a verifier within it is shown."""
 
+import contextlib
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from proximo.config.rewards_texts import ThinkAnswerRewardConfig
 from proximo.errors import DataError
@@ -146,3 +148,25 @@ def test_the_section_names_the_judge_of_its_verifier() -> None:
     config = ThinkAnswerRewardConfig(kind="think_answer", right=right, zero_as_minus_one=True)  # ty: ignore
     found = ThinkAnswerJudge(**config.judge_options()).judge(Answer(text="41", prompt="?"))
     assert found.score == -1
+
+
+@pytest.mark.parametrize(
+    ("right", "refused"),
+    [
+        ({"kind": "maths"}, False),
+        ({"kind": "maths", "right": 0.5}, True),
+        ({"kind": "maths", "right": 2.0, "wrong": 1.0}, True),
+        ({"kind": "countdown", "right": 0.9, "wrong": 0.1}, True),
+        ({"kind": "countdown", "wrong": 0.1}, False),
+        ({"kind": "code", "form": "asserts", "cpu_seconds": 0.1, "right": 0.5}, True),
+        ({"kind": "json_schema", "satisfies": {"type": "object"}}, False),
+        ({"kind": "pattern", "pattern": "42", "match_score": 0.5}, True),
+        ({"kind": "pattern", "pattern": "42", "match_score": 0.5, "max_matches": 2}, False),
+        ({"kind": "pattern", "pattern": "42", "match_score": 0.0, "no_match_score": 1.0}, False),
+        ({"kind": "pattern", "pattern": "42", "no_match_score": 1.0}, True),
+    ],
+)
+def test_a_verifier_that_could_not_be_right_or_not_be_wrong_is_refused(right: dict[str, Any], refused: bool) -> None:
+    refusal = pytest.raises(ValidationError, match="right is what it scores 1 or more")
+    with refusal if refused else contextlib.nullcontext():
+        ThinkAnswerRewardConfig(kind="think_answer", right=right)  # ty: ignore

@@ -14,9 +14,10 @@ from fractions import Fraction
 from math import comb, factorial
 from typing import TypeVar
 
+from proximo.rewards.maths.equations import worth
 from proximo.rewards.maths.lexer import Token
 from proximo.rewards.maths.quotients import Arithmetic, Quotient, RefusedError, UnreadableError, letter, rational
-from proximo.rewards.maths.values import Equation, Infinity, Matrix, Several, Union, Value, repeating, whole_number
+from proximo.rewards.maths.values import Infinity, Matrix, Several, Union, Value, repeating, whole_number
 
 MAX_FACTORIAL = 200
 LETTERS = (
@@ -87,17 +88,7 @@ class Parser:
             sides.append(self._union())
         if self._accept("\\approx"):
             self._union()  # what stands before it is exact
-        if name is not None:
-            return Equation(name, letter(name), sides[-1])
-        if len(sides) == 1:
-            return sides[0]
-        left, right = self._number(sides[-2]), self._number(sides[-1])
-        constants = left.constant(), right.constant()
-        if None in constants:
-            return Equation(None, left, right)
-        if constants[0] != constants[1]:
-            raise RefusedError("an equation that does not hold")
-        return right
+        return worth(name, sides, self._arithmetic)
 
     def _name(self) -> str | None:
         """`x =`, `f(x) =` or `x \\in` before a value; the name is taken off."""

@@ -15,15 +15,18 @@ from proximo.states import ScoreState
 
 MAX_BOXES = 20
 """More boxes than this never agree."""
+MAX_REFERENCES = 100
+"""Of one row; each is compared with."""
 
 
 class MathsJudge:
     """Takes the answer out of a response and compares it with the reference, exactly where it can be read."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one for each key of its section
         self,
         *,
         answer_from: Sequence[str],
+        answers_column: str | None,
         several_boxes: str,
         pattern: str | None,
         relative_tolerance: float | None,
@@ -35,6 +38,7 @@ class MathsJudge:
     ) -> None:
         """The options are the fields of config/rewards_maths.py. Raises MissingExtraError."""
         self._answer_from = tuple(answer_from)
+        self._answers_column = answers_column
         self._several_boxes = several_boxes
         self._pattern = None if pattern is None else re.compile(pattern)
         self._tolerance = relative_tolerance
@@ -44,8 +48,7 @@ class MathsJudge:
 
     def judge(self, answer: Answer) -> Verdict:
         """The verdict; components `parsed` (an answer was found), `by_symbols` and `undecided` (who decided)."""
-        if answer.reference is None:
-            raise DataError("the prompt has no reference answer")
+        references = self._references(answer.reference, answer.metadata)
         found = answers_in(answer.text, self._answer_from, self._pattern)
         if not found:
             return self._fault("no answer found", parsed=0.0)
@@ -53,7 +56,7 @@ class MathsJudge:
             if self._several_boxes == "agree" and not self._agree(found):
                 return self._fault("several answers that differ", parsed=1.0)
             given = found[0] if self._several_boxes == "first" else found[-1]
-            same, by_symbols = self._same(answer.reference, given)
+            same, by_symbols = self._same(references, given)
         except RefusedError as error:
             return self._fault(f"{error}", parsed=1.0, score="wrong")
         except OutOfTimeError:
@@ -63,17 +66,19 @@ class MathsJudge:
             components=_components(1.0, float(by_symbols), float(same is None)),
         )
 
-    def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """A reference answer is needed, of at most MAX_CHARACTERS characters, with something in it to compare."""
-        if reference is None:
-            raise DataError("a maths reward needs a reference answer; the row has none (column `answer`)")
-        if len(reference) > MAX_CHARACTERS:
-            raise DataError(
-                f"a reference answer of {len(reference)} characters, at most {MAX_CHARACTERS} are read: it is to be "
-                f"the answer alone, not the solution; it begins with {reference[:40]!r}"
-            )
-        if not clean(reference):
-            raise DataError(f"the reference answer {reference!r} has nothing in it to compare with")
+    def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
+        """Reference answers are needed, of at most MAX_CHARACTERS characters, with something in each to compare."""
+        references = self._references(reference, metadata)
+        if len(references) > MAX_REFERENCES:
+            raise DataError(f"{len(references)} reference answers, at most {MAX_REFERENCES} are compared with")
+        for each in references:
+            if len(each) > MAX_CHARACTERS:
+                raise DataError(
+                    f"a reference answer of {len(each)} characters, at most {MAX_CHARACTERS} are read: it is to be "
+                    f"the answer alone, not the solution; it begins with {each[:40]!r}"
+                )
+            if not clean(each):
+                raise DataError(f"the reference answer {each!r} has nothing in it to compare with")
 
     def timeout_verdict(self) -> Verdict:
         """Of an answer on which the worker was killed: a pattern of the user's own may take that long."""
@@ -82,17 +87,46 @@ class MathsJudge:
     def close(self) -> None:
         """Nothing was started."""
 
+    def _references(self, reference: str | None, metadata: Mapping[str, Any]) -> list[str]:
+        """The row's own, and those of its list; each once."""
+        column = self._answers_column
+        listed = None if column is None else metadata.get(column)
+        if listed is None:
+            listed = []
+        if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+            raise DataError(
+                f"column {column!r} must be a list of texts, the reference answers, got {listed!r:.80}; answers_column "
+                "names another column, and null none"
+            )
+        own = [] if reference is None else [reference]
+        if not own and not listed:
+            raise DataError("a maths reward needs a reference answer; the row has none (column `answer`)")
+        return list(dict.fromkeys(own + listed))
+
     def _agree(self, found: Sequence[str]) -> bool:
         different = sorted(set(found))
-        return len(different) <= MAX_BOXES and all(self._same(different[0], other)[0] for other in different[1:])
+        return len(different) <= MAX_BOXES and all(self._same(different[:1], other)[0] for other in different[1:])
 
-    def _same(self, reference: str, given: str) -> tuple[bool | None, bool]:
-        """Whether it is right, where that is known, and whether math-verify said so."""
-        same = equivalent(reference, given, relative_tolerance=self._tolerance)
-        if same is not None or self._symbols is None:
-            return same, False
-        same = self._symbols.same(reference, given)
-        return same, same is not None
+    def _same(self, references: Sequence[str], given: str) -> tuple[bool | None, bool]:
+        """Whether it is one of them, where that is known, and whether math-verify said so.
+
+        Raises RefusedError where it is none of them and cannot be compared with some.
+        """
+        undecided, refused = [], None
+        for reference in references:
+            try:
+                same = equivalent(reference, given, relative_tolerance=self._tolerance)
+            except RefusedError as error:
+                refused = error
+                continue
+            if same:
+                return True, False
+            if same is None:
+                undecided.append(reference)
+        found = self._symbols.any_same(undecided, given) if self._symbols and undecided else None
+        if not found and refused is not None:
+            raise refused
+        return (found, found is not None) if undecided else (False, False)
 
     def _fault(self, reason: str, *, parsed: float, by_symbols: float = 0.0, score: str = "no_answer") -> Verdict:
         return Verdict(

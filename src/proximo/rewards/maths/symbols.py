@@ -9,7 +9,7 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from proximo.errors import MissingExtraError
+from proximo.rewards.maths.cleaning import clean
 
 MAX_CHARACTERS = 300
 MAX_NESTING = 10
@@ -37,6 +38,9 @@ _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _LONG_NUMBER = re.compile(rf"[\d.,]{{{MAX_DIGITS + 1},}}")
 _POWER = re.compile(r"(?:\^|\*\*)\s*(\{[^{}]*\}|\d+|\\?\S)(.?)")
 _UNFIT = re.compile(r"[\"'`@#&;]|__|!|\*\*\s*\(|\^\s*\(")
+_EQUALS = re.compile(r"(?<![<>:=])=(?!=)")
+_NAMED = re.compile(r"(?:^|(?<=[,;(\[{&]))\s*\\?[A-Za-z]+'?(?:_\{?\w\}?)?(?:\^\{-1\})?(?:\([A-Za-z, ]+\))?\s*=")
+"""A name before a value, which is no side of an equation."""
 
 
 class OutOfTimeError(BaseException):
@@ -92,20 +96,39 @@ class SymbolicComparison:
         self._cpu_seconds = cpu_seconds
         self._package = _math_verify()
 
-    def same(self, reference: str, answer: str) -> bool | None:
-        """What math-verify says; None where it was not asked, or cannot read one of the two.
+    def any_same(self, references: Sequence[str], answer: str) -> bool | None:
+        """Whether math-verify says that the answer is one of the references; None where it is not known of some.
 
-        Raises OutOfTimeError where it does not decide within its processor time.
+        Raises OutOfTimeError where it does not decide within its processor time, which is for all of them.
         """
+        found = set()
+        with bounded(self._cpu_seconds):
+            for reference in references:
+                found.add(self._same(reference, answer))
+                if True in found:
+                    return True
+        return None if None in found else False
+
+    def _same(self, reference: str, answer: str) -> bool | None:
+        """What is said of the two texts, or where one of them alone is an equation, of each of its sides.
+
+        math-verify would take the last side for all of it, whether the others are equal to it or not.
+        """
+        sides = [_EQUALS.split(_NAMED.sub("", clean(each))) for each in (reference, answer)]
+        if (len(sides[0]) > 1) == (len(sides[1]) > 1):
+            return self._ask(reference, answer)
+        found = {self._ask(one, other) for one in sides[0] for other in sides[1]}
+        return False if False in found else None if None in found else True
+
+    def _ask(self, reference: str, answer: str) -> bool | None:
+        """What math-verify says; None where it was not asked, or cannot read one of the two."""
         if not is_fit(reference) or not is_fit(answer):
             return None
-        math_verify = self._package
         try:
-            with bounded(self._cpu_seconds):
-                gold, target = (_parsed(math_verify, each) for each in (reference, answer))
-                if not gold or not target:
-                    return None
-                return bool(math_verify.verify(gold, target, timeout_seconds=None, raise_on_error=True))
+            gold, target = (_parsed(self._package, each) for each in (reference, answer))
+            if not gold or not target:
+                return None
+            return bool(self._package.verify(gold, target, timeout_seconds=None, raise_on_error=True))
         except Exception:  # whatever sympy stumbles over, it has not compared the two
             return None
 
