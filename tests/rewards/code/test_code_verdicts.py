@@ -1,6 +1,7 @@
 """Verdicts on programs: scores, states, components and reasons."""
 
 import math
+import time
 
 import pytest
 from judged_programs import judged
@@ -12,6 +13,14 @@ from proximo.states import ScoreState
 
 INC = {"test_list": ["assert inc(1) == 2", "assert inc(5) == 6", "assert inc(-1) == 0"]}
 RIGHT = "def inc(x):\n    return x + 1\n"
+
+
+@pytest.fixture(autouse=True)
+def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with much else to do reaches the wall limit first; only a test of sleepers means that one."""
+    if "sleeps" not in request.node.name:
+        monkeypatch.setattr("proximo.rewards.code.judge.WALL_PER_CPU", 200.0)
+
 
 ASSERTS = (
     ("right", RIGHT, INC, 1.0, None),
@@ -154,6 +163,13 @@ def test_a_program_that_makes_the_tests_reach_a_limit_gains_nothing(sandbox, mon
     found = judged(sandbox, "def rounds(): return 10 ** 12", row, wrong=-1.0)
     assert (found.score, found.state) == (-1.0, ScoreState.MODEL_FAULT)
     assert found.reason == "the tests did not end by themselves: cpu limit of 0.5 s"
+
+
+def test_a_program_that_will_not_end_after_its_tests_costs_no_more_time_than_they(sandbox) -> None:
+    program = "import os, time\nos._exit = lambda *a: time.sleep(1e6)\n" + RIGHT
+    start = time.monotonic()
+    assert judged(sandbox, program, INC).score == 1.0
+    assert time.monotonic() - start < 20, "its wall limit is 40 s"
 
 
 def test_an_import_that_the_program_lacks_is_the_programs_fault(sandbox) -> None:

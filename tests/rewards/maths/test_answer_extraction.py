@@ -2,6 +2,7 @@
 
 import re
 import time
+import tracemalloc
 
 import pytest
 
@@ -77,3 +78,14 @@ def test_a_long_response_takes_time_in_proportion(place: str) -> None:
         start = time.process_time()
         answers_in(piece * (200_000 // len(piece)), [place])
         assert time.process_time() - start < 0.5, piece
+
+
+def test_boxes_in_boxes_take_memory_and_time_of_their_text_alone() -> None:
+    """Each holding its contents, 40,000 of them would take 7 GB."""
+    text = "\\boxed{" * 40_000 + "5" + "}" * 40_000
+    tracemalloc.start()
+    found = answers_in(text, ["boxed"])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [len(each) for each in found] == [len(text) - 8]
+    assert peak < 100 * 2**20

@@ -34,6 +34,11 @@ DIFFERENT = (
     ("\\cos x = \\sin x", "\\tan x = \\sin x"),
     ("(0,2) \\cup (3,4)", "(0,4)"),
 )
+ROUNDED = (
+    ("\\ln 2", "0.693147"),
+    ("\\sqrt[3]{2}", "1.259921"),
+    ("\\frac{\\ln 2}{10000000}", "0.0"),
+)
 UNFIT = (
     "x" * 301,
     "(" * 11 + "5" + ")" * 11,
@@ -78,6 +83,14 @@ def test_math_verify_decides_what_the_grammar_does_not(pairs: tuple[tuple[str, s
         verdict = judged(f"\\boxed{{{answer}}}", reference, symbolic="always", symbolic_cpu_seconds=10.0)
         assert verdict.score == float(right), (reference, answer)
         assert verdict.components["by_symbols"] == 1.0
+
+
+@INSTALLED
+@pytest.mark.parametrize(("reference", "answer"), ROUNDED)
+def test_the_first_digits_of_a_number_are_not_the_number(reference: str, answer: str) -> None:
+    """math-verify compares them to six places."""
+    assert judged(f"\\boxed{{{answer}}}", reference, symbolic="always").score == 0.0
+    assert judged(f"\\boxed{{{reference}}}", answer, symbolic="always").score == 0.0
 
 
 @INSTALLED

@@ -32,26 +32,29 @@ def answers_in(text: str, answer_from: Sequence[str], pattern: re.Pattern[str] |
 
 def boxed(text: str) -> list[str]:
     """The contents of every box that is closed and not inside another one."""
-    found: list[tuple[int, int, str]] = []
+    found: list[tuple[int, int, int, int]] = []
     opened: list[tuple[int, int] | None] = []
     for match in _PIECE.finditer(text):
         if match["token"]:
-            found.append((match.start(), match.end(), match["token"].rstrip(".,;:")))
+            last = match.start("token") + len(match["token"].rstrip(".,;:"))
+            found.append((match.start(), match.end(), match.start("token"), last))
         elif match["box"]:
             opened.append((match.start(), match.end()))
         elif match["brace"] == "{":
             opened.append(None)
         elif match["brace"] == "}" and opened and (box := opened.pop()) is not None:
-            found.append((box[0], match.end(), text[box[1] : match.start()]))
-    return _outermost(found)
+            found.append((box[0], match.end(), box[1], match.start()))
+    # Only what is kept is copied: boxes in boxes would hold their text once for each.
+    return [text[first:last] for first, last in _outermost(found)]
 
 
-def _outermost(found: list[tuple[int, int, str]]) -> list[str]:
-    kept: list[str] = []
+def _outermost(found: list[tuple[int, int, int, int]]) -> list[tuple[int, int]]:
+    """Of boxes (start, end, start of the contents, end of the contents) the contents of those in no other."""
+    kept: list[tuple[int, int]] = []
     end = -1
-    for start, stop, content in sorted(found):
+    for start, stop, first, last in sorted(found):
         if start >= end:
-            kept.append(content)
+            kept.append((first, last))
             end = stop
     return kept
 

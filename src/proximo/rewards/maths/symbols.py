@@ -39,6 +39,7 @@ _LONG_NUMBER = re.compile(rf"[\d.,]{{{MAX_DIGITS + 1},}}")
 _POWER = re.compile(r"(?:\^|\*\*)\s*(\{[^{}]*\}|\d+|\\?\S)(.?)")
 _UNFIT = re.compile(r"[\"'`@#&;]|__|!|\*\*\s*\(|\^\s*\(")
 _EQUALS = re.compile(r"(?<![<>:=])=(?!=)")
+_DECIMAL = re.compile(r"\d?\.\d")
 _NAMED = re.compile(r"(?:^|(?<=[,;(\[{&]))\s*\\?[A-Za-z]+'?(?:_\{?\w\}?)?(?:\^\{-1\})?(?:\([A-Za-z, ]+\))?\s*=")
 """A name before a value, which is no side of an equation."""
 
@@ -123,6 +124,9 @@ class SymbolicComparison:
     def _ask(self, reference: str, answer: str) -> bool | None:
         """What math-verify says; None where it was not asked, or cannot read one of the two."""
         if not is_fit(reference) or not is_fit(answer):
+            return None
+        if bool(_DECIMAL.search(reference)) != bool(_DECIMAL.search(answer)):
+            # It compares those two to six places, and the first digits of a number are not the number.
             return None
         try:
             gold, target = (_parsed(self._package, each) for each in (reference, answer))
