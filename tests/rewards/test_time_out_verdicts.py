@@ -28,6 +28,7 @@ COUNTDOWN = {
 }
 MATHS = {
     "answer_from": ["boxed"],
+    "answers_column": None,
     "several_boxes": "last",
     "pattern": None,
     "relative_tolerance": None,

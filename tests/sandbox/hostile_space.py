@@ -105,7 +105,7 @@ print("BROKEN")
         "more files than there may be",
         """
 import time
-for name in range(10000): open(f"file{name}", "w").close()
+for name in range(3000): open(f"file{name}", "w").close()
 time.sleep(5)
 print("BROKEN")
 """,
