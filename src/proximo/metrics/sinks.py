@@ -2,11 +2,22 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from tensorboard.summary import Writer
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, SummaryMetadata
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+from tensorboard.compat.proto.types_pb2 import DT_FLOAT
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+SCALAR = SummaryMetadata(
+    plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"), data_class=DATA_CLASS_SCALAR
+)
+"""Says to TensorBoard that a value is a point of a curve."""
 
 
 class Sink(Protocol):
@@ -31,7 +42,7 @@ class TensorBoardSink:
     def __init__(self, folder: Path, metrics_file: Path) -> None:
         if folder.exists():
             shutil.rmtree(folder)
-        self._writer = Writer(str(folder))
+        self._writer = EventFileWriter(str(folder))
         for step, metrics in history(metrics_file):
             self._add(step, metrics)
         self._writer.flush()
@@ -44,9 +55,13 @@ class TensorBoardSink:
         self._writer.close()
 
     def _add(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """One event for all numbers of a step, which takes a fraction of the time of one event each."""
+        event = Event(wall_time=time.time(), step=step)
         for name, number in metrics.items():
             if number is not None:  # how JSON says "not finite"
-                self._writer.add_scalar(name, number, step)
+                tensor = TensorProto(dtype=DT_FLOAT, tensor_shape=TensorShapeProto(), float_val=[number])
+                event.summary.value.add(tag=name, tensor=tensor, metadata=SCALAR)
+        self._writer.add_event(event)
 
 
 def history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
