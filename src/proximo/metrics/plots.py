@@ -55,7 +55,9 @@ def draw_curve(curve: Curve, run: Run, *, key: str) -> Plot | None:
         thinned = [bucketed(series, limits[trace.style]) for trace, series in traces]
     drawn = _drawing(curve, tuple((trace, series) for (trace, _), series in zip(traces, thinned, strict=True)))
     legend = tuple((colour, trace.label) for colour, (trace, _) in enumerate(traces, 1))
-    return Plot(svg=place_svg(drawn, key=key, description=_description(curve, traces)), legend=legend, smoothed=smoothed)
+    return Plot(
+        svg=place_svg(drawn, key=key, description=_description(curve, traces)), legend=legend, smoothed=smoothed
+    )
 
 
 @lru_cache(maxsize=64)  # a pipeline's report shows the pictures of its stages' reports again
@@ -201,7 +203,9 @@ def _canvas() -> Generator[tuple[Figure, Axes]]:
     level = fonts.level
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "proximo", "font.size": 9.5, "text.parse_math": False})
+        mpl.rcParams.update(
+            {"svg.fonttype": "none", "svg.hashsalt": "proximo", "font.size": 9.5, "text.parse_math": False}
+        )
         fonts.setLevel(logging.ERROR)  # "building the font cache" is no news to the reader of a run's output
         try:
             figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES))

@@ -7,15 +7,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-from tensorboard.compat.proto.types_pb2 import DT_FLOAT
+from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-SCALAR = SummaryMetadata(
-    plugin_data=SummaryMetadata.PluginData(plugin_name="scalars"), data_class=DATA_CLASS_SCALAR
+_event: Any = event_pb2  # protobuf makes its classes while it runs, so a checker finds none in its modules
+_summary: Any = summary_pb2
+_tensor: Any = tensor_pb2
+_shape: Any = tensor_shape_pb2
+_types: Any = types_pb2
+
+SCALAR = _summary.SummaryMetadata(
+    plugin_data=_summary.SummaryMetadata.PluginData(plugin_name="scalars"), data_class=_summary.DATA_CLASS_SCALAR
 )
 """Says to TensorBoard that a value is a point of a curve."""
 
@@ -56,10 +58,12 @@ class TensorBoardSink:
 
     def _add(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """One event for all numbers of a step, which takes a fraction of the time of one event each."""
-        event = Event(wall_time=time.time(), step=step)
+        event = _event.Event(wall_time=time.time(), step=step)
         for name, number in metrics.items():
             if number is not None:  # how JSON says "not finite"
-                tensor = TensorProto(dtype=DT_FLOAT, tensor_shape=TensorShapeProto(), float_val=[number])
+                tensor = _tensor.TensorProto(
+                    dtype=_types.DT_FLOAT, tensor_shape=_shape.TensorShapeProto(), float_val=[number]
+                )
                 event.summary.value.add(tag=name, tensor=tensor, metadata=SCALAR)
         self._writer.add_event(event)
 

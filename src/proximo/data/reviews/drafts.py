@@ -118,7 +118,7 @@ def _new_clause(
     """The clause, and the words in its slots."""
     choice = _choice(thing, place, opinion)
     frames, weights = choice.frames, choice.cumulative_weights
-    if any([words <= used for words in choice.word_sets]):
+    if any(map(used.issuperset, choice.word_sets)):
         fresh = [each for each in frames if not any(slot.said_once and used.issuperset(slot.words) for slot in each[1])]
         if fresh:
             frames, weights = tuple(fresh), _cumulative_weights(frame for frame, _ in fresh)
