@@ -1,5 +1,7 @@
 """The data sets of the embedded example: where each row comes from, how flawed they are, how noisy the pairs."""
 
+import hashlib
+import json
 import os
 import statistics
 import subprocess
@@ -9,7 +11,7 @@ from random import Random
 import pytest
 
 from proximo.data.reviews import flaws
-from proximo.data.reviews.drafts import clean_draft
+from proximo.data.reviews.drafts import _pick, clean_draft
 from proximo.data.reviews.gold import COMPONENTS, gold_components, gold_score, thing_of
 from proximo.data.reviews.rows import (
     FORM_FLAWS,
@@ -102,6 +104,21 @@ def test_a_row_is_a_function_of_seed_and_position(make):
     assert make(120, 3)[:30] == make(30, 3)
     assert make(30, 3) == make(30, 3)
     assert make(30, 3) != make(30, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "digest"),
+    [(sft_rows, "c91d6c2d97f00e1d"), (preference_rows, "e2a8ca3a754acd60"), (prompt_rows, "968c7e0f272405e9")],
+)
+def test_the_rows_are_those_that_the_published_figures_were_measured_on(make, digest):
+    assert hashlib.sha256(json.dumps(make(300, 5)).encode()).hexdigest().startswith(digest)
+
+
+def test_a_word_is_picked_as_the_standard_library_picks_it():
+    first, second = Random("pick"), Random("pick")
+    for number in range(1, 40):
+        words = [str(index) for index in range(number)]
+        assert [_pick(first, words) for _ in range(20)] == [second.choice(words) for _ in range(20)]
 
 
 def test_rows_do_not_depend_on_how_python_hashes_strings():

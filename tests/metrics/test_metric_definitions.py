@@ -7,7 +7,7 @@ import pytest
 
 from proximo.metrics.before_after import SHOWN
 from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
-from proximo.metrics.definitions import UnknownMetricError
+from proximo.metrics.definitions import Catalogue, Metric, UnknownMetricError
 from proximo.metrics.documentation import REDUCTIONS, TRAINERS, metrics_page
 from proximo.metrics.run_files import Run, Series
 from proximo.metrics.trainers import WATCHED, Trainer
@@ -31,6 +31,20 @@ def test_every_metric_has_a_unit_and_a_definition_that_is_a_sentence():
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     with pytest.raises(UnknownMetricError, match="nearest is 'kl/sequence'"):
         CATALOGUE.find("kl/sequnce")
+
+
+def test_a_name_is_looked_up_once_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    place = CATALOGUE.position("score/mean")
+    asked: list[str] = []
+    matches = Metric.matches
+    monkeypatch.setattr(Metric, "matches", lambda metric, name: asked.append(name) or matches(metric, name))
+    catalogue = Catalogue(CATALOGUE.metrics)
+    for _ in range(3):
+        assert catalogue.find("score/mean").name == "score/mean"
+        assert catalogue.get("nothing/of/this") is None
+        assert catalogue.position("score/mean") == place
+    assert asked.count("nothing/of/this") == len(CATALOGUE.metrics)
+    assert asked.count("score/mean") == place[0] + 1
 
 
 def test_a_component_may_have_any_name_of_one_segment():

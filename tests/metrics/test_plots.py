@@ -7,11 +7,13 @@ from html.parser import HTMLParser
 import matplotlib as mpl
 import pytest
 
+from proximo.metrics import plots
 from proximo.metrics.calibration import calibration
 from proximo.metrics.catalogue import CURVES
 from proximo.metrics.curves import Curve, Style, Trace
 from proximo.metrics.plots import bucketed, draw_calibration, draw_curve, smoothed
 from proximo.metrics.run_files import Run, Series
+from proximo.metrics.svg import figure_to_svg
 from proximo.metrics.trainers import Trainer
 
 CURVE = Curve(
@@ -55,7 +57,25 @@ class Balance(HTMLParser):
 
 def test_the_same_run_gives_the_same_bytes():
     run = run_of(50, "score/mean")
-    assert draw_curve(CURVE, run, key="a") == draw_curve(CURVE, run, key="a")
+    first = draw_curve(CURVE, run, key="a")
+    plots._drawing.cache_clear()
+    assert draw_curve(CURVE, run, key="a") == first
+
+
+@pytest.mark.parametrize("curve", [CURVE, TIME])
+def test_a_curve_that_was_drawn_is_not_drawn_again_for_another_page(curve, monkeypatch):
+    plots._drawing.cache_clear()
+    drawn = []
+    monkeypatch.setattr(plots, "figure_to_svg", lambda figure: drawn.append(figure) or figure_to_svg(figure))
+    names = [trace.name for trace in curve.traces]
+    first = draw_curve(curve, run_of(300, *names), key="a")
+    again = draw_curve(curve, run_of(300, *names), key="b")
+    assert len(drawn) == 1
+    assert first is not None
+    assert again is not None
+    assert first.svg.replace("a-", "b-") == again.svg.replace("a-", "b-")
+    draw_curve(curve, run_of(299, *names), key="a")
+    assert len(drawn) == 2
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 29, 30, 300, 20_000])

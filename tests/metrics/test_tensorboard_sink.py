@@ -29,6 +29,15 @@ def test_steps_are_written_as_they_come(tmp_path: Path):
     assert points(tmp_path / "tensorboard", "progress/step") == [(1, 1.0)]
 
 
+def test_tensorboard_takes_the_numbers_for_scalars(tmp_path: Path):
+    sink = TensorBoardSink(tmp_path / "tensorboard", tmp_path / "metrics.jsonl")
+    sink.write(1, {"score/mean": 0.5, "progress/step": 1})
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert set(events.PluginTagToContent("scalars")) == {"score/mean", "progress/step"}
+
+
 def test_steps_are_there_before_the_sink_is_closed(tmp_path: Path):
     sink = TensorBoardSink(tmp_path / "tensorboard", tmp_path / "metrics.jsonl")
     sink.write(1, {"score/mean": 0.5})

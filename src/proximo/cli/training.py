@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from proximo.cli.collection import imports_set_apart
 from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.config.kinds import Kind
 from proximo.errors import ConfigError
@@ -122,7 +123,9 @@ def _command(kind: Kind) -> Callable[..., int]:
 
                 print(describe(loaded.recipe))
                 return 0
-            return _trainer(kind)(loaded.recipe, options)
+            with imports_set_apart():
+                run = _trainer(kind)
+            return run(loaded.recipe, options)
 
     return command
 

@@ -4,10 +4,11 @@ A name that is not declared here cannot be recorded, so the documentation cannot
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import cached_property, lru_cache
 
 from proximo.metrics.values import MetricValue
 
@@ -66,7 +67,7 @@ class UnknownMetricError(LookupError):
     """A value was recorded under a name that nothing declares: a defect of the code that recorded it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Catalogue:
     """All metrics, by name and in the order in which they are written."""
 
@@ -74,20 +75,30 @@ class Catalogue:
 
     def find(self, name: str) -> Metric:
         """The metric that `name` belongs to; UnknownMetricError, with the nearest name, where there is none."""
-        metric = self.get(name)
-        if metric is not None:
-            return metric
-        nearest = get_close_matches(name, [metric.name for metric in self.metrics], n=1)
-        hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
-        raise UnknownMetricError(f"no metric {name!r} is declared{hint}: declare it in proximo.metrics.catalogue")
+        return self.metrics[self.position(name)[0]]
 
     def get(self, name: str) -> Metric | None:
         """The metric that `name` belongs to, or None: for reading files that another version may have written."""
-        return next((metric for metric in self.metrics if metric.matches(name)), None)
+        place = self._place(name)
+        return None if place is None else self.metrics[place]
 
     def position(self, name: str) -> tuple[int, str]:
-        """A sort key: the order of declaration, then the name (for the members of a pattern)."""
-        return self.metrics.index(self.find(name)), name
+        """A sort key: the order of declaration, then the name (for the members of a pattern). Raises as `find` does."""
+        place = self._place(name)
+        if place is None:
+            nearest = get_close_matches(name, [metric.name for metric in self.metrics], n=1)
+            hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
+            raise UnknownMetricError(f"no metric {name!r} is declared{hint}: declare it in proximo.metrics.catalogue")
+        return place, name
+
+    @cached_property
+    def _place(self) -> Callable[[str], int | None]:
+        """The place of the metric that a name belongs to. Remembers: a run asks for the same names at every step."""
+
+        def look_up(name: str) -> int | None:
+            return next((place for place, metric in enumerate(self.metrics) if metric.matches(name)), None)
+
+        return lru_cache(maxsize=4096)(look_up)
 
     def repeatable(self, line: Mapping[str, float]) -> dict[str, float]:
         """The part of a line that a second run must reproduce bit for bit: everything but times and memory."""

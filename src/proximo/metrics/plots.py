@@ -7,6 +7,7 @@ import logging
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from statistics import fmean
 
@@ -19,7 +20,7 @@ from proximo.metrics.calibration import Calibration
 from proximo.metrics.curves import Curve, Style, Trace
 from proximo.metrics.formatting import format_number
 from proximo.metrics.run_files import Run, Series
-from proximo.metrics.svg import GRID, INK, MUTED, SERIES, figure_to_svg
+from proximo.metrics.svg import GRID, INK, MUTED, SERIES, figure_to_svg, place_svg
 
 WIDTH_INCHES, HEIGHT_INCHES = 4.6, 2.1
 MAX_POINTS = 160
@@ -44,24 +45,40 @@ def draw_curve(curve: Curve, run: Run, *, key: str) -> Plot | None:
     traces = [(trace, series) for trace, series in traces if len(series)]
     if not traces:
         return None
-    with _canvas(key) as (figure, axes):
+    if curve.stacked:
+        bands = _stacked([series for _, series in traces])
+        smoothed = len(bands[0]) > MAX_STACKED_POINTS
+        thinned = [bucketed(band, MAX_STACKED_POINTS) for band in bands]
+    else:
+        smoothed = any(trace.style is Style.LINE and len(series) >= SMOOTHED_FROM for trace, series in traces)
+        limits = {Style.POINTS: MAX_MARKS, Style.LINE: MAX_POINTS}
+        thinned = [bucketed(series, limits[trace.style]) for trace, series in traces]
+    drawn = _drawing(curve, tuple((trace, series) for (trace, _), series in zip(traces, thinned, strict=True)))
+    legend = tuple((colour, trace.label) for colour, (trace, _) in enumerate(traces, 1))
+    return Plot(
+        svg=place_svg(drawn, key=key, description=_description(curve, traces)), legend=legend, smoothed=smoothed
+    )
+
+
+@lru_cache(maxsize=64)  # a pipeline's report shows the pictures of its stages' reports again
+def _drawing(curve: Curve, traces: tuple[tuple[Trace, Series], ...]) -> str:
+    """The picture of series that are short enough, for `place_svg`."""
+    with _canvas() as (figure, axes):
         if curve.stacked:
-            smoothed = _draw_stacked(axes, [series for _, series in traces])
+            _draw_stacked(axes, [series for _, series in traces])
         else:
-            drawn = [_draw(axes, trace, series, colour) for colour, (trace, series) in enumerate(traces)]
-            smoothed = any(drawn)
+            for colour, (trace, series) in enumerate(traces):
+                _draw(axes, trace, series, colour)
             _limit(axes, curve)
         if curve.guide is not None:
             axes.axhline(curve.guide, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         _place(axes)
-        legend = tuple((colour, trace.label) for colour, (trace, _) in enumerate(traces, 1))
-        svg = figure_to_svg(figure, key=key, description=_description(curve, traces))
-    return Plot(svg=svg, legend=legend, smoothed=smoothed)
+        return figure_to_svg(figure)
 
 
 def draw_calibration(calibration: Calibration, *, key: str) -> Plot:
     """Accuracy against confidence, a dot for each bin, larger with more pairs; the diagonal is perfect."""
-    with _canvas(key) as (figure, axes):
+    with _canvas() as (figure, axes):
         axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         bins = calibration.bins
         confidence, accuracy = [part.confidence for part in bins], [part.accuracy for part in bins]
@@ -73,7 +90,8 @@ def draw_calibration(calibration: Calibration, *, key: str) -> Plot:
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         _place(axes)
         words = ", ".join(f"{part.accuracy:.2f} right at {part.confidence:.2f} sure" for part in bins)
-        svg = figure_to_svg(figure, key=key, description=f"Calibration: {words}")
+        drawn = figure_to_svg(figure)
+    svg = place_svg(drawn, key=key, description=f"Calibration: {words}")
     return Plot(svg=svg, legend=((1, "accuracy of the pairs in a bin"),))
 
 
@@ -99,41 +117,34 @@ def _description(curve: Curve, traces: Sequence[tuple[Trace, Series]]) -> str:
     return f"{curve.title}: {', '.join(parts)}"
 
 
-def _draw(axes: Axes, trace: Trace, series: Series, colour: int) -> bool:
-    """Draws one series; True where a smoothed line stands for its values."""
+def _draw(axes: Axes, trace: Trace, series: Series, colour: int) -> None:
     tone = SERIES[colour]
     if trace.style is Style.POINTS:
-        thinned = bucketed(series, MAX_MARKS)
-        axes.plot(thinned.steps, thinned.values, marker="o", markersize=3.6, linewidth=0.9, linestyle="--", color=tone)
-        return False
-    if len(series) < SMOOTHED_FROM:
+        axes.plot(series.steps, series.values, marker="o", markersize=3.6, linewidth=0.9, linestyle="--", color=tone)
+    elif len(series) < SMOOTHED_FROM:
         mark = "o" if len(series) == 1 else None
         axes.plot(series.steps, series.values, linewidth=1.6, marker=mark, markersize=3.6, color=tone)
-        return False
-    thinned = bucketed(series, MAX_POINTS)
-    axes.plot(thinned.steps, thinned.values, linewidth=0.8, alpha=0.35, color=tone)
-    smooth = smoothed(thinned)
-    axes.plot(smooth.steps, smooth.values, linewidth=1.7, color=tone)
-    return True
+    else:
+        axes.plot(series.steps, series.values, linewidth=0.8, alpha=0.35, color=tone)
+        smooth = smoothed(series)
+        axes.plot(smooth.steps, smooth.values, linewidth=1.7, color=tone)
 
 
-def _draw_stacked(axes: Axes, bands: Sequence[Series]) -> bool:
+def _stacked(bands: Sequence[Series]) -> list[Series]:
+    """Each band at every step that any of them has, with 0 where it has none."""
     steps = sorted({step for band in bands for step in band.steps})
     at_step = [dict(zip(band.steps, band.values, strict=True)) for band in bands]
-    full = [Series(tuple(steps), tuple(band.get(step, 0.0) for step in steps)) for band in at_step]
-    thinned = [bucketed(band, MAX_STACKED_POINTS) for band in full]
-    if len(thinned[0]) == 1:
-        _draw_bars(axes, thinned)
-        return False
+    return [Series(tuple(steps), tuple(band.get(step, 0.0) for step in steps)) for band in at_step]
+
+
+def _draw_stacked(axes: Axes, bands: Sequence[Series]) -> None:
+    if len(bands[0]) == 1:
+        _draw_bars(axes, bands)
+        return
     axes.stackplot(
-        thinned[0].steps,
-        *(band.values for band in thinned),
-        colors=SERIES[: len(bands)],
-        alpha=0.85,
-        linewidth=0,
+        bands[0].steps, *(band.values for band in bands), colors=SERIES[: len(bands)], alpha=0.85, linewidth=0
     )
     axes.set_ylim(bottom=0)
-    return len(steps) > MAX_STACKED_POINTS
 
 
 def _draw_bars(axes: Axes, bands: Sequence[Series]) -> None:
@@ -186,13 +197,15 @@ def _limit(axes: Axes, curve: Curve) -> None:
 
 
 @contextmanager
-def _canvas(key: str) -> Generator[tuple[Figure, Axes]]:
+def _canvas() -> Generator[tuple[Figure, Axes]]:
     """Empty axes in the report's style, whatever the user's own matplotlib settings are; these come back afterwards."""
     fonts = logging.getLogger("matplotlib.font_manager")
     level = fonts.level
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": key, "font.size": 9.5, "text.parse_math": False})
+        mpl.rcParams.update(
+            {"svg.fonttype": "none", "svg.hashsalt": "proximo", "font.size": 9.5, "text.parse_math": False}
+        )
         fonts.setLevel(logging.ERROR)  # "building the font cache" is no news to the reader of a run's output
         try:
             figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES))

@@ -2,11 +2,24 @@
 
 import json
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from tensorboard.summary import Writer
+from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+_event: Any = event_pb2  # protobuf makes its classes while it runs, so a checker finds none in its modules
+_summary: Any = summary_pb2
+_tensor: Any = tensor_pb2
+_shape: Any = tensor_shape_pb2
+_types: Any = types_pb2
+
+SCALAR = _summary.SummaryMetadata(
+    plugin_data=_summary.SummaryMetadata.PluginData(plugin_name="scalars"), data_class=_summary.DATA_CLASS_SCALAR
+)
+"""Says to TensorBoard that a value is a point of a curve."""
 
 
 class Sink(Protocol):
@@ -31,7 +44,7 @@ class TensorBoardSink:
     def __init__(self, folder: Path, metrics_file: Path) -> None:
         if folder.exists():
             shutil.rmtree(folder)
-        self._writer = Writer(str(folder))
+        self._writer = EventFileWriter(str(folder))
         for step, metrics in history(metrics_file):
             self._add(step, metrics)
         self._writer.flush()
@@ -44,9 +57,15 @@ class TensorBoardSink:
         self._writer.close()
 
     def _add(self, step: int, metrics: Mapping[str, float | None]) -> None:
+        """One event for all numbers of a step, which takes a fraction of the time of one event each."""
+        event = _event.Event(wall_time=time.time(), step=step)
         for name, number in metrics.items():
             if number is not None:  # how JSON says "not finite"
-                self._writer.add_scalar(name, number, step)
+                tensor = _tensor.TensorProto(
+                    dtype=_types.DT_FLOAT, tensor_shape=_shape.TensorShapeProto(), float_val=[number]
+                )
+                event.summary.value.add(tag=name, tensor=tensor, metadata=SCALAR)
+        self._writer.add_event(event)
 
 
 def history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -20,17 +20,22 @@ COLOURS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
 }
 
 
-def figure_to_svg(figure: Figure, *, key: str, description: str) -> str:
-    """The figure as an `<svg>` element as wide as its place. `key` must be unique in the page: ids begin with it."""
+def figure_to_svg(figure: Figure) -> str:
+    """The figure as an `<svg>` element that has still to be placed in its page."""
     stream = StringIO()
     FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     drawing = stream.getvalue()
     body = drawing[drawing.index("<svg") :]
     body = re.sub(r"<style.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
-    body = _own_ids(body, key)
     body = _short_numbers(body)
     for stand_in, variable in COLOURS.items():
         body = body.replace(stand_in, variable)
+    return body
+
+
+def place_svg(svg: str, *, key: str, description: str) -> str:
+    """What `figure_to_svg` made, as wide as its place. `key` must be unique in the page: ids begin with it."""
+    body = _own_ids(svg, key)
     return _opening(body, description) + body[body.index(">") + 1 :].strip()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from proximo.data.reviews.drafts import Draft, Thing, new_sentence
+from proximo.data.reviews.drafts import Draft, new_sentence, plain_thing
 from proximo.data.reviews.grammar import PARTS, SLOTS, Place, opinion_of, read_sentence, write_sentence
 from proximo.data.reviews.words import KINDS
 
@@ -35,7 +35,7 @@ def stray(rng: Random, draft: Draft) -> Draft:
     """The mind wanders to a thing of another kind: at least one sentence is about it, the rest half the time."""
     kind = rng.choice([kind for kind in KINDS if kind is not draft.thing.kind])
     noun = rng.choice(kind.nouns)
-    other = Thing(kind=kind, noun=noun, name=noun)
+    other = plain_thing(kind, noun)
     sentences = list(draft.sentences)
     first = rng.randrange(len(sentences))
     for index, sentence in enumerate(sentences):

@@ -21,6 +21,7 @@ from proximo.errors import DataError
 SHORTEST = 3
 LONGEST = 4
 """How many sentences a review should have."""
+WORD = re.compile(r"[a-z]+")
 COMPONENTS = ("opinion", "form", "topic", "variety", "shape")
 
 KIND_OF_NOUN: Mapping[str, Kind] = {noun: kind for kind in KINDS for noun in kind.nouns}
@@ -112,7 +113,7 @@ def shape(sentences: Sequence[str]) -> float:
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z]+", text.lower())
+    return WORD.findall(text.lower())
 
 
 def _distinct(items: Sequence[str]) -> float:

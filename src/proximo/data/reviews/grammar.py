@@ -123,12 +123,26 @@ def _pattern(frame: Frame) -> re.Pattern[str]:
     return re.compile(re.sub(r"{(\w+)}", alternatives, frame.text))
 
 
-PATTERNS = tuple((frame, _pattern(frame)) for frame in FRAMES)
+def _by_first_word() -> dict[str, tuple[tuple[Frame, re.Pattern[str]], ...]]:
+    """The frames that a clause can have, by its first word: most clauses are tried with few of them."""
+    found: dict[str, list[tuple[Frame, re.Pattern[str]]]] = {}
+    for frame in FRAMES:
+        beginning = frame.text.split()[0]
+        beginnings = SLOTS[beginning[1:-1]] if beginning.startswith("{") else (beginning,)
+        pattern = _pattern(frame)
+        for word in dict.fromkeys(text.split()[0] for text in beginnings):
+            found.setdefault(word, []).append((frame, pattern))
+    return {word: tuple(patterns) for word, patterns in found.items()}
+
+
+PATTERNS = _by_first_word()
+BETWEEN = re.compile(r"(?<=\.) ")
+LONE_I = re.compile(r"\bi\b")
 
 
 def read_clause(text: str) -> Clause | None:
     """The clause that `text` (lower case, no full stop) is, or None where no frame fits."""
-    for frame, pattern in PATTERNS:
+    for frame, pattern in PATTERNS.get(text.partition(" ")[0], ()):
         match = pattern.fullmatch(text)
         if match is not None:
             words = match.groupdict()
@@ -152,15 +166,21 @@ def read_sentence(sentence: str) -> tuple[Clause, ...]:
     return () if clause is None else (clause,)
 
 
+@lru_cache(maxsize=1 << 16)
+def words_in(sentence: str) -> frozenset[str]:
+    """The words in the slots of a sentence; none where it is not read."""
+    return frozenset(word for clause in read_sentence(sentence) for word in clause.words.values())
+
+
 def write_sentence(text: str) -> str:
     """`text` (lower case) as a sentence: a capital at the start, "I" upright, a full stop at the end."""
-    upright = re.sub(r"\bi\b", "I", text)
+    upright = LONE_I.sub("I", text)
     return upright[:1].upper() + upright[1:] + "."
 
 
 def split_sentences(review: str) -> list[str]:
     """The sentences of a review, each with its full stop; what follows the last full stop counts as one more."""
-    return [sentence for sentence in re.split(r"(?<=\.) ", review.strip()) if sentence]
+    return [sentence for sentence in BETWEEN.split(review.strip()) if sentence]
 
 
 def well_formed(sentence: str) -> bool:

@@ -7,6 +7,7 @@ held-out split appear in no row of the training split.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from random import Random
 
 from proximo.data.reviews import flaws
@@ -145,9 +146,10 @@ def _flaws(rng: Random, rates: FlawRates) -> list[tuple[Flaw, float]]:
 
 def _ordered_pair(rng: Random, thing: Thing, prompt: str, rates: FlawRates) -> tuple[str, str]:
     while True:
-        pair = [draft.text for draft in _rivals(rng, thing, rates)]
-        worse, better = sorted(pair, key=lambda text: gold_score(prompt, text))
-        if gold_score(prompt, better) - gold_score(prompt, worse) >= SMALLEST_GAP:
+        texts = [draft.text for draft in _rivals(rng, thing, rates)]
+        scored = [(gold_score(prompt, text), text) for text in texts]
+        (low, worse), (high, better) = sorted(scored, key=itemgetter(0))
+        if high - low >= SMALLEST_GAP:
             return better, worse
 
 
