@@ -42,6 +42,11 @@ CASES = (
         },
         {"form": "check"},
     ),
+    Case(
+        "three asserts that have to be run",
+        SQUARE,
+        {"test_list": [f"assert abs(f({n}) - {n * n + 1}) < 1e-6" for n in (3, 4, 5)]},
+    ),
     Case("a function called three times", SQUARE, {"input_output": CALLS}, {"form": "input_output"}),
     Case("one input, one output", "print(int(input()) + 1)", {"inputs": ["3"], "outputs": ["4"]}, {"form": "stdio"}),
 )

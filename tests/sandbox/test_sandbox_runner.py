@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -115,6 +116,28 @@ def test_a_killed_program_says_so(sandbox):
     assert outcome.status == signal.SIGKILL
     job.kill()
     assert job.wait() == outcome
+
+
+def test_another_thread_may_kill_what_is_waited_for(sandbox):
+    job = sandbox.start(Program(source="import time\ntime.sleep(60)"))
+    killer = threading.Timer(0.05, job.kill)
+    killer.start()
+    outcome = job.wait()
+    killer.join()
+    assert outcome.ending is Ending.KILLED
+    assert sandbox.run(Program(source="print(1)")).stdout == b"1\n"
+
+
+def test_its_streams_know_what_they_are(sandbox):
+    source = "import sys\nprint([each.seekable() for each in (sys.stdin, sys.stdout, sys.stderr)], sys.stdin.read(2))"
+    assert sandbox.run(Program(source=source, stdin=b"input")).stdout == b"[True, False, False] in\n"
+    assert sandbox.run(Program(source="import os\nos.write(1, b'1')\nprint(2)")).stdout == b"12\n"
+
+
+def test_nothing_of_python_runs_when_a_program_is_forked(sandbox):
+    """What these two have registered for it costs as much as the fork."""
+    source = "import sys\nprint(sorted({'random', 'threading'} & set(sys.modules)))"
+    assert sandbox.run(Program(source=source)).stdout == b"[]\n"
 
 
 def test_descriptors_are_passed_under_the_numbers_asked_for(sandbox):

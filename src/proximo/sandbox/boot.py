@@ -11,25 +11,28 @@ from collections.abc import Sequence
 
 from proximo.sandbox import landlock
 from proximo.sandbox.child import Surroundings
+from proximo.sandbox.execution import make_at_home, make_ordinary
 from proximo.sandbox.layers import Layers, find_layers
-from proximo.sandbox.namespaces import HIDDEN_FOLDERS, enter_minimal_root, unshare_everything
-from proximo.sandbox.privileges import die_with_parent
+from proximo.sandbox.namespaces import HIDDEN_FOLDERS, JOB_FOLDER, enter_minimal_root, unshare_everything
+from proximo.sandbox.privileges import bound_capabilities, die_with_parent
 from proximo.sandbox.seccomp import build_filter
 from proximo.sandbox.zygote import Zygote
 
 PRELOADED = (
     *("abc", "array", "bisect", "bz2", "cmath", "collections.abc", "contextlib", "copy", "ctypes", "dataclasses"),
     *("datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "lzma"),
-    *("math", "operator", "random", "re", "site", "string", "struct", "threading", "time", "traceback", "typing"),
-    *("zlib",),
+    *("math", "operator", "re", "site", "string", "struct", "time", "traceback", "typing", "zlib"),
 )
 """What programs use much, and what needs libraries of the system, which they cannot read. Each makes every fork dearer;
-the rest of the library is imported by the programs that want it."""
+the rest of the library is imported by the programs that want it. `threading` and `random` are not here: what they have
+Python do after each fork costs as much as the fork."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until the caller is gone. Arguments: descriptor of the socket, layers to do without, folder of scratch."""
     order = json.loads(arguments[0])
+    for name in order["forget"]:
+        del os.environ[name]
     control = socket.socket(fileno=order["control"])
     control.set_inheritable(False)
     caller = os.pidfd_open(os.getppid())
@@ -41,15 +44,22 @@ def main(arguments: Sequence[str]) -> None:
         boot = os.getpid()
         own_users = _enter(library)
         owner = boot if own_users is None and layers.thread_count is None else None
+    if own_users is None:
+        bound_capabilities()
     surroundings = Surroundings(
         layers=layers,
         library=_open_library(library, layers),
         # Better no further threads than threads that nobody counts.
         filter=build_filter(threads=layers.thread_count is None) if layers.seccomp is None else b"",
-        preloaded=frozenset(order["preload"]),
         own_users=own_users,
     )
     control.send(json.dumps({"layers": layers.as_dict(), "python": sys.version.split()[0]}).encode())
+    if layers.landlock is None:
+        # Asked once: it is remembered.
+        landlock.abi()
+    make_ordinary(order["preload"])
+    if layers.namespaces is None:
+        make_at_home(JOB_FOLDER)
     # All there is now is shared with the programs: collecting theirs must not write to it.
     gc.collect()
     gc.freeze()
@@ -78,8 +88,8 @@ def _enter(library: Sequence[str]) -> int | None:
     return None
 
 
-def _open_library(library: Sequence[str], layers: Layers) -> list[tuple[int, int]]:
-    """Open paths with landlock's rights on them. Where what others installed is not hidden, everything beside it."""
+def _open_library(library: Sequence[str], layers: Layers) -> list[landlock.PathBeneath]:
+    """Landlock's rules for the library. Where what others installed is not hidden, everything beside it."""
     rules = [("/dev/null", landlock.READ_FILE | landlock.WRITE_FILE)]
     for folder in library:
         if layers.namespaces is None:
@@ -87,7 +97,7 @@ def _open_library(library: Sequence[str], layers: Layers) -> list[tuple[int, int
             continue
         names = [name for name in os.listdir(folder) if name not in HIDDEN_FOLDERS]
         rules += [(folder, landlock.READ_DIR), *((f"{folder}/{name}", landlock.READ) for name in names)]
-    return [(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rules]
+    return [landlock.rule_of(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rules]
 
 
 def _import_what_programs_use(preload: Sequence[str]) -> None:

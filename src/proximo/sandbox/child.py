@@ -1,7 +1,6 @@
 """What the forked child does before it runs a program: confine itself, step by step. Not the program: execution.py."""
 
 import fcntl
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from proximo.sandbox.jobs import Limits
 from proximo.sandbox.layers import Layers
 from proximo.sandbox.limits import apply_limits
 from proximo.sandbox.namespaces import enter_job_folder
-from proximo.sandbox.payload import HEADER_BYTES
+from proximo.sandbox.payload import SIZE_BYTES
 from proximo.sandbox.privileges import bound_capabilities, die_with_parent, give_up_privileges
 
 HIGH = 256
@@ -23,12 +22,10 @@ class Surroundings:
     """What all programs of a zygote have in common."""
 
     layers: Layers
-    library: Sequence[tuple[int, int]]
-    """Open paths of the interpreter's library with the rights on them."""
+    library: Sequence[landlock.PathBeneath]
+    """Landlock's rules for the interpreter's library."""
     filter: bytes
     """Of system calls."""
-    preloaded: frozenset[str]
-    """Modules of this package that programs may import."""
     own_users: int | None
     """The open /proc of the machine where each program gets a user namespace of its own."""
 
@@ -68,7 +65,7 @@ def confine(assignment: Assignment, surroundings: Surroundings, *, parent: int, 
         raise OSError("the zygote is gone")
     if layers.landlock is None:
         own = os.open(".", os.O_PATH)
-        landlock.restrict([*surroundings.library, (own, landlock.WRITE)])
+        landlock.restrict([*surroundings.library, landlock.rule_of(own, landlock.WRITE)])
     apply_limits(assignment.limits, threads_counted=layers.thread_count is None)
     _close_all_but({*assignment.descriptors, status})
     if layers.seccomp is None:
@@ -78,15 +75,13 @@ def confine(assignment: Assignment, surroundings: Surroundings, *, parent: int, 
 
 def _read_payload(descriptor: int) -> tuple[str, dict[str, bytes]]:
     whole = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    at = HEADER_BYTES + int.from_bytes(whole[:HEADER_BYTES], "little")
-    header = json.loads(whole[HEADER_BYTES:at])
-    source = whole[at : at + header["source"]].decode(errors="surrogatepass")
-    at += header["source"]
-    files = {}
-    for name, num_bytes in header["files"].items():
-        files[name] = whole[at : at + num_bytes]
-        at += num_bytes
-    return source, files
+    parts, at = [], 0
+    while at < len(whole):
+        start = at + SIZE_BYTES
+        at = start + int.from_bytes(whole[at:start], "little")
+        parts.append(whole[start:at])
+    source, *files = parts
+    return source.decode(errors="surrogatepass"), dict(zip(map(os.fsdecode, files[::2]), files[1::2], strict=True))
 
 
 def _place_descriptors(wanted: Mapping[int, int]) -> None:
@@ -107,7 +102,9 @@ def _enter_folder(assignment: Assignment, surroundings: Surroundings) -> None:
     if surroundings.layers.namespaces is None:
         scratch = assignment.limits.scratch_bytes
         enter_job_folder(uid, gid, num_bytes=scratch, processes=surroundings.own_users)
-    bound_capabilities()
+    if surroundings.own_users is not None:
+        # The new user namespace has given back what the zygote had given up.
+        bound_capabilities()
     if assignment.uid is not None:
         os.setgroups([])
         os.setresgid(gid, gid, gid)

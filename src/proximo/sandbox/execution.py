@@ -7,7 +7,6 @@ import io
 import os
 import site
 import sys
-import threading
 import types
 from collections.abc import Collection
 from typing import NoReturn
@@ -18,35 +17,63 @@ and gains nothing: neither is a success."""
 PROGRAM_NAME = "program.py"
 
 
-def run_as_main(source: str, folder: str, preloaded: Collection[str]) -> NoReturn:
+def run_as_main(source: str, folder: str) -> NoReturn:
     """As `python program.py` in `folder` would, but for the end: what is left is finished here, in bounded order."""
-    _make_ordinary(folder, preloaded)
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __file__=f"{folder}/{PROGRAM_NAME}")
     sys.modules["__main__"] = main
+    _allow_frames_above()
     status = _status_of(lambda: _execute(source, f"{folder}/{PROGRAM_NAME}", vars(main)))
     status = _status_of(lambda: _finish(main)) or status
     os._exit(status & 0xFF)
+
+
+def make_ordinary(preloaded: Collection[str]) -> None:
+    """The interpreter as a program finds it that was started by itself: of this package there is what was preloaded.
+
+    In the zygote, once: each program would have to copy what is touched here.
+    """
+    for name in [name for name in sys.modules if name.partition(".")[0] == "proximo"]:
+        if name not in preloaded:
+            del sys.modules[name]
+    sys.argv, sys.orig_argv = [PROGRAM_NAME], [sys.executable, PROGRAM_NAME]
+    site.setquit()
+    _make_streams()
+
+
+def make_at_home(folder: str) -> None:
+    """`folder` is the program's own: where it imports from first, and what the environment names."""
+    os.environ.update(HOME=folder, TMPDIR=folder)
+    sys.path.insert(0, folder)
 
 
 def _execute(source: str, path: str, names: dict[str, object]) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), names)  # noqa: S102  (this process is confined)
 
 
-def _make_ordinary(folder: str, preloaded: Collection[str]) -> None:
-    """The interpreter as a program finds it that was started by itself: of this package there is what was preloaded."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "proximo"]:
-        if name not in preloaded:
-            del sys.modules[name]
-    os.environ.update(HOME=folder, TMPDIR=folder)
-    sys.argv, sys.orig_argv = [PROGRAM_NAME], [sys.executable, PROGRAM_NAME]
-    sys.path.insert(0, folder)
-    site.setquit()
+def _make_streams() -> None:
+    """Python's streams for what programs have as descriptors 0, 1 and 2: a file, and two pipes.
+
+    Python asks a descriptor once whether it can be sought in, so these have to be of the same kind for a moment.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    reader, writer = os.pipe()
+    errors = os.dup(2)
+    for descriptor, like in ((0, nothing), (1, writer), (2, writer)):
+        os.dup2(like, descriptor)
     sys.stdin = sys.__stdin__ = _standard(0, "r")
     sys.stdout = sys.__stdout__ = _standard(1, "w")
     sys.stderr = sys.__stderr__ = _standard(2, "w")
+    for descriptor, like in ((1, nothing), (2, errors)):
+        os.dup2(like, descriptor)
+    for descriptor in (nothing, reader, writer, errors):
+        os.close(descriptor)
+
+
+def _allow_frames_above() -> None:
+    """The limit of recursion is the program's own: the frames that lead to it do not count."""
     depth = 0
-    frame = sys._getframe()
+    frame = sys._getframe(1)
     while frame is not None:
         frame, depth = frame.f_back, depth + 1
     sys.setrecursionlimit(sys.getrecursionlimit() + depth + 1)
@@ -93,7 +120,8 @@ def _report(error: BaseException) -> None:
 
 def _finish(main: types.ModuleType) -> None:
     """What the interpreter does at its end: threads, exit functions, the main module's objects, buffers."""
-    vars(threading)["_shutdown"]()
+    if "threading" in sys.modules:
+        vars(sys.modules["threading"])["_shutdown"]()
     atexit._run_exitfuncs()
     _flush()
     for name in list(vars(main)):

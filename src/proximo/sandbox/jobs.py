@@ -77,7 +77,7 @@ class Job(Protocol):
         ...
 
     def kill(self) -> None:
-        """Ends it and whatever it started; `wait` then says so."""
+        """Ends it and whatever it started; `wait` then says so. May be called while another thread waits."""
         ...
 
 

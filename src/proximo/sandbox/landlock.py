@@ -7,6 +7,7 @@ import ctypes
 import os
 import stat
 from collections.abc import Iterable
+from functools import cache
 
 from proximo.sandbox.syscalls import call
 
@@ -41,6 +42,7 @@ class PathBeneath(ctypes.Structure):
     _fields_ = (("rights", ctypes.c_uint64), ("parent", ctypes.c_int32))
 
 
+@cache
 def abi() -> int:
     """Landlock's version, 0 where the kernel has none or it is switched off."""
     try:
@@ -49,10 +51,16 @@ def abi() -> int:
         return 0
 
 
-def restrict(rules: Iterable[tuple[int, int]]) -> None:
-    """Confine this process for good to (open path, rights) pairs; nothing else can be opened, made or removed.
+def rule_of(descriptor: int, rights: int) -> PathBeneath:
+    """The rule that gives rights on an open path; a right that a plain file cannot have is left out."""
+    is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    return PathBeneath(rights=rights if is_folder else rights & ON_A_FILE, parent=descriptor)
 
-    Needs no_new_privs. A right that a plain file cannot have is left out of its rule.
+
+def restrict(rules: Iterable[PathBeneath]) -> None:
+    """Confine this process for good to what the rules name; nothing else can be opened, made or removed.
+
+    Needs no_new_privs.
     """
     version = abi()
     attributes = RulesetAttributes(files=ALL_FILE_RIGHTS[min(version, 5)])
@@ -62,9 +70,7 @@ def restrict(rules: Iterable[tuple[int, int]]) -> None:
         attributes.scoped = SCOPES
     ruleset = call("landlock_create_ruleset", attributes, ctypes.sizeof(attributes), 0)
     try:
-        for descriptor, rights in rules:
-            is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-            rule = PathBeneath(rights=rights if is_folder else rights & ON_A_FILE, parent=descriptor)
+        for rule in rules:
             call("landlock_add_rule", ruleset, PATH_BENEATH, rule, 0)
         call("landlock_restrict_self", ruleset, 0)
     finally:

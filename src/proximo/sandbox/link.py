@@ -35,6 +35,8 @@ ENVIRONMENT = {
     **{"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
 }
 """All that a program finds in its environment, but for HOME and TMPDIR."""
+LINKING = {"LD_BIND_NOW": "1"}
+"""For the start of the zygote alone: what it links at once, no program has to link anew."""
 
 
 class ZygoteLink:
@@ -46,14 +48,14 @@ class ZygoteLink:
         except OSError as error:
             raise SandboxError(f"{error}; run what needs it on such a machine (docs/sandbox.md)") from None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        given = {"without": sorted(without), "preload": list(preload)}
+        given = {"without": sorted(without), "preload": list(preload), "forget": list(LINKING)}
         order = {"control": theirs.fileno(), "folders": tempfile.gettempdir(), **given}
         package = str(Path(__file__).parents[1])
         self.control = ours
         with theirs:
             self.process = subprocess.Popen(
                 [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", BOOT, package, json.dumps(order)],
-                env=ENVIRONMENT,
+                env=ENVIRONMENT | LINKING,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

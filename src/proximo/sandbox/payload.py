@@ -1,14 +1,13 @@
 """A program on its way into the sandbox: checked, and put into files in memory. Not its running: runner.py."""
 
 import fcntl
-import json
 import os
 from collections.abc import Iterable
 
 from proximo.sandbox.jobs import MIB, Limits, Program
 from proximo.sandbox.namespaces import MAX_FILES
 
-HEADER_BYTES = 8
+SIZE_BYTES = 8
 MAX_DESCRIPTOR = 255
 LEAST_MEMORY_BYTES = 128 * MIB
 """The interpreter with what it has imported takes about half of that."""
@@ -46,11 +45,11 @@ def _check_descriptors(descriptors: Iterable[int], limits: Limits) -> None:
 
 
 def open_payload(program: Program) -> int:
-    """A file in memory with the program's text and files, for the child alone."""
+    """A file in memory for the child alone: the program's text, then name and contents of each of its files, each part
+    with its size before it."""
     source = program.source.encode("utf-8", errors="surrogatepass")
-    sizes = {name: len(contents) for name, contents in program.files.items()}
-    header = json.dumps({"source": len(source), "files": sizes}).encode()
-    return _file_in_memory(len(header).to_bytes(HEADER_BYTES, "little"), header, source, *program.files.values())
+    parts = [source, *(part for name, contents in program.files.items() for part in (os.fsencode(name), contents))]
+    return _file_in_memory(*(each for part in parts for each in (len(part).to_bytes(SIZE_BYTES, "little"), part)))
 
 
 def open_stdin(contents: bytes) -> int:

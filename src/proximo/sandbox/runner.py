@@ -4,13 +4,14 @@ import os
 import select
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import fields
 from types import TracebackType
 from typing import Any, Self
 
 from proximo.errors import SandboxError
 from proximo.sandbox.guarantees import check_names, refuse_missing
-from proximo.sandbox.jobs import Ending, Outcome, Program
+from proximo.sandbox.jobs import Ending, Limits, Outcome, Program
 from proximo.sandbox.layers import Layers
 from proximo.sandbox.link import ANSWER_SECONDS, ZygoteLink
 from proximo.sandbox.payload import check_program, open_payload, open_stdin
@@ -18,6 +19,7 @@ from proximo.sandbox.payload import check_program, open_payload, open_stdin
 GRACE_SECONDS = 10.0
 """Beyond a program's wall limit, after which not the program is at fault but what watches it."""
 CHUNK_BYTES = 1 << 16
+LIMITS = tuple(each.name for each in fields(Limits))
 
 
 class SandboxJob:
@@ -68,7 +70,7 @@ class SandboxJob:
         )
 
     def kill(self) -> None:
-        """Ends it and whatever it started; `wait` then says so."""
+        """Ends it and whatever it started; `wait` then says so. May be called while another thread waits."""
         if not self.is_over:
             self._sandbox.kill(self.name)
 
@@ -150,7 +152,8 @@ class Sandbox:
             outputs.append(reader)
             given.append(writer)
         numbers = [0, 1, 2, *program.descriptors]
-        order = {"start": name, "numbers": numbers, "limits": asdict(program.limits)}
+        limits = {each: getattr(program.limits, each) for each in LIMITS}
+        order = {"start": name, "numbers": numbers, "limits": limits}
         job = self._jobs[name] = SandboxJob(self, name, program, (outputs[0], outputs[1]))
         try:
             self._link.send(order, [*given, *program.descriptors.values()])
@@ -175,10 +178,9 @@ class Sandbox:
 
     def kill(self, name: int) -> None:
         """Of a job: `SandboxJob.kill`."""
-        try:
+        # Whoever waits for the job sees where the zygote is gone.
+        with suppress(OSError):
             self._link.send({"kill": name})
-        except OSError as error:
-            self._lose(f"the zygote has ended: {error}")
 
     def wait_for(self, job: SandboxJob) -> None:
         """Serves all programs until this one is over."""

@@ -17,13 +17,15 @@ from typing import Any, NoReturn
 
 from proximo.sandbox import scratch
 from proximo.sandbox.child import Assignment, Surroundings, confine, move_up
-from proximo.sandbox.execution import OUT_OF_MEMORY_STATUS, run_as_main
+from proximo.sandbox.execution import OUT_OF_MEMORY_STATUS, make_at_home, run_as_main
 from proximo.sandbox.jobs import Ending, Limits
 from proximo.sandbox.layers import UIDS_PER_ZYGOTE, program_uid
 from proximo.sandbox.namespaces import JOB_FOLDER
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_DESCRIPTORS = 64
+CONFINED = b"confined "
+"""So a child says that it is, and then its CPU seconds; anything else is why it is not."""
 SHORTEST_LOOK_SECONDS = 0.002
 FOLDER_LOOK_SECONDS = 0.01
 
@@ -193,12 +195,15 @@ class Zygote:
         if pid == 0:
             _become_program(assignment, self.surroundings, parent=parent, status=writer)
         os.close(writer)
-        with open(reader, "rb") as answers:
-            answer = json.loads(answers.read() or "{}")
-        if "cpu_seconds" in answer:
-            return pid, answer["cpu_seconds"]
+        try:
+            # Written at once, and far less than a pipe holds.
+            answer = os.read(reader, MAX_MESSAGE_BYTES)
+        finally:
+            os.close(reader)
+        if answer.startswith(CONFINED):
+            return pid, float(answer[len(CONFINED) :])
         _, status = os.waitpid(pid, 0)
-        raise OSError(answer.get("failure", f"it ended while it was being confined ({_how_it_ended(status)})"))
+        raise OSError(answer.decode() or f"it ended while it was being confined ({_how_it_ended(status)})")
 
     def _say(self, **message: object) -> None:
         self.control.send(json.dumps(message).encode())
@@ -210,11 +215,13 @@ def _become_program(assignment: Assignment, surroundings: Surroundings, *, paren
         try:
             source = confine(assignment, surroundings, parent=parent, status=status)
         except Exception as error:
-            os.write(status, json.dumps({"failure": f"{type(error).__name__}: {error}"[:1000]}).encode())
+            os.write(status, f"{type(error).__name__}: {error}"[:1000].encode(errors="replace"))
             os._exit(1)
-        os.write(status, json.dumps({"cpu_seconds": time.process_time()}).encode())
+        os.write(status, b"%s%f" % (CONFINED, time.process_time()))
         os.close(status)
-        run_as_main(source, assignment.folder, surroundings.preloaded)
+        if surroundings.layers.namespaces is not None:
+            make_at_home(assignment.folder)
+        run_as_main(source, assignment.folder)
     finally:
         os._exit(1)
 

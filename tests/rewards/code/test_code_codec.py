@@ -7,7 +7,15 @@ from collections import Counter, OrderedDict, defaultdict, namedtuple
 
 import pytest
 
-from proximo.rewards.code.inside.codec import MAX_DEPTH, MAX_SAME_HASH, Decoder, Encoder, RefusedError
+from proximo.rewards.code.inside.codec import (
+    MAX_CLASSES,
+    MAX_DEPTH,
+    MAX_SAME_HASH,
+    Decoder,
+    Encoder,
+    RefusedError,
+    exception_class,
+)
 
 Pair = namedtuple("Pair", "a b")
 
@@ -157,3 +165,13 @@ def test_keys_that_all_have_one_hash_are_refused() -> None:
         with pytest.raises(RefusedError):
             Decoder([], no_object, {}).value(tree)
     assert crossed(set(range(1000))) == set(range(1000))
+
+
+def test_no_more_classes_of_exceptions_are_made_than_an_honest_program_has() -> None:
+    made: dict[str, type] = {}
+    for number in range(MAX_CLASSES):
+        exception_class([f"E{number}", "ValueError"], made)
+    with pytest.raises(RefusedError, match="classes of exceptions"):
+        exception_class(["Another", "ValueError"], made)
+    assert exception_class(["E0", "ValueError"], made) is made["E0"]
+    assert exception_class(["KeyError"], made) is KeyError

@@ -54,6 +54,11 @@ def ended_at(outcome: Outcome, limits: Limits) -> str | None:
     return outcome.ending.value.replace("_", " ") + amount.get(outcome.ending, "")
 
 
+def printable(text: str) -> str:
+    """The text, with escapes for what could move a terminal's cursor or break a line."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 def last_line(text: bytes) -> str:
     """The last line that is not empty, cut to a readable length."""
     lines = text[-2000:].decode("utf-8", "replace").split("\n")

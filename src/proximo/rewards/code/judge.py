@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proximo.errors import ConfigError, DataError
-from proximo.rewards.code.calls import run_calls
+from proximo.rewards.code.calls import run_calls, run_comparisons
 from proximo.rewards.code.extraction import Which, program_of
-from proximo.rewards.code.findings import Fault, Findings
+from proximo.rewards.code.findings import Fault, Findings, printable
 from proximo.rewards.code.problems import (
     DEFAULT_TESTS,
     Calls,
@@ -143,6 +143,8 @@ class CodeJudge:
             return run_inputs(runner, source, problem, limits=limits, cpu_seconds_each=each, tolerance=tolerance)
         if isinstance(problem, Calls):
             return run_calls(runner, program, problem, before=before, limits=limits, tolerance=tolerance)
+        if problem.comparisons is not None:
+            return run_comparisons(runner, program, problem.comparisons, before=before, limits=limits)
         return run_suite(runner, program, problem, before=before, limits=limits)
 
     def _cpu_seconds(self, problem: Problem) -> float:
@@ -152,14 +154,14 @@ class CodeJudge:
     def _verdict(self, found: Findings) -> Verdict:
         if found.fault is Fault.TESTS:
             fault = ScoreState.INFRASTRUCTURE_FAULT
-            return Verdict(score=float("nan"), state=fault, reason=found.reason)
+            return Verdict(score=float("nan"), state=fault, reason=printable(found.reason or ""))
         share = found.num_passed / found.num_tests
         earned = share if self._options.partial else float(found.solved)
         state = ScoreState.MODEL_FAULT if found.fault is Fault.PROGRAM and not found.solved else ScoreState.SCORED
         return Verdict(
             score=self._options.wrong + earned * (self._options.right - self._options.wrong),
             state=state,
-            reason=None if found.solved else found.reason,
+            reason=None if found.solved or found.reason is None else printable(found.reason),
             components=dict(zip(COMPONENTS, (share, float(found.ran), float(found.compiled)), strict=True)),
             by_clock=found.at_wall_limit and not found.solved,
         )

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from proximo.errors import DataError
+from proximo.rewards.code.comparisons import Comparison, comparisons_of
 from proximo.rewards.code.names import names_of, parsed
 
 Form = Literal["asserts", "check", "stdio", "input_output"]
@@ -42,6 +43,8 @@ class TestSuite:
     setup: str
     tests: tuple[str, ...]
     setup_uses_program: bool
+    comparisons: tuple[Comparison, ...] | None
+    """The same tests, where all of them are comparisons: nothing of them has to be run then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ def _suite(tests: tuple[str, ...], setup: str, names: Mapping[str, str]) -> Test
         setup=setup,
         tests=tests,
         setup_uses_program=bool(in_setup & pairs.keys()),
+        comparisons=None if in_setup & pairs.keys() else comparisons_of(tests, setup, pairs),
     )
 
 

@@ -2,8 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
+
+from proximo.rewards.code.comparisons import Comparison
 
 INSIDE: Final = "proximo.rewards.code.inside"
 PRELOAD: Final = (f"{INSIDE}.program_side", f"{INSIDE}.judge_side")
@@ -13,17 +15,24 @@ RANDOM: Final = re.compile(r"\brandom\b")
 
 def program_that_serves(program: str, *, before: str, seeded: bool) -> str:
     """Runs `before` and the program, and answers calls of its functions on descriptor 3."""
-    return _call("program_side", "serve", [program], before=before, seeded=seeded)
+    return _call("program_side", "serve", repr(program), before=before, seeded=seeded)
 
 
 def program_that_calls(program: str, name: str, calls: Sequence[Any], *, before: str, seeded: bool) -> str:
     """Runs `before` and the program, calls one of its functions with each of `calls`, and writes to descriptor 3."""
-    return _call("program_side", "call_each", [program, name, json.dumps(calls)], before=before, seeded=seeded)
+    given = map(repr, (program, name, json.dumps(calls)))
+    return _call("program_side", "call_each", *given, before=before, seeded=seeded)
+
+
+def program_that_is_tested(program: str, tests: Sequence[Comparison], *, before: str, seeded: bool) -> str:
+    """As above for the calls of `tests`. Nothing else of them is in it: neither what they expect nor their messages."""
+    calls = "".join(f"({test.name!r}, {test.function!r}, {test.arguments}), " for test in tests)
+    return _call("program_side", "call_as_tested", repr(program), f"[{calls}]", before=before, seeded=seeded)
 
 
 def tests_that_judge(word: str, **facts: Any) -> str:
     """Runs tests against the program behind descriptor 3, and writes verdicts that begin with `word`."""
-    return _call("judge_side", "run_tests", [word], **facts)
+    return _call("judge_side", "run_tests", repr(word), **facts)
 
 
 def uses_random(source: str) -> bool:
@@ -31,6 +40,7 @@ def uses_random(source: str) -> bool:
     return RANDOM.search(source) is not None
 
 
-def _call(module: str, function: str, arguments: Iterable[Any], **keywords: Any) -> str:
-    given = ", ".join([*map(repr, arguments), *(f"{name}={value!r}" for name, value in keywords.items())])
+def _call(module: str, function: str, *arguments: str, **keywords: Any) -> str:
+    """`arguments` are Python, `keywords` values."""
+    given = ", ".join([*arguments, *(f"{name}={value!r}" for name, value in keywords.items())])
     return f"from {INSIDE}.{module} import {function}\n{function}({given})\n"

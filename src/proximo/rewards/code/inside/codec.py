@@ -28,6 +28,8 @@ MAX_SAME_HASH = 100
 ATOMS = frozenset({type(None), bool, int, float, str})
 MUTABLE: dict[Any, str] = {list: "l", dict: "d", set: "s"}
 FIXED: dict[Any, str] = {tuple: "t", frozenset: "z"}
+MAX_CLASSES = 100
+"""Of exceptions: making one takes as long as a thousand numbers."""
 TYPES = {each.__name__: each for each in (*ATOMS, *MUTABLE, *FIXED, complex, bytes, range, object)}
 SINGLES = {"c": [float] * 2, "b": [str], "R": [int] * 3, "T": [str], "r": [int], "o": [int], "p": [int]}
 """What follows each tag whose tree has a fixed length."""
@@ -183,7 +185,7 @@ def exception_names(kind: type) -> list[str]:
 def exception_class(names: Sequence[str], made: dict[str, type]) -> type:
     """The built-in exception of the last name, or a class of the first name below it, kept in `made`.
 
-    Raises RefusedError where the first is no name.
+    Raises RefusedError where the first is no name, or `made` is full.
     """
     base = getattr(builtins, names[-1], None)
     if not (isinstance(base, type) and issubclass(base, Exception)):
@@ -192,7 +194,11 @@ def exception_class(names: Sequence[str], made: dict[str, type]) -> type:
         return base
     if not names[0].isidentifier():
         raise RefusedError("the class of an exception has no name")
-    return made.setdefault(names[0], type(names[0], (base,), {}))
+    if names[0] not in made:
+        if len(made) == MAX_CLASSES:
+            raise RefusedError(f"more than {MAX_CLASSES} classes of exceptions")
+        made[names[0]] = type(names[0], (base,), {})
+    return made[names[0]]
 
 
 def _plain_kind(kind: type) -> Any:

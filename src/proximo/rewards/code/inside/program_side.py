@@ -9,15 +9,19 @@ Runs inside the sandbox: the standard library alone.
 import json
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from proximo.rewards.code.inside.handles import Handle
-from proximo.rewards.code.inside.peer import Peer
+from proximo.rewards.code.inside.peer import MAX_TEXT, Peer
 
 CHANNEL = 3
 """The descriptor to the judge."""
 DOES = ("call", "get", "set", "operator")
+MISSING = object()
 
 
 def serve(program: str, *, before: str, seeded: bool) -> None:
@@ -39,6 +43,36 @@ def call_each(program: str, name: str, calls: str, *, before: str, seeded: bool)
     for arguments in json.loads(calls) if loaded[0] == "ready" else []:
         peer.deliver([], lambda given=arguments: _function(module, name)(*given))
     _leave()
+
+
+def call_as_tested(
+    program: str, calls: Sequence[tuple[str, str, tuple[Any, ...], dict[str, Any]]], *, before: str, seeded: bool
+) -> None:
+    """Runs the program, makes each of `calls` (name in the tests, name in the program, arguments) and writes what it
+    returned, or what was raised with its text."""
+    module = ModuleType("program")
+    peer = Peer(CHANNEL, opens=DOES, handle=Handle)
+    loaded = _load(module, program, before=before, seeded=seeded)
+    peer.send(loaded)
+    functions: dict[str, Any] = {}
+    for _, there, _, _ in calls if loaded[0] == "ready" else []:
+        # As tests have them: what the program defines when it has run, whatever its functions change later.
+        with suppress(Exception):
+            functions[there] = getattr(module, there)
+    for name, there, arguments, keywords in calls if loaded[0] == "ready" else []:
+        peer.deliver([], partial(_tested, functions.get(there, MISSING), name, arguments, keywords))
+    _leave()
+
+
+def _tested(function: Any, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if function is MISSING:
+        raise NameError(f"name {name!r} is not defined")
+    try:
+        return function(*arguments, **keywords)
+    except Exception as error:
+        # Made here, where it costs the program's own time.
+        error.args = (_text(error)[:MAX_TEXT],)
+        raise
 
 
 def _load(module: ModuleType, program: str, *, before: str, seeded: bool) -> list[str]:
@@ -67,11 +101,14 @@ def _function(module: ModuleType, name: str) -> Any:
 
 
 def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_text(error)}".splitlines()[0][:200]
+
+
+def _text(error: BaseException) -> str:
     try:
-        text = f"{type(error).__name__}: {error}"
+        return str(error)
     except Exception:
-        text = type(error).__name__
-    return text.splitlines()[0][:200]
+        return ""
 
 
 def _leave() -> None:
