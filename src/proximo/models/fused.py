@@ -1,7 +1,8 @@
 """A layer of a Llama-like model in two autograd functions around its attention, and the norm after the last layer.
 
 The same formulas as the modules that they stand for, with fewer operators and half of the memory: what is cheap to
-compute again in the backward pass is not kept, and much is done in place. Which models may run this way is decided in `fused_layers.py`.
+compute again in the backward pass is not kept, and much is done in place. Which models may run this way is decided in
+`fused_layers.py`.
 
 Legend: T packed tokens, R rows of them that are asked for, D width, H query heads, G key heads, K head width, F width
 of the gated layer.

@@ -1,16 +1,20 @@
 """Which models run in the functions of `fused.py`, and how: the layers of Llama, Mistral and Qwen2, as they stand.
 
 Not a second model: weights stay where they are, the modules go on sampling, and what has been changed by anyone (an
-adapter, a hook, few bits, half precision, dropout, activation checkpointing) runs as modules. The probe at load holds
+adapter, a hook, few bits, half precision, dropout) runs as modules. The probe at load holds
 what is computed here against the model's own code.
 """
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from proximo.models.attention import AttentionLayout, AttentionOptions
@@ -23,6 +27,14 @@ MODEL_TYPES = ("llama", "mistral", "qwen2")
 LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def _unnamed(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+NAMING: ContextVar[Callable[[str], AbstractContextManager[None]]] = ContextVar("naming", default=_unnamed)
+"""Entered around what makes the tensors of a part of a layer: how a rehearsal knows whose they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,10 @@ class FusedLayers:
             return None
         layers = list(model.get_submodule("layers").children())
         passed_over = (model, model.get_submodule("norm"), *chain.from_iterable(each.modules() for each in layers))
-        return None if any(map(_is_hooked, passed_over)) or not all(map(_is_plain, layers)) else cls(model)
+        watched = NAMING.get() is not _unnamed  # by hooks that name what is made, which is then done without them
+        if not watched and any(map(_is_hooked, passed_over)):
+            return None
+        return cls(model) if all(map(_is_plain, layers)) else None
 
     def run(self, packed: Packed, layout: AttentionLayout, rows: Tensor | None) -> Tensor:
         """Hidden states after the final norm: [T, D], or [R, D] for `rows` [R], no one of them twice."""
@@ -50,37 +65,35 @@ class FusedLayers:
         hidden = model.embed_tokens(packed.token_ids)
         angles = model.rotary_emb(hidden[None], packed.position_ids[None])
         angles = [each[0, :, None].chunk(2, dim=-1)[0] for each in angles]  # both halves of a head turn by the same
-        last = len(model.layers) - 1
         for i, layer in enumerate(model.layers):
-            attention, gated = layer.self_attn, layer.mlp
-            linear = (attention.q_proj, attention.k_proj, attention.v_proj)
-            norm = layer.input_layernorm
-            heads = Projections.apply(
-                hidden,
-                norm.weight,
-                norm.variance_epsilon,
-                *angles,
-                *chain.from_iterable((each.weight, each.bias) for each in linear),
-            )
-            layout.num_calls += 1
-            attended = layout.attend(*(each.transpose(0, 1)[None] for each in heads), _options(attention))
-            norm = layer.post_attention_layernorm
-            hidden = OutputAndGate.apply(
-                hidden,
-                attended[0].flatten(1),
-                norm.variance_epsilon,
-                rows if i == last else None,
-                attention.o_proj.weight,
-                norm.weight,
-                gated.gate_proj.weight,
-                gated.up_proj.weight,
-                gated.down_proj.weight,
-            )
+            given = (layer, hidden, angles, layout, rows if i == len(model.layers) - 1 else None)
+            if layer.training and layer.gradient_checkpointing:
+                hidden = checkpoint(_run_layer, *given, use_reentrant=False, preserve_rng_state=False)
+            else:
+                hidden = _run_layer(*given)
         return Norm.apply(hidden, model.norm.weight, model.norm.variance_epsilon)
 
 
+def _run_layer(
+    layer: Any, hidden: Tensor, angles: Sequence[Tensor], layout: AttentionLayout, rows: Tensor | None
+) -> Tensor:
+    attention, gated = layer.self_attn, layer.mlp
+    linear = (attention.q_proj, attention.k_proj, attention.v_proj)
+    making = NAMING.get()
+    with making("attention"):
+        norm = layer.input_layernorm
+        biased = chain.from_iterable((each.weight, each.bias) for each in linear)
+        heads = Projections.apply(hidden, norm.weight, norm.variance_epsilon, *angles, *biased)
+        layout.num_calls += 1
+        attended = layout.attend(*(each.transpose(0, 1)[None] for each in heads), _options(attention))
+    with making("mlp"):
+        norm = layer.post_attention_layernorm
+        weights = [each.weight for each in (attention.o_proj, norm, gated.gate_proj, gated.up_proj, gated.down_proj)]
+        return OutputAndGate.apply(hidden, attended[0].flatten(1), norm.variance_epsilon, rows, *weights)
+
+
 def _is_plain(layer: Any) -> bool:
-    if layer.training and (layer.self_attn.attention_dropout or layer.gradient_checkpointing):
+    if layer.training and layer.self_attn.attention_dropout:
         return False
     modules = dict(layer.named_modules())
     linear = [modules.get(name) for name in (*LINEAR, *GATED)]
