@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -55,7 +56,7 @@ class FusedLayers:
         layers = list(model.get_submodule("layers").children())
         passed_over = (model, model.get_submodule("norm"), *chain.from_iterable(each.modules() for each in layers))
         watched = NAMING.get() is not _unnamed  # by hooks that name what is made, which is then done without them
-        if not watched and any(map(_is_hooked, passed_over)):
+        if not watched and (_has_any_global_hook() or any(map(_is_hooked, passed_over))):
             return None
         return cls(model) if all(map(_is_plain, layers)) else None
 
