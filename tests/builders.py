@@ -8,6 +8,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from architectures import wide_norms
+
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789 .,!?'\"-:;()\nABCDEFGH"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<eos>{% endfor %}"
@@ -40,7 +42,7 @@ def tiny_language_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    return model.eval()
+    return wide_norms(model).eval()
 
 
 def tiny_tokenizer(*, chat: bool = True) -> PreTrainedTokenizerFast:

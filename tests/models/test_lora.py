@@ -50,7 +50,9 @@ def test_a_new_adapter_is_the_base_and_its_seed_is_its_own():
     first = LanguageModel(build_architecture("llama")).with_adapter(LoRAOptions(rank=2, seed=1))
     assert torch.rand(2).equal(expected)
     with torch.no_grad():
-        assert first.hidden_states(PACKED).equal(LanguageModel(build_architecture("llama")).hidden_states(PACKED))
+        expected = LanguageModel(build_architecture("llama")).hidden_states(PACKED)
+        # The one runs as modules and the other fused.
+        assert (first.hidden_states(PACKED) - expected).abs().max() <= 4e-6 * expected.abs().max()
     second, other = (
         LanguageModel(build_architecture("llama")).with_adapter(LoRAOptions(rank=2, seed=s)) for s in (1, 2)
     )

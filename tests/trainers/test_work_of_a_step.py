@@ -22,6 +22,8 @@ from proximo.rewards.model import ModelReward
 VOCABULARY, WIDTH, MLP, LAYERS = 1024, 32, 64, 2
 GROUP, NUM_PROMPTS, NEW_TOKENS, EPOCHS, MINIBATCH = 4, 12, 48, 2, 24
 LAYER_WEIGHTS = LAYERS * (4 * WIDTH**2 + 3 * WIDTH * MLP)
+BEHIND_ATTENTION = WIDTH**2 + 3 * WIDTH * MLP
+"""Of one layer: in the last one, only what is asked for goes through them."""
 
 
 def prompts() -> list[Prompt]:
@@ -79,17 +81,25 @@ def counted() -> tuple[CountedTrainer, Passes, list[int], list[int]]:
     return trainer, passes, *lengths
 
 
+def products(tokens: int, asked: int) -> int:
+    """Of layer weights and tokens, where the hidden states of `asked` of them are read."""
+    return LAYER_WEIGHTS * tokens - BEHIND_ATTENTION * (tokens - asked)
+
+
 def squares(lengths: list[int]) -> int:
     """Operations of attention over whole sequences, as torch counts them."""
     return 4 * LAYERS * WIDTH * sum(length**2 for length in lengths)
 
 
 def test_training_costs_the_operations_of_the_tokens_that_are_there(counted):
-    """6 per weight and token, 8 in the output layer, whose logits are made twice so as never to be kept."""
+    """6 per weight and token, 8 in the output layer, whose logits are made twice so as never to be kept.
+
+    Nothing that only a prompt's own tokens would need is computed behind the last attention.
+    """
     trainer, _, prompt_lengths, response_lengths = counted
     tokens, targets = sum(prompt_lengths) + sum(response_lengths), sum(response_lengths)
-    of_policy = EPOCHS * (6 * LAYER_WEIGHTS * tokens + 8 * WIDTH * VOCABULARY * targets)
-    of_value = EPOCHS * (6 * LAYER_WEIGHTS * tokens + 6 * WIDTH * targets)
+    of_policy = EPOCHS * (6 * products(tokens, targets) + 8 * WIDTH * VOCABULARY * targets)
+    of_value = EPOCHS * (6 * products(tokens, targets) + 6 * WIDTH * targets)
     assert trainer.counts["train_policy"].matrices == pytest.approx(of_policy, rel=0.03)
     assert trainer.counts["train_value"].matrices == pytest.approx(of_value, rel=0.03)
 
@@ -140,8 +150,8 @@ def test_the_value_model_reads_every_token_once_and_then_once_in_each_epoch(coun
 
 def test_the_reference_makes_logits_of_response_tokens_alone(counted):
     trainer, _, prompt_lengths, response_lengths = counted
-    tokens = sum(prompt_lengths) + sum(response_lengths)
-    expected = 2 * LAYER_WEIGHTS * tokens + 2 * WIDTH * VOCABULARY * sum(response_lengths)
+    targets = sum(response_lengths)
+    expected = 2 * products(sum(prompt_lengths) + targets, targets) + 2 * WIDTH * VOCABULARY * targets
     assert trainer.counts["reference_logprobs"].matrices == pytest.approx(expected, rel=0.03)
 
 

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache
 from proximo.errors import ModelError
 from proximo.models.attention import ATTENTION, AttentionLayout, PackedLayout, register_attention
 from proximo.models.compilation import compile_layers
+from proximo.models.fused_layers import FusedLayers
 from proximo.models.packing import Packed
 from proximo.models.placement import Precision
 from proximo.models.positions import position_limit
@@ -73,8 +74,19 @@ class Backbone:
         """Run the passes that take gradients through torch.compile; sampling and other passes stay as they are."""
         self.training_layers = compile_layers(self.layers, backend)
 
-    def packed(self, packed: Packed, *, cache: Cache | None = None, layout: AttentionLayout | None = None) -> Tensor:
-        """Hidden states after the final norm, [T, D]. Raises ModelError for a sequence beyond the positions."""
+    def packed(
+        self,
+        packed: Packed,
+        *,
+        rows: Tensor | None = None,
+        cache: Cache | None = None,
+        layout: AttentionLayout | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm: [T, D], or [R, D] of the flat indices `rows` [R], each given once.
+
+        Where the layers can run fused, the last one computes what is asked for and no more. Raises ModelError for a
+        sequence beyond the positions.
+        """
         longest = max(packed.lengths)
         if self.position_limit is not None and longest > self.position_limit:
             raise ModelError(
@@ -82,7 +94,16 @@ class Backbone:
                 f"most {self.position_limit} positions"
             )
         layout = PackedLayout(packed.lengths) if layout is None else layout
-        return self.run(packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache)[0]
+        fused = self._fused_layers() if cache is None else None
+        if fused is not None:
+            return fused.run(packed, layout, rows)
+        hidden = self.run(packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache)[0]
+        return hidden if rows is None else hidden[rows]
+
+    def _fused_layers(self) -> FusedLayers | None:
+        if self.precision is not Precision.FLOAT32 or self.training_layers is not self.layers:
+            return None
+        return FusedLayers.of(self.layers)
 
     def run(
         self, token_ids: Tensor, position_ids: Tensor, *, layout: AttentionLayout, cache: Cache | None = None

@@ -68,15 +68,15 @@ class LanguageModel:
         """Names and tensors that an optimizer should move; tied ones once."""
         return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
 
-    def hidden_states(self, packed: Packed) -> Tensor:
-        """[T, D] after the final norm. No logits are made."""
-        return self.backbone.packed(packed)
+    def hidden_states(self, packed: Packed, rows: Tensor | None = None) -> Tensor:
+        """[T, D] after the final norm, or [R, D] of the flat indices `rows`, each given once. No logits are made."""
+        return self.backbone.packed(packed, rows=rows)
 
     def response_logprobs(
         self, batch: PackedResponses, *, temperature: float = 1.0, entropy: bool = False
     ) -> TokenLogprobs:
         """log softmax(logits / temperature) of each response token, [N] in at least float32; differentiable."""
-        hidden = self.hidden_states(batch.packed)[batch.predictors]
+        hidden = self.hidden_states(batch.packed, batch.predictors)
         return token_logprobs(hidden, self.head, batch.targets, temperature=temperature, entropy=entropy)
 
     def next_logits(self, hidden: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from proximo.models.backbone import base_of
 from proximo.models.freezing import decoder_layers
+from proximo.models.fused_layers import NAMING
 
 WORKING = "working"
 """Part of what belongs to no other: temporaries, and the gradients of activations in a backward pass."""
@@ -105,11 +106,13 @@ class Rehearsal(TorchDispatchMode):
     def __enter__(self) -> "Rehearsal":
         for model in self._models:
             self._watch(model)
+        self._naming = NAMING.set(self.making)
         super().__enter__()
         return self
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
+        NAMING.reset(self._naming)
         for hook in self._hooks:
             hook.remove()
 

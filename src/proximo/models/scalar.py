@@ -69,17 +69,17 @@ class ScalarModel:
         """Names and tensors that an optimizer should move."""
         return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
 
-    def token_scores(self, packed: Packed) -> Tensor:
-        """The score after each token, [T] in at least float32."""
-        return self.scores(self.backbone.packed(packed))
+    def token_scores(self, packed: Packed, rows: Tensor | None = None) -> Tensor:
+        """The score after each token, [T] in at least float32; or [R], of the flat indices `rows`, each given once."""
+        return self.scores(self.backbone.packed(packed, rows=rows))
 
     def sequence_scores(self, packed: Packed) -> Tensor:
         """The score after the last token of each sequence, [S]. No token id is looked at, so pad may equal EOS."""
-        return self.scores(self.backbone.packed(packed)[packed.last_indices])
+        return self.token_scores(packed, packed.last_indices)
 
     def response_values(self, batch: PackedResponses) -> Tensor:
         """[N + S]: for each response V before every token, and one more after the last."""
-        return self.scores(self.backbone.packed(batch.packed)[batch.value_positions])
+        return self.token_scores(batch.packed, batch.value_positions)
 
     def scores(self, hidden: Tensor) -> Tensor:
         """The head alone: hidden [..., D] -> [...] in at least float32."""

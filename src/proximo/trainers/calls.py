@@ -211,7 +211,7 @@ class InferenceCalls:
 
     def _reference_hidden(self, batch: PackedResponses) -> Tensor:
         with torch.no_grad():
-            return self._reference.hidden_states(batch.packed)[batch.predictors]
+            return self._reference.hidden_states(batch.packed, batch.predictors)
 
     def _full_kl(self, hidden: Tensor, reference_hidden: Tensor) -> Tensor:
         policy, reference = self.roles.policy, self._reference
@@ -222,7 +222,7 @@ class InferenceCalls:
         """[N, 2]: the reference's log-probs and the KL, from one pass of each model."""
         policy, reference = self.roles.policy, self._reference
         reference_hidden, temperature = self._reference_hidden(batch), self.config.rollout.temperature
-        hidden = policy.hidden_states(batch.packed)[batch.predictors]
+        hidden = policy.hidden_states(batch.packed, batch.predictors)
         found = token_logprobs(reference_hidden, reference.head, batch.targets, temperature=temperature)
         return torch.stack([found.logprobs, self._full_kl(hidden, reference_hidden)], dim=-1)
 

@@ -30,6 +30,8 @@ class PairBatch:
 
     packed: Packed
     num_pairs: int
+    scored: Tensor
+    """[R] flat indices of the tokens whose scores the loss reads, in order; the last of each sequence is among them."""
     margins: Tensor | None
     """[num_pairs]"""
 
@@ -94,16 +96,22 @@ class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfi
             if any(margin is not None for margin in given):
                 margins = torch.tensor([margin or 0.0 for margin in given], device=self.model.device)
             packed = pack([*chosen, *rejected], device=self.model.device)
-            batches.append((indices, PairBatch(packed=packed, num_pairs=len(indices), margins=margins)))
+            scored = packed.last_indices
+            if self.config.loss == "divergence_window":
+                scored = torch.tensor(_behind_common_starts(chosen, rejected), device=self.model.device)
+            batch = PairBatch(packed=packed, num_pairs=len(indices), scored=scored, margins=margins)
+            batches.append((indices, batch))
         return batches
 
     def _loss(self, batch: PairBatch, *, num_pairs: int) -> tuple[Tensor, PairScores]:
+        scores = self.model.token_scores(batch.packed, batch.scored)
         if self.config.loss == "divergence_window":
-            scores = self.model.token_scores(batch.packed)
+            # What stands before the first difference is outside the window, whatever its score.
+            scores = scores.new_zeros(batch.packed.num_tokens).index_copy(0, batch.scored, scores)
             chosen, rejected = scores[batch.packed.last_indices].split(batch.num_pairs)
             per_pair = divergence_window(*_token_scores(batch, scores))
         else:
-            chosen, rejected = self.model.sequence_scores(batch.packed).split(batch.num_pairs)
+            chosen, rejected = scores.split(batch.num_pairs)
             per_pair = bradley_terry(chosen, rejected, margin=batch.margins, centring=self.config.centring)
         return per_pair.sum() / num_pairs, pair_scores(chosen.detach(), rejected.detach())
 
@@ -112,6 +120,23 @@ def pair_sequences(pair: PreferencePair) -> tuple[tuple[int, ...], tuple[int, ..
     """Prompt with the chosen answer, prompt with the rejected one."""
     prompt = pair.prompt_token_ids
     return (*prompt, *pair.chosen_token_ids), (*prompt, *pair.rejected_token_ids)
+
+
+def _behind_common_starts(chosen: Sequence[Sequence[int]], rejected: Sequence[Sequence[int]]) -> list[int]:
+    """Flat indices, in the packing of all chosen and then all rejected, from where the two of a pair differ.
+
+    At least the last token of each: one may be the beginning of the other.
+    """
+    differ = [
+        next((i for i, (one, other) in enumerate(zip(*pair, strict=False)) if one != other), min(map(len, pair)))
+        for pair in zip(chosen, rejected, strict=True)
+    ]
+    indices: list[int] = []
+    start = 0
+    for sequence, first in zip([*chosen, *rejected], [*differ, *differ], strict=True):
+        indices.extend(range(start + min(first, len(sequence) - 1), start + len(sequence)))
+        start += len(sequence)
+    return indices
 
 
 def _token_scores(batch: PairBatch, scores: Tensor) -> tuple[TokenScores, TokenScores]:

@@ -88,7 +88,7 @@ class UpdateCalls:
 
         def loss(batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
             with torch.set_grad_enabled(not self.roles.shares_trunk):
-                hidden = value.backbone.packed(batch.packed.packed)[batch.packed.predictors]
+                hidden = value.backbone.packed(batch.packed.packed, rows=batch.packed.predictors)
             return self._value_loss(value.scores(hidden), batch)
 
         taken = self._take(learner, experience, self._value_columns(experience), loss, step=step)
@@ -135,7 +135,7 @@ class UpdateCalls:
 
     def _hidden(self, batch: Microbatch) -> Tensor:
         """[T, D]: what the policy knew before each response token."""
-        return self.roles.policy.hidden_states(batch.packed.packed)[batch.packed.predictors]
+        return self.roles.policy.hidden_states(batch.packed.packed, batch.packed.predictors)
 
     def _policy_loss(self, hidden: Tensor, batch: Microbatch, kl_coefficient: float) -> tuple[Tensor, PolicyStatistics]:
         config, options = self.config, self.config.policy_loss

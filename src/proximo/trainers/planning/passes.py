@@ -156,7 +156,7 @@ def policy_loss(
     in_loss = config.kl.place == "loss" and config.kl.measure == "full"
 
     def loss(rehearsal: Rehearsal, batch: PackedResponses) -> Tensor:
-        hidden = policy.hidden_states(batch.packed)[batch.predictors]
+        hidden = policy.hidden_states(batch.packed, batch.predictors)
         with rehearsal.making(LOGITS):
             found = token_logprobs(hidden, policy.head, batch.targets, temperature=temperature, entropy=bonus > 0)
         total = found.logprobs.sum()
@@ -164,7 +164,7 @@ def policy_loss(
             total = total + found.entropy.sum()
         if in_loss:
             with torch.no_grad():
-                other = (reference or policy).hidden_states(batch.packed)[batch.predictors]
+                other = (reference or policy).hidden_states(batch.packed, batch.predictors)
             with rehearsal.making(LOGITS):
                 divergence = full_kl(hidden, policy.head, other, (reference or policy).head, temperature=temperature)
             total = total + divergence.sum()
@@ -179,7 +179,7 @@ def likelihood_loss(model: LanguageModel) -> Callable[[Rehearsal, PackedResponse
     """Of fine-tuning."""
 
     def loss(rehearsal: Rehearsal, batch: PackedResponses) -> Tensor:
-        hidden = model.hidden_states(batch.packed)[batch.predictors]
+        hidden = model.hidden_states(batch.packed, batch.predictors)
         with rehearsal.making(LOGITS):
             return token_logprobs(hidden, model.head, batch.targets).logprobs.sum()
 
@@ -188,7 +188,7 @@ def likelihood_loss(model: LanguageModel) -> Callable[[Rehearsal, PackedResponse
 
 def score_loss(model: ScalarModel) -> Callable[[Rehearsal, PackedResponses], Tensor]:
     """Of a value or reward model: a number for each token."""
-    return lambda _, batch: model.token_scores(batch.packed).sum()
+    return lambda _, batch: model.token_scores(batch.packed, batch.predictors).sum()
 
 
 @torch.no_grad()
@@ -202,10 +202,10 @@ def reading(
     batch = batches.largest()
     with Rehearsal([model.model] if also in (None, model) else [model.model, also.model]) as rehearsal:
         if isinstance(model, ScalarModel):
-            model.token_scores(batch.packed)
+            model.token_scores(batch.packed, batch.predictors)
         else:
-            hidden = model.hidden_states(batch.packed)[batch.predictors]
-            others = None if also is None else also.hidden_states(batch.packed)[batch.predictors]
+            hidden = model.hidden_states(batch.packed, batch.predictors)
+            others = None if also is None else also.hidden_states(batch.packed, batch.predictors)
             with rehearsal.making(LOGITS):
                 token_logprobs(hidden, model.head, batch.targets)
                 if also is not None and others is not None:

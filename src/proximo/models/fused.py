@@ -1,0 +1,186 @@
+"""A layer of a Llama-like model in two autograd functions around its attention, and the norm after the last layer.
+
+The same formulas as the modules that they stand for, with fewer operators and half of the memory: what is cheap to
+compute again in the backward pass is not kept, and much is done in place. Which models may run this way is decided in
+`fused_layers.py`.
+
+Legend: T packed tokens, R rows of them that are asked for, D width, H query heads, G key heads, K head width, F width
+of the gated layer.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+aten = torch.ops.aten
+
+
+def inverse_rms(hidden: Tensor, epsilon: float) -> Tensor:
+    """1 / sqrt(mean(h^2) + epsilon) of each row: [T, D] -> [T, 1]."""
+    norms = torch.linalg.vector_norm(hidden, dim=-1, keepdim=True)
+    return norms.square_().div_(hidden.shape[-1]).add_(epsilon).rsqrt_()
+
+
+def scaled(hidden: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
+    """The norm's output w * h / rms(h): [T, D]."""
+    return torch.mul(hidden, inverse).mul_(weight)
+
+
+def norm_gradients(gradient: Tensor, hidden: Tensor, inverse: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients for h [T, D] and w [D] from that of w * h * r, r = 1 / rms(h); overwrites `gradient`.
+
+    dw = sum_t r g h and dh = r (w g) - r^3 / D * (sum_d w g h) h.
+    """
+    products = gradient * hidden
+    along = torch.mv(products, weight).unsqueeze_(1).mul_(inverse.pow(3)).div_(-hidden.shape[-1])
+    for_weight = torch.mv(products.t(), inverse[:, 0])
+    return gradient.mul_(weight).mul_(inverse).addcmul_(hidden, along), for_weight
+
+
+def rotate_(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
+    """Rotary positions, in place: each head [a, b] becomes [a cos - b sin, b cos + a sin].
+
+    heads [T, H, K], cosines and sines [T, 1, K / 2].
+    """
+    first, second = heads.chunk(2, dim=-1)
+    turned = first * sines
+    first.mul_(cosines).addcmul_(second, sines, value=-1)
+    second.mul_(cosines).add_(turned)
+
+
+def rotated_back(gradient: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """The gradient before `rotate_` from the one behind it, [T, H, K]: the rotation by the negative angle."""
+    result = torch.empty(gradient.shape, dtype=gradient.dtype, device=gradient.device)
+    (first, second), (to_first, to_second) = gradient.chunk(2, dim=-1), result.chunk(2, dim=-1)
+    torch.mul(first, cosines, out=to_first).addcmul_(second, sines)
+    torch.mul(second, cosines, out=to_second).addcmul_(first, sines, value=-1)
+    return result
+
+
+class Projections(torch.autograd.Function):
+    """Norm, then queries, keys and values with rotary positions: hidden [T, D] -> [T, H, K], [T, G, K], [T, G, K]."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd passes arguments by position
+        ctx: Any,
+        hidden: Tensor,
+        norm: Tensor,
+        epsilon: float,
+        cosines: Tensor,
+        sines: Tensor,
+        *linear: Tensor | None,
+    ) -> tuple[Tensor, ...]:
+        """`linear`: weight and bias (or None) of queries, of keys, of values."""
+        inverse = inverse_rms(hidden, epsilon)
+        normed = scaled(hidden, inverse, norm)
+        weights, biases = linear[0::2], linear[1::2]
+        sizes = [weight.shape[0] for weight in weights if weight is not None]
+        joined = hidden.new_empty(hidden.shape[0], sum(sizes))
+        parts = joined.split(sizes, dim=1)
+        for part, weight, bias in zip(parts, weights, biases, strict=True):
+            assert weight is not None
+            if bias is None:
+                torch.mm(normed, weight.t(), out=part)
+            else:
+                torch.addmm(bias, normed, weight.t(), out=part)
+        width = 2 * cosines.shape[-1]
+        rotate_(joined[:, : sizes[0] + sizes[1]].unflatten(1, (-1, width)), cosines, sines)
+        ctx.save_for_backward(hidden, norm, inverse, cosines, sines, *weights)
+        ctx.has_bias = [bias is not None for bias in biases]
+        return tuple(part.unflatten(1, (-1, width)) for part in parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, norm, inverse, cosines, sines, *weights = ctx.saved_tensors
+        for_query, for_key = (rotated_back(each, cosines, sines) for each in gradients[:2])
+        flat = [each.flatten(1) for each in (for_query, for_key, gradients[2])]
+        needs = ctx.needs_input_grad
+        for_linear: list[Tensor | None] = [None] * 6
+        if any(needs[5:]):
+            normed = scaled(hidden, inverse, norm)
+            for i, gradient in enumerate(flat):
+                for_linear[2 * i] = torch.mm(gradient.t(), normed) if needs[5 + 2 * i] else None
+                for_linear[2 * i + 1] = gradient.sum(dim=0) if needs[6 + 2 * i] else None
+        if not (needs[0] or needs[1]):
+            return None, None, None, None, None, *for_linear
+        for_normed = torch.mm(flat[0], weights[0]).addmm_(flat[1], weights[1]).addmm_(flat[2], weights[2])
+        for_hidden, for_norm = norm_gradients(for_normed, hidden, inverse, norm)
+        return for_hidden, for_norm if needs[1] else None, None, None, None, *for_linear
+
+
+class OutputAndGate(torch.autograd.Function):
+    """What follows attention: its output layer, the residual sum, a norm, and the gated layer with its residual sum.
+
+    m = h + a O', x = norm(m), result = m + (silu(x G') * (x U')) W'. hidden [T, D], attended [T, H K] -> [T, D], or
+    [R, D] where only some rows are asked for: everything here works on rows, so no others are computed.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, attended: Tensor, epsilon: float, rows: Tensor | None, *weights: Tensor
+    ) -> Tensor:
+        """`weights`: of the output layer [D, H K], the norm [D], gate [F, D], up [F, D] and down [D, F]."""
+        output, norm, gate, up, down = weights
+        ctx.num_tokens = hidden.shape[0]
+        if rows is not None:
+            hidden, attended = hidden.index_select(0, rows), attended.index_select(0, rows)
+        middle = torch.addmm(hidden, attended, output.t())
+        inverse = inverse_rms(middle, epsilon)
+        normed = scaled(middle, inverse, norm)
+        gates, ups = torch.mm(normed, gate.t()), torch.mm(normed, up.t())
+        result = torch.addmm(middle, functional.silu(gates).mul_(ups), down.t())
+        ctx.save_for_backward(rows, attended, middle, inverse, gates, ups, *weights)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, attended, middle, inverse, gates, ups, *weights = ctx.saved_tensors
+        output, norm, gate, up, down = weights
+        of_hidden, of_attended, _, _, *needs = ctx.needs_input_grad
+        for_product = torch.mm(gradient, down)
+        opened = functional.silu(gates)
+        for_down = torch.mm(gradient.t(), opened * ups) if needs[4] else None
+        for_ups = opened.mul_(for_product)
+        for_gates = aten.silu_backward(for_product.mul_(ups), gates)
+        for_gate = for_up = None
+        if needs[2] or needs[3]:
+            normed = scaled(middle, inverse, norm)
+            for_gate = torch.mm(for_gates.t(), normed) if needs[2] else None
+            for_up = torch.mm(for_ups.t(), normed) if needs[3] else None
+        for_normed = torch.mm(for_gates, gate).addmm_(for_ups, up)
+        for_middle, for_norm = norm_gradients(for_normed, middle, inverse, norm)
+        for_middle.add_(gradient)
+        for_output = torch.mm(for_middle.t(), attended) if needs[0] else None
+        for_attended = torch.mm(for_middle, output) if of_attended else None
+        if rows is not None:
+            for_middle = _spread(for_middle, rows, ctx.num_tokens) if of_hidden else None
+            for_attended = None if for_attended is None else _spread(for_attended, rows, ctx.num_tokens)
+        for_norm = for_norm if needs[1] else None
+        return for_middle, for_attended, None, None, for_output, for_norm, for_gate, for_up, for_down
+
+
+def _spread(rows: Tensor, places: Tensor, num_tokens: int) -> Tensor:
+    """[R, D] -> [T, D] with zeros elsewhere; no place is named twice."""
+    return rows.new_zeros(num_tokens, rows.shape[1]).index_copy_(0, places, rows)
+
+
+class Norm(torch.autograd.Function):
+    """w * h / rms(h) of each row: [R, D] -> [R, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        inverse = inverse_rms(hidden, epsilon)
+        ctx.save_for_backward(hidden, inverse, weight)
+        return scaled(hidden, inverse, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, inverse, weight = ctx.saved_tensors
+        for_hidden, for_weight = norm_gradients(gradient.clone(), hidden, inverse, weight)
+        return for_hidden, for_weight if ctx.needs_input_grad[1] else None, None

@@ -1,0 +1,121 @@
+"""Which models run in the functions of `fused.py`, and how: the layers of Llama, Mistral and Qwen2, as they stand.
+
+Not a second model: weights stay where they are, the modules go on sampling, and what has been changed by anyone (an
+adapter, a hook, few bits, half precision, dropout) runs as modules. The probe at load holds
+what is computed here against the model's own code.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from proximo.models.attention import AttentionLayout, AttentionOptions
+from proximo.models.fused import Norm, OutputAndGate, Projections
+from proximo.models.packing import Packed
+
+MODEL_TYPES = ("llama", "mistral", "qwen2")
+"""Architectures whose layers are h + attention(norm(h)), then h + gated(norm(h)), with rotary positions and no more."""
+
+LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def _unnamed(_: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+NAMING: ContextVar[Callable[[str], AbstractContextManager[None]]] = ContextVar("naming", default=_unnamed)
+"""Entered around what makes the tensors of a part of a layer: how a rehearsal knows whose they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLayers:
+    """The layers below the head of one model."""
+
+    model: Any
+    """The transformers model without its head."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> "FusedLayers | None":
+        """None where the architecture is another, or its modules are not the plain ones of that architecture now.
+
+        Asked before each pass, because adapters, hooks and modes come and go.
+        """
+        if model.config.model_type not in MODEL_TYPES or torch.is_autocast_enabled(model.device.type):
+            return None
+        layers = list(model.get_submodule("layers").children())
+        passed_over = (model, model.get_submodule("norm"), *chain.from_iterable(each.modules() for each in layers))
+        watched = NAMING.get() is not _unnamed  # by hooks that name what is made, which is then done without them
+        if not watched and (_has_any_global_hook() or any(map(_is_hooked, passed_over))):
+            return None
+        return cls(model) if all(map(_is_plain, layers)) else None
+
+    def run(self, packed: Packed, layout: AttentionLayout, rows: Tensor | None) -> Tensor:
+        """Hidden states after the final norm: [T, D], or [R, D] for `rows` [R], no one of them twice."""
+        model = self.model
+        hidden = model.embed_tokens(packed.token_ids)
+        angles = model.rotary_emb(hidden[None], packed.position_ids[None])
+        angles = [each[0, :, None].chunk(2, dim=-1)[0] for each in angles]  # both halves of a head turn by the same
+        for i, layer in enumerate(model.layers):
+            given = (layer, hidden, angles, layout, rows if i == len(model.layers) - 1 else None)
+            if layer.training and layer.gradient_checkpointing:
+                hidden = checkpoint(_run_layer, *given, use_reentrant=False, preserve_rng_state=False)
+            else:
+                hidden = _run_layer(*given)
+        return Norm.apply(hidden, model.norm.weight, model.norm.variance_epsilon)
+
+
+def _run_layer(
+    layer: Any, hidden: Tensor, angles: Sequence[Tensor], layout: AttentionLayout, rows: Tensor | None
+) -> Tensor:
+    attention, gated = layer.self_attn, layer.mlp
+    linear = (attention.q_proj, attention.k_proj, attention.v_proj)
+    making = NAMING.get()
+    with making("attention"):
+        norm = layer.input_layernorm
+        biased = chain.from_iterable((each.weight, each.bias) for each in linear)
+        heads = Projections.apply(hidden, norm.weight, norm.variance_epsilon, *angles, *biased)
+        layout.num_calls += 1
+        attended = layout.attend(*(each.transpose(0, 1)[None] for each in heads), _options(attention))
+    with making("mlp"):
+        norm = layer.post_attention_layernorm
+        weights = [each.weight for each in (attention.o_proj, norm, gated.gate_proj, gated.up_proj, gated.down_proj)]
+        return OutputAndGate.apply(hidden, attended[0].flatten(1), norm.variance_epsilon, rows, *weights)
+
+
+def _is_plain(layer: Any) -> bool:
+    if layer.training and layer.self_attn.attention_dropout:
+        return False
+    modules = dict(layer.named_modules())
+    linear = [modules.get(name) for name in (*LINEAR, *GATED)]
+    if any(type(each) is not nn.Linear or not each.weight.is_floating_point() for each in linear):
+        return False
+    if any(getattr(modules[name], "bias", None) is not None for name in (LINEAR[-1], *GATED)):
+        return False
+    known = {"", "self_attn", "mlp", "mlp.act_fn", *LINEAR, *GATED, *NORMS}
+    activation = modules.get("mlp.act_fn")
+    is_silu = isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
+    wide = all(each.dtype in (torch.float32, torch.float64) for each in layer.parameters())
+    return modules.keys() == known and is_silu and wide and all(hasattr(modules[n], "variance_epsilon") for n in NORMS)
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def _options(attention: Any) -> AttentionOptions:
+    """As the module passes them: Qwen2 knows its window itself, Mistral reads it off the configuration."""
+    window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+    return AttentionOptions(scaling=attention.scaling, sliding_window=window)

@@ -1,0 +1,207 @@
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import PreTrainedModel
+
+from architectures import build_architecture
+from proximo.models.attention import PackedLayout
+from proximo.models.backbone import Backbone, checkpoint_activations
+from proximo.models.fused import Norm, OutputAndGate, Projections
+from proximo.models.fused_layers import MODEL_TYPES, FusedLayers
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.packing import Packed, pack
+from proximo.models.placement import Precision
+
+FUSED = ("llama", "mistral_window", "qwen2")
+ROWS = torch.tensor([1, 2, 7, 8, 15])
+
+
+def sequences() -> Packed:
+    """16 tokens, longer than the window."""
+    return pack([[(5 * i + n) % 50 + 3 for i in range(n)] for n in (9, 7)])
+
+
+def model_of(name: str) -> LanguageModel:
+    return LanguageModel(build_architecture(name))
+
+
+def as_modules(model: LanguageModel, packed: Packed) -> Tensor:
+    """Hidden states by the model's own code."""
+    return model.backbone.run(packed.token_ids[None], packed.position_ids[None], layout=PackedLayout(packed.lengths))[0]
+
+
+def gradients(model: LanguageModel, hidden: Tensor) -> dict[str, Tensor]:
+    """Of every weight below the head, from a gradient that differs in every entry."""
+    weights = dict(model.backbone.layers.named_parameters())
+    given = torch.linspace(-1, 1, hidden.numel(), dtype=hidden.dtype).cos().view_as(hidden)
+    return dict(zip(weights, torch.autograd.grad(hidden, list(weights.values()), given), strict=True))
+
+
+def bytes_kept(run: Callable[[], Tensor]) -> int:
+    """What autograd holds between the forward and the backward pass, weights aside: each storage once."""
+    kept: dict[int, Tensor] = {}
+
+    def hold(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
+        run()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values() if not isinstance(tensor, nn.Parameter))
+
+
+class Counted(TorchDispatchMode):
+    """The operators that compute something, and not just look at a tensor in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = func._schema.returns
+        self.operators += not any(each.alias_info is not None and not each.alias_info.is_write for each in returned)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("rows", [None, ROWS], ids=["all tokens", "some tokens"])
+def test_fused_layers_compute_what_the_modules_compute(name: str, rows: Tensor | None) -> None:
+    model, packed = model_of(name), sequences()
+    assert FusedLayers.of(model.backbone.layers) is not None
+    expected, ours = as_modules(model, packed), model.hidden_states(packed, rows)
+    if rows is not None:
+        expected = expected[rows]
+    assert (ours - expected).abs().max() <= 4e-6 * expected.abs().max()
+    found = gradients(model, ours)
+    for weight, gradient in gradients(model, expected).items():
+        assert (found[weight] - gradient).norm() <= 4e-6 * gradient.norm(), weight
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_pass_without_gradients_computes_the_same_bits(name: str) -> None:
+    model, packed = model_of(name), sequences()
+    with torch.no_grad():
+        silent = model.hidden_states(packed, ROWS)
+    assert torch.equal(silent, model.hidden_states(packed, ROWS))
+
+
+def test_the_gradients_are_those_of_the_formulas() -> None:
+    """Against differences, in float64: each input of each function."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    hidden, norm = draw(5, 6), draw(6)
+    angles = [draw(5, 1, 2).detach(), draw(5, 1, 2).detach()]
+    linear = [draw(8, 6), draw(8), draw(4, 6), None, draw(4, 6), draw(4)]
+    assert torch.autograd.gradcheck(Projections.apply, (hidden, norm, 1e-6, *angles, *linear))
+    weights = [draw(6, 8), draw(6), draw(7, 6), draw(7, 6), draw(6, 7)]
+    for rows in (None, torch.tensor([0, 3, 4])):
+        assert torch.autograd.gradcheck(OutputAndGate.apply, (hidden, draw(5, 8), 1e-6, rows, *weights))
+    assert torch.autograd.gradcheck(Norm.apply, (hidden, norm, 1e-6))
+
+
+def test_frozen_weights_get_no_gradient_and_the_others_get_the_same() -> None:
+    model, packed = model_of("llama"), sequences()
+    whole = gradients(model, model.hidden_states(packed))
+    for part in range(7):
+        frozen = {name for i, name in enumerate(whole) if i % 7 == part}
+        for name, weight in model.backbone.layers.named_parameters():
+            weight.requires_grad_(name not in frozen)
+        model.hidden_states(packed).backward(torch.linspace(-1, 1, 16 * 32).cos().view(16, 32))
+        for name, weight in model.backbone.layers.named_parameters():
+            assert (weight.grad is None) == (name in frozen), name
+            assert weight.grad is None or torch.equal(weight.grad, whole[name]), name
+            weight.grad = None
+
+
+def test_checkpointed_layers_run_fused_and_keep_their_input_alone() -> None:
+    model, packed = model_of("llama"), sequences()
+    plain = gradients(model, model.hidden_states(packed, ROWS))
+    checkpoint_activations(model.base)
+    model.model.train()
+    assert FusedLayers.of(model.backbone.layers) is not None
+    found = gradients(model, model.hidden_states(packed, ROWS))
+    assert all(torch.equal(found[name], gradient) for name, gradient in plain.items())
+    assert bytes_kept(lambda: model.hidden_states(packed)) < 0.5 * bytes_kept(
+        lambda: model_of("llama").hidden_states(packed)
+    )
+
+
+def test_no_rows_at_all_make_no_hidden_states_and_gradients_of_zero() -> None:
+    model = model_of("llama")
+    hidden = model.hidden_states(sequences(), torch.tensor([], dtype=torch.long))
+    assert hidden.shape == (0, 32)
+    hidden.sum().backward()
+    assert all(weight.grad is not None and not weight.grad.any() for weight in model.backbone.layers.parameters())
+
+
+def test_a_pass_takes_fewer_operators_and_keeps_half_the_bytes() -> None:
+    model, packed = model_of("llama"), pack([list(range(3, 60)) for _ in range(8)])
+    operators, kept = [], []
+    for run in (lambda: as_modules(model, packed), lambda: model.hidden_states(packed)):
+        with Counted() as counted:
+            gradients(model, run())
+        operators.append(counted.operators)
+        kept.append(bytes_kept(run))
+    assert operators[1] < 0.85 * operators[0], operators
+    assert kept[1] < 0.6 * kept[0], kept
+
+
+def add_hook(model: PreTrainedModel) -> None:
+    model.base_model.layers[0].mlp.register_forward_hook(lambda *_: None)
+
+
+def drop_out(model: PreTrainedModel) -> None:
+    for layer in model.base_model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    model.train()
+
+
+def put_something_else(model: PreTrainedModel) -> None:
+    layer = model.base_model.layers[1].mlp
+    layer.act_fn = nn.GELU()
+
+
+@pytest.mark.parametrize("change", [add_hook, drop_out, put_something_else])
+def test_what_someone_has_changed_runs_as_modules(change) -> None:
+    model = build_architecture("llama")
+    backbone = Backbone(model, precision=Precision.FLOAT32)
+    assert FusedLayers.of(backbone.layers) is not None
+    change(model)
+    assert FusedLayers.of(backbone.layers) is None
+
+
+def test_a_hook_of_a_module_is_called_in_a_packed_pass() -> None:
+    model, seen = model_of("llama"), []
+    model.base.base_model.layers[1].mlp.register_forward_hook(lambda *given: seen.append(given[2].shape))
+    model.hidden_states(sequences())
+    assert seen == [(1, 16, 32)]
+
+
+def test_adapters_and_half_precision_run_as_modules() -> None:
+    plain = build_architecture("llama")
+    half = LanguageModel(copy.deepcopy(plain), precision=Precision.BF16)
+    packed = sequences()
+    with Counted() as counted:
+        half.hidden_states(packed)
+    with Counted() as of_modules:
+        as_modules(half, packed)
+    assert counted.operators == of_modules.operators
+    adapted = LanguageModel(plain).with_adapter(LoRAOptions(rank=2))
+    assert FusedLayers.of(adapted.backbone.layers) is None
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "olmo2", "granite", "gpt2"])
+def test_other_architectures_run_as_modules_and_still_give_the_rows_that_are_asked_for(name: str) -> None:
+    model, packed = model_of(name), sequences()
+    assert model.base.config.model_type not in MODEL_TYPES
+    assert FusedLayers.of(model.backbone.layers) is None
+    assert torch.equal(model.hidden_states(packed, ROWS), as_modules(model, packed)[ROWS])
