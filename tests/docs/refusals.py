@@ -72,6 +72,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Rewards of texts", "reward=[{kind: think_answer, right_reads: answer}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: think_answer, right: {kind: pattern, pattern: a, attempts: 2}}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: think_answer, right: {kind: code, form: asserts}}]"),
+    ("ppo", "Rewards of texts", "reward=[{kind: think_answer, answer_seconds: 1, right: {kind: pattern, pattern: a}}]"),
     ("ppo", "Rewards of texts", "reward=[{kind: think_answer, right: {kind: maths, right: 0.5}}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://me:mine@host'}]"),
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://host', token_env: my-token}]"),

@@ -109,4 +109,4 @@ class GuardConfig(Section):
     """The run stops when more than this fraction of a batch could not be scored; of an evaluation as well."""
     max_equal_steps: int | None = Field(None, ge=2)
     """The run stops when all scores of this many steps in a row are one and the same number: a verifier that is dead,
-    or nothing left to learn; null goes on."""
+    or nothing left to learn; null goes on. 5 or more for verifiers that say right or wrong. docs/rewards.md."""

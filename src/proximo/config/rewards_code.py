@@ -100,7 +100,8 @@ class CodeRewardConfig(JudgedRewardConfig):
         if self.answer_seconds <= shortest:
             raise ValueError(
                 f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}, two wall limits of cpu_seconds "
-                f"({self.cpu_seconds:g}): a program that sleeps is run twice"
+                f"({self.cpu_seconds:g}): a program that sleeps is run twice; raise answer_seconds, or lower "
+                "cpu_seconds"
             )
         return self
 

@@ -1,6 +1,7 @@
 """The kinds of rewards that read a response as text: form, pattern, schema, length, repetition."""
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -180,6 +181,25 @@ class ThinkAnswerRewardConfig(JudgedRewardConfig):
     opened_by_prompt: bool = False
     """The prompt's text (its chat template) ends in `<think>`, so that responses begin behind it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_worker_for_both(cls, given: Any) -> Any:
+        """The verifier's name, worker and limits are those of the form, and its own checks hold for them."""
+        right = given.get("right") if isinstance(given, Mapping) else None
+        if isinstance(right, JudgedRewardConfig):
+            right = right.model_dump(exclude_unset=True)
+        if not isinstance(right, Mapping):
+            return given
+        names = {*JudgedRewardConfig.model_fields} - {"kind"}
+        shared = {name: given.get(name, cls.model_fields[name].default) for name in names}
+        others = sorted(name for name in shared if name in right and right[name] != shared[name])
+        if others:
+            raise ValueError(
+                f"the verifier in right runs in the worker of the form, whose {', '.join(others)} holds for both: move "
+                f"{'them' if len(others) > 1 else 'it'} out of right"
+            )
+        return {**given, "right": {**right, **shared}}
+
     @model_validator(mode="after")
     def _needs_a_verifier(self) -> Self:
         if self.right is None and (self.well_formed_credit is not None or self.right_reads == "answer"):
@@ -196,27 +216,6 @@ class ThinkAnswerRewardConfig(JudgedRewardConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _one_worker_for_both(self) -> Self:
-        shared = {*JudgedRewardConfig.model_fields, "name"} - {"kind"}
-        idle = [] if self.right is None else sorted(shared & self.right.model_fields_set)
-        if idle:
-            raise ValueError(
-                f"the verifier in right runs in the worker of the form, whose {', '.join(idle)} holds for both: move "
-                f"{'them' if len(idle) > 1 else 'it'} out of right"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _time_for_the_verifier(self) -> Self:
-        shortest = self.right.shortest_answer_seconds if isinstance(self.right, CodeRewardConfig) else 0.0
-        if self.answer_seconds <= shortest:
-            raise ValueError(
-                f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}: the verifier in right may run a "
-                "program that sleeps twice; raise answer_seconds, or lower its cpu_seconds"
-            )
-        return self
-
     def caveats(self) -> tuple[str, ...]:
         """Those of the verifier."""
         return () if self.right is None else self.right.caveats()
@@ -225,7 +224,5 @@ class ThinkAnswerRewardConfig(JudgedRewardConfig):
         """With the verifier's judge and options in place of its section."""
         if self.right is None:
             return {**super().judge_options(), "right": None}
-        options = self.right.judge_options()
-        if "answer_seconds" in options:
-            options["answer_seconds"] = self.answer_seconds
-        return {**super().judge_options(), "right": {"judge": self.right.judge, "options": options}}
+        verifier = {"judge": self.right.judge, "options": self.right.judge_options()}
+        return {**super().judge_options(), "right": verifier}

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from proximo.errors import ConfigError, TrainingError
+from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored
 from proximo.rewards.function_verdicts import Verdict, as_scored, questions
+from proximo.rewards.statistics import BatchStatistics
 from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell
 
 RewardFunction = Callable[..., Sequence[Verdict]]
@@ -59,12 +61,20 @@ class FunctionReward:
         self.function = _callable_with(function, arguments or {}, name=name)
         self.arguments = dict(arguments or {})
         self.timeout_seconds = timeout_seconds
+        self._statistics = BatchStatistics()
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
         """Raises TrainingError where the function raises, takes too long, or returns something else than scores."""
         if not responses:
             return []
-        return as_scored(responses, self._call(*questions(responses)), name=self.name)
+        start = time.monotonic()
+        scored = as_scored(responses, self._call(*questions(responses)), name=self.name)
+        self._statistics.count(scored, time.monotonic() - start)
+        return scored
+
+    def statistics(self) -> dict[str, MetricValue]:
+        """The metrics of this source since they were last asked for; its seconds are those of whole batches."""
+        return self._statistics.taken(self.name)
 
     def _call(self, *lists: list[Any]) -> Any:
         """Runs the function in a thread of its own, so that one that hangs ends the run instead of holding it."""

@@ -5,7 +5,7 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -96,9 +96,8 @@ class JudgedReward:
             self._statistics.num_timeouts += sum(key in timed_out for key in keys)
         return [_scored(response, verdicts[key]) for response, key in zip(responses, keys, strict=True)]
 
-    def check_prompts(self, prompts: Iterable[Prompt], origins: Mapping[str, str]) -> None:
+    def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
         """Raises DataError, with the row's origin by the prompt's id, for a prompt no answer to which can be judged."""
-        prompts = tuple(prompts)
         requests = [_encoded({"check": _row(prompt)}, prompt, origins) for prompt in prompts]
         work = self._pool.submit(requests)
         outcomes = self._pool.wait(work, seconds=CHECK_SECONDS, limit="the time for checking rows")

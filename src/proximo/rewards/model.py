@@ -1,6 +1,7 @@
 """Scores from a reward model: what its head says at the last token of the response, or at each of its tokens."""
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,11 +12,13 @@ from proximo.algorithms.shaping import prefix_deltas
 from proximo.data.rendering import render_for
 from proximo.data.tokenise import Encoder
 from proximo.errors import ConfigError
+from proximo.metrics.values import MetricValue
 from proximo.models.batching import plan_batches
 from proximo.models.packing import Packed, pack
 from proximo.models.scalar import ScalarModel
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.dense import scored_by_token
+from proximo.rewards.statistics import BatchStatistics
 
 Dense = Literal["none", "deltas", "absolute"]
 """What a token is rewarded with: nothing, what it adds to the score so far, or the score after it."""
@@ -48,6 +51,7 @@ class ModelReward:
         self.encoder = None if tokenizer is None else Encoder(tokenizer)
         self.tokens_per_microbatch = tokens_per_microbatch
         self.dense = dense
+        self._statistics = BatchStatistics()
 
     @torch.no_grad()
     def score(self, responses: Sequence[Response]) -> list[Scored]:
@@ -55,6 +59,7 @@ class ModelReward:
 
         A response that is too long for a model with its own tokenizer, or whose score is no number, is a fault.
         """
+        start = time.monotonic()
         sequences = [self._token_ids(response) for response in responses]
         lengths = [len(sequence) for sequence in sequences]
         limit = self.model.position_limit
@@ -65,7 +70,13 @@ class ModelReward:
             packed = pack([sequences[readable[i]] for i in batch], device=self.model.device)
             for index, found in zip(batch, self._scores(packed), strict=True):
                 scores[readable[index]] = found
-        return [self._scored(*found) for found in zip(responses, scores, lengths, strict=True)]
+        scored = [self._scored(*found) for found in zip(responses, scores, lengths, strict=True)]
+        self._statistics.count(scored, time.monotonic() - start)
+        return scored
+
+    def statistics(self) -> dict[str, MetricValue]:
+        """The metrics of this source since they were last asked for; its seconds are those of whole batches."""
+        return self._statistics.taken(self.name)
 
     def _scores(self, packed: Packed) -> list[list[float]]:
         """Of each sequence the score after its last token, or, where they are asked for, after each of its tokens."""

@@ -9,18 +9,24 @@ import queue
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from proximo.errors import ConfigError, TrainingError
+from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.metrics.values import MetricValue
-from proximo.records import Response, Scored, ScoreState
+from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.remote_requests import RefusedError, Requests, UnansweredError
 from proximo.rewards.statistics import SourceStatistics
-from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell, telling_of_start
-from proximo.rewards.wire import request_body
+from proximo.rewards.waiting import LOG, TELL_EVERY_SECONDS, tell, telling_of_start
+from proximo.rewards.wire import check_body, request_body
 
 LONGEST_PAUSE_SECONDS = 30.0
+CHECK_SECONDS = 15.0
+"""For a service to answer at the start of a run. It has nothing to judge then."""
+NOT_LIKE_THIS = (401, 403, 413)
+"""The service may check rows, but not those of this request; any other refusal says that it checks none."""
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +66,11 @@ class RemoteReward:
         self._statistics = SourceStatistics()
 
     def check(self) -> None:
-        """Ask for verdicts on nothing. Raises ConfigError where the service does not answer, or not to this client."""
-        call = _Call(time.monotonic() + self.limits.step_seconds)
+        """Ask for verdicts on nothing, for CHECK_SECONDS at most.
+
+        Raises ConfigError where the service does not answer, or not to this client.
+        """
+        call = _Call(time.monotonic() + min(CHECK_SECONDS, self.limits.step_seconds))
         try:
             with telling_of_start(self.name, f"an answer of {self._requests.url}"):
                 self._answer(_Batch(index=0, responses=(), body=request_body(())), call)
@@ -72,6 +81,28 @@ class RemoteReward:
                 f"reward source {self.name!r}: no reward service answers at {self._requests.url} ({error}); start one "
                 "with `proximo serve-reward`, or correct url"
             ) from None
+
+    def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
+        """Raises DataError, with the row's origin by the prompt's id, for a prompt to which no answer could be judged.
+
+        Not every service checks rows: one that refuses, or does not answer within `request_seconds`, passes all.
+        Raises ConfigError where it wants another token, or smaller requests.
+        """
+        size = self.limits.responses_per_request
+        with telling_of_start(self.name, f"{self._requests.url}, which checks the rows"):
+            for start in range(0, len(prompts), size):
+                body = check_body(prompts[start : start + size], origins)
+                try:
+                    problem = self._checked(_Batch(index=start // size, responses=(), body=body))
+                except RefusedError as error:
+                    if error.status in NOT_LIKE_THIS:
+                        raise ConfigError(f"reward source {self.name!r}: {error}") from None
+                    return
+                except UnansweredError as error:
+                    LOG.warning("reward source %s: its service does not check the rows: %s", self.name, error)
+                    return
+                if problem is not None:
+                    raise DataError(f"{problem} (says the service of reward source {self.name!r})")
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
         """Ends within `step_seconds`. What has no verdict by then, or after all attempts, is a fault without a score.
@@ -144,6 +175,15 @@ class RemoteReward:
         return found
 
     def _answer(self, batch: "_Batch", call: "_Call") -> list[Scored]:
+        return self._attempts(
+            batch, call, lambda seconds: self._requests.ask(batch.body, batch.responses, seconds=seconds)
+        )
+
+    def _checked(self, batch: "_Batch") -> str | None:
+        call = _Call(time.monotonic() + self.limits.request_seconds)
+        return self._attempts(batch, call, lambda seconds: self._requests.check(batch.body, seconds=seconds))
+
+    def _attempts(self, batch: "_Batch", call: "_Call", ask: Callable[[float], Found]) -> Found:
         """Attempt after attempt. Raises UnansweredError, with the last reason, and RefusedError."""
         limits = self.limits
         pause = limits.first_pause_seconds
@@ -151,7 +191,7 @@ class RemoteReward:
             batch.attempts = attempt
             seconds = min(limits.request_seconds, call.deadline - time.monotonic())
             try:
-                return self._requests.ask(batch.body, batch.responses, seconds=seconds)
+                return ask(seconds)
             except UnansweredError as error:
                 wait = max(pause * _jitter(batch.index, attempt), error.not_before_seconds)
                 if attempt == limits.attempts or time.monotonic() + wait >= call.deadline:

@@ -4,16 +4,26 @@ Redirects are not followed, and a service on this machine is reached without the
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 
 from proximo.config.addresses import is_loopback
 from proximo.records import Response, Scored
-from proximo.rewards.wire import SCORE_PATH, SECONDS_HEADER, OtherSchemaError, WireError, read_reply
+from proximo.rewards.wire import (
+    CHECK_PATH,
+    SCORE_PATH,
+    SECONDS_HEADER,
+    OtherSchemaError,
+    WireError,
+    read_checked,
+    read_reply,
+)
 
 MAX_REPLY_BYTES = 64 * 2**20
+Answer = TypeVar("Answer")
 TRY_AGAIN = frozenset({408, 425, 429})
 """Beside 500 and above: the request is fine, and the service cannot answer it now."""
 
@@ -30,6 +40,10 @@ class UnansweredError(Exception):
 
 class RefusedError(Exception):
     """The service says that the request is wrong: no attempt will get an answer."""
+
+    def __init__(self, reason: str, *, status: int | None = None) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class Requests:
@@ -56,15 +70,22 @@ class Requests:
 
         Raises UnansweredError and RefusedError. An answer that comes in drops ends with the first drop that is late.
         """
+        return self._post(SCORE_PATH, body, lambda reply: read_reply(reply, responses), seconds=seconds)
+
+    def check(self, body: bytes, *, seconds: float) -> str | None:
+        """What is wrong with a row of `body`, or None. As `ask`; a service that checks no rows refuses with 404."""
+        return self._post(CHECK_PATH, body, read_checked, seconds=seconds)
+
+    def _post(self, path: str, body: bytes, read: Callable[[bytes], Answer], *, seconds: float) -> Answer:
         seconds = max(seconds, 0.001)
         ends = time.monotonic() + seconds
         headers = {SECONDS_HEADER: f"{seconds:.3f}"}
         try:
             with self._client.stream(
-                "POST", self.url + SCORE_PATH, content=body, headers=headers, timeout=httpx2.Timeout(seconds)
+                "POST", self.url + path, content=body, headers=headers, timeout=httpx2.Timeout(seconds)
             ) as reply:
                 self._check_status(reply, ends)
-                return read_reply(_read_body(reply, ends), responses)
+                return read(_read_body(reply, ends))
         except httpx2.TimeoutException:
             raise UnansweredError(f"no answer within {seconds:.3g} s", timed_out=True) from None
         except httpx2.LocalProtocolError:  # its text quotes the header, and so the token
@@ -87,7 +108,7 @@ class Requests:
         if status >= 500 or status in TRY_AGAIN:
             raise UnansweredError(f"status {status}", not_before_seconds=_retry_after(reply))
         said = "" if 300 <= status < 400 else _detail(_read_body(reply, ends))
-        raise RefusedError(f"{self.url} refuses with status {status}{said}: {self._advice(status)}")
+        raise RefusedError(f"{self.url} refuses with status {status}{said}: {self._advice(status)}", status=status)
 
     def _advice(self, status: int) -> str:
         if status in (401, 403):

@@ -3,6 +3,7 @@
 | address | what for |
 |---|---|
 | POST /v1/score | verdicts; bodies as in wire.py |
+| POST /v1/check | whether answers to some prompts could be judged |
 | GET /metrics | counts and latencies, as JSON |
 | GET /health | whether it is up; wants no token |
 """
@@ -13,25 +14,38 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from proximo.errors import ProximoError
+from proximo.errors import DataError, ProximoError
 from proximo.records import Scored
-from proximo.rewards.source import RewardSource
-from proximo.rewards.wire import SCHEMA, SCORE_PATH, SECONDS_HEADER, WireError, read_request, reply_body
+from proximo.rewards.source import CheckingSource, RewardSource
+from proximo.rewards.wire import (
+    CHECK_PATH,
+    SCHEMA,
+    SCORE_PATH,
+    SECONDS_HEADER,
+    WireError,
+    checked_body,
+    read_check,
+    read_request,
+    reply_body,
+)
 
 LOG = logging.getLogger("proximo.rewards")
 LATENCIES_KEPT = 1000
 BODY_SECONDS = 30.0
 """For a request's body to arrive."""
+PROBE_BYTES = 200
+"""A request about no response is not longer."""
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +85,7 @@ class RewardService:
         return Starlette(
             routes=[
                 Route(SCORE_PATH, self.score, methods=["POST"]),
+                Route(CHECK_PATH, self.check, methods=["POST"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
                 Route("/health", self.health, methods=["GET"]),
             ]
@@ -91,13 +106,20 @@ class RewardService:
 
     async def score(self, request: Request) -> Response:
         """Verdicts on the request's responses, or the status that says why not."""
+        return await self._admitted_to(self._scored, request)
+
+    async def check(self, request: Request) -> Response:
+        """What is wrong with the first of the request's rows that no answer could be judged to."""
+        return await self._admitted_to(self._checked, request)
+
+    async def _admitted_to(self, work: Callable[[Request], Awaitable[bytes]], request: Request) -> Response:
         try:
             self._authorise(request)
             if self._admitted >= self.limits.running + self.limits.waiting:
                 raise _SentAwayError(503, "too many requests wait already", {"Retry-After": "1"})
             self._admitted += 1
             try:
-                body = await self._scored(request)
+                body = await work(request)
             finally:
                 self._admitted -= 1
         except _SentAwayError as error:
@@ -114,17 +136,25 @@ class RewardService:
 
     async def _scored(self, request: Request) -> bytes:
         start = time.monotonic()
-        seconds = _patience(request)
         body = await self._body(request)
+        if len(body) <= PROBE_BYTES and not _read(read_request, body):
+            return reply_body(())  # at once: who asks about nothing wants to know whether anybody is here
+        scored, reply = await self._in_turn(request, start, lambda: self._verdicts(body))
+        self.statistics.count(scored, time.monotonic() - start)
+        return reply
+
+    async def _checked(self, request: Request) -> bytes:
+        start = time.monotonic()
+        body = await self._body(request)
+        return await self._in_turn(request, start, lambda: self._problem(body))
+
+    async def _in_turn(self, request: Request, start: float, work: Callable[[], Found]) -> Found:
+        seconds = _patience(request)
         async with self._turn:
             if time.monotonic() - start >= seconds:
                 raise _SentAwayError(503, "its turn came too late", {"Retry-After": "1"})
             # The work is not given up with its request: who asks again would find the same worker busy.
-            scored, reply = await asyncio.shield(
-                asyncio.get_running_loop().run_in_executor(self._threads, self._verdicts, body)
-            )
-        self.statistics.count(scored, time.monotonic() - start)
-        return reply
+            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work))
 
     async def _body(self, request: Request) -> bytes:
         """The whole body. Too much of it, or too slowly, is refused before it is all there."""
@@ -143,16 +173,24 @@ class RewardService:
 
     def _verdicts(self, body: bytes) -> tuple[Sequence[Scored], bytes]:
         """In a thread. A source that fails as a whole is this service's failure, and the log says which."""
-        try:
-            responses = read_request(body)
-        except WireError as error:
-            raise _SentAwayError(400, str(error)) from None
+        responses = _read(read_request, body)
         try:
             scored = self.source.score(responses)
-        except ProximoError as error:
-            LOG.error("%s", error)
-            raise _SentAwayError(500, "the reward source failed; the service's log says why") from error
-        return scored, reply_body(scored)
+            return scored, reply_body(scored)
+        except Exception as error:  # the code of others, too: whatever it raises, this request alone has failed
+            raise _failed(error) from error
+
+    def _problem(self, body: bytes) -> bytes:
+        """In a thread."""
+        prompts, origins = _read(read_check, body)
+        try:
+            if isinstance(self.source, CheckingSource):
+                self.source.check_prompts(prompts, origins)
+        except DataError as error:
+            return checked_body(str(error))
+        except Exception as error:
+            raise _failed(error) from error
+        return checked_body(None)
 
 
 class ServiceStatistics:
@@ -188,6 +226,19 @@ class ServiceStatistics:
 def nearest_rank(ordered: Sequence[float], percent: int) -> float | None:
     """The smallest value that at least `percent` of the values do not exceed; None of no values."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else None
+
+
+def _read(read: Callable[[bytes], Found], body: bytes) -> Found:
+    try:
+        return read(body)
+    except WireError as error:
+        raise _SentAwayError(400, str(error)) from None
+
+
+def _failed(error: Exception) -> _SentAwayError:
+    """Into the log goes what is said on purpose as one line, and everything else with its traceback."""
+    LOG.error("%s", error, exc_info=None if isinstance(error, ProximoError) else error)
+    return _SentAwayError(500, "the reward source failed; the service's log says why")
 
 
 def _patience(request: Request) -> float:

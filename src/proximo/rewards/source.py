@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from proximo.metrics.values import MetricValue
-from proximo.records import Response, Scored
+from proximo.records import Prompt, Response, Scored
 
 
 @runtime_checkable
@@ -41,6 +41,15 @@ class MeasuredSource(Protocol):
 
     def statistics(self) -> Mapping[str, MetricValue]:
         """Declared metrics of what was done since they were last asked for."""
+        ...
+
+
+@runtime_checkable
+class CheckingSource(Protocol):
+    """A source that knows of some prompts beforehand that no answer to them could be judged."""
+
+    def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
+        """Raises DataError for such a prompt, with its origin by the prompt's id."""
         ...
 
 

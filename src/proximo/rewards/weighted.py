@@ -1,13 +1,13 @@
 """The weighted sum of several sources. A response that one source could not score has no score."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from proximo.metrics.values import MetricValue
-from proximo.records import Response, Scored, ScoreState
+from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.concurrent import score_beside_each_other
 from proximo.rewards.dense import weighted_sum
-from proximo.rewards.source import ClosableSource, EagerSource, MeasuredSource, RewardSource
+from proximo.rewards.source import CheckingSource, ClosableSource, EagerSource, MeasuredSource, RewardSource
 
 
 class WeightedReward:
@@ -32,6 +32,12 @@ class WeightedReward:
         return [
             self._sum(response, parts) for response, parts in zip(responses, zip(*answers, strict=True), strict=True)
         ]
+
+    def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
+        """By every source that can; raises DataError for what the first of them refuses."""
+        for _, source in self.sources:
+            if isinstance(source, CheckingSource):
+                source.check_prompts(prompts, origins)
 
     def statistics(self) -> dict[str, MetricValue]:
         """Of all sources that count."""

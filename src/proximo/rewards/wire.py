@@ -5,7 +5,7 @@ Text and token ids of responses travel, and of their prompts everything but the 
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -19,6 +19,8 @@ from proximo.states import Finish, ScoreState
 SCHEMA = "proximo.reward/1"
 """Changes with the format. Who reads another one says so instead of guessing."""
 SCORE_PATH = "/v1/score"
+CHECK_PATH = "/v1/check"
+"""Where prompts are asked about before there are responses. A service need not have it."""
 SECONDS_HEADER = "Proximo-Seconds"
 """Of a request: for how long its answer is waited for."""
 MAX_REASON = 500
@@ -58,6 +60,22 @@ class _Request(_Part):
     responses: list[_Response]
 
 
+class _Row(_Part):
+    origin: str
+    answer: str | None
+    metadata: dict[str, Any]
+
+
+class _Check(_Part):
+    format: str
+    rows: list[_Row]
+
+
+class _Checked(_Part):
+    format: str
+    problem: str | None
+
+
 class _Verdict(_Part):
     id: int
     state: Literal["scored", "model_fault", "infrastructure_fault"]
@@ -72,7 +90,7 @@ class _Reply(_Part):
     verdicts: list[_Verdict]
 
 
-Body = TypeVar("Body", _Request, _Reply)
+Body = TypeVar("Body", _Request, _Reply, _Check, _Checked)
 
 
 def request_body(responses: Sequence[Response]) -> bytes:
@@ -93,14 +111,7 @@ def request_body(responses: Sequence[Response]) -> bytes:
         )
         for response in responses
     ]
-    try:
-        return _Request(format=SCHEMA, responses=asked).model_dump_json().encode()
-    except ValueError as error:
-        names = ", ".join(sorted({response.prompt.id for response in responses})[:3])
-        raise DataError(
-            f"a prompt cannot travel to the reward service as JSON (among them {names}): {error}; leave the column "
-            "out that is no text, number, list or mapping"
-        ) from error
+    return _encoded(_Request(format=SCHEMA, responses=asked), {response.prompt.id for response in responses})
 
 
 def read_request(body: bytes) -> list[Response]:
@@ -125,6 +136,37 @@ def read_request(body: bytes) -> list[Response]:
         )
         for asked in _read(_Request, body).responses
     ]
+
+
+def check_body(prompts: Sequence[Prompt], origins: Mapping[str, str]) -> bytes:
+    """The question whether answers to these prompts could be judged; `origins` says by the prompt's id where it stands.
+
+    Raises DataError for a prompt whose metadata JSON cannot say.
+    """
+    named = [(origins.get(prompt.id, f"prompt '{prompt.id}'"), prompt) for prompt in prompts]
+    rows = [_Row(origin=origin, answer=each.answer, metadata=dict(each.metadata)) for origin, each in named]
+    return _encoded(_Check(format=SCHEMA, rows=rows), {origin for origin, _ in named})
+
+
+def read_check(body: bytes) -> tuple[list[Prompt], dict[str, str]]:
+    """The prompts that are asked about, and where they stand by their ids. Raises WireError."""
+    rows = _read(_Check, body).rows
+    prompts = [
+        Prompt(id=str(index), token_ids=(), text="", answer=row.answer, metadata=row.metadata)
+        for index, row in enumerate(rows)
+    ]
+    return prompts, {str(index): row.origin for index, row in enumerate(rows)}
+
+
+def checked_body(problem: str | None) -> bytes:
+    """The answer: what is wrong with the first row that no answer could be judged to, or None."""
+    return _Checked(format=SCHEMA, problem=None if problem is None else _sayable(problem)).model_dump_json().encode()
+
+
+def read_checked(body: bytes) -> str | None:
+    """What is wrong, or None. Raises WireError."""
+    problem = _read(_Checked, body).problem
+    return None if problem is None else problem[:MAX_REASON]
 
 
 def reply_body(scored: Sequence[Scored]) -> bytes:
@@ -154,6 +196,16 @@ def read_reply(body: bytes, responses: Sequence[Response]) -> list[Scored]:
 def _sayable(text: str) -> str:
     """Half of a surrogate pair, which JSON on its way cannot say, becomes a question mark."""
     return text.encode(errors="replace").decode()
+
+
+def _encoded(body: BaseModel, names: Iterable[str]) -> bytes:
+    try:
+        return body.model_dump_json().encode()
+    except ValueError as error:
+        raise DataError(
+            f"a prompt cannot travel to the reward service as JSON (among them {', '.join(sorted(names)[:3])}): "
+            f"{error}; leave the column out that is no text, number, list or mapping"
+        ) from error
 
 
 def _read(schema: type[Body], body: bytes) -> Body:

@@ -17,6 +17,7 @@ from proximo.trainers.export import export_model, is_adapter
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo_run import run_ppo
 from proximo.trainers.reward import run_reward
+from proximo.trainers.reward_sources import check_services
 from proximo.trainers.sft import run_sft
 
 AnyStage = SFTRecipe | RewardRecipe | PPORecipe
@@ -29,8 +30,8 @@ ROLES = {"@sft": ("sft", "policy"), "@reward": ("reward", "reward")}
 def run_pipeline(recipe: PipelineRecipe, options: RunOptions) -> int:
     """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
 
-    With `resume` the finished stages are skipped and the one under way goes on. All folders are checked before
-    anything runs.
+    With `resume` the finished stages are skipped and the one under way goes on. All folders are checked, and remote
+    reward services asked, before anything runs.
     """
     folder = Path(recipe.run.folder)
     stages = [stage for stage in (recipe.sft, recipe.reward, recipe.ppo) if stage is not None]
@@ -38,6 +39,8 @@ def run_pipeline(recipe: PipelineRecipe, options: RunOptions) -> int:
     options = replace(options, resume="never" if options.resume == "never" else "auto", pipeline_folder=str(folder))
     for stage in stages:
         check_run(Path(stage.run.folder), resume=options.resume, overwrite=options.overwrite)
+    # Asked again when PPO begins, but by then the stages before it have cost their time.
+    check_services([*recipe.ppo.reward, *([recipe.ppo.gold] if recipe.ppo.gold else [])])
     for stage in stages:
         status = _run_stage(resolve_references(stage, folder), options)
         if status != 0:

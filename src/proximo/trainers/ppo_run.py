@@ -22,9 +22,8 @@ from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import check_scalar_adapter, is_shared
 from proximo.models.sources import ModelSource
 from proximo.records import Prompt, Response
-from proximo.rewards.judged import JudgedReward
 from proximo.rewards.model import ModelReward
-from proximo.rewards.source import ClosableSource, RewardSource
+from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.trainers.build import (
     Place,
@@ -142,9 +141,9 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
 
 def _check_rows(sources: Sequence[RewardSource | None], rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
     """Raises DataError for a prompt that a judge could say nothing about, whatever the answer."""
-    judged = [source for source in sources if isinstance(source, JudgedReward)]
-    origins = dict(zip(row_ids(rows), (row.origin for row in rows), strict=True)) if judged else {}
-    for source in judged:
+    checking = [source for source in sources if isinstance(source, CheckingSource)]
+    origins = dict(zip(row_ids(rows), (row.origin for row in rows), strict=True)) if checking else {}
+    for source in checking:
         source.check_prompts(prompts, origins)
 
 

@@ -2,10 +2,12 @@
 
 import os
 import warnings
+from collections.abc import Iterable
 
-from proximo.config.reward_kinds import WatchedSourceConfig
+from proximo.config.reward_kinds import RewardSourceConfig, WatchedSourceConfig
 from proximo.config.rewards import FunctionRewardConfig, JudgedRewardConfig
 from proximo.config.rewards_remote import RemoteRewardConfig
+from proximo.errors import ConfigError
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.function_process import ProcessFunctionReward
 from proximo.rewards.judged import JudgedReward
@@ -40,6 +42,13 @@ def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
             return _judged_reward(config)
 
 
+def check_services(configs: Iterable[RewardSourceConfig]) -> None:
+    """Ask each service once, so that one that is not there is missed now. Raises ConfigError."""
+    for config in configs:
+        if isinstance(config, RemoteRewardConfig):
+            _remote_reward(config).close()
+
+
 def _judged_reward(config: JudgedRewardConfig) -> JudgedReward:
     for caveat in config.caveats():
         warnings.warn(f"reward source {config.name!r}: {caveat}", stacklevel=3)
@@ -72,5 +81,9 @@ def _remote_reward(config: RemoteRewardConfig) -> RemoteReward:
     )
     token = None if config.token_env is None else read_secret(config.token_env)
     source = RemoteReward(config.url, name=config.name, limits=limits, token=token, token_env=config.token_env)
-    source.check()
+    try:
+        source.check()
+    except ConfigError:
+        source.close()
+        raise
     return source

@@ -36,9 +36,15 @@ RIGHT = (
     "68 \N{MINUS SIGN} (34 + 21) + 27",
     "\\left(68 - (34 + 21)\\right) + 27",
     "27 + 68 - 34 - 21",
+    f"40 = {SOLUTION}",
+    f"{SOLUTION} = 13 + 27 = 40",
+    f"$${SOLUTION} = 40.0$$",
+    f"**{SOLUTION} = 40**",
 )
 WRONG = ("68 + 34 + 21 + 27", "68 - 34 - 21", "68 - 34 - 21 + 27 + 0", "40", "40 * 68 / 68", "68 - 34 - 21 + 27 / 1")
+UNTRUE = (f"{SOLUTION} = 99", f"{SOLUTION} = -40", f"99 = {SOLUTION}", f"{SOLUTION} = 40 = 41", "1 / (3 - 3) = 40")
 MALFORMED = ("", "1 +", "(1", "1)", "68 34", "-68 + 34", "68 - -34", "2 ** 3", "6.8", "1,000", "a + b", "68 // 2", "()")
+MALFORMED += ("x = 40.0", f"{SOLUTION} = ?", f"{SOLUTION} =", f"{SOLUTION} == 40", "-40")
 
 
 @pytest.mark.parametrize("text", RIGHT)
@@ -50,6 +56,28 @@ def test_an_expression_is_found_and_right_however_it_is_written(text: str) -> No
 def test_an_expression_with_another_value_or_other_numbers_is_wrong(text: str) -> None:
     verdict = judged(text)
     assert (verdict.score, verdict.state, verdict.components["well_formed"]) == (0.0, ScoreState.SCORED, 1.0)
+
+
+@pytest.mark.parametrize("text", UNTRUE)
+def test_an_equation_that_does_not_hold_is_wrong_whatever_its_expression_is_worth(text: str) -> None:
+    verdict = judged(text, wrong=0.1)
+    assert (verdict.score, verdict.state) == (0.1, ScoreState.MODEL_FAULT)
+    assert verdict.reason == "an equation that does not hold"
+    assert verdict.components["well_formed"] == 1.0
+
+
+def test_an_answer_that_is_too_long_is_refused_whole_and_says_so() -> None:
+    hidden = f"<answer>{SOLUTION}{' ' * 1000}= 99</answer>"
+    for text in (hidden, f"<answer>{SOLUTION} + 1{' ' * 1000}- 1</answer>", f"{SOLUTION}{' ' * 1000}+ 1"):
+        verdict = judged(text)
+        assert (verdict.score, verdict.state) == (0.0, ScoreState.MODEL_FAULT)
+        assert verdict.reason == "no expression: more than 1000 characters"
+    assert judged(f"{SOLUTION}{' ' * 400} = 40").score == 1.0
+
+
+def test_a_value_that_is_only_stated_is_no_solution() -> None:
+    assert judged("x = 40.0", each_number="at_most_once").score == 0.0
+    assert judged("0.0 = 40 - 40", {"nums": [40], "target": 0}, each_number="at_most_once").score == 0.0
 
 
 @pytest.mark.parametrize("text", MALFORMED)

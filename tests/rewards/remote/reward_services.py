@@ -80,10 +80,14 @@ Behaviour = Callable[[socket.socket, int], Any]
 
 
 class ScriptedService:
-    """Answers one request after the other as it is told, the last behaviour for all that come after."""
+    """Answers one request after the other as it is told, the last behaviour for all that come after.
 
-    def __init__(self, *behaviours: Behaviour) -> None:
+    Requests to check rows are not among them: `check` answers those, by default as a service that has no such thing.
+    """
+
+    def __init__(self, *behaviours: Behaviour, check: Behaviour | None = None) -> None:
         self.behaviours = behaviours
+        self.check = reply(b"", "404 Not Found") if check is None else check
         self.requests: list[bytes] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
@@ -102,6 +106,9 @@ class ScriptedService:
     def _serve(self, connection: socket.socket) -> None:
         with suppress(OSError):  # the client may have gone
             request = read_http(connection)
+            if b" /v1/check " in request.partition(b"\r\n")[0]:
+                self.check(connection, 0)
+                return
             self.requests.append(request)
             behaviour = self.behaviours[min(len(self.requests), len(self.behaviours)) - 1]
             behaviour(connection, len(json.loads(request.partition(b"\r\n\r\n")[2])["responses"]))

@@ -8,10 +8,14 @@ import pytest
 from pydantic import ValidationError
 from reward_services import ScriptedService, good, reply, verdicts
 
+from proximo.cli import main
+from proximo.config.recipes import PipelineRecipe
 from proximo.config.rewards_remote import RemoteRewardConfig
-from proximo.errors import ConfigError, TrainingError
+from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import ClosableSource
+from proximo.rewards.wire import checked_body
+from proximo.trainers import pipeline, ppo_run
 from proximo.trainers.options import RunOptions
 from proximo.trainers.reward_sources import build_source_without_model
 from run_outcomes import read_lines
@@ -108,6 +112,50 @@ def test_a_run_is_judged_elsewhere_and_says_how_that_went(inputs: Path, tmp_path
     assert sum(line.get("response/faulty", 0) for line in lines) <= 1
     assert all(line["source/remote/seconds_p50"] > 0 for line in lines if "source/remote/seconds_p50" in line)
     assert {line["score/remote/mean"] for line in lines if line.get("score/remote/mean") is not None} == {0.5}
+
+
+def test_a_row_that_the_service_could_not_judge_stops_the_run_before_a_model_is_loaded(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ppo_run, "build_language_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    said = r"^p.jsonl, row 2: no tests \(says the service of reward source 'remote'\)"
+    with ScriptedService(good, check=reply(checked_body("p.jsonl, row 2: no tests"))) as service:
+        recipe = recipe_with(inputs, tmp_path / "run", service.url)
+        with pytest.raises(DataError, match=said):
+            run_recipe("ppo", recipe, RunOptions(quiet=True))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_service_that_is_not_there_is_a_mistake_of_the_recipe_and_of_no_dry_run(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ppo_run, "build_language_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    with ScriptedService(good) as service:
+        url = service.url
+    recipe = tmp_path / "recipe.json"
+    recipe.write_text(json.dumps(recipe_with(inputs, tmp_path / "run", url)))
+    assert main(["ppo", str(recipe), "--dry-run"]) == 0
+    capsys.readouterr()
+    assert main(["ppo", str(recipe)]) == 2
+    assert f"no reward service answers at {url}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_pipeline_asks_its_services_before_its_first_stage(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_run_stage", lambda *_: pytest.fail("a stage began"))
+    with ScriptedService(good) as service:
+        source = {"kind": "remote", "url": service.url, "attempts": 1}
+    recipe = {
+        "run": {"folder": str(tmp_path / "run")},
+        "sft": {key: part for key, part in recipe_of("sft", inputs).items() if key != "run"},
+        "ppo": {key: part for key, part in recipe_with(inputs, tmp_path, "http://x").items() if key != "run"},
+    }
+    for watched in ({"reward": [source]}, {"gold": source, "reward": [{"kind": "function", "function": "math:sqrt"}]}):
+        asking = PipelineRecipe.model_validate({**recipe, "ppo": recipe["ppo"] | watched})
+        with pytest.raises(ConfigError, match="no reward service answers"):
+            pipeline.run_pipeline(asking, RunOptions(quiet=True))
 
 
 def test_a_service_that_is_gone_stops_the_run_by_the_rate_of_faults_and_not_by_hanging(

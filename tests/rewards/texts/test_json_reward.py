@@ -145,6 +145,42 @@ def test_an_older_draft_is_read_as_it_was_meant() -> None:
     assert verdict("[1]", schema, reads="response").score == 0
 
 
+@pytest.mark.parametrize(
+    ("items", "unique"),
+    [
+        ('[1, 2, "1", true, null, "null"]', True),
+        ("[1, 1.0]", False),
+        ("[1e2, 100]", False),
+        ("[0, -0.0]", False),
+        ("[0, false]", True),
+        ("[1.5, 1.25]", True),
+        ("[9007199254740993, 9007199254740992.0]", True),
+        ('[{"a": 1, "b": [2.0]}, {"b": [2], "a": 1}]', False),
+        ('[{"a": "1,b"}, {"a": "1", "b": 1}]', True),
+        ('[["a", "b"], ["a\\",\\"b"]]', True),
+        ('["\\u00e9", "é"]', False),
+        ("[[], {}]", True),
+        ("3", True),
+    ],
+)
+@pytest.mark.parametrize(
+    "draft", ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
+)
+def test_unique_items_are_those_that_no_other_item_equals(items: str, unique: bool, draft: str) -> None:
+    found = verdict(items, {"$schema": draft, "uniqueItems": True}, reads="response")
+    assert (found.score, found.reason) == ((1, None) if unique else (0, "$ fails 'uniqueItems'"))
+    assert verdict(items, {"$schema": draft, "uniqueItems": False}, reads="response").score == 1
+
+
+def test_unique_items_are_found_without_comparing_every_two() -> None:
+    objects = json.dumps([{"a": number} for number in range(5000)])
+    mixed = json.dumps([number if number % 2 else str(number) for number in range(6000)])
+    started = time.process_time()
+    for text in (objects, mixed):
+        assert verdict(text, {"uniqueItems": True}, reads="response").score == 1
+    assert time.process_time() - started < 5.0  # a minute where every two are compared
+
+
 def test_fences_without_end_take_no_time_in_proportion_to_their_square() -> None:
     started = time.process_time()
     assert verdict("```a\n" * 40_000).score == 0

@@ -24,6 +24,7 @@ PATTERN = {"kind": "pattern", "pattern": "a"}
 LENGTH = {"kind": "length", "shortest": 2, "longest": 3}
 REPETITION = {"kind": "repetition", "ngram": 2}
 JSON = {"kind": "json_schema", "satisfies": {"type": "array"}}
+CODE = {"kind": "code", "form": "asserts"}
 WRONG = {"kind": "think_answer", "right": {"kind": "pattern", "pattern": "42"}}
 
 
@@ -102,8 +103,25 @@ def test_no_key_of_a_text_reward_is_left_out() -> None:
         ({"kind": "think_answer", "well_formed_credit": 0.1}, "give right, or leave them out"),
         ({"kind": "think_answer", "right_reads": "answer"}, "give right, or leave them out"),
         ({"kind": "think_answer", "right": {**PATTERN, "workers": 2}}, "workers holds for both: move it out"),
+        ({"kind": "think_answer", "right": PATTERN, "answer_seconds": 0.5}, "must be below answer_seconds"),
+        ({"kind": "think_answer", "right": CODE, "answer_seconds": 80}, "answer_seconds .80. must be above 80"),
+        ({"kind": "think_answer", "right": CODE, "answer_seconds": 81, "worker_memory_mib": 511}, "memory_mib .512."),
     ],
 )
 def test_what_makes_no_sense_is_refused(section: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         TypeAdapter(WatchedSourceConfig).validate_python(section)
+
+
+@pytest.mark.parametrize("right", [PATTERN, {**CODE, "memory_mib": 8192, "cpu_seconds": 30}])
+def test_a_verifier_has_the_worker_of_the_form_and_survives_being_written_down(right: dict[str, Any]) -> None:
+    """As runs, pipelines and checkpoints write a recipe: with every key, the verifier's among them."""
+    section = {"kind": "think_answer", "answer_seconds": 700, "worker_memory_mib": 8192, "right": right}
+    config = ThinkAnswerRewardConfig.model_validate(section)
+    assert config.right is not None
+    assert (config.right.answer_seconds, config.right.worker_memory_mib) == (700, 8192)
+    assert ThinkAnswerRewardConfig.model_validate(config.model_dump(mode="json")) == config
+    made = TypeAdapter(WatchedSourceConfig).validate_python(right | {"answer_seconds": 700, "worker_memory_mib": 8192})
+    assert (
+        ThinkAnswerRewardConfig(kind="think_answer", answer_seconds=700, worker_memory_mib=8192, right=made) == config
+    )  # ty: ignore

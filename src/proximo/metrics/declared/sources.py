@@ -1,4 +1,4 @@
-"""The metrics of reward sources that do their work apart: how long it takes and what fails. Not the scores."""
+"""The metrics of reward sources: how long their work takes and what fails. Not the scores."""
 
 from proximo.metrics.definitions import Better, Metric, Phase
 from proximo.metrics.values import Mean, MetricValue, Quantile, Sum
@@ -18,7 +18,12 @@ def _metric(name: str, reduction: type[MetricValue], unit: str, definition: str)
 
 
 SOURCES = (
-    _metric("seconds_p50", Quantile, "seconds", "Wall-clock time of judging one answer: half took no longer."),
+    _metric(
+        "seconds_p50",
+        Quantile,
+        "seconds",
+        "Wall-clock time of judging one answer, or by a function or a reward model one batch: half took no longer.",
+    ),
     _metric("seconds_p95", Quantile, "seconds", "Wall-clock time that 95% of the answers judged did not exceed."),
     _metric("seconds_p99", Quantile, "seconds", "Wall-clock time that 99% of the answers judged did not exceed."),
     _metric(

@@ -56,8 +56,8 @@ _STEPS = tuple(
         (r"\\div(?![A-Za-z])", " / "),
         (r"\\(?:doteq|simeq)(?![A-Za-z])", r"\\approx "),
         (r"\*\*(?=\S)", "^"),
-        (BARE_TEXT + r"\{\s*(?:,|;)?\s*(?:and|or)\s*\}", ", "),
-        (r",?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", ", "),
+        (r"(?:, ?)?" + BARE_TEXT + r"\{\s*(?:,|;)?\s*(?:and|or)\s*\}", ", "),
+        (r"(?:, ?)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", ", "),
         (r"(?<![A-Za-z\\])(sqrt|pi|infty)(?![A-Za-z])", r"\\\1 "),
         (r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
         (r"\s+", " "),
@@ -70,7 +70,7 @@ _SCALE = re.compile(r"(?<=[\d\s}])(hundred|thousand|million|billion|trillion)s?(
 
 def clean(text: str) -> str:
     """The answer without wrappers, spacing and words in LaTeX's text mode, in one way of writing."""
-    text = text.strip().translate(_CHARACTERS)
+    text = text.strip(" \t\n\r*").translate(_CHARACTERS)  # **5** is bold
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
     text = _SCALE.sub(lambda found: f" * 10^{_SCALES[found[1]]}", text)

@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import Any, TypeGuard
 
 from proximo.errors import DataError
-from proximo.rewards.maths.expressions import Expression, MalformedError, read_expression
+from proximo.rewards.maths.expressions import Expression, MalformedError, read_equation
 from proximo.rewards.maths.extraction import boxed
 from proximo.rewards.verdicts import Answer, Verdict
 from proximo.states import ScoreState
 
 _TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_CLAIM = re.compile(r"=\s*-?[\d.,]+\s*[.$]*\s*$", re.ASCII)
-MAX_LAST_LINE = 1000
 
 
 class CountdownJudge:
-    """Right is an expression of the given numbers, with the allowed operators, whose exact value is the target."""
+    """Right is an expression of the given numbers, with the allowed operators, whose exact value is the target.
+
+    Of an equation one side is to be that, and all are to have one value.
+    """
 
     def __init__(
         self,
@@ -42,19 +43,21 @@ class CountdownJudge:
     def judge(self, answer: Answer) -> Verdict:
         """The verdict; components `well_formed` (an expression was read) and `numbers_right`."""
         numbers, target = self._problem(answer.metadata)
-        text = self._expression(answer.text)
+        text = self._equation(answer.text)
         if text is None:
             return self._fault("no expression found")
         try:
-            expression = read_expression(text)
+            sides = read_equation(text)
         except MalformedError as error:
             return self._fault(f"no expression: {error}")
-        numbers_right = self._numbers_right(expression, numbers)
-        allowed = expression.operators <= self._operators
-        right = numbers_right and allowed and expression.value == target
+        usable = [side for side in sides if side.numbers and self._numbers_right(side, numbers)]
+        holds = len({side.value for side in sides}) == 1
+        right = holds and any(side.operators <= self._operators and side.value == target for side in usable)
         return Verdict(
             score=self._scores["right" if right else "wrong"],
-            components={"well_formed": 1.0, "numbers_right": float(numbers_right)},
+            state=ScoreState.SCORED if holds else ScoreState.MODEL_FAULT,
+            reason=None if holds else "an equation that does not hold",
+            components={"well_formed": 1.0, "numbers_right": float(bool(usable))},
         )
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002
@@ -87,12 +90,12 @@ class CountdownJudge:
             )
         return list(numbers), target
 
-    def _expression(self, text: str) -> str | None:
-        """Where the answer stands, without what it says to be equal to."""
+    def _equation(self, text: str) -> str | None:
+        """What stands where the answer is: an expression, and what it says to be equal to; without bold face."""
         for place in self._answer_from:
             found = _found(text, place)
             if found is not None:
-                return _CLAIM.sub("", found[:MAX_LAST_LINE]).rpartition("=")[2].strip().strip(".`")
+                return found.strip().removeprefix("**").removesuffix("**")
         return None
 
     def _numbers_right(self, expression: Expression, numbers: Sequence[int]) -> bool:

@@ -47,11 +47,13 @@ def _same_text(reference: str, answer: str) -> bool | None:
     if _written(reference) == _written(answer):
         return True
     words = words_of(reference)
-    if words is None:
-        bare = reference.strip("$ ")
-        chosen = len(bare) == 1 and bare in "ABCDEFGHIJ" and chosen_letter(answer) == bare.lower()
-        return True if chosen else None
-    return chosen_letter(answer) == words if len(words) == 1 else words_of(answer) == words
+    if words is not None:
+        return chosen_letter(answer) == words if len(words) == 1 else words_of(answer) == words
+    bare = reference.strip("$ ")
+    chosen = chosen_letter(answer) if len(bare) == 1 and bare in "ABCDEFGHIJ" else None
+    if chosen == "":
+        return False
+    return True if chosen == bare.lower() else None
 
 
 @lru_cache(maxsize=1024)
@@ -105,7 +107,9 @@ class Comparison:
     def _same_several(self, one: Several, other: Several) -> bool | None:
         if one.ordered == other.ordered:
             if not one.ordered:
-                return self._in_any_order(one.items, other.items)
+                # Without their names, values of different letters are told apart by their places alone.
+                by_place = _is_assignment(one.items) != _is_assignment(other.items)
+                return (self._in_order if by_place else self._in_any_order)(one.items, other.items)
             # Of two items the brackets say which ends belong to an interval; of more they only hold a vector.
             interval = len(one.items) == 2 and (one.opening, one.closing) != (other.opening, other.closing)
             return not interval and self._in_order(one.items, other.items)
@@ -176,6 +180,12 @@ def _any(found: Iterable[bool | None]) -> bool | None:
             return True
         results.add(each)
     return None if None in results else False
+
+
+def _is_assignment(items: Sequence[Value]) -> bool:
+    """Whether these are values of different letters: `x = 1, y = 2`, and not `x_1 = 1, x_2 = 2`."""
+    names = {item.name for item in items if isinstance(item, Equation) and item.name is not None}
+    return len({name.partition("_")[0] for name in names}) > 1
 
 
 def _approximate(value: Quotient) -> Fraction | None:

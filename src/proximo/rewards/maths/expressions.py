@@ -4,7 +4,7 @@
     product  = atom { ("*" | "/") atom }
     atom     = digits | "(" sum ")" | \\frac "{" sum "}" "{" sum "}"
 
-There are no signs: a minus stands between two values.
+There are no signs: a minus stands between two values. Of an equation each side is read.
 """
 
 import re
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_CHARACTERS = 500
+"""Of an expression."""
+MAX_EQUATION_CHARACTERS = 1000
 MAX_DIGITS = 9
 MAX_NUMBERS = 60
 MAX_NESTING = 30
 
 _TOKEN = re.compile(r"(\d+)|(\\frac|[-+*/(){}])|\s+|(.)", re.ASCII | re.DOTALL)
+_STATED = re.compile(r"-? ?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?", re.ASCII)
 _WRITTEN = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -41,14 +44,49 @@ class Expression:
     value: Fraction | None
     """None where it divides by 0."""
     numbers: tuple[int, ...]
-    """As they are used, from left to right."""
+    """As they are used, from left to right; none of a value that is only stated, such as -3 or 1,000."""
     operators: frozenset[str]
 
 
 def read_expression(text: str) -> Expression:
     """Raises MalformedError."""
+    return _read(_plain(text))
+
+
+def read_equation(text: str) -> list[Expression]:
+    """The sides of `x = (1 + 2) * 3 = 9`, of which there may be but one; a first one that is a name is left out.
+
+    Raises MalformedError, also where no side is an expression.
+    """
+    pieces = [piece.strip(" \t\r\n.`") for piece in _plain(text).split("=")]
+    sides = [_read_side(piece, may_be_name=number == 0 < len(pieces) - 1) for number, piece in enumerate(pieces)]
+    found = [side for side in sides if side is not None]
+    if not any(side.numbers for side in found):
+        raise MalformedError("a value that nothing makes")
+    return found
+
+
+def _read_side(piece: str, *, may_be_name: bool) -> Expression | None:
+    try:
+        return _read(piece)
+    except MalformedError:
+        if _STATED.fullmatch(piece):
+            return Expression(Fraction(piece.replace(",", "").replace(" ", "")), (), frozenset())
+        if may_be_name:
+            return None
+        raise
+
+
+def _plain(text: str) -> str:
+    """Without LaTeX but for \\frac, and with one sign for each operator."""
+    if len(text) > MAX_EQUATION_CHARACTERS:
+        raise MalformedError(f"more than {MAX_EQUATION_CHARACTERS} characters")
     for pattern, replacement in _WRITTEN:
-        text = pattern.sub(replacement, text[: 2 * MAX_CHARACTERS])
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _read(text: str) -> Expression:
     if len(text) > MAX_CHARACTERS:
         raise MalformedError(f"more than {MAX_CHARACTERS} characters")
     reader = _Reader(_tokens(text))

@@ -11,11 +11,13 @@ _PIECE = re.compile(
     r"\\(?:boxed|fbox)\s*(?P<box>\{)|\\(?:boxed|fbox)\s+(?P<token>[^\s{}$\\][^\s{}$]*)|\\[{}\\]|(?P<brace>[{}])"
 )
 _HASH = re.compile(r"####[ \t]*([^\n#]*)")
-_PHRASE = re.compile(r"\b(?:answer|result)\s*(?:is|was|:|=)(?:\s*:|\s+equal\s+to)?", re.IGNORECASE)
+# Bold, too: **Answer:** 5 and **Answer**: 5.
+_PHRASE = re.compile(r"\b(?:answer|result)\**\s*(?:is|was|:|=)\**(?:\s*:|\s+equal\s+to)?", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\n|[.;!?](?=\s|$)|\*\*")
 _LABEL = re.compile(r"^[ \t]*A:[ \t]*(.*)$", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?(?:\s*\\?%)?", re.ASCII)
 _MATHS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"))
+_OPENINGS = tuple(opening for opening, _ in _MATHS)
 LONGEST_PHRASE = 500
 """Characters behind `the answer is` in which the answer must end."""
 
@@ -64,6 +66,9 @@ def _behind_phrase(text: str) -> list[str]:
     found = []
     for match in _PHRASE.finditer(text):
         rest = text[match.end() : match.end() + LONGEST_PHRASE].lstrip(" \t:")
+        below = rest.lstrip()
+        if rest.startswith("\n") and (match[0].rstrip("*")[-1] == ":" or below.startswith(_OPENINGS)):
+            rest = below  # the answer has a line of its own
         found.append(_formula(rest))
     return found
 

@@ -91,9 +91,16 @@ class Parser:
         return worth(name, sides, self._arithmetic)
 
     def _name(self) -> str | None:
-        """`x =`, `f(x) =` or `x \\in` before a value; the name is taken off."""
+        """`x =`, `f(x) =`, `(x, y) =` or `x \\in` before a value; the name is taken off."""
         start = self._place
-        if self._next.kind == "letter":
+        if self._accept("("):
+            letters = [self._take()]
+            while self._accept(","):
+                letters.append(self._take())
+            named = len(letters) > 1 and all(token.kind == "letter" for token in letters)
+            if named and self._accept(")") and self._accept("="):
+                return f"({','.join(token.text for token in letters)})"
+        elif self._next.kind == "letter":
             name = self._take().text
             self._accept("'")
             if self._accept("("):

@@ -38,6 +38,8 @@ _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _LONG_NUMBER = re.compile(rf"[\d.,]{{{MAX_DIGITS + 1},}}")
 _POWER = re.compile(r"(?:\^|\*\*)\s*(\{[^{}]*\}|\d+|\\?\S)(.?)")
 _UNFIT = re.compile(r"[\"'`@#&;]|__|!|\*\*\s*\(|\^\s*\(")
+_HIDDEN_DIGITS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{[^{}]*\d")
+"""math-verify leaves out what stands in text mode, as it does with units: 5\\text{6} would be 5."""
 _EQUALS = re.compile(r"(?<![<>:=])=(?!=)")
 _DECIMAL = re.compile(r"\d?\.\d")
 _NAMED = re.compile(r"(?:^|(?<=[,;(\[{&]))\s*\\?[A-Za-z]+'?(?:_\{?\w\}?)?(?:\^\{-1\})?(?:\([A-Za-z, ]+\))?\s*=")
@@ -57,7 +59,7 @@ def is_fit(text: str) -> bool:
     """Whether sympy may see the text: short, shallow, of known commands, without large numbers or exponents."""
     if len(text) > MAX_CHARACTERS or not text.isascii() or not text.isprintable() or _UNFIT.search(text):
         return False
-    if _LONG_NUMBER.search(text) or not set(_COMMAND.findall(text)) <= _COMMANDS:
+    if _LONG_NUMBER.search(text) or _HIDDEN_DIGITS.search(text) or not set(_COMMAND.findall(text)) <= _COMMANDS:
         return False
     return _is_shallow(text) and _has_small_exponents(text)
 

@@ -12,6 +12,9 @@ SHORT_UNITS = "m g s h l L V N J W A K C F a"
 JOINED_UNITS = "cm mm km kg mg ml mL kWh kW Hz kHz mph km/h m/s in ft lb lbs oz yd min sec hr hrs"
 FUNCTIONS = "sin cos tan cot sec log ln exp arcsin arccos arctan max min mod lcm gcd sqrt pi"
 SHORT_WORDS = "yes no true false odd even none both neither"
+_CHOICE_WORD = re.compile(r"^(?:option|choice|answer)(?: ?: ?| )(?=\W*[A-Ja-j]\b)", re.IGNORECASE)
+_OTHER_CHOICE = re.compile(r"(?<![A-Za-z(])[A-Ja-j]\)|(?<![A-Za-z])\([A-Ja-j]\)")
+_ONLY_CHOICES = re.compile(r"[\s,;/|&.:]*(?:(?:and|or)\s+)?[A-J](?![A-Za-z])[\s,;/|&.:A-J]*")
 _SHORT_UNITS, _JOINED_UNITS = frozenset(SHORT_UNITS.split()), frozenset(JOINED_UNITS.split())
 _FUNCTIONS, _SHORT_WORDS = frozenset(FUNCTIONS.split()), frozenset(SHORT_WORDS.split())
 
@@ -47,9 +50,14 @@ def words_of(text: str) -> str | None:
 
 
 def chosen_letter(text: str) -> str | None:
-    """The letter of a multiple choice as answers write it: `C`, `(C)`, `C.`, `(C) because`, `\\text{C}`."""
+    """The letter of a multiple choice as answers write it: `C`, `(C)`, `C.`, `(C) because`, `\\text{C}`, `Option C`.
+
+    Empty where another choice stands behind it, in brackets or before one, or alone: `C) D) A)`, `C. D`.
+    """
     bare = _WHOLE_TEXT.sub(lambda found: found[1], text.strip().strip("$").strip())
-    found = re.match(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$)|$)", bare.strip())
-    if found is None or re.search(r"\([A-Ja-j]\)", bare[found.end() :]):
+    bare = _CHOICE_WORD.sub("", bare.strip())
+    found = re.match(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$)|$)", bare)
+    if found is None:
         return None
-    return found[1].lower()
+    rest = bare[found.end() :]
+    return "" if _OTHER_CHOICE.search(rest) or _ONLY_CHOICES.fullmatch(rest) else found[1].lower()
