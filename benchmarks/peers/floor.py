@@ -37,7 +37,12 @@ class Lengths:
 
 def layer_products(size: Size) -> list[tuple[int, int, int]]:
     """(how many, in, out) of one layer."""
-    return [(4, size.width, size.width), (2, size.width, size.mlp), (1, size.mlp, size.width)]
+    return [
+        (2, size.width, size.width),  # query and output
+        (2, size.width, size.key_value_width),
+        (2, size.width, size.mlp),
+        (1, size.mlp, size.width),
+    ]
 
 
 def causal_pairs(lengths: Iterable[int]) -> int:
@@ -118,9 +123,9 @@ def measure_rates(job: Job, *, decode_rows: int, tokens: int, responses: int) ->
     torch.set_num_threads(job.threads)
     size = SIZES[job.size]
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    shapes = [(a, b, tokens) for _, a, b in layer_products(size)] + [(size.width, size.vocabulary, responses)]
+    shapes = {(a, b, tokens) for _, a, b in layer_products(size)} | {(size.width, size.vocabulary, responses)}
     seconds, best = {}, 0.0
-    for a, b, rows in shapes:
+    for a, b, rows in sorted(shapes):
         for kind, n in (("decode", decode_rows), ("forward", rows), ("backward", rows)):
             took = _product_seconds(torch.randn(n, a, dtype=dtype), torch.randn(b, a, dtype=dtype), kind)
             seconds[f"{kind} {a}x{b}"] = took / n
@@ -151,14 +156,13 @@ def _best_seconds(product: Callable[[], Any]) -> float:
 def main() -> None:
     """For the process that compares."""
     job = Job.load(sys.argv[1])
-    response = job.new_tokens if job.regime == "none" else min(20, job.new_tokens)
-    prompts = job.prompts()
-    mean = sum(len(prompt) for prompt in prompts) / len(prompts)
+    prompts, responses = job.prompts(), job.response_lengths() or [job.new_tokens]
+    mean, response = (sum(map(len, prompts)) / len(prompts)), sum(responses) / len(responses)
     rates = measure_rates(
         job,
         decode_rows=job.num_responses,
         tokens=round(job.minibatch * (mean + response)),
-        responses=job.minibatch * response,
+        responses=round(job.minibatch * response),
     )
     print(json.dumps({"seconds": rates.seconds, "best": rates.best}))
 
