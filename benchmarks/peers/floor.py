@@ -101,19 +101,28 @@ def floor_seconds(job: Job, lengths: Lengths, rates: Rates) -> dict[str, float]:
 def flops(job: Job, lengths: Lengths, *, size: Size | None = None) -> float:
     """Floating-point operations of the same products: a step's, of the job's size or of another."""
     size = size or SIZES[job.size]
-    layer = sum(count * a * b for count, a, b in layer_products(size))
-
-    def backbone(tokens: int, pairs: int) -> float:
-        return size.layers * (2 * layer * tokens + 4 * size.width * pairs)
-
     whole, responses = lengths.whole, sum(lengths.responses)
     once = list(lengths.prompts)[:: job.group]
     pairs = causal_pairs(whole)
-    forward, head = backbone(sum(whole), pairs), 2 * size.width * size.vocabulary * responses
-    decoding = backbone(responses - len(whole), pairs - causal_pairs(lengths.prompts))
-    rollout = backbone(sum(once), causal_pairs(once)) + decoding + head
+    forward, head = backbone_flops(size, sum(whole), pairs), 2 * size.width * size.vocabulary * responses
+    decoding = backbone_flops(size, responses - len(whole), pairs - causal_pairs(lengths.prompts))
+    rollout = backbone_flops(size, sum(once), causal_pairs(once)) + decoding + head
+    return rollout + 3 * forward + head + training_flops(job, lengths, size=size)
+
+
+def training_flops(job: Job, lengths: Lengths, *, size: Size | None = None) -> float:
+    """Of the epochs of a step alone."""
+    size = size or SIZES[job.size]
+    whole = lengths.whole
+    head = 2 * size.width * size.vocabulary * sum(lengths.responses)
     models = 1 if job.shared_trunk else 2
-    return rollout + 3 * forward + head + job.epochs * 3 * (models * forward + head)
+    return job.epochs * 3 * (models * backbone_flops(size, sum(whole), causal_pairs(whole)) + head)
+
+
+def backbone_flops(size: Size, tokens: int, pairs: int) -> float:
+    """All layers, once, forward."""
+    layer = sum(count * a * b for count, a, b in layer_products(size))
+    return size.layers * (2 * layer * tokens + 4 * size.width * pairs)
 
 
 def measure_rates(job: Job, *, decode_rows: int, tokens: int, responses: int) -> Rates:
