@@ -79,15 +79,16 @@ class Course:
     def __init__(self, race: Race) -> None:
         self.race = race
         self.steps: list[dict[str, float]] = []
-        self._start = time.perf_counter()
+        self._start, self._cpu_start = 0.0, 0.0
 
     def begin(self) -> None:
         """Time begins to count here."""
-        self._start = time.perf_counter()
+        self._start, self._cpu_start = time.perf_counter(), time.process_time()
 
     def note(self, *, score: float, kl: float) -> bool:
         """A step with its mean score and KL in nats per response is over. True: no more are needed."""
-        self.steps.append({"seconds": time.perf_counter() - self._start, "score": score, "kl": kl})
+        seconds, cpu_seconds = time.perf_counter() - self._start, time.process_time() - self._cpu_start
+        self.steps.append({"seconds": seconds, "cpu_seconds": cpu_seconds, "score": score, "kl": kl})
         there = arrival([step["score"] for step in self.steps], self.race.target) is not None
         return there or len(self.steps) >= self.race.max_steps
 

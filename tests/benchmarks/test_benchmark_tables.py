@@ -60,16 +60,17 @@ def test_seconds_to_a_reward_are_compared_with_those_of_proximo(capsys):
 
     def run(name: str, seconds: float, *, reached: bool = True) -> dict:
         scores = [0.0, 1.0, 2.0 if reached else 0.0]
-        steps = [{"seconds": seconds * place / 3, "score": score} for place, score in enumerate(scores, start=1)]
+        known = {"cpu_seconds": 5.0, "kl": 0.25}
+        steps = [{**known, "seconds": seconds * part / 3, "score": score} for part, score in enumerate(scores, start=1)]
         return {"task": "digits", "side": name, "settings": chosen, "target": 1.0, "steps": steps}
 
     runs = [run("proximo", 10), run("proximo", 20), run("proximo", 40), run("trl-1.12", 70), run("trl-1.12", 70)]
     time_to_reward.print_table({str(number): each for number, each in enumerate(runs)})
     ours, peer = capsys.readouterr().out.splitlines()[-2:]
-    assert ours.endswith("| 3 of 3 | 3 | 20 (10 to 40) | 1.00 |")
-    assert peer.endswith("| 2 of 2 | 3 | 70 (70 to 70) | 3.50 |")
+    assert ours.endswith("| 3 of 3 | 3 | 0.25 | 20 (10 to 40) | 5 | 1.00 |")
+    assert peer.endswith("| 2 of 2 | 3 | 0.25 | 70 (70 to 70) | 5 | 3.50 |")
     time_to_reward.print_table({"a": run("proximo", 10), "b": run("trl-1.12", 70, reached=False)})
-    assert capsys.readouterr().out.splitlines()[-1].endswith("| 0 of 1 |  |  |  |")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("| 0 of 1 |  |  |  |  |  |")
 
 
 def test_the_rule_that_judges_digits_reads_the_answer_from_the_prompt():
