@@ -133,7 +133,7 @@ def measure(results: dict[str, Any], options: argparse.Namespace) -> None:
     }
     for size in options.size or MODELS:
         for name, plain in cases(size).items():
-            models = work / f"{size}-{plain.regime}"
+            models = work / f"models-{size}-{plain.regime}"
             if not (models / "tokenizer" / "tokenizer_config.json").is_file():
                 models.mkdir(parents=True, exist_ok=True)
                 make_models(models, SIZES[size], regime=plain.regime, stop_probability=STOP_PROBABILITY)

@@ -73,7 +73,7 @@ def run(command: Sequence[str | Path], *, threads: int, log: Path) -> dict[str, 
 def take_case(name: str, job: Job, sides: Sequence[str], *, options: argparse.Namespace) -> dict[str, Any]:
     """All rounds of one case."""
     work = options.environments / "work"
-    models = work / f"{job.size}-{job.regime}"
+    models = work / f"models-{job.size}-{job.regime}"
     if not (models / "tokenizer" / "tokenizer_config.json").is_file():
         models.mkdir(parents=True, exist_ok=True)
         make_models(models, SIZES[job.size], regime=job.regime)
