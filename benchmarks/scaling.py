@@ -22,9 +22,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
+from endings import EOS_ID, PAD_ID, forbid_ends
 from floor import Lengths, flops
 from stopwatch import PHASES, Stopwatch
-from work import EOS_ID, PAD_ID, SIZES, Job, Size, forbid_ends, model_config
+from work import SIZES, Job, Size, model_config
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 2**20
@@ -125,7 +126,7 @@ def measure(point: Point, *, steps: int, threads: int) -> None:
         for call, took in outcome.seconds.items():
             phase = "advantages" if call == "experience" else PHASE_OF.get(call, "training")
             seconds[phase] = seconds.get(phase, 0.0) + took
-        watch.add(seconds, sum(len(scored.response.token_ids) for scored in outcome.experience.scored))
+        watch.add(seconds, [len(scored.response.token_ids) for scored in outcome.experience.scored])
     watch.report("torch", "transformers")
 
 
@@ -137,7 +138,7 @@ def taken(point: Point, *, sweep: str, options: argparse.Namespace) -> dict[str,
     environment = {**os.environ, "OMP_NUM_THREADS": number}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     found = json.loads(done.stdout.splitlines()[-1])
-    phases = [name for name in found["steps"][0] if name != "response_tokens"]
+    phases = [name for name in found["steps"][0] if name != "lengths"]
     num_responses = point.num_prompts * point.group
     lengths = Lengths([point.prompt_tokens] * num_responses, [point.new_tokens] * num_responses)
     return {

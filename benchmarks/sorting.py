@@ -33,6 +33,11 @@ def in_order(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequenc
     return [float(text.split() == list(facts["answer"])) for text, facts in zip(responses, metadata, strict=True)]
 
 
+def digits_sorted(prompt: str) -> str:
+    """The right answer to a prompt of this task, without spaces."""
+    return "".join(sorted(character for character in prompt if character.isdigit()))
+
+
 def length(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
     """A bad reward: the share of 20 digits that the response has, whatever they are."""
     del prompts, metadata

@@ -53,7 +53,7 @@ def cases(size: str) -> dict[str, tuple[Job, tuple[str, ...]]]:
 
 def run(command: Sequence[str | Path], *, threads: int, log: Path) -> dict[str, Any]:
     """In a process of its own; what it printed last. Raises SystemExit with the end of its output where it fails."""
-    paths = [str(HERE), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
+    paths = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "src"), os.environ.get("PYTHONPATH", "")]
     number = str(threads)
     environment = {
         **os.environ,
@@ -73,7 +73,7 @@ def run(command: Sequence[str | Path], *, threads: int, log: Path) -> dict[str, 
 def take_case(name: str, job: Job, sides: Sequence[str], *, options: argparse.Namespace) -> dict[str, Any]:
     """All rounds of one case."""
     work = options.environments / "work"
-    models = work / f"{job.size}-{job.regime}"
+    models = work / f"models-{job.size}-{job.regime}"
     if not (models / "tokenizer" / "tokenizer_config.json").is_file():
         models.mkdir(parents=True, exist_ok=True)
         make_models(models, SIZES[job.size], regime=job.regime)
@@ -89,10 +89,19 @@ def take_case(name: str, job: Job, sides: Sequence[str], *, options: argparse.Na
             start = time.perf_counter()
             command = [python, HERE / SIDES[side], file]
             taken[side] = run(command, threads=options.threads, log=work / f"{name}-{side}.log")
+            check_lengths(job, taken[side], side=side)
             seconds = time.perf_counter() - start
             print(f"{name} round {number + 1} of {options.rounds}: {side} took {seconds:.0f} s in all", flush=True)
         found["rounds"].append(taken)
     return found
+
+
+def check_lengths(job: Job, found: Mapping[str, Any], *, side: str) -> None:
+    """Raises SystemExit where a side's responses are of other lengths than the job has it: it did other work."""
+    wanted = sorted(job.response_lengths())
+    for step in found["steps"]:
+        if sorted(step["lengths"]) != wanted:
+            raise SystemExit(f"{side} wrote responses of {sorted(step['lengths'])} tokens, and the job wants {wanted}")
 
 
 def has_bf16() -> bool:

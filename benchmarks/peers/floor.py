@@ -37,7 +37,12 @@ class Lengths:
 
 def layer_products(size: Size) -> list[tuple[int, int, int]]:
     """(how many, in, out) of one layer."""
-    return [(4, size.width, size.width), (2, size.width, size.mlp), (1, size.mlp, size.width)]
+    return [
+        (2, size.width, size.width),  # query and output
+        (2, size.width, size.key_value_width),
+        (2, size.width, size.mlp),
+        (1, size.mlp, size.width),
+    ]
 
 
 def causal_pairs(lengths: Iterable[int]) -> int:
@@ -96,19 +101,28 @@ def floor_seconds(job: Job, lengths: Lengths, rates: Rates) -> dict[str, float]:
 def flops(job: Job, lengths: Lengths, *, size: Size | None = None) -> float:
     """Floating-point operations of the same products: a step's, of the job's size or of another."""
     size = size or SIZES[job.size]
-    layer = sum(count * a * b for count, a, b in layer_products(size))
-
-    def backbone(tokens: int, pairs: int) -> float:
-        return size.layers * (2 * layer * tokens + 4 * size.width * pairs)
-
     whole, responses = lengths.whole, sum(lengths.responses)
     once = list(lengths.prompts)[:: job.group]
     pairs = causal_pairs(whole)
-    forward, head = backbone(sum(whole), pairs), 2 * size.width * size.vocabulary * responses
-    decoding = backbone(responses - len(whole), pairs - causal_pairs(lengths.prompts))
-    rollout = backbone(sum(once), causal_pairs(once)) + decoding + head
+    forward, head = backbone_flops(size, sum(whole), pairs), 2 * size.width * size.vocabulary * responses
+    decoding = backbone_flops(size, responses - len(whole), pairs - causal_pairs(lengths.prompts))
+    rollout = backbone_flops(size, sum(once), causal_pairs(once)) + decoding + head
+    return rollout + 3 * forward + head + training_flops(job, lengths, size=size)
+
+
+def training_flops(job: Job, lengths: Lengths, *, size: Size | None = None) -> float:
+    """Of the epochs of a step alone."""
+    size = size or SIZES[job.size]
+    whole = lengths.whole
+    head = 2 * size.width * size.vocabulary * sum(lengths.responses)
     models = 1 if job.shared_trunk else 2
-    return rollout + 3 * forward + head + job.epochs * 3 * (models * forward + head)
+    return job.epochs * 3 * (models * backbone_flops(size, sum(whole), causal_pairs(whole)) + head)
+
+
+def backbone_flops(size: Size, tokens: int, pairs: int) -> float:
+    """All layers, once, forward."""
+    layer = sum(count * a * b for count, a, b in layer_products(size))
+    return size.layers * (2 * layer * tokens + 4 * size.width * pairs)
 
 
 def measure_rates(job: Job, *, decode_rows: int, tokens: int, responses: int) -> Rates:
@@ -118,9 +132,9 @@ def measure_rates(job: Job, *, decode_rows: int, tokens: int, responses: int) ->
     torch.set_num_threads(job.threads)
     size = SIZES[job.size]
     dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-    shapes = [(a, b, tokens) for _, a, b in layer_products(size)] + [(size.width, size.vocabulary, responses)]
+    shapes = {(a, b, tokens) for _, a, b in layer_products(size)} | {(size.width, size.vocabulary, responses)}
     seconds, best = {}, 0.0
-    for a, b, rows in shapes:
+    for a, b, rows in sorted(shapes):
         for kind, n in (("decode", decode_rows), ("forward", rows), ("backward", rows)):
             took = _product_seconds(torch.randn(n, a, dtype=dtype), torch.randn(b, a, dtype=dtype), kind)
             seconds[f"{kind} {a}x{b}"] = took / n
@@ -151,14 +165,13 @@ def _best_seconds(product: Callable[[], Any]) -> float:
 def main() -> None:
     """For the process that compares."""
     job = Job.load(sys.argv[1])
-    response = job.new_tokens if job.regime == "none" else min(20, job.new_tokens)
-    prompts = job.prompts()
-    mean = sum(len(prompt) for prompt in prompts) / len(prompts)
+    prompts, responses = job.prompts(), job.response_lengths() or [job.new_tokens]
+    mean, response = (sum(map(len, prompts)) / len(prompts)), sum(responses) / len(responses)
     rates = measure_rates(
         job,
         decode_rows=job.num_responses,
         tokens=round(job.minibatch * (mean + response)),
-        responses=job.minibatch * response,
+        responses=round(job.minibatch * response),
     )
     print(json.dumps({"seconds": rates.seconds, "best": rates.best}))
 

@@ -42,17 +42,19 @@ def config_of(job: Job) -> PPOConfig:
     )
 
 
-def make_trainer(job: Job, *, kind: type[PPOTrainer] = PPOTrainer) -> tuple[PPOTrainer, list[Prompt]]:
-    """Models from the job's folder."""
+def make_trainer(
+    job: Job, *, kind: type[PPOTrainer] = PPOTrainer, config: PPOConfig | None = None
+) -> tuple[PPOTrainer, list[Prompt]]:
+    """Models from the job's folder; `config` where it is not the job's own."""
     precision = resolve_precision(job.precision)
 
     def causal() -> LanguageModel:
         model = AutoModelForCausalLM.from_pretrained(f"{job.models}/policy", dtype=torch.float32)
-        return LanguageModel(model, precision=precision)
+        return LanguageModel(model.to(job.device), precision=precision)
 
     def classifier(name: str) -> ScalarModel:
         model = AutoModelForSequenceClassification.from_pretrained(f"{job.models}/{name}", dtype=torch.float32)
-        return ScalarModel(model, precision=precision)
+        return ScalarModel(model.to(job.device), precision=precision)
 
     trainer = kind(
         causal(),
@@ -60,7 +62,7 @@ def make_trainer(job: Job, *, kind: type[PPOTrainer] = PPOTrainer) -> tuple[PPOT
         reference=causal(),
         value="trunk" if job.shared_trunk else classifier("value"),
         reward=ModelReward(classifier("reward")),
-        config=config_of(job),
+        config=config or config_of(job),
         seed=job.seed,
     )
     return trainer, [Prompt(id=str(index), token_ids=tuple(ids)) for index, ids in enumerate(job.prompts())]
@@ -70,7 +72,7 @@ def main() -> None:
     """Take the steps and report them."""
     job = Job.load(sys.argv[1])
     torch.set_num_threads(job.threads)
-    watch = Stopwatch()
+    watch = Stopwatch(job.device)
     trainer, prompts = make_trainer(job)
     for _ in range(job.steps + 1):
         watch.begin()
@@ -83,7 +85,7 @@ def main() -> None:
             if call in PHASE_OF:
                 seconds[PHASE_OF[call]] += took
         seconds["training"] = watch.taken("whole") - sum(seconds.values())
-        watch.add(seconds, sum(lengths), lengths=lengths)
+        watch.add(seconds, lengths)
     watch.report("torch", "transformers")
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 import torchtune
+from endings import EOS_ID, PAD_ID
 from omegaconf import OmegaConf
 from stopwatch import Stopwatch
-from work import EOS_ID, PAD_ID, SIZES, Job
+from work import SIZES, Job
 
 WATCH: list[Stopwatch] = []
 """The one of this process: the recipe makes its components itself."""
@@ -157,10 +158,10 @@ def main() -> None:
         config = config_of(job, sys.argv[1], folder)
         recipe = recipe_class()(cfg=config)
         recipe.setup(cfg=config)
-        prompt_tokens = job.group * sum(len(prompt) for prompt in job.prompts())
+        longest = max(len(prompt) for prompt in job.prompts())  # all prompts of a step are padded to it
 
         def score_begins(_: Any, given: tuple[torch.Tensor, ...]) -> None:
-            watch.count(int((given[0] != PAD_ID).sum()) - prompt_tokens)
+            watch.count((given[0][:, longest:] != PAD_ID).sum(dim=1).tolist())
 
         recipe._ref_policy_model.register_forward_pre_hook(lambda *_: watch.mark("rollout"))
         recipe._reward_model.register_forward_pre_hook(score_begins)

@@ -35,7 +35,7 @@ def config_of(job: Job, folder: str) -> PPOConfig:
     """The job in TRL's words."""
     return PPOConfig(
         output_dir=folder,
-        use_cpu=True,
+        use_cpu=job.device == "cpu",
         bf16=job.precision == "bf16",
         gradient_checkpointing=False,
         seed=job.seed + 1,
@@ -63,10 +63,10 @@ def main() -> None:
     """Train for as many steps and report them."""
     job = Job.load(sys.argv[1])
     torch.set_num_threads(job.threads)
-    watch = Stopwatch()
+    watch = Stopwatch(job.device)
     tokenizer = AutoTokenizer.from_pretrained(f"{job.models}/tokenizer")
     prompts = [prompt for prompt in job.prompts() for _ in range(job.group)]
-    prompt_tokens = sum(len(prompt) for prompt in prompts)
+    longest = max(len(prompt) for prompt in prompts)  # all prompts of a step are padded to it
     policy, reference = (AutoModelForCausalLM.from_pretrained(f"{job.models}/policy") for _ in range(2))
     value, reward = (
         AutoModelForSequenceClassification.from_pretrained(f"{job.models}/{name}") for name in ("value", "reward")
@@ -85,7 +85,7 @@ def main() -> None:
         reference.register_forward_pre_hook(lambda *_: watch.mark("rollout"))
         reward.score.register_forward_hook(lambda *_: watch.mark("scoring"))
         reward.model.register_forward_pre_hook(
-            lambda _, __, given: watch.count(int(given["attention_mask"].sum()) - prompt_tokens), with_kwargs=True
+            lambda _, __, given: watch.count(given["attention_mask"][:, longest:].sum(dim=1).tolist()), with_kwargs=True
         )
         trainer.train()
     watch.report("torch", "transformers", "trl")

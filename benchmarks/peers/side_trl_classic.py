@@ -7,10 +7,11 @@ reference's and values before it trains; how long each took is among the statist
 import sys
 
 import torch
+from endings import EOS_ID, PAD_ID
 from stopwatch import Stopwatch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from work import EOS_ID, PAD_ID, Job
+from work import Job
 
 TRAINING = ("time/ppo/optimize_step",)
 """What `step` reports as training; the rest of it counts as scoring."""
@@ -65,13 +66,12 @@ def main() -> None:
         statistics = trainer.step(queries, responses, scores)
         watch.mark("step")
         training = sum(float(statistics[name]) for name in TRAINING)
-        lengths = sum(len(response) for response in responses)
         seconds = {
             "rollout": watch.taken("rollout"),
             "scoring": watch.taken("scoring") + watch.taken("step") - training,
             "training": training,
         }
-        watch.add(seconds, lengths)
+        watch.add(seconds, [len(response) for response in responses])
     watch.report("torch", "transformers", "trl")
 
 

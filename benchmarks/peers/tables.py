@@ -1,4 +1,7 @@
-"""The tables of a comparison: medians, the floor beside them, and ratios to each peer. Measures nothing."""
+"""The tables of a comparison: medians, the floor beside them, and ratios to each peer. Measures nothing.
+
+All sides write responses of the same lengths (compare.py checks it), so one floor is everyone's, and seconds compare.
+"""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -28,23 +31,22 @@ def print_tables(results: Mapping[str, Case]) -> None:
 
 
 def rows(case: Case) -> list[list[str]]:
-    """A line for the floor and for each side; `times` is how often Proximo's step fits into the side's, per token."""
+    """A line for the floor and for each side; `times` is the side's step in steps of Proximo."""
     floor = median_floor(case)
-    total = sum(floor.values())
-    lines = [["floor", *(f"{floor[phase]:.2f}" for phase in PHASES), f"{total:.2f}", "1", "", "", ""]]
-    ours = per_token(case, "proximo") if "proximo" in sides(case) else None
+    whole, tokens = sum(floor.values()), sum(lengths_of(case).responses)
+    lines = [["floor", *(f"{floor[phase]:.2f}" for phase in PHASES), f"{whole:.2f}", "1", "", "", ""]]
+    ours = medians(case, "proximo")["step"] if "proximo" in sides(case) else None
     for side in sides(case):
         seconds = medians(case, side)
-        own_floor = total * tokens(case, side) / floor_tokens(case)
         lines.append(
             [
                 side,
                 *(f"{seconds[phase]:.2f}" for phase in PHASES),
                 f"{seconds['step']:.2f}",
-                f"{seconds['step'] / own_floor:.2f}",
-                f"{tokens(case, side) / seconds['rollout']:.0f}",
+                f"{seconds['step'] / whole:.2f}",
+                f"{tokens / seconds['rollout']:.0f}",
                 f"{statistics.median(taken[side]['peak_mib'] for taken in case['rounds']):.0f}",
-                "" if ours is None else f"{per_token(case, side) / ours:.2f}",
+                "" if ours is None else f"{seconds['step'] / ours:.2f}",
             ]
         )
     return lines
@@ -68,54 +70,31 @@ def medians(case: Case, side: str) -> dict[str, float]:
     return found | {"step": statistics.median(sum(step[phase] for phase in PHASES) for step in taken)}
 
 
-def tokens(case: Case, side: str) -> float:
-    """Response tokens of a step; sides draw other samples, and so other lengths."""
-    return statistics.mean(step["response_tokens"] for step in steps(case, side))
-
-
-def per_token(case: Case, side: str) -> float:
-    """Seconds of a step per response token."""
-    return medians(case, side)["step"] / tokens(case, side)
-
-
-def floor_lengths(case: Case) -> list[Lengths]:
-    """Of Proximo's steps where it took part; else as if every response had the mean length of the first side."""
+def lengths_of(case: Case) -> Lengths:
+    """Of every step of every side."""
     job = Job(**case["job"])
     prompts = [len(prompt) for prompt in job.prompts() for _ in range(job.group)]
-    if "proximo" in sides(case):
-        return [Lengths(prompts=prompts, responses=step["lengths"]) for step in steps(case, "proximo")]
-    mean = round(tokens(case, sides(case)[0]) / job.num_responses)
-    return [Lengths(prompts=prompts, responses=[mean] * job.num_responses)]
-
-
-def floor_tokens(case: Case) -> float:
-    """Response tokens of the steps that the floor is of."""
-    return statistics.mean(sum(lengths.responses) for lengths in floor_lengths(case))
+    return Lengths(prompts=prompts, responses=job.response_lengths() or [])
 
 
 def median_floor(case: Case) -> dict[str, float]:
-    """Over rounds and steps."""
-    job = Job(**case["job"])
-    found = [
-        floor_seconds(job, lengths, Rates(**taken["rates"]))
-        for taken in case["rounds"]
-        for lengths in floor_lengths(case)
-    ]
+    """Over the rounds, each with its own rates."""
+    job, lengths = Job(**case["job"]), lengths_of(case)
+    found = [floor_seconds(job, lengths, Rates(**taken["rates"])) for taken in case["rounds"]]
     return {phase: statistics.median(each[phase] for each in found) for phase in PHASES}
 
 
 def notes(case: Case) -> str:
     """Of the floor, the lengths, the load and the versions."""
-    job, first = Job(**case["job"]), case["rounds"][0]
-    operations = statistics.median(flops(job, lengths) for lengths in floor_lengths(case))
+    lengths, first = lengths_of(case), case["rounds"][0]
     rates = [taken["rates"]["best"] / 1e9 for taken in case["rounds"]]
-    lengths = ", ".join(f"{side} {tokens(case, side) / job.num_responses:.1f}" for side in sides(case))
     versions: Sequence[str] = [
         f"{side}: " + ", ".join(f"{name} {number}" for name, number in first[side]["versions"].items())
         for side in sides(case)
     ]
     loads = ", ".join(f"{taken['load']:.1f}" for taken in case["rounds"])
     return (
-        f"{operations / 1e9:.1f} GFLOP of matrices, best rate {min(rates):.0f} to {max(rates):.0f} GFLOP/s. Mean "
-        f"response: {lengths}. Load before the rounds: {loads}. " + "; ".join(versions) + "."
+        f"{flops(Job(**case['job']), lengths) / 1e9:.1f} GFLOP of matrices, best rate {min(rates):.0f} to "
+        f"{max(rates):.0f} GFLOP/s. Mean response {statistics.mean(lengths.responses):.1f} tokens, the same lengths on "
+        f"every side. Load before the rounds: {loads}. " + "; ".join(versions) + "."
     )

@@ -9,27 +9,49 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-PAD_ID, EOS_ID, FIRST_ID = 0, 1, 4
-"""Padding, the stop token, and the first token that prompts are made of."""
-MEAN_EOS_PROBABILITY = 0.0475
-"""Of the stop token in regime `eos`: 64 draws then end after (1 - (1 - p)^64) / p = 20 on average."""
+from endings import (
+    EOS_ID,
+    FIRST_ID,
+    MEAN_EOS_PROBABILITY,
+    PAD_ID,
+    count_down,
+    forbid_ends,
+    geometric_lengths,
+    last_prompt_token,
+    set_stop_probability,
+)
 
 
 @dataclass(frozen=True)
 class Size:
-    """A Llama without tied embeddings, and with as many key-value heads as heads."""
+    """A Llama without tied embeddings, and with as many key-value heads as heads, where nothing else is said."""
 
     vocabulary: int
     width: int
     layers: int
     heads: int
     mlp: int
+    key_value_heads: int | None = None
+    """None: as many as heads."""
+    model_type: str = "llama"
+    tied: bool = False
+    """The output layer is the embedding."""
+
+    @property
+    def key_value_width(self) -> int:
+        """Of the keys of a token, all heads together."""
+        return self.width // self.heads * (self.key_value_heads or self.heads)
 
 
+QWEN = {"vocabulary": 151_936, "key_value_heads": 2, "model_type": "qwen2", "tied": True}
 SIZES = {
-    "tiny": Size(vocabulary=256, width=64, layers=2, heads=2, mlp=128),  # for a smoke test; no row of any table
+    "tiny": Size(vocabulary=256, width=128, layers=2, heads=2, mlp=128),  # for a smoke test; no row of any table
     "S": Size(vocabulary=2048, width=256, layers=4, heads=4, mlp=688),
     "M": Size(vocabulary=8192, width=512, layers=8, heads=8, mlp=1376),
+    "M-150k": Size(vocabulary=150_000, width=512, layers=8, heads=8, mlp=1376),
+    "tiny-qwen": Size(**{**QWEN, "vocabulary": 256}, width=128, layers=2, heads=4, mlp=128),
+    "qwen-0.5b": Size(**QWEN, width=896, layers=24, heads=14, mlp=4864),
+    "qwen-1.5b": Size(**QWEN, width=1536, layers=28, heads=12, mlp=8960),
 }
 
 
@@ -41,7 +63,8 @@ class Job:
     """Folder with `policy`, `reward`, `value` and `tokenizer`."""
     size: str
     regime: str
-    """`none`: no response ends early. `eos`: they end after about 20 tokens."""
+    """`none`: no response ends early. `eos`: after 20 tokens on average, each where its prompt says. `random`: every
+    token ends its response with the same probability."""
     precision: str = "float32"
     shared_trunk: bool = False
     num_prompts: int = 64
@@ -58,6 +81,7 @@ class Job:
     """Steps that count; one more is taken before them."""
     threads: int = 2
     seed: int = 0
+    device: str = "cpu"
 
     @property
     def num_responses(self) -> int:
@@ -73,7 +97,24 @@ class Job:
             short = range(self.num_prompts // 2, self.num_prompts)
             for index in short:
                 lengths[index] = draw.randint(min(8, self.prompt_tokens), self.prompt_tokens)
-        return [[draw.randrange(FIRST_ID, vocabulary) for _ in range(length)] for length in lengths]
+        prompts = [[draw.randrange(FIRST_ID, vocabulary) for _ in range(length)] for length in lengths]
+        if self.regime == "eos":
+            for prompt, length in zip(prompts, self._lengths_by_prompt(), strict=True):
+                prompt[-1] = last_prompt_token(length)
+        return prompts
+
+    def response_lengths(self) -> list[int] | None:
+        """Of every response of a step, the stop token counted; None where it is drawn."""
+        if self.regime == "random":
+            return None
+        lengths = [self.new_tokens] * self.num_prompts if self.regime == "none" else self._lengths_by_prompt()
+        return [min(length, self.new_tokens) for length in lengths for _ in range(self.group)]
+
+    def _lengths_by_prompt(self) -> list[int]:
+        """One more than `new_tokens` for a response that is cut."""
+        lengths = geometric_lengths(self.num_prompts, longest=self.new_tokens + 1)
+        random.Random(f"lengths/{self.seed}").shuffle(lengths)
+        return lengths
 
     def save(self, path: Path) -> Path:
         """Write it where a process reads it."""
@@ -88,17 +129,18 @@ class Job:
 
 def model_config(size: Size, **more: Any) -> Any:
     """What transformers makes the model from."""
-    from transformers import LlamaConfig
+    from transformers import AutoConfig
 
-    return LlamaConfig(
+    return AutoConfig.for_model(
+        size.model_type,
         vocab_size=size.vocabulary,
         hidden_size=size.width,
         intermediate_size=size.mlp,
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
-        num_key_value_heads=size.heads,
+        num_key_value_heads=size.key_value_heads or size.heads,
         max_position_embeddings=8192,
-        tie_word_embeddings=False,
+        tie_word_embeddings=size.tied,
         pad_token_id=PAD_ID,
         bos_token_id=None,
         eos_token_id=EOS_ID,
@@ -106,80 +148,51 @@ def model_config(size: Size, **more: Any) -> Any:
     )
 
 
-def make_models(folder: Path, size: Size, *, regime: str, seed: int = 0) -> None:
-    """Write policy, value model, reward model and tokenizer in a form that every version reads."""
+def make_models(
+    folder: Path, size: Size, *, regime: str, seed: int = 0, stop_probability: float = MEAN_EOS_PROBABILITY
+) -> None:
+    """Write policy, value model, reward model and tokenizer in a form that every version reads.
+
+    `stop_probability` is of a token in the regime `random`.
+    """
     import torch
-    from transformers import LlamaForCausalLM, LlamaForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     torch.manual_seed(seed)
-    policy = LlamaForCausalLM(model_config(size)).eval()
-    set_stop_probability(policy, MEAN_EOS_PROBABILITY if regime == "eos" else 1e-9)
-    for name, model in (
-        ("policy", policy),
-        ("value", LlamaForSequenceClassification(model_config(size, num_labels=1))),
-        ("reward", LlamaForSequenceClassification(model_config(size, num_labels=1))),
-    ):
+    policy = AutoModelForCausalLM.from_config(model_config(size)).eval()
+    if regime == "eos":
+        count_down(policy)
+    elif regime == "random":
+        set_stop_probability(policy, stop_probability)
+    else:
+        forbid_ends(policy)
+    scalars = {
+        name: AutoModelForSequenceClassification.from_config(model_config(size, num_labels=1))
+        for name in ("value", "reward")
+    }
+    for name, model in {"policy": policy, **scalars}.items():
         model.save_pretrained(folder / name)
         _write_plain_config(folder / name, size, type(model).__name__)
     _write_tokenizer(folder / "tokenizer", size)
-
-
-def forbid_ends(policy: Any) -> None:
-    """Never draw the stop token, nor the padding token, which a peer takes for the end of a response.
-
-    Every input embedding gets the same large number in its first place. The residual stream carries it to the output
-    layer, where the rows of these two tokens read that place alone, as a bias would.
-    """
-    import torch
-
-    with torch.no_grad():
-        inputs, outputs = policy.get_input_embeddings().weight, policy.get_output_embeddings().weight
-        inputs[:, 0] = 0.5
-        outputs[:, 0] = 0.0
-        outputs[[PAD_ID, EOS_ID]] = 0.0
-        outputs[[PAD_ID, EOS_ID], 0] = -10.0
-
-
-def set_stop_probability(policy: Any, wanted: float) -> None:
-    """Move the weights until the stop token has this probability on average over random contexts.
-
-    How strongly its row reads what `forbid_ends` put into every hidden state is found by bisection.
-    """
-    import torch
-
-    forbid_ends(policy)
-    with torch.no_grad():
-        outputs = policy.get_output_embeddings().weight
-        contexts = torch.randint(FIRST_ID, outputs.shape[0], (32, 48), generator=torch.Generator().manual_seed(1))
-        hidden = policy.base_model(contexts).last_hidden_state[:, 8:].flatten(0, 1)
-        others = hidden @ outputs.t()
-        others[:, EOS_ID] = -torch.inf
-        rest, carried = others.logsumexp(dim=1), hidden[:, 0]
-        low, high = -64.0, 64.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            found = torch.sigmoid(middle * carried - rest).mean().item()
-            low, high = (middle, high) if found < wanted else (low, middle)
-        outputs[EOS_ID, 0] = (low + high) / 2
 
 
 def _write_plain_config(folder: Path, size: Size, architecture: str) -> None:
     """Older and newer names of the same settings: each version keeps to its own."""
     plain = {
         "architectures": [architecture],
-        "model_type": "llama",
+        "model_type": size.model_type,
         "vocab_size": size.vocabulary,
         "hidden_size": size.width,
         "intermediate_size": size.mlp,
         "num_hidden_layers": size.layers,
         "num_attention_heads": size.heads,
-        "num_key_value_heads": size.heads,
+        "num_key_value_heads": size.key_value_heads or size.heads,
         "head_dim": size.width // size.heads,
         "hidden_act": "silu",
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": size.tied,
         "torch_dtype": "float32",
         "pad_token_id": PAD_ID,
         "bos_token_id": None,

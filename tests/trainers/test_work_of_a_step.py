@@ -177,9 +177,28 @@ def test_no_tensor_of_a_step_has_the_vocabulary_at_more_positions_than_one_chunk
     assert max(each.largest for each in live.values()) == CHUNK_TOKENS * VOCABULARY
 
 
-def test_a_larger_vocabulary_adds_gradients_moments_and_two_chunks_of_logits_to_training(live):
-    """Embedding and output layer of the policy: three of 4 bytes each. A chunk is float32; two live at a time."""
+@pytest.fixture(scope="module")
+def grown(live: dict[str, LiveBytes]) -> dict[str, float]:
+    """Call -> by how many float32 numbers its peak grows for each token that the vocabulary grows by."""
     added = 3 * VOCABULARY
-    grown = live_of_a_step(VOCABULARY + added)["train_policy"].peak - live["train_policy"].peak
-    allowed = 4 * added * (3 * 2 * WIDTH + 2 * CHUNK_TOKENS)
-    assert 0 < grown < 1.2 * allowed
+    larger = live_of_a_step(VOCABULARY + added)
+    return {call: (larger[call].peak - live[call].peak) / (4 * added) for call in live}
+
+
+def test_a_larger_vocabulary_adds_gradients_moments_and_two_chunks_of_logits_to_training(grown):
+    """Embedding and output layer of the policy: three numbers each per weight. Two chunks live at a time."""
+    assert 0 < grown["train_policy"] < 1.2 * (3 * 2 * WIDTH + 2 * CHUNK_TOKENS)
+
+
+def test_a_larger_vocabulary_adds_to_a_critic_the_gradient_and_moments_of_its_embedding(grown):
+    assert 0 < grown["train_value"] <= 3 * WIDTH
+
+
+def test_a_larger_vocabulary_adds_two_chunks_of_logits_to_the_reference_and_nothing_to_judging(grown):
+    assert 0 < grown["reference_logprobs"] <= 2 * CHUNK_TOKENS
+    assert max(grown[call] for call in ("score", "values", "experience")) < 1
+
+
+def test_a_larger_vocabulary_adds_a_few_numbers_for_each_row_to_sampling(grown):
+    """Logits, noise, and what is made of both; never those of more than one pass."""
+    assert 0 < grown["generate"] <= 6 * NUM_PROMPTS * GROUP
