@@ -66,7 +66,7 @@ PLAIN = (
 )
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("value", PLAIN, ids=[f"{i} {type(value).__name__}" for i, value in enumerate(PLAIN)])
 def test_a_plain_value_arrives_with_its_exact_type(value) -> None:
     if isinstance(value, complex):
         assert repr(crossed(value)) == repr(value)
