@@ -309,14 +309,15 @@ def test_rows_are_kept_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_reads_what_a_row_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NaN in every slot that is not in use: rows about to be given away, and rows that have moved."""
+    """NaN in all that was written and is not in use: in rows about to be given away, and in rows that have moved."""
     expected = generate(twin(), num_samples=4, engine={"max_rows": 5})
     place, move = RowCache.place, RowCache.move
 
     def fill(cache: RowCache, rows: list[int]) -> None:
         for pair in cache._storage.values():
             for storage in pair:
-                storage[rows] = math.nan
+                for row in rows:
+                    storage[row, :, : cache.lengths[row]] = math.nan
 
     def poisoned_place(self, prompts, index, rows):
         fill(self, list(rows))

@@ -165,11 +165,11 @@ class _Call:
         while not self._scheduler.done:
             while admissions := self._scheduler.admit():
                 yield from self._start(admissions)
-            for move in self._scheduler.compact():
-                self._cache.move(move.source, move.target)
-            if self._scheduler.rows:
-                yield from self._decode()
+            yield from self._decode()
 
+    # Inference mode spares each operator the bookkeeping for autograd. It covers what touches the cache, whose tensors
+    # know no other mode, and nothing that the caller sees: records may enter a loss.
+    @torch.inference_mode()
     def _start(self, admissions: Sequence[Admission]) -> list[_Growing]:
         """Compute new prompts, give every admitted sample its row, and draw its first token; those that end with it."""
         self._prefill([each.prompt_index for each in admissions if each.needs_prefill])
@@ -196,9 +196,14 @@ class _Call:
         for index, prompt in enumerate(prompt_indices):
             self._computed[prompt] = _ComputedPrompt(cache=cache, index=index, logits=logits[index])
 
+    @torch.inference_mode()
     def _decode(self) -> list[_Growing]:
-        """One more token for every row; those that end with it."""
+        """Close the holes among the rows, and one more token for each; those that end with it."""
+        for move in self._scheduler.compact():
+            self._cache.move(move.source, move.target)
         rows = range(len(self._scheduler.rows))
+        if not rows:
+            return []
         last = torch.tensor([self._in_row(row).token_ids[-1] for row in rows], device=self._model.device)
         layout = self._cache.advance(len(rows))
         hidden = self._model.decode(last, layout.positions, self._cache, layout)
