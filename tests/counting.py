@@ -6,6 +6,7 @@ Not fixtures: modes and hooks that a test puts around what it runs.
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from proximo.models.fused_layers import NAMING
 from proximo.trainers.ppo import PPOTrainer
 
 aten = torch.ops.aten
@@ -68,11 +70,14 @@ class Operations:
         )
 
     def __enter__(self) -> "Operations":
+        # The counter hooks every module, and hooked layers would run as modules: this says that it only looks on.
+        self._naming = NAMING.set(lambda _: nullcontext())
         self._mode.__enter__()
         return self
 
     def __exit__(self, *given: Any) -> None:
         self._mode.__exit__(*given)
+        NAMING.reset(self._naming)
 
     @property
     def _counts(self) -> dict[Any, int]:

@@ -1,4 +1,6 @@
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -205,3 +207,12 @@ def test_other_architectures_run_as_modules_and_still_give_the_rows_that_are_ask
     assert model.base.config.model_type not in MODEL_TYPES
     assert FusedLayers.of(model.backbone.layers) is None
     assert torch.equal(model.hidden_states(packed, ROWS), as_modules(model, packed)[ROWS])
+
+
+def test_what_is_remembered_of_a_model_does_not_keep_it() -> None:
+    model = build_architecture("llama")
+    assert FusedLayers.of(LanguageModel(model).backbone.layers) is not None
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None

@@ -125,7 +125,8 @@ def test_sampling_costs_the_operations_of_the_tokens_that_are_sampled(counted):
     trainer, _, prompt_lengths, response_lengths = counted
     through_layers = sum(prompt_lengths[::GROUP]) + sum(response_lengths) - len(response_lengths)
     heads = sum(response_lengths) - len(response_lengths) + NUM_PROMPTS
-    expected = 2 * LAYER_WEIGHTS * through_layers + 2 * WIDTH * VOCABULARY * heads
+    only_read = sum(prompt_lengths[::GROUP]) - NUM_PROMPTS  # all of a prompt but its last token
+    expected = 2 * products(through_layers, through_layers - only_read) + 2 * WIDTH * VOCABULARY * heads
     assert trainer.counts["generate"].matrices == pytest.approx(expected, rel=0.03)
 
 

@@ -94,9 +94,9 @@ class Backbone:
                 f"most {self.position_limit} positions"
             )
         layout = PackedLayout(packed.lengths) if layout is None else layout
-        fused = self._fused_layers() if cache is None else None
+        fused = self._fused_layers()
         if fused is not None:
-            return fused.run(packed, layout, rows)
+            return fused.run(packed, layout, rows=rows, cache=cache)
         hidden = self.run(packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache)[0]
         return hidden if rows is None else hidden[rows]
 

@@ -1,22 +1,25 @@
 """Which models run in the functions of `fused.py`, and how: the layers of Llama, Mistral and Qwen2, as they stand.
 
-Not a second model: weights stay where they are, the modules go on sampling, and what has been changed by anyone (an
-adapter, a hook, few bits, half precision, dropout) runs as modules. The probe at load holds
+Not a second model: weights stay where they are, and what has been changed by anyone (an adapter, a hook, few bits, half
+precision, dropout) runs as modules. The probe at load holds
 what is computed here against the model's own code.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from proximo.models.attention import AttentionLayout, AttentionOptions
 from proximo.models.fused import Norm, OutputAndGate, Projections
@@ -49,34 +52,55 @@ class FusedLayers:
     def of(cls, model: PreTrainedModel) -> "FusedLayers | None":
         """None where the architecture is another, or its modules are not the plain ones of that architecture now.
 
-        Asked before each pass, because adapters, hooks and modes come and go.
+        Asked before each pass, because adapters, hooks and modes come and go; what was found is remembered with all
+        that it depends on.
         """
         if model.config.model_type not in MODEL_TYPES or torch.is_autocast_enabled(model.device.type):
             return None
-        layers = list(model.get_submodule("layers").children())
-        passed_over = (model, model.get_submodule("norm"), *chain.from_iterable(each.modules() for each in layers))
         watched = NAMING.get() is not _unnamed  # by hooks that name what is made, which is then done without them
-        if not watched and (_has_any_global_hook() or any(map(_is_hooked, passed_over))):
-            return None
-        return cls(model) if all(map(_is_plain, layers)) else None
+        own = [watched, _has_any_global_hook(), model.training, _is_hooked(model)]
+        # Not the model itself, which would then be kept for ever.
+        state = [*own, *chain.from_iterable(_state(each) for each in model.children())]
+        before = _FOUND.get(model)
+        if before is None or before[0] != state:
+            before = _FOUND[model] = state, _is_plain_model(model, watched=watched)
+        return cls(model) if before[1] else None
 
-    def run(self, packed: Packed, layout: AttentionLayout, rows: Tensor | None) -> Tensor:
-        """Hidden states after the final norm: [T, D], or [R, D] for `rows` [R], no one of them twice."""
+    def run(
+        self, packed: Packed, layout: AttentionLayout, *, rows: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """Hidden states after the final norm: [T, D], or [R, D] for `rows` [R], no one of them twice.
+
+        A cache gets the keys and values of all tokens.
+        """
         model = self.model
         hidden = model.embed_tokens(packed.token_ids)
         angles = model.rotary_emb(hidden[None], packed.position_ids[None])
         angles = [each[0, :, None].chunk(2, dim=-1)[0] for each in angles]  # both halves of a head turn by the same
+
+        def attend(attention: Any, index: int, heads: Sequence[Tensor]) -> Tensor:
+            query, key, value = (each.transpose(0, 1)[None] for each in heads)
+            if cache is not None:
+                key, value = cache.update(key, value, index)
+            layout.num_calls += 1
+            return layout.attend(query, key, value, _options(attention))[0].flatten(1)
+
         for i, layer in enumerate(model.layers):
-            given = (layer, hidden, angles, layout, rows if i == len(model.layers) - 1 else None)
+            given = (layer, hidden, angles, partial(attend, layer.self_attn, i))
+            asked = rows if i == len(model.layers) - 1 else None
             if layer.training and layer.gradient_checkpointing:
-                hidden = checkpoint(_run_layer, *given, use_reentrant=False, preserve_rng_state=False)
+                hidden = checkpoint(_run_layer, *given, asked, use_reentrant=False, preserve_rng_state=False)
             else:
-                hidden = _run_layer(*given)
+                hidden = _run_layer(*given, asked)
         return Norm.apply(hidden, model.norm.weight, model.norm.variance_epsilon)
 
 
 def _run_layer(
-    layer: Any, hidden: Tensor, angles: Sequence[Tensor], layout: AttentionLayout, rows: Tensor | None
+    layer: Any,
+    hidden: Tensor,
+    angles: Sequence[Tensor],
+    attend: Callable[[Sequence[Tensor]], Tensor],
+    rows: Tensor | None,
 ) -> Tensor:
     attention, gated = layer.self_attn, layer.mlp
     linear = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -84,13 +108,34 @@ def _run_layer(
     with making("attention"):
         norm = layer.input_layernorm
         biased = chain.from_iterable((each.weight, each.bias) for each in linear)
-        heads = Projections.apply(hidden, norm.weight, norm.variance_epsilon, *angles, *biased)
-        layout.num_calls += 1
-        attended = layout.attend(*(each.transpose(0, 1)[None] for each in heads), _options(attention))
+        attended = attend(Projections.apply(hidden, norm.weight, norm.variance_epsilon, *angles, *biased))
     with making("mlp"):
         norm = layer.post_attention_layernorm
         weights = [each.weight for each in (attention.o_proj, norm, gated.gate_proj, gated.up_proj, gated.down_proj)]
-        return OutputAndGate.apply(hidden, attended[0].flatten(1), norm.variance_epsilon, rows, *weights)
+        return OutputAndGate.apply(hidden, attended, norm.variance_epsilon, rows, *weights)
+
+
+_FOUND: WeakKeyDictionary[nn.Module, tuple[list[Any], bool]] = WeakKeyDictionary()
+
+
+def _state(module: nn.Module) -> Iterator[Any]:
+    """All that decides whether a module is plain: the modules in it, their modes and hooks, and types of weights."""
+    yield module
+    yield module.training
+    yield _is_hooked(module)
+    for parameter in module._parameters.values():
+        yield None if parameter is None else parameter.dtype
+    for child in module._modules.values():
+        if child is not None:
+            yield from _state(child)
+
+
+def _is_plain_model(model: PreTrainedModel, *, watched: bool) -> bool:
+    layers = list(model.get_submodule("layers").children())
+    passed_over = (model, model.get_submodule("norm"), *chain.from_iterable(each.modules() for each in layers))
+    if not watched and (_has_any_global_hook() or any(map(_is_hooked, passed_over))):
+        return False
+    return all(map(_is_plain, layers))
 
 
 def _is_plain(layer: Any) -> bool:

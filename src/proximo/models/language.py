@@ -84,8 +84,8 @@ class LanguageModel:
         return self.head.logits(hidden)
 
     def prefill(self, packed: Packed, cache: Cache, layout: AttentionLayout) -> Tensor:
-        """Hidden states of packed prompts, [T, D]; the cache keeps their keys and values."""
-        return self.backbone.packed(packed, cache=cache, layout=layout)
+        """Hidden states of the last token of each packed prompt, [S, D]; the cache keeps the keys and values of all."""
+        return self.backbone.packed(packed, rows=packed.last_indices, cache=cache, layout=layout)
 
     def decode(self, token_ids: Tensor, position_ids: Tensor, cache: Cache, layout: AttentionLayout) -> Tensor:
         """One more token for each row: token_ids [B], position_ids [B] -> hidden states [B, D]."""

@@ -192,7 +192,7 @@ class _Call:
         )
         cache = PromptCache(packed.lengths)
         hidden = self._model.prefill(packed, cache, PackedLayout(packed.lengths))
-        logits = self._head.logits(hidden[packed.last_indices])
+        logits = self._head.logits(hidden)
         for index, prompt in enumerate(prompt_indices):
             self._computed[prompt] = _ComputedPrompt(cache=cache, index=index, logits=logits[index])
 

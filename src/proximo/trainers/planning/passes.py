@@ -246,7 +246,7 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
             for tensor in pair:
                 rehearsal.claim(tensor, CACHE)
         with rehearsal.making(LOGITS):
-            model.head.logits(hidden[packed.last_indices])
+            model.head.logits(hidden)
         of_prompts, rehearsal.flops = rehearsal.flops, 0
         with rehearsal.making(CACHE):
             for row in range(num_rows):
