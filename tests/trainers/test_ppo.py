@@ -264,9 +264,9 @@ def full_kl(place: str) -> dict[str, str]:
 
 
 def counted(run, name: str, passes: list[str]):
-    def counting(packed):
+    def counting(*given):
         passes.append(name)
-        return run(packed)
+        return run(*given)
 
     return counting
 

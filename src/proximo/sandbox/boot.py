@@ -5,6 +5,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ Python do after each fork costs as much as the fork."""
 
 def main(arguments: Sequence[str]) -> None:
     """Serve until the caller is gone. Arguments: descriptor of the socket, layers to do without, folder of scratch."""
+    _heed_signals()
     order = json.loads(arguments[0])
     for name in order["forget"]:
         del os.environ[name]
@@ -64,6 +66,14 @@ def main(arguments: Sequence[str]) -> None:
     gc.collect()
     gc.freeze()
     Zygote(control, caller, surroundings, owner=owner, folders=order["folders"]).serve()
+
+
+def _heed_signals() -> None:
+    """What a shell runs in the background ignores some signals, and children would too: no program may depend on it."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _library() -> list[str]:
