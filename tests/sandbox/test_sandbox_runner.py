@@ -243,3 +243,15 @@ def test_a_hundred_programs_leave_the_zygote_and_the_caller_as_they_were(sandbox
     for _ in range(100):
         assert run(sandbox, "print(1)").stdout == b"1\n"
     assert count() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_that_the_caller_ignores_is_none_that_programs_ignore(whole_sandbox, number) -> None:
+    """As a shell has a process ignore some that it starts in the background."""
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with Sandbox() as made:
+            found = made.start(Program(source=f"import os\nos.kill(os.getpid(), {int(number)})", limits=QUICK)).wait()
+    finally:
+        signal.signal(number, before)
+    assert (found.ending, found.status) == (Ending.SIGNAL, number)

@@ -25,8 +25,8 @@ from proximo.models.attention import AttentionLayout, AttentionOptions
 from proximo.models.fused import Norm, OutputAndGate, Projections
 from proximo.models.packing import Packed
 
-MODEL_TYPES = ("llama", "mistral", "qwen2")
-"""Architectures whose layers are h + attention(norm(h)), then h + gated(norm(h)), with rotary positions and no more."""
+CLASSES = ("LlamaModel", "MistralModel", "Qwen2Model")
+"""Of transformers: their layers are h + attention(norm(h)), then h + gated(norm(h)), with rotary positions."""
 
 LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -55,7 +55,10 @@ class FusedLayers:
         Asked before each pass, because adapters, hooks and modes come and go; what was found is remembered with all
         that it depends on.
         """
-        if model.config.model_type not in MODEL_TYPES or torch.is_autocast_enabled(model.device.type):
+        kind = type(model)
+        if kind.__name__ not in CLASSES or not kind.__module__.startswith("transformers.models."):
+            return None
+        if torch.is_autocast_enabled(model.device.type):
             return None
         watched = NAMING.get() is not _unnamed  # by hooks that name what is made, which is then done without them
         own = [watched, _has_any_global_hook(), model.training, _is_hooked(model)]
@@ -123,6 +126,7 @@ def _state(module: nn.Module) -> Iterator[Any]:
     yield module
     yield module.training
     yield _is_hooked(module)
+    yield module.__dict__.get("attention_dropout")
     for parameter in module._parameters.values():
         yield None if parameter is None else parameter.dtype
     for child in module._modules.values():
