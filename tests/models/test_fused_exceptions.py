@@ -102,6 +102,17 @@ def test_code_that_someone_has_put_into_a_model_runs(change: Callable[[Any], Non
     assert (after - before).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("part", ["embed_tokens", "norm"])
+def test_a_part_in_half_precision_is_cast_as_the_modules_cast_it(part: str) -> None:
+    model, packed = LanguageModel(build_architecture("llama")), sequences()
+    model.hidden_states(packed)
+    model.backbone.layers.get_submodule(part).to(torch.bfloat16)
+    hidden = model.hidden_states(packed)
+    assert torch.equal(hidden, as_modules(model, packed))
+    hidden.sum().backward()
+    assert all(weight.grad is not None for weight in model.backbone.layers.parameters())
+
+
 def test_dropout_follows_the_mode_of_the_attention_and_not_of_its_layer() -> None:
     layers: Any = LanguageModel(build_architecture("llama")).backbone.layers
     for layer in layers.layers:

@@ -32,6 +32,9 @@ LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn
 GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
+WIDE = ({torch.float32}, {torch.float64})
+"""Types of all weights together: nothing is cast on the way, as modules cast where types differ."""
+
 
 def _unnamed(_: str) -> AbstractContextManager[None]:
     return nullcontext()
@@ -144,7 +147,7 @@ def _is_plain_model(model: PreTrainedModel, *, watched: bool) -> bool:
     passed_over = (model, last_norm, *chain.from_iterable(each.modules() for each in layers))
     if not watched and (_has_any_global_hook() or any(map(_is_hooked, passed_over))):
         return False
-    if any(map(_is_replaced, passed_over)):
+    if any(map(_is_replaced, passed_over)) or {each.dtype for each in model.parameters()} not in WIDE:
         return False
     home = type(model).__module__
     return type(last_norm).__module__ == home and all(_is_plain(each, home) for each in layers)
@@ -165,8 +168,7 @@ def _is_plain(layer: Any, home: str) -> bool:
     known = {"", "self_attn", "mlp", "mlp.act_fn", *LINEAR, *GATED, *NORMS}
     activation = modules.get("mlp.act_fn")
     is_silu = type(activation) is nn.SiLU or type(activation).__name__ == "SiLUActivation"
-    wide = all(each.dtype in (torch.float32, torch.float64) for each in layer.parameters())
-    return modules.keys() == known and is_silu and wide
+    return modules.keys() == known and is_silu
 
 
 def _is_hooked(module: nn.Module) -> bool:
