@@ -1,8 +1,8 @@
 """Which models run in the functions of `fused.py`, and how: the layers of Llama, Mistral and Qwen2, as they stand.
 
-Not a second model: weights stay where they are, and what has been changed by anyone (an adapter, a hook, few bits, half
-precision, dropout) runs as modules. The probe at load holds
-what is computed here against the model's own code.
+Not a second model: weights stay where they are, and what has been changed by anyone (an adapter, a hook, a class or
+`forward` of one's own, few bits, half precision, dropout) runs as modules. The probe at load holds what is computed
+here against the model's own code.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +32,9 @@ LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn
 GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
+WIDE = ({torch.float32}, {torch.float64})
+"""Types of all weights together: nothing is cast on the way, as modules cast where types differ."""
+
 
 def _unnamed(_: str) -> AbstractContextManager[None]:
     return nullcontext()
@@ -58,7 +61,7 @@ class FusedLayers:
         kind = type(model)
         if kind.__name__ not in CLASSES or not kind.__module__.startswith("transformers.models."):
             return None
-        if torch.is_autocast_enabled(model.device.type):
+        if torch.is_autocast_enabled(model.device.type) or _is_replaced(model):
             return None
         watched = NAMING.get() is not _unnamed  # by hooks that name what is made, which is then done without them
         own = [watched, _has_any_global_hook(), model.training, _is_hooked(model)]
@@ -81,16 +84,19 @@ class FusedLayers:
         angles = model.rotary_emb(hidden[None], packed.position_ids[None])
         angles = [each[0, :, None].chunk(2, dim=-1)[0] for each in angles]  # both halves of a head turn by the same
 
-        def attend(attention: Any, index: int, heads: Sequence[Tensor]) -> Tensor:
+        def attend(attention: Any, heads: Sequence[Tensor]) -> Tensor:
             query, key, value = (each.transpose(0, 1)[None] for each in heads)
             if cache is not None:
-                key, value = cache.update(key, value, index)
+                # Copies: what is cached outlives the pass, and as views they would keep the queries as well.
+                key, value = (each.clone(memory_format=torch.contiguous_format) for each in (key, value))
+                key, value = cache.update(key, value, attention.layer_idx)
             layout.num_calls += 1
             return layout.attend(query, key, value, _options(attention))[0].flatten(1)
 
-        for i, layer in enumerate(model.layers):
-            given = (layer, hidden, angles, partial(attend, layer.self_attn, i))
-            asked = rows if i == len(model.layers) - 1 else None
+        layers = model.layers[: model.config.num_hidden_layers]
+        for i, layer in enumerate(layers):
+            given = (layer, hidden, angles, partial(attend, layer.self_attn))
+            asked = rows if i == len(layers) - 1 else None
             if layer.training and layer.gradient_checkpointing:
                 hidden = checkpoint(_run_layer, *given, asked, use_reentrant=False, preserve_rng_state=False)
             else:
@@ -122,10 +128,12 @@ _FOUND: WeakKeyDictionary[nn.Module, tuple[list[Any], bool]] = WeakKeyDictionary
 
 
 def _state(module: nn.Module) -> Iterator[Any]:
-    """All that decides whether a module is plain: the modules in it, their modes and hooks, and types of weights."""
+    """All that decides whether a module is plain: the modules in it, their code, modes, hooks and types of weights."""
     yield module
+    yield type(module)
     yield module.training
     yield _is_hooked(module)
+    yield _is_replaced(module)
     yield module.__dict__.get("attention_dropout")
     for parameter in module._parameters.values():
         yield None if parameter is None else parameter.dtype
@@ -135,17 +143,23 @@ def _state(module: nn.Module) -> Iterator[Any]:
 
 
 def _is_plain_model(model: PreTrainedModel, *, watched: bool) -> bool:
-    layers = list(model.get_submodule("layers").children())
-    passed_over = (model, model.get_submodule("norm"), *chain.from_iterable(each.modules() for each in layers))
+    layers, last_norm = list(model.get_submodule("layers").children()), model.get_submodule("norm")
+    passed_over = (model, last_norm, *chain.from_iterable(each.modules() for each in layers))
     if not watched and (_has_any_global_hook() or any(map(_is_hooked, passed_over))):
         return False
-    return all(map(_is_plain, layers))
-
-
-def _is_plain(layer: Any) -> bool:
-    if layer.training and layer.self_attn.attention_dropout:
+    if any(map(_is_replaced, passed_over)) or {each.dtype for each in model.parameters()} not in WIDE:
         return False
+    home = type(model).__module__
+    return type(last_norm).__module__ == home and all(_is_plain(each, home) for each in layers)
+
+
+def _is_plain(layer: Any, home: str) -> bool:
+    """`home`: where the classes of this architecture are defined."""
     modules = dict(layer.named_modules())
+    if any(name not in modules or type(modules[name]).__module__ != home for name in ("", "self_attn", "mlp", *NORMS)):
+        return False
+    if layer.self_attn.training and layer.self_attn.attention_dropout:
+        return False
     linear = [modules.get(name) for name in (*LINEAR, *GATED)]
     if any(type(each) is not nn.Linear or not each.weight.is_floating_point() for each in linear):
         return False
@@ -153,9 +167,8 @@ def _is_plain(layer: Any) -> bool:
         return False
     known = {"", "self_attn", "mlp", "mlp.act_fn", *LINEAR, *GATED, *NORMS}
     activation = modules.get("mlp.act_fn")
-    is_silu = isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
-    wide = all(each.dtype in (torch.float32, torch.float64) for each in layer.parameters())
-    return modules.keys() == known and is_silu and wide and all(hasattr(modules[n], "variance_epsilon") for n in NORMS)
+    is_silu = type(activation) is nn.SiLU or type(activation).__name__ == "SiLUActivation"
+    return modules.keys() == known and is_silu
 
 
 def _is_hooked(module: nn.Module) -> bool:
@@ -164,7 +177,16 @@ def _is_hooked(module: nn.Module) -> bool:
     )
 
 
+def _is_replaced(module: nn.Module) -> bool:
+    """True where one module has a `forward` unlike the others of its class: accelerate and kernels put it there."""
+    return "forward" in module.__dict__
+
+
 def _options(attention: Any) -> AttentionOptions:
-    """As the module passes them: Qwen2 knows its window itself, Mistral reads it off the configuration."""
-    window = getattr(attention, "sliding_window", getattr(attention.config, "sliding_window", None))
+    """As the module passes them: Qwen2 knows its window itself, Mistral reads it off the configuration.
+
+    Llama has none, whatever its configuration says.
+    """
+    owner = attention.config if type(attention).__name__ == "MistralAttention" else attention
+    window = getattr(owner, "sliding_window", None)
     return AttentionOptions(scaling=attention.scaling, sliding_window=window)
