@@ -36,6 +36,8 @@ RUN_TESTS = (
     "assert f(set()) == set()", "assert f(1).x == 2", "assert f(1)(2) == 2", "assert len(f(1)) == 2", "f(1) == 2",
     "x = 1\nassert f(1) == 2", "assert f(1) == 2, print(1)", "assert f(1) == f(1)", "assert (yes := f(1)) == 2",
     "assert f(1) == 2; import os", "assert f(f'{1}') == 2", f"assert f(1) == '{'x' * MAX_CHARACTERS}'",
+    "assert f(x=1, x=2) == 2", "assert f(__debug__=1) == 2", f"assert f(0x{'f' * 4000}) == 2",
+    f"assert f({'[' * 120}{']' * 120}) == 2", f"assert f(x={'[' * 99}{']' * 99}) == 2",
 )  # fmt: skip
 
 
@@ -62,11 +64,34 @@ def test_whatever_else_a_test_does_is_run(test) -> None:
         ("def g(x=1 / 0): pass", False),
         ("@staticmethod\ndef g(): pass", False),
         ("class A: pass", False),
+        ("from typing import *", False),
+        ("from typing import Dict, List\ndef g(x: List[int], *y: Dict[str, int]) -> list[str]: pass", True),
+        ("from typing import Nowhere", False),
+        ("from .typing import List", False),
+        ("import msvcrt", False),
+        ("a, b = 1, 2, 3", False),
+        ("a = []\na[0] = 1", False),
+        ("len.x = 1", False),
+        ("def g(x: 1 / 0): pass", False),
+        ("def g(*x: int[3]): pass", False),
+        ("def g() -> print(): pass", False),
+        ("def g(x, x): pass", False),
+        ("def g():\n    nonlocal x", False),
     ],
 )
 def test_a_set_up_that_could_fail_or_call_the_program_is_run(setup, compared) -> None:
     found = comparisons_of({"test_list": ["assert f(1) == 2"], "test_setup_code": setup})
     assert (found is not None) is compared
+
+
+@pytest.mark.parametrize("setup", ["def sum(a, b):\n    return 0", "sum = 1", "from math import fsum as sum"])
+def test_a_function_that_the_set_up_defines_anew_is_the_set_ups(sandbox, setup) -> None:
+    row = {"test_list": ["assert sum(1, 2) == 3"]}
+    assert comparisons_of(row) is not None
+    assert comparisons_of(row | {"test_setup_code": setup}) is None
+    program = "def sum(a, b): return a + b"
+    assert judged(sandbox, program, row).score == 1.0
+    assert judged(sandbox, program, row | {"test_setup_code": setup}).score == 0.0
 
 
 def test_what_a_test_expects_is_not_in_the_text_that_the_sandbox_gets(sandbox) -> None:

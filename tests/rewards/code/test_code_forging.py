@@ -173,3 +173,31 @@ def test_returned_values_cannot_be_guessed_or_found(sandbox, name, program) -> N
     assert found.score == 0.0, name
     assert found.components["tests_passed"] == 0.0
     assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT)
+
+
+DOUBLED = """
+tree = ["l"]
+for number in reversed(range(16)):
+    tree = ["l", tree, ["r", number + 1]]
+frame(["ready"])
+"""
+"""A list of two that are one, and so on: its text would be twice as long with each."""
+
+
+@pytest.mark.parametrize("message", ['["other", [], tree]', '["refused", [], tree]', '["raised", [], ["t", tree, 1]]'])
+def test_what_is_no_result_is_not_written_out(sandbox, message) -> None:
+    row = {"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [1]}}
+    found = judged(sandbox, f"{FRAME}{DOUBLED}frame({message})\nos._exit(0)", row, form="input_output")
+    assert (found.score, found.reason) == (0.0, "test 1 of 1 failed: the program broke the protocol")
+
+
+def test_a_message_may_be_no_longer_than_that_of_tests_that_are_run(sandbox) -> None:
+    program = """
+import os
+for text in (b'["ready"]', b'["value", [], 10' + b" " * 2 ** 22 + b"]"):
+    text = len(text).to_bytes(4, "big") + text
+    while text:
+        text = text[os.write(3, text):]
+os._exit(0)
+"""
+    assert judged(sandbox, program, {"test_list": ["assert f(3) == 10"]}).score == 0.0

@@ -120,7 +120,7 @@ def _messages(written: bytes) -> Iterator[Message]:
     """What was written, up to the first that is no message."""
     start = 0
     while (end := _end_of_message(written, start)) is not None:
-        message = parsed(written[start + 4 : end])
+        message = parsed(written[start + 4 : end]) if end - start - 4 <= MAX_BYTES else None
         if message is None:
             return
         yield message
@@ -140,9 +140,15 @@ def _not_same(expected: Any, tolerance: float | None, message: Message) -> str |
         candidates = (expected, expected[0]) if alone else (expected,)
         right = any(same_value(value, each, tolerance=tolerance) for each in candidates)
         return None if right else "another result"
-    if kind == "raised" and type(value) is tuple and len(value) == 2:
-        return value[0].__name__ if isinstance(value[0], type) else str(value[0])[:100]
-    return f"the result is no plain value: {str(value)[:100]}"
+    # Texts alone: one list that holds another twice, and so on, would be a text of any length.
+    match kind, value:
+        case "raised", (type(), _):
+            return value[0].__name__
+        case "raised", (str(name), _):
+            return name[:100]
+        case "refused", str(why):
+            return f"the result is no plain value: {why[:100]}"
+    return BROKE
 
 
 def _fails(test: Comparison, message: Message) -> str | None:

@@ -5,15 +5,23 @@ sandbox, by the process that holds the expected value. It says what the test its
 """
 
 import ast
+import builtins
+import json
 import sys
+import typing
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, NoReturn
 
-from proximo.rewards.code.names import parsed
+from proximo.rewards.code.inside.codec import Encoder, RefusedError
+from proximo.rewards.code.names import bound_in, parsed
 
 MAX_CHARACTERS = 20_000
 """Of the tests together: the program's process reads the arguments as Python, which takes time for long ones."""
+GENERIC = frozenset({"dict", "frozenset", "list", "set", "tuple", "type"})
+"""Built-in types that annotations may index."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +48,10 @@ def comparisons_of(tests: Sequence[str], setup: str, functions: Mapping[str, str
 
     `functions` are names in the tests with those in the program.
     """
-    if sum(map(len, tests)) > MAX_CHARACTERS or not all(map(_does_nothing, parsed(setup).body)):
+    if sum(map(len, tests)) > MAX_CHARACTERS or not all(map(_compiles, (setup, *tests))):
+        return None
+    before = parsed(setup)
+    if functions.keys() & set(bound_in(before)) or not all(map(_does_nothing, before.body)):
         return None
     found = []
     for test in tests:
@@ -51,18 +62,48 @@ def comparisons_of(tests: Sequence[str], setup: str, functions: Mapping[str, str
     return tuple(found)
 
 
+def _compiles(source: str) -> bool:
+    """Some errors are found by the compiler alone: a keyword that is given twice."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, "<tests>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
 def _does_nothing(statement: ast.stmt) -> bool:
     """True for what cannot fail, and defines only what comparisons have no use for."""
     match statement:
-        case ast.FunctionDef(decorator_list=[], args=arguments):
-            return not arguments.defaults and not any(arguments.kw_defaults)
-        case ast.Expr(value=value) | ast.Assign(value=value):
+        case ast.FunctionDef(decorator_list=[], args=arguments, returns=returns):
+            every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+            annotations = [returns, *(each.annotation for each in every if each is not None)]
+            no_defaults = not arguments.defaults and not any(arguments.kw_defaults)
+            return no_defaults and all(each is None or _is_annotation(each) for each in annotations)
+        case ast.Assign(targets=targets, value=value):
+            return all(isinstance(each, ast.Name) for each in targets) and _is_plain(value)
+        case ast.Expr(value=value):
             return _is_plain(value)
         case ast.Import(names=names):
-            return all(each.name in sys.stdlib_module_names for each in names)
-        case ast.ImportFrom(module="typing"):
-            return True
+            return all(each.name in sys.stdlib_module_names and find_spec(each.name) for each in names)
+        case ast.ImportFrom(module="typing", names=names, level=0):
+            return all(hasattr(typing, each.name) for each in names)
     return False
+
+
+def _is_annotation(node: ast.expr) -> bool:
+    """Whether it is made of names and `Name[...]`: Python evaluates it where the function is defined."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Subscript):
+            generic = isinstance(each.value, ast.Name) and (
+                each.value.id in GENERIC or not hasattr(builtins, each.value.id)
+            )
+            if not generic:
+                return False
+        elif not isinstance(each, ast.Name | ast.Constant | ast.Tuple | ast.expr_context):
+            return False
+    return True
 
 
 def _comparison(statements: list[ast.stmt], functions: Mapping[str, str]) -> Comparison | None:
@@ -95,9 +136,25 @@ def _arguments(call: ast.Call) -> str | None:
     named = [(each.arg, each.value) for each in call.keywords]
     if not all(map(_is_plain, [*call.args, *(value for _, value in named)])) or any(name is None for name, _ in named):
         return None
+    values = [ast.literal_eval(each) for each in call.args]
+    if not _crosses((tuple(values), tuple((name, ast.literal_eval(value)) for name, value in named))):
+        return None
     positions = "".join(f"{ast.unparse(each)}, " for each in call.args)
     keywords = ", ".join(f"{name!r}: {ast.unparse(value)}" for name, value in named)
     return f"({positions}), {{{keywords}}}"
+
+
+def _crosses(value: Any) -> bool:
+    """Whether tests that are run could give it to the program: not what is nested too deeply, nor long numbers."""
+    try:
+        json.dumps(Encoder([], _no_object).tree(value))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_object(value: Any) -> NoReturn:
+    raise RefusedError(f"an object of class {type(value).__name__} is no plain value")
 
 
 def _is_plain(node: ast.expr) -> bool:

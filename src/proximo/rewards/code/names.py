@@ -29,7 +29,7 @@ def names_of(sources: Iterable[str]) -> Names:
     """
     trees = [parsed(source) for source in sources]
     used = {name for tree in trees for name in _loaded(tree)}
-    free = used - {name for tree in trees for name in _bound(tree)} - set(dir(builtins))
+    free = used - {name for tree in trees for name in bound_in(tree)} - set(dir(builtins))
     modules = {name for name in free if name in sys.stdlib_module_names and _only_looked_into(trees, name)}
     program = free - modules
     if not program:
@@ -51,7 +51,8 @@ def _loaded(tree: ast.AST) -> Iterator[str]:
             yield node.id
 
 
-def _bound(tree: ast.AST) -> Iterator[str]:
+def bound_in(tree: ast.AST) -> Iterator[str]:
+    """Names that it defines anywhere, `*` where a module says which."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
