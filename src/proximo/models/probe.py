@@ -4,7 +4,7 @@ Not a guess from the architecture's name: some models ignore a registered attent
 model is left as it was. Tolerance, in float32: a share of the largest entry, or of 1 where all are smaller.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -43,8 +43,8 @@ def probe_language_model(model: LanguageModel) -> None:
     with _refusal(plain.base):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_logits = _own_results(plain.base, packed)
-        hidden = _packed_hidden(plain, packed)
-        _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
+        for hidden in _packed_passes(plain, packed):
+            _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
         _compare(plain.base, "the logits of its head", plain.head.logits(hidden), own_logits)
         _compare(
             plain.base,
@@ -61,8 +61,8 @@ def probe_scalar_model(model: ScalarModel) -> None:
     with _refusal(plain.base):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_scores = _own_results(plain.base, packed)
-        hidden = _packed_hidden(plain, packed)
-        _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
+        for hidden in _packed_passes(plain, packed):
+            _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
         _compare(plain.base, "the scores of its head", plain.sequence_scores(packed), own_scores[:, 0])
 
 
@@ -105,9 +105,20 @@ def _own_results(base: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor]
     return torch.cat(hidden), torch.cat([output.flatten(0, -2) for output in outputs])
 
 
-def _packed_hidden(model: LanguageModel | ScalarModel, packed: Packed) -> Tensor:
+def _packed_passes(model: LanguageModel | ScalarModel, packed: Packed) -> Iterator[Tensor]:
+    """Hidden states [T, D] by the modules, and then by what stands for them where layers run fused."""
+    token_ids, position_ids = packed.token_ids[None], packed.position_ids[None]
+    layout = _RecordingLayout(packed.lengths)
+    hidden = model.backbone.run(token_ids, position_ids, layout=layout)[0]
+    _check_calls(model, layout)
+    yield hidden
     layout = _RecordingLayout(packed.lengths)
     hidden = model.backbone.packed(packed, layout=layout)
+    _check_calls(model, layout)
+    yield hidden
+
+
+def _check_calls(model: LanguageModel | ScalarModel, layout: _RecordingLayout) -> None:
     text = model.base.config.get_text_config()
     if layout.num_calls != text.num_hidden_layers:
         raise ModelError(
@@ -118,7 +129,6 @@ def _packed_hidden(model: LanguageModel | ScalarModel, packed: Packed) -> Tensor
     asked = [options.sliding_window for options in layout.options]
     if asked != expected:
         raise ModelError(f"its layers ask for attention windows {asked} where its configuration says {expected}")
-    return hidden
 
 
 def _expected_windows(base: PreTrainedModel) -> list[int | None]:
