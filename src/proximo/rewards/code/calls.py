@@ -19,7 +19,7 @@ from proximo.rewards.code.shipping import program_that_calls, program_that_is_te
 from proximo.sandbox.jobs import Ending, Job, Limits, Outcome, Program, Runner
 
 CHANNEL: Final = 3
-MAX_RESULTS_BYTES: Final = 4 * MAX_BYTES
+MAX_RESULTS_BYTES: Final = MAX_BYTES
 LEAVE_SECONDS: Final = 0.5
 """For a program to end that has said everything."""
 Wrong = Callable[[Message], str | None]
@@ -52,26 +52,28 @@ def run_comparisons(
 
 def _run(runner: Runner, source: str, tests: Sequence[Wrong], limits: Limits) -> Findings:
     outcome, written = _outcome_and_results(runner, source, limits, num_messages=1 + len(tests))
-    messages = list(_messages(written))
+    messages = _messages(written)
     stopped = ended_at(outcome, limits) if outcome.ending is not Ending.KILLED else None
     found = Findings(num_tests=len(tests), at_wall_limit=outcome.ending is Ending.WALL)
-    match messages:
-        case [["failed", "compile", str(why)], *_]:
+    match next(messages, None):
+        case ["failed", "compile", str(why)]:
             reason = f"the program cannot be compiled: {why}"
             return replace(found, compiled=False, ran=False, fault=Fault.PROGRAM, reason=reason[:MAX_REASON])
-        case [["failed", _, str(why)], *_]:
+        case ["failed", _, str(why)]:
             return replace(found, ran=False, fault=Fault.PROGRAM, reason=why[:MAX_REASON])
-        case [["ready"], *_]:
-            return _compared(found, messages[1:], tests, stopped)
+        case ["ready"]:
+            return _compared(found, messages, tests, stopped)
     return replace(found, ran=False, fault=Fault.PROGRAM, reason=stopped or "the program ended itself")
 
 
-def _compared(found: Findings, messages: list[Message], tests: Sequence[Wrong], stopped: str | None) -> Findings:
+def _compared(found: Findings, messages: Iterator[Message], tests: Sequence[Wrong], stopped: str | None) -> Findings:
+    """One message is taken apart after the other: a program may write as much as it likes in each."""
     for number, wrong in enumerate(tests):
         title = f"test {number + 1} of {found.num_tests}"
-        if number >= len(messages):
+        message = next(messages, None)
+        if message is None:
             return replace(found.because(f"{stopped or 'the program ended itself'} in {title}"), fault=Fault.PROGRAM)
-        why = wrong(messages[number])
+        why = wrong(message)
         passed = replace(found, num_passed=found.num_passed + 1)
         found = passed if why is None else found.because(f"{title} failed: {why}")
     return found
