@@ -1,5 +1,7 @@
 """A rehearsed pass counts what a real one keeps and computes."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -59,13 +61,22 @@ def rehearsed(model: LanguageModel, *, rounds: int = 1):
         return rehearsal.cost()
 
 
+def held_for_backward(model: LanguageModel) -> int:
+    """Bytes of activations that a rehearsed forward pass leaves alive."""
+    with shapes_only():
+        rehearsable(model.model)
+        model.model.train()
+        with Rehearsal([model.model]) as rehearsal:
+            result = model.response_logprobs(batch())
+            held = sum(rehearsal._held[part] for part in ACTIVATIONS)
+        del result
+    return held
+
+
 @pytest.mark.parametrize("model_type", list(TYPES))
 def test_activations_are_what_autograd_keeps(model_type):
     kept = kept_bytes(of_type(model_type))
-    parts = rehearsed(of_type(model_type)).parts
-    assert sum(parts.get(part, 0) for part in ACTIVATIONS) == pytest.approx(
-        kept, rel=0.25
-    )  # the peak comes a little later
+    assert held_for_backward(of_type(model_type)) == pytest.approx(kept, rel=0.15)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
@@ -75,9 +86,8 @@ def test_checkpointed_and_frozen_layers_keep_less_as_they_really_do(model_type):
     checkpointed.use_activation_checkpointing()
     freeze_layers(frozen.base, 1)
     kept = kept_bytes(frozen)
-    cost = rehearsed(frozen)
-    assert sum(cost.parts.get(part, 0) for part in ACTIVATIONS) == pytest.approx(kept, rel=0.25)
-    assert cost.peak < whole
+    assert held_for_backward(copy.deepcopy(frozen)) == pytest.approx(kept, rel=0.2)
+    assert rehearsed(frozen).peak < whole
     assert rehearsed(checkpointed).peak < 0.8 * whole
 
 
