@@ -113,6 +113,9 @@ class PPOConfig(Section):
     """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    side_by_side: bool = True
+    """On a CPU with an even number of threads the policy and a value model of its own train at the same time, each with
+    half of the threads: faster, in the memory of both updates. It changes the last bits of results."""
     release_cache: bool = False
     """Give cached memory of the accelerator back between the rollout and the updates; costs some time in each."""
     critic_warmup_steps: int = Field(0, ge=0)

@@ -70,6 +70,11 @@ class Backbone:
         """Where the weights are."""
         return self.layers.device
 
+    @property
+    def is_compiled(self) -> bool:
+        """True where passes with gradients run through torch.compile."""
+        return self.training_layers is not self.layers
+
     def compile(self, backend: str) -> None:
         """Run the passes that take gradients through torch.compile; sampling and other passes stay as they are."""
         self.training_layers = compile_layers(self.layers, backend)
@@ -101,7 +106,7 @@ class Backbone:
         return hidden if rows is None else hidden[rows]
 
     def _fused_layers(self) -> FusedLayers | None:
-        if self.precision is not Precision.FLOAT32 or self.training_layers is not self.layers:
+        if self.precision is not Precision.FLOAT32 or self.is_compiled:
             return None
         return FusedLayers.of(self.layers)
 

@@ -22,6 +22,7 @@ from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
+from proximo.models.lanes import side_by_side
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.records import Prompt, Response, Scored
@@ -228,7 +229,9 @@ class PPOTrainer:
             taken = {"responses": [s.response for s in scored], "scored": scored}
             inputs = taken if self.config.samples_per_prompt is None else {"candidates": scored}
         handlers = with_memory_advice(self._handlers() | handlers_of(self.extra_calls), step=self.steps_done + 1)
-        outcome = LocalExecutor(graph, handlers).run(inputs | absent_inputs(graph))
+        together = set(self._updates.side_by_side).difference(call.name for call in extra)
+        executor = LocalExecutor(graph, handlers, together=together, side_by_side=side_by_side)
+        outcome = executor.run(inputs | absent_inputs(graph))
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],

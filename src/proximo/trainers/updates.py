@@ -21,6 +21,7 @@ from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.heads import token_logprobs
+from proximo.models.lanes import has_lanes, is_watched
 from proximo.records import Experience
 from proximo.trainers.calls import InferenceCalls
 from proximo.trainers.cutting import cut_minibatch, plan_updates
@@ -60,6 +61,16 @@ class UpdateCalls:
         self.value_learner = value
         self.seed = seed
         self.texts = texts
+
+    @property
+    def side_by_side(self) -> tuple[str, ...]:
+        """Calls that may run at the same time: both updates on a CPU, where each model has an optimizer and layers of
+        its own, and nobody counts operators."""
+        value, learner = self.roles.value, self.value_learner
+        if not self.config.side_by_side or value is None or learner is None or self.roles.shares_trunk:
+            return ()
+        compiled = self.roles.policy.backbone.is_compiled or value.backbone.is_compiled
+        return () if compiled or is_watched() or not has_lanes(value.device.type) else ("train_policy", "train_value")
 
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
         """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there.

@@ -5,6 +5,7 @@ To be called inside `shapes_only()`. Every sequence has its greatest length.
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -98,6 +99,13 @@ def one_after_the_other(costs: Sequence[StepCost]) -> StepCost:
     """The memory of the one that needs most, the work of all."""
     largest = max(costs, key=lambda cost: sum(cost.parts.values()))
     return replace(largest, flops=sum(c.flops for c in costs), tokens=sum(c.tokens for c in costs))
+
+
+def at_the_same_time(costs: Mapping[str, StepCost]) -> dict[str, StepCost]:
+    """Each with the memory of all, and its own work: what each holds most of may be held in one moment."""
+    parts = sum((Counter(cost.parts) for cost in costs.values()), Counter())
+    heap = sum(cost.heap for cost in costs.values())
+    return {name: replace(cost, parts=dict(parts), heap=heap) for name, cost in costs.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ from proximo.config.recipes import PPORecipe
 from proximo.config.rewards import ModelRewardConfig
 from proximo.config.run import ModelConfig, OptimizerConfig, ScalarModelConfig
 from proximo.learner.minibatches import num_minibatches
+from proximo.models.lanes import has_lanes
 from proximo.models.language import LanguageModel
 from proximo.models.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel
@@ -101,14 +102,29 @@ def ppo_learning(recipe: PPORecipe, models: Mapping[str, Model]) -> Learning:
 
 
 def ppo_costs(
-    recipe: PPORecipe, models: Mapping[str, Model], learning: Learning, lengths: Lengths, texts: Lengths | None
+    recipe: PPORecipe,
+    models: Mapping[str, Model],
+    learning: Learning,
+    lengths: Lengths,
+    texts: Lengths | None,
+    *,
+    device: str,
 ) -> dict[str, StepCost]:
     """What each call of a step costs, by its name, in the order of the graph. `texts`: of `ptx_data`."""
     config = recipe.ppo
     serve = recipe.run.precision == "float32" and not config.rollout.reshapes_distribution
     calls = step_graph(config, sampled_serve=serve, shares_trunk=_shares_trunk(models)).calls
     costs = _reading_calls(recipe, models, lengths) | _training_calls(recipe, models, learning, lengths, texts)
-    return {call.name: costs[call.name]() for call in calls if call.name in costs}
+    found = {call.name: costs[call.name]() for call in calls if call.name in costs}
+    together = {name: found[name] for name in _side_by_side(recipe, models, device) if name in found}
+    return found | passes.at_the_same_time(together)
+
+
+def _side_by_side(recipe: PPORecipe, models: Mapping[str, Model], device: str) -> tuple[str, ...]:
+    """As trainers/updates.py has it."""
+    alone = not recipe.ppo.side_by_side or _shares_trunk(models) or recipe.run.compile != "none"
+    lanes = has_lanes(device, num_threads=recipe.run.num_threads)
+    return () if alone or not lanes else ("train_policy", "train_value")
 
 
 def _reading_calls(

@@ -67,7 +67,7 @@ def _plan(recipe: Stage, origins: Origins, device: str) -> Plan:
             case DPORecipe():
                 found = _of_dpo(recipe, origins, precision)
             case PPORecipe():
-                found = _of_ppo(recipe, origins, precision)
+                found = _of_ppo(recipe, origins, precision, device)
     except (RuntimeError, NotImplementedError) as error:  # a wrong shape, or a shape that depends on numbers
         if isinstance(error, ProximoError):
             raise
@@ -162,7 +162,7 @@ def _of_dpo(recipe: DPORecipe, origins: Origins, precision: Precision) -> _Found
     )
 
 
-def _of_ppo(recipe: PPORecipe, origins: Origins, precision: Precision) -> _Found:
+def _of_ppo(recipe: PPORecipe, origins: Origins, precision: Precision, device: str) -> _Found:
     ppo = recipe.ppo
     with building():
         models = ppo_models(recipe, origins, precision=precision)
@@ -176,7 +176,7 @@ def _of_ppo(recipe: PPORecipe, origins: Origins, precision: Precision) -> _Found
         name="ppo",
         models=models,
         learning=learning,
-        costs=ppo_costs(recipe, models, learning, lengths, texts),
+        costs=ppo_costs(recipe, models, learning, lengths, texts, device=device),
         update=Batches.of(lengths, ppo.responses_per_update, token_budget=ppo.tokens_per_microbatch),
         token_budget=ppo.tokens_per_microbatch,
     )
