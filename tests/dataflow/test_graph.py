@@ -1,5 +1,8 @@
 """The graph finds its order and refuses what cannot run; the executor hands values on."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from proximo.dataflow.executor import LocalExecutor
@@ -34,6 +37,47 @@ def test_what_a_call_amends_reaches_the_readers_when_all_have_amended_it_in_thei
         "learn": lambda responses, scores: (scores, None),
     }
     assert LocalExecutor(turned, handlers).run({"responses": 0, "scores": 5}).values["loss"] == 1
+
+
+def test_calls_run_together_where_they_may_and_need_nothing_of_each_other() -> None:
+    other = Call(name="other", role=None, reads=("responses",), writes=("x",))
+    third = Call(name="third", role=None, reads=("x",), writes=("y",))
+    graph = build_graph([SAMPLE, SCORE, other, third], inputs=["prompts"])
+    handlers = {call.name: lambda given: (given,) for call in graph.calls}
+    groups: list[int] = []
+
+    def run_all(functions):
+        groups.append(len(functions))
+        return [function() for function in functions]
+
+    def ran(*names: str) -> list[int]:
+        groups.clear()
+        outcome = LocalExecutor(graph, handlers, together=names, side_by_side=run_all).run({"prompts": 1})
+        assert outcome.values["y"] == 1
+        assert list(outcome.seconds) == ["sample", "score", "other", "third"]
+        return list(groups)
+
+    assert ran("score", "other") == [2]
+    assert ran("other", "third") == [], "the second reads what the first writes"
+    assert ran("score", "third") == [], "one of them is ready too late to be next"
+    assert ran("score", "other", "third") == [2]
+
+
+def test_calls_side_by_side_divide_the_time_that_they_took_together() -> None:
+    calls = [Call(name=name, role=None, reads=("x",), writes=(name,)) for name in ("short", "long")]
+    sleeps = {"short": 0.05, "long": 0.15}
+    handlers = {name: lambda _, name=name: (time.sleep(sleeps[name]),) for name in sleeps}
+
+    def in_threads(functions):
+        with ThreadPoolExecutor(len(functions)) as threads:
+            return [each.result() for each in [threads.submit(function) for function in functions]]
+
+    executor = LocalExecutor(build_graph(calls, inputs=["x"]), handlers, together=sleeps, side_by_side=in_threads)
+    start = time.perf_counter()
+    found = executor.run({"x": None}).seconds
+    whole = time.perf_counter() - start
+    assert found["long"] > 1.5 * found["short"]
+    assert 0.15 <= sum(found.values()) <= whole
 
 
 @pytest.mark.parametrize(

@@ -532,6 +532,10 @@ SHOWN_ELSEWHERE = {
         "test_a_run_writes_one_line_per_step_and_one_before_the_first",
     ),
     (run.RunConfig, "device"): ("models/test_placement.py", "test_auto_takes_the_fastest_that_is_there"),
+    (ppo.PPOConfig, "side_by_side"): (
+        "trainers/test_side_by_side.py",
+        "test_they_learn_the_same_and_a_repetition_has_the_same_bits",
+    ),
     (run.RunConfig, "num_threads"): ("trainers/test_loop.py", "test_a_resume_with_other_threads_needs_permission"),
     (
         run.RunConfig,

@@ -1,0 +1,104 @@
+"""Two pieces of work at the same time: each with half of the threads, and the caller gets both ends of it."""
+
+import os
+import threading
+import time
+from contextvars import ContextVar
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from proximo.models.lanes import has_lanes, is_watched, side_by_side
+
+DEADLINE_SECONDS = 20
+NAME: ContextVar[str] = ContextVar("name", default="nobody")
+
+
+@pytest.fixture
+def four_threads():
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(1)
+
+
+def test_two_pieces_run_at_the_same_time_and_answer_in_their_order(four_threads: None) -> None:
+    both = threading.Barrier(2)
+
+    def piece(name: str) -> tuple[str, int, bool]:
+        both.wait(DEADLINE_SECONDS)  # passed only where the other piece has begun too
+        return name, torch.get_num_threads(), torch.is_grad_enabled()
+
+    with torch.no_grad():
+        assert side_by_side([lambda: piece("a"), lambda: piece("b")]) == [("a", 2, False), ("b", 2, False)]
+    assert side_by_side([lambda: piece("a"), lambda: piece("b")])[1] == ("b", 2, True)
+    assert torch.get_num_threads() == 4
+
+
+def test_a_piece_alone_has_all_threads(four_threads: None) -> None:
+    assert side_by_side([torch.get_num_threads]) == [4]
+    with pytest.raises(ValueError, match="3 pieces"):
+        side_by_side([torch.get_num_threads] * 3)
+
+
+def test_both_lanes_find_the_context_of_the_caller() -> None:
+    reset = NAME.set("somebody")
+    assert side_by_side([NAME.get, NAME.get]) == ["somebody", "somebody"]
+    NAME.reset(reset)
+    assert side_by_side([NAME.get, NAME.get]) == ["nobody", "nobody"]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_a_lane_raises_reaches_the_caller_when_both_have_ended(failing: int, four_threads: None) -> None:
+    ended = []
+
+    def fails() -> None:
+        raise KeyError("no such thing")
+
+    def takes_longer() -> None:
+        time.sleep(0.2)
+        ended.append(True)
+
+    pieces = [takes_longer, takes_longer]
+    pieces[failing] = fails
+    with pytest.raises(KeyError, match="no such thing"):
+        side_by_side(pieces)
+    assert ended == [True]
+    assert torch.get_num_threads() == 4
+    assert side_by_side([lambda: 1, lambda: 2]) == [1, 2]
+
+
+def test_gradients_in_both_lanes_are_those_of_one() -> None:
+    torch.manual_seed(0)
+    given, weights = torch.randn(64, 32), [torch.randn(32, 32, requires_grad=True) for _ in range(2)]
+
+    def gradient(weight: torch.Tensor) -> torch.Tensor:
+        (found,) = torch.autograd.grad((given @ weight).tanh().square().sum(), weight)
+        return found
+
+    alone = [gradient(weight) for weight in weights]
+    together = side_by_side([lambda: gradient(weights[0]), lambda: gradient(weights[1])])
+    assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
+
+
+def test_a_forked_child_has_a_lane_of_its_own() -> None:
+    assert side_by_side([lambda: 1, lambda: 2]) == [1, 2]
+    child = os.fork()
+    if child == 0:
+        os._exit(sum(side_by_side([lambda: 3, lambda: 4])))
+    end = time.monotonic() + DEADLINE_SECONDS
+    while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    if found == (0, 0):
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(found[1]) == 7 and found[0] == child
+
+
+def test_lanes_need_a_cpu_with_an_even_number_of_threads_and_nobody_who_counts() -> None:
+    assert [has_lanes("cpu", num_threads=number) for number in (1, 2, 3, 8)] == [False, True, False, True]
+    assert not has_lanes("cuda", num_threads=2)
+    assert not has_lanes("cpu")  # one thread, as all tests
+    assert not is_watched()
+    with FlopCounterMode(display=False):
+        assert is_watched()

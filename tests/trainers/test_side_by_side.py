@@ -1,0 +1,142 @@
+"""Policy and value model that train at the same time learn what they learn one after the other."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.ppo import PPOConfig
+from proximo.config.recipes import PPORecipe
+from proximo.errors import TrainingError
+from proximo.trainers.extra_calls import ExtraCall
+from proximo.trainers.planning.stages import make_plans
+from proximo.trainers.ppo import PPOTrainer
+from proximo.trainers.updates import UpdateCalls
+from tiny_runs import changed, make_inputs, recipe_of
+
+PROMPTS = ["one", "two", "three", "four"]
+RATES = {"policy_optimizer": {"learning_rate": 1e-2}, "value_optimizer": {"learning_rate": 1e-2}}
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Call -> name of the thread in which it last ran."""
+    found: dict[str, str] = {}
+    for name in ("train_policy", "train_value"):
+        original = getattr(UpdateCalls, name)
+
+        def noting(self: Any, *given: Any, name: str = name, original: Any = original, **more: Any) -> Any:
+            found[name] = threading.current_thread().name
+            return original(self, *given, **more)
+
+        monkeypatch.setattr(UpdateCalls, name, noting)
+    return found
+
+
+def trainer(**options: Any) -> PPOTrainer:
+    extra = options.pop("extra_calls", ())
+    rollout = {"max_new_tokens": 6}
+    config = PPOConfig(num_steps=4, prompts_per_step=4, rollout=rollout, **RATES, **options)
+    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config, extra_calls=extra)
+
+
+def steps(made: PPOTrainer, count: int = 2) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """All weights after some steps, and the metrics of each."""
+    history = []
+    for _ in range(count):
+        responses = made.generate(PROMPTS)
+        history.append(made.step(PROMPTS, responses, [float(len(set(each.token_ids))) for each in responses]))
+    value = made.roles.value
+    assert value is not None
+    weights = {f"policy.{name}": tensor for name, tensor in made.policy.model.state_dict().items()}
+    return weights | {f"value.{name}": tensor for name, tensor in value.model.state_dict().items()}, history
+
+
+def test_they_learn_the_same_and_a_repetition_has_the_same_bits(two_threads: None, lanes: dict[str, str]) -> None:
+    together, metrics = steps(trainer())
+    assert lanes == {"train_policy": "MainThread", "train_value": "second-lane"}
+    again, _ = steps(trainer())
+    assert all(torch.equal(together[name], again[name]) for name in together)
+    lanes.clear()
+    alone, others = steps(trainer(side_by_side=False))
+    assert set(lanes.values()) == {"MainThread"}
+    for name, tensor in together.items():
+        torch.testing.assert_close(tensor, alone[name], rtol=1e-4, atol=1e-5)
+    for name, number in metrics[-1].items():
+        if not name.startswith(("time/", "throughput/", "memory/")):
+            assert number == pytest.approx(others[-1][name], rel=1e-3, abs=1e-4, nan_ok=True), name
+
+
+def test_the_seconds_of_the_calls_add_up_to_those_of_the_step(two_threads: None) -> None:
+    _, history = steps(trainer())
+    parts = sum(number for name, number in history[-1].items() if name.startswith("time/") and "step" not in name)
+    assert parts == pytest.approx(history[-1]["time/step_seconds"], rel=0.05)
+
+
+def test_the_value_model_has_a_lane_on_every_second_thread_alone(lanes: dict[str, str]) -> None:
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        steps(trainer(), count=1)
+        assert set(lanes.values()) == {"MainThread"}
+
+
+def test_a_counter_of_operations_sees_both_updates(two_threads: None, lanes: dict[str, str]) -> None:
+    with FlopCounterMode(display=False) as counter:
+        steps(trainer(), count=1)
+    assert set(lanes.values()) == {"MainThread"}
+    torch.set_num_threads(1)
+    with FlopCounterMode(display=False) as alone:
+        steps(trainer(), count=1)
+    assert counter.get_total_flops() == alone.get_total_flops() > 0
+
+
+def test_an_error_of_the_policy_ends_the_step_as_it_does_alone(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer()
+
+    def refuse(*_: Any) -> None:
+        raise TrainingError("the learner's log-probs are not the sampler's")
+
+    monkeypatch.setattr(made._updates, "check_first", refuse)
+    with pytest.raises(TrainingError, match="not the sampler's"):
+        steps(made, count=1)
+    assert made.steps_done == 0
+    assert torch.get_num_threads() == 2
+
+
+def test_an_extra_call_between_them_finds_the_value_model_as_it_was(two_threads: None, lanes: dict[str, str]) -> None:
+    seen = []
+    look = ExtraCall(
+        name="look", reads=("policy_report",), writes=("one",), function=lambda _: seen.append({*lanes}) or 1
+    )
+    steps(trainer(extra_calls=[look]), count=1)
+    assert seen == [{"train_policy"}]
+    assert lanes == dict.fromkeys(("train_policy", "train_value"), "MainThread")
+
+
+@pytest.mark.parametrize(("threads", "option", "both"), [(2, True, True), (1, True, False), (2, False, False)])
+def test_the_plan_has_the_memory_of_both_updates(threads: int, option: bool, both: bool, tmp_path: Any) -> None:
+    place = make_inputs(tmp_path)
+
+    def phases(**changes: Any) -> dict[str, Any]:
+        recipe = changed(recipe_of("ppo", place), changes)
+        (plan,) = make_plans(PPORecipe.model_validate(recipe))
+        return {phase.name: phase.parts for phase in plan.phases}
+
+    found = phases(**{"run.num_threads": threads, "ppo.side_by_side": option})
+    alone = phases(**{"run.num_threads": 1})
+    gradients = alone["train_policy"]["gradients"] + (alone["train_value"]["gradients"] if both else 0)
+    assert found["train_policy"]["gradients"] == gradients
+    assert found["values"] == alone["values"]
