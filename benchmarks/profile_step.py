@@ -3,8 +3,9 @@
     python benchmarks/profile_step.py --size S --regime eos --threads 2
 
 Models and prompts are those of `peers/work.py`. One step warms up, one is timed alone, one is timed under torch's
-profiler. The profiler slows operators down, most of all small ones, so shares are read from its table and seconds from
-the step without it. "Between operators" is the time of a call in which none ran: Python, and the profiler's own.
+profiler, with policy and value model one after the other. The profiler slows operators down, most of all small ones, so
+shares are read from its table and seconds from the step without it. "Between operators" is the time of a call in which
+none ran: Python, and the profiler's own.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 from floor import Lengths, floor_seconds, measure_rates
-from side_proximo import PHASE_OF, make_trainer
+from side_proximo import PHASE_OF, config_of, make_trainer
 from stopwatch import PHASES
 from work import SIZES, Job, make_models
 
@@ -109,13 +110,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_models(Path(folder), SIZES[options.size], regime=options.regime)
         job = Job(folder, options.size, options.regime, precision=options.precision, threads=options.threads, steps=3)
-        trainer, prompts = make_trainer(job, kind=Marked)
+        trainer, prompts = make_trainer(job)
+        # The profiler sees one thread, so what it sees runs there, policy before value model.
+        config = config_of(job).model_copy(update={"side_by_side": False})
+        profiled, _ = make_trainer(job, kind=Marked, config=config)
     trainer.run_step(prompts=prompts)
     print_floor(job, trainer.run_step(prompts=prompts))
+    profiled.run_step(prompts=prompts)
     Marked.marks = True
     start = time.perf_counter()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as taken:
-        trainer.run_step(prompts=prompts)
+        profiled.run_step(prompts=prompts)
     print(f"\nunder the profiler the step took {time.perf_counter() - start:.2f} s")
     print_table(["call", "ms", "between operators"], call_table(taken))
     print_table(["operator", "calls", "ms", "of all", "MiB allocated"], operator_table(taken, rows=options.rows))

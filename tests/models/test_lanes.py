@@ -92,7 +92,8 @@ def test_a_forked_child_has_a_lane_of_its_own() -> None:
     if found == (0, 0):
         os.kill(child, 9)
         os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(found[1]) == 7 and found[0] == child
+    assert found[0] == child
+    assert os.waitstatus_to_exitcode(found[1]) == 7
 
 
 def test_lanes_need_a_cpu_with_an_even_number_of_threads_and_nobody_who_counts() -> None:
