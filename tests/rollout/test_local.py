@@ -294,13 +294,18 @@ def test_a_prompt_is_computed_once_for_all_its_samples(monkeypatch: pytest.Monke
 def test_rows_are_kept_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever a pass runs with a free row, no sample is waiting."""
     passes: list[int] = []
-    original = LanguageModel.decode
+    original = LanguageModel.decoder
 
-    def counting(self, token_ids, *rest):
-        passes.append(len(token_ids))
-        return original(self, token_ids, *rest)
+    def counted(self):
+        decoder = original(self)
 
-    monkeypatch.setattr(LanguageModel, "decode", counting)
+        def counting(token_ids, *rest):
+            passes.append(len(token_ids))
+            return decoder(token_ids, *rest)
+
+        return counting
+
+    monkeypatch.setattr(LanguageModel, "decoder", counted)
     responses = generate(twin(), num_samples=6, engine={"max_rows": 4})
     assert sum(passes) == sum(len(response.token_ids) - 1 for response in responses)
     first_idle = next(index for index, rows in enumerate(passes) if rows < 4)

@@ -4,6 +4,7 @@ Legend: T packed tokens, B rows of a decode step, D width.
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,11 +16,15 @@ from transformers.cache_utils import Cache
 from proximo.errors import ModelError
 from proximo.models.attention import ATTENTION, AttentionLayout, PackedLayout, register_attention
 from proximo.models.compilation import compile_layers
+from proximo.models.decoding import DecodingLayers
 from proximo.models.fused_layers import FusedLayers
 from proximo.models.packing import Packed
 from proximo.models.placement import Precision
 from proximo.models.positions import position_limit
 from proximo.models.quiet import quiet_transformers
+
+Decoder = Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
+"""token_ids [B], position_ids [B], cache and layout -> hidden states [B, D] of one more token for each row."""
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
@@ -104,6 +109,15 @@ class Backbone:
             return fused.run(packed, layout, rows=rows, cache=cache)
         hidden = self.run(packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache)[0]
         return hidden if rows is None else hidden[rows]
+
+    def decoder(self) -> Decoder:
+        """The fastest form of `decode` for the layers as they are now; their weights may move on in place."""
+        fused = self._fused_layers()
+        return self.decode if fused is None else DecodingLayers(fused).run
+
+    def decode(self, token_ids: Tensor, position_ids: Tensor, cache: Cache, layout: AttentionLayout) -> Tensor:
+        """One more token for each row, by the modules: token_ids and position_ids [B] -> hidden states [B, D]."""
+        return self.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)[:, 0]
 
     def _fused_layers(self) -> FusedLayers | None:
         if self.precision is not Precision.FLOAT32 or self.is_compiled:

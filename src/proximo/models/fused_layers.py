@@ -91,7 +91,7 @@ class FusedLayers:
                 key, value = (each.clone(memory_format=torch.contiguous_format) for each in (key, value))
                 key, value = cache.update(key, value, attention.layer_idx)
             layout.num_calls += 1
-            return layout.attend(query, key, value, _options(attention))[0].flatten(1)
+            return layout.attend(query, key, value, attention_options(attention))[0].flatten(1)
 
         layers = model.layers[: model.config.num_hidden_layers]
         for i, layer in enumerate(layers):
@@ -182,7 +182,7 @@ def _is_replaced(module: nn.Module) -> bool:
     return "forward" in module.__dict__
 
 
-def _options(attention: Any) -> AttentionOptions:
+def attention_options(attention: Any) -> AttentionOptions:
     """As the module passes them: Qwen2 knows its window itself, Mistral reads it off the configuration.
 
     Llama has none, whatever its configuration says.

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 from transformers.pytorch_utils import Conv1D
 
 from proximo.models.attention import AttentionLayout
-from proximo.models.backbone import Backbone, base_of, checkpoint_activations
+from proximo.models.backbone import Backbone, Decoder, base_of, checkpoint_activations
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packing import Packed, PackedResponses
@@ -87,10 +87,9 @@ class LanguageModel:
         """Hidden states of the last token of each packed prompt, [S, D]; the cache keeps the keys and values of all."""
         return self.backbone.packed(packed, rows=packed.last_indices, cache=cache, layout=layout)
 
-    def decode(self, token_ids: Tensor, position_ids: Tensor, cache: Cache, layout: AttentionLayout) -> Tensor:
-        """One more token for each row: token_ids [B], position_ids [B] -> hidden states [B, D]."""
-        hidden = self.backbone.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)
-        return hidden[:, 0]
+    def decoder(self) -> Decoder:
+        """What computes one more token for each row, for the model as it is now: asked for once and used many times."""
+        return self.backbone.decoder()
 
     def use_activation_checkpointing(self) -> None:
         """Recompute activations in the backward pass; active in train mode only."""

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from proximo.errors import ModelError
 from proximo.models.attention import ATTENTION, AttentionOptions, PackedLayout
+from proximo.models.backbone import Decoder
 from proximo.models.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.modes import evaluating
@@ -46,12 +47,9 @@ def probe_language_model(model: LanguageModel) -> None:
         for hidden in _packed_passes(plain, packed):
             _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
         _compare(plain.base, "the logits of its head", plain.head.logits(hidden), own_logits)
-        _compare(
-            plain.base,
-            "hidden states decoded with a cache",
-            _decoded(plain, packed),
-            own_hidden[_decoded_positions(packed)],
-        )
+        for decoder in (plain.backbone.decode, plain.decoder()):
+            hidden = _decoded(plain, packed, decoder)
+            _compare(plain.base, "hidden states decoded with a cache", hidden, own_hidden[_decoded_positions(packed)])
 
 
 @torch.no_grad()
@@ -148,7 +146,7 @@ def _decoded_positions(packed: Packed) -> list[int]:
     return [end - NUM_DECODED + step for step in range(NUM_DECODED) for end in ends]
 
 
-def _decoded(model: LanguageModel, packed: Packed) -> Tensor:
+def _decoded(model: LanguageModel, packed: Packed, decoder: Decoder) -> Tensor:
     """Hidden states [steps * S, D] of the last few tokens, each from one pass over cached keys and values."""
     sequences = [tokens.tolist() for tokens in packed.token_ids.split(packed.lengths)]
     prompts = pack([sequence[:-NUM_DECODED] for sequence in sequences], device=model.device)
@@ -162,7 +160,7 @@ def _decoded(model: LanguageModel, packed: Packed) -> Tensor:
     for step in range(-NUM_DECODED, 0):
         tokens = torch.tensor([sequence[step] for sequence in sequences], device=model.device)
         layout = cache.advance(len(sequences))
-        steps.append(model.decode(tokens, layout.positions, cache, layout))
+        steps.append(decoder(tokens, layout.positions, cache, layout))
     return torch.cat(steps)
 
 

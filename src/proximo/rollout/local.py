@@ -152,6 +152,7 @@ class _Call:
         """`samples` by prompt and sample index."""
         self._model = model
         self._head = model.head
+        self._decoder = model.decoder()
         self._samples = samples
         self._scheduler = scheduler
         self._cache = cache
@@ -206,7 +207,7 @@ class _Call:
             return []
         last = torch.tensor([self._in_row(row).token_ids[-1] for row in rows], device=self._model.device)
         layout = self._cache.advance(len(rows))
-        hidden = self._model.decode(last, layout.positions, self._cache, layout)
+        hidden = self._decoder(last, layout.positions, self._cache, layout)
         return self._draw(rows, self._head.logits(hidden))
 
     def _draw(self, rows: Sequence[int], logits: Tensor) -> list[_Growing]:

@@ -261,12 +261,13 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
                 cache.place(prompts, row % together, [row])
         del hidden, prompts
         _grow(cache, lengths, rehearsal)
+        decoder = model.decoder()
         for length in (lengths.total - 1, lengths.prompt + lengths.response // 2):
             rehearsal.flops = 0
             cache.lengths = [length - 1] * num_rows
             with rehearsal.making(CACHE):
                 layout = cache.advance(num_rows)
-            hidden = model.decode(torch.zeros(num_rows, dtype=torch.long), layout.positions, cache, layout)
+            hidden = decoder(torch.zeros(num_rows, dtype=torch.long), layout.positions, cache, layout)
             with rehearsal.making(LOGITS):
                 _draw(model, hidden, config)
     cost = rehearsal.cost()
