@@ -1,6 +1,7 @@
 """Two pieces of work at the same time: each with half of the threads, and the caller gets both ends of it."""
 
 import os
+import signal
 import threading
 import time
 from contextvars import ContextVar
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from proximo.models.lanes import has_lanes, is_watched, side_by_side
+from proximo.models.lanes import check_neighbour, has_lanes, is_watched, side_by_side
 
 DEADLINE_SECONDS = 20
 NAME: ContextVar[str] = ContextVar("name", default="nobody")
@@ -68,6 +69,50 @@ def test_what_a_lane_raises_reaches_the_caller_when_both_have_ended(failing: int
     assert side_by_side([lambda: 1, lambda: 2]) == [1, 2]
 
 
+def test_an_interrupt_of_the_caller_ends_the_other_piece_too(four_threads: None) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def interrupted() -> None:
+        begun.wait(DEADLINE_SECONDS)
+        raise KeyboardInterrupt
+
+    def epochs() -> None:
+        begun.set()
+        end = time.monotonic() + DEADLINE_SECONDS
+        try:
+            while time.monotonic() < end:
+                check_neighbour()
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side([interrupted, epochs])
+    assert ended.is_set()
+    assert time.monotonic() - start < DEADLINE_SECONDS / 2
+    check_neighbour()  # and nothing of it is left behind
+
+
+def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_piece_has_ended() -> None:
+    ended = threading.Event()
+
+    def epochs() -> None:
+        time.sleep(0.2)  # until the caller waits
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        end = time.monotonic() + DEADLINE_SECONDS
+        try:
+            while time.monotonic() < end:
+                check_neighbour()
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        side_by_side([lambda: None, epochs])
+    assert ended.is_set()
+
+
 def test_gradients_in_both_lanes_are_those_of_one() -> None:
     torch.manual_seed(0)
     given, weights = torch.randn(64, 32), [torch.randn(32, 32, requires_grad=True) for _ in range(2)]
@@ -81,8 +126,7 @@ def test_gradients_in_both_lanes_are_those_of_one() -> None:
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
-def test_a_forked_child_has_a_lane_of_its_own() -> None:
-    assert side_by_side([lambda: 1, lambda: 2]) == [1, 2]
+def test_a_forked_child_has_lanes_too() -> None:
     child = os.fork()
     if child == 0:
         os._exit(sum(side_by_side([lambda: 3, lambda: 4])))
@@ -103,3 +147,8 @@ def test_lanes_need_a_cpu_with_an_even_number_of_threads_and_nobody_who_counts()
     assert not is_watched()
     with FlopCounterMode(display=False):
         assert is_watched()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert is_watched()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert is_watched()
+    assert not is_watched()

@@ -12,6 +12,10 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import PPORecipe
 from proximo.errors import TrainingError
+from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.placement import Precision
 from proximo.trainers.extra_calls import ExtraCall
 from proximo.trainers.planning.stages import make_plans
 from proximo.trainers.ppo import PPOTrainer
@@ -45,10 +49,12 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def trainer(**options: Any) -> PPOTrainer:
-    extra = options.pop("extra_calls", ())
-    rollout = {"max_new_tokens": 6}
-    config = PPOConfig(num_steps=4, prompts_per_step=4, rollout=rollout, **RATES, **options)
-    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config, extra_calls=extra)
+    """`options` of the configuration, but for what PPOTrainer takes itself."""
+    policy = options.pop("policy", None) or tiny_language_model()
+    given = {name: options.pop(name) for name in ("extra_calls", "optimizers") if name in options}
+    rates = {} if "optimizers" in given else RATES
+    config = PPOConfig(num_steps=4, prompts_per_step=4, rollout={"max_new_tokens": 6}, **rates, **options)
+    return PPOTrainer(policy, tiny_tokenizer(), config=config, **given)
 
 
 def steps(made: PPOTrainer, count: int = 2) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
@@ -76,6 +82,37 @@ def test_they_learn_the_same_and_a_repetition_has_the_same_bits(two_threads: Non
     for name, number in metrics[-1].items():
         if not name.startswith(("time/", "throughput/", "memory/")):
             assert number == pytest.approx(others[-1][name], rel=1e-3, abs=1e-4, nan_ok=True), name
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "extra pass": {"policy_loss": {"objective": "m2po"}},
+    "KL over all tokens in the loss": {"kl": {"place": "loss", "measure": "full"}},
+    "micro-batches": {"tokens_per_microbatch": 20},
+    "normalised values": {"value_loss": {"normalise": "exponential"}},
+}
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, "adapter", "bf16", "checkpointing"])
+def test_every_kind_of_update_has_the_same_bits_again(variant: str, two_threads: None, lanes: dict[str, str]) -> None:
+    def made() -> PPOTrainer:
+        precision = Precision.BF16 if variant == "bf16" else Precision.FLOAT32
+        policy = LanguageModel(tiny_language_model(), precision=precision)
+        if variant == "adapter":
+            policy = policy.with_adapter(LoRAOptions(rank=2))
+        if variant == "checkpointing":
+            policy.use_activation_checkpointing()
+        return trainer(policy=policy, **VARIANTS.get(variant, {}))
+
+    (first, history), (second, again) = steps(made()), steps(made())
+    assert lanes == {"train_policy": "MainThread", "train_value": "second-lane"}
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert history[-1]["value/loss"] == again[-1]["value/loss"]
+
+
+def test_an_optimizer_that_was_brought_is_alone(two_threads: None, lanes: dict[str, str]) -> None:
+    made = trainer(optimizers={"policy": OwnOptimizer(make=lambda given: torch.optim.SGD(given, lr=1e-2))})
+    steps(made, count=1)
+    assert set(lanes.values()) == {"MainThread"}
 
 
 def test_the_seconds_of_the_calls_add_up_to_those_of_the_step(two_threads: None) -> None:

@@ -62,7 +62,8 @@ class LocalExecutor:
             calls = self._next(waiting)
             del waiting[: len(calls)]
             ran = self._run(calls, values)
-            share = (time.perf_counter() - start) / sum(own for _, own in ran)
+            own_seconds = sum(own for _, own in ran)
+            share = (time.perf_counter() - start) / own_seconds if len(ran) > 1 and own_seconds else 1.0
             for call, (results, own) in zip(calls, ran, strict=True):
                 seconds[call.name] = share * own
                 if len(results) != len(call.writes):

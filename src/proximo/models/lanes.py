@@ -1,15 +1,12 @@
 """Two passes at a time on a CPU, each with half of its threads. Not what the passes are.
 
 Small operators, attention over one sequence and all that is between operators gain nothing from a second thread; a
-second pass beside the first does. A pass that is cut in two gains nothing either (benchmarks/README.md).
+second pass beside the first does. A pass that is cut in two gains little (benchmarks/README.md).
 """
 
-import contextvars
-import os
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
-from queue import SimpleQueue
+from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
 import torch
@@ -22,90 +19,78 @@ _LANES = 2
 """More would wait for each other at the interpreter's lock."""
 
 
+class AbandonedError(Exception):
+    """Raised in a lane whose neighbour has failed, so that nothing goes on learning behind the caller's back."""
+
+
 def has_lanes(device: str, *, num_threads: int | None = None) -> bool:
     """True on a CPU whose threads can be halved; `num_threads` where they are not torch's own."""
     return device == "cpu" and (num_threads or torch.get_num_threads()) % _LANES == 0
 
 
 def is_watched() -> bool:
-    """True where something looks on at every operator, such as a counter of operations: it sees one thread alone."""
-    return _get_current_dispatch_mode() is not None or _get_current_function_mode() is not None
+    """True where something follows the operators of the caller's thread, and would miss those of another one.
+
+    A counter of operations, a profiler, or an autocast of the caller's own.
+    """
+    modes = _get_current_dispatch_mode() is not None or _get_current_function_mode() is not None
+    return modes or torch.autograd._profiler_enabled() or torch.is_autocast_enabled("cpu")
 
 
 def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
     """What the pieces, at most two, return, in their order; the first runs in the thread of the caller.
 
     Each has half of the caller's threads, its grad mode and its context variables. Raises what the first piece that
-    failed has raised, when both have ended.
+    failed has raised, an interrupt included, when both have ended.
     """
     if len(pieces) > _LANES:
         raise ValueError(f"{len(pieces)} pieces were given for {_LANES} lanes")
+    if len(pieces) < _LANES:
+        return [piece() for piece in pieces]
     num_threads, grad_enabled = torch.get_num_threads(), torch.is_grad_enabled()
+    results: list[Any] = [None] * _LANES
+    errors: list[BaseException] = []
+    failed, ended = threading.Event(), threading.Event()
 
-    def run(piece: Callable[[], Result]) -> Result:
-        torch.set_num_threads(max(1, num_threads // len(pieces)))
-        with torch.set_grad_enabled(grad_enabled):
-            return piece()
-
-    others = [_worker().begin(contextvars.copy_context(), partial(run, piece)) for piece in pieces[1:]]
-    try:
-        results = [run(piece) for piece in pieces[:1]]
-    finally:
-        torch.set_num_threads(num_threads)
-        for other in others:
-            other.ended.wait()
-    return results + [other.result() for other in others]
-
-
-class _Task:
-    """A piece in the other lane."""
-
-    def __init__(self, context: contextvars.Context, piece: Callable[[], Any]) -> None:
-        self.ended = threading.Event()
-        self._context = context
-        self._piece = piece
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        """In the worker's thread."""
+    def run(lane: int) -> None:
+        torch.set_num_threads(max(1, num_threads // _LANES))
+        _FAILED.set(failed)
         try:
-            self._result = self._context.run(self._piece)
-        except BaseException as error:  # raised again in the caller's thread
-            self._error = error
-        self.ended.set()
+            with torch.set_grad_enabled(grad_enabled):
+                results[lane] = pieces[lane]()
+        except BaseException as error:  # raised below, in the caller's thread
+            errors.append(error)
+            failed.set()
+        finally:
+            if lane > 0:
+                ended.set()
 
-    def result(self) -> Any:
-        """Raises what the piece has raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
-class _Worker:
-    """A thread that is kept, because a new one would begin with a new pool of OpenMP threads."""
-
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[_Task] = SimpleQueue()
-        # A daemon: a process that is told to leave does not wait for the end of an epoch.
-        threading.Thread(target=self._work, name="second-lane", daemon=True).start()
-
-    def begin(self, context: contextvars.Context, piece: Callable[[], Any]) -> _Task:
-        """The piece as a task that has begun, or begins when the one before it has ended."""
-        task = _Task(context, piece)
-        self._tasks.put(task)
-        return task
-
-    def _work(self) -> None:
-        while True:
-            self._tasks.get().run()
-
-
-_WORKERS: list[_Worker] = []
-os.register_at_fork(after_in_child=_WORKERS.clear)  # threads stay behind in the parent
+    # A daemon, so that a process that is told to leave at once does not wait for the end of an epoch.
+    other = threading.Thread(target=copy_context().run, args=(run, 1), name="second-lane", daemon=True)
+    try:
+        other.start()
+        copy_context().run(run, 0)
+    except BaseException:  # an interrupt outside of the piece
+        failed.set()
+        raise
+    finally:
+        while other.ident is not None and not ended.is_set():
+            try:
+                ended.wait()  # join() takes a thread for ended when it is interrupted (CPython 3.11)
+            except BaseException as error:  # an interrupt, which the other lane is told of
+                errors.append(error)
+                failed.set()
+        torch.set_num_threads(num_threads)  # after the other lane, since this is also what new threads begin with
+    for error in sorted(errors, key=lambda each: isinstance(each, AbandonedError)):
+        raise error
+    return results
 
 
-def _worker() -> _Worker:
-    if not _WORKERS:
-        _WORKERS.append(_Worker())
-    return _WORKERS[0]
+def check_neighbour() -> None:
+    """To be asked now and then within a piece. Raises AbandonedError where the other one has failed."""
+    failed = _FAILED.get()
+    if failed is not None and failed.is_set():
+        raise AbandonedError("what ran at the same time has failed")
+
+
+_FAILED: ContextVar[threading.Event | None] = ContextVar("failed", default=None)

@@ -47,7 +47,7 @@ def probe_language_model(model: LanguageModel) -> None:
         for hidden in _packed_passes(plain, packed):
             _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
         _compare(plain.base, "the logits of its head", plain.head.logits(hidden), own_logits)
-        for decoder in (plain.backbone.decode, plain.decoder()):
+        for decoder in dict.fromkeys((plain.backbone.decode, plain.decoder())):
             hidden = _decoded(plain, packed, decoder)
             _compare(plain.base, "hidden states decoded with a cache", hidden, own_hidden[_decoded_positions(packed)])
 

@@ -217,7 +217,7 @@ class PPOTrainer:
         """One step, from prompts or from scored responses, through the graph of calls.
 
         Raises TrainingError where too much of the batch could not be scored, too many updates were skipped, the
-        learner's log-probs are not the sampler's, or memory ran out.
+        learner's log-probs are not the sampler's, or memory ran out. A step that failed may have moved some weights.
         """
         given = "prompts" if scored is None else "scored"
         learns = self.steps_done >= self.config.critic_warmup_steps
@@ -229,7 +229,7 @@ class PPOTrainer:
             taken = {"responses": [s.response for s in scored], "scored": scored}
             inputs = taken if self.config.samples_per_prompt is None else {"candidates": scored}
         handlers = with_memory_advice(self._handlers() | handlers_of(self.extra_calls), step=self.steps_done + 1)
-        together = set(self._updates.side_by_side).difference(call.name for call in extra)
+        together = set(self._updates.calls_side_by_side).difference(call.name for call in extra)
         executor = LocalExecutor(graph, handlers, together=together, side_by_side=side_by_side)
         outcome = executor.run(inputs | absent_inputs(graph))
         step = StepOutcome(

@@ -18,10 +18,12 @@ from proximo.algorithms.losses import (
 )
 from proximo.algorithms.masking import select, sum_per_token
 from proximo.errors import TrainingError
+from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.heads import token_logprobs
-from proximo.models.lanes import has_lanes, is_watched
+from proximo.models.lanes import check_neighbour, is_watched
+from proximo.models.quantised import is_quantised
 from proximo.records import Experience
 from proximo.trainers.calls import InferenceCalls
 from proximo.trainers.cutting import cut_minibatch, plan_updates
@@ -31,6 +33,7 @@ from proximo.trainers.microbatch import Microbatch
 from proximo.trainers.policy_loss import average, behaviour_metrics, policy_columns, token_losses
 from proximo.trainers.ptx import JointUpdates, TextLoss
 from proximo.trainers.second_moment import mark_trusted
+from proximo.trainers.side_by_side import BOTH_UPDATES, trains_side_by_side
 from proximo.trainers.update_reports import Report, Taken, policy_metrics, scale_metrics, update_metrics
 
 Statistics = TypeVar("Statistics")
@@ -63,14 +66,19 @@ class UpdateCalls:
         self.texts = texts
 
     @property
-    def side_by_side(self) -> tuple[str, ...]:
-        """Calls that may run at the same time: both updates on a CPU, where each model has an optimizer and layers of
-        its own, and nobody counts operators."""
-        value, learner = self.roles.value, self.value_learner
-        if not self.config.side_by_side or value is None or learner is None or self.roles.shares_trunk:
-            return ()
-        compiled = self.roles.policy.backbone.is_compiled or value.backbone.is_compiled
-        return () if compiled or is_watched() or not has_lanes(value.device.type) else ("train_policy", "train_value")
+    def calls_side_by_side(self) -> tuple[str, ...]:
+        """Calls that may run at the same time as things are now; none where somebody looks on."""
+        models = [self.roles.policy, *([] if self.roles.value is None else [self.roles.value])]
+        learners = [self.policy_learner, *([] if self.value_learner is None else [self.value_learner])]
+        allowed = trains_side_by_side(
+            self.config,
+            device=self.roles.policy.device.type,
+            shares_trunk=self.roles.shares_trunk,
+            compiled=any(model.backbone.is_compiled for model in models),
+            quantised=any(is_quantised(model.base) for model in models),
+            own_optimizers=any(isinstance(learner.options, OwnOptimizer) for learner in learners),
+        )
+        return BOTH_UPDATES if allowed and not is_watched() else ()
 
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
         """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there.
@@ -221,6 +229,7 @@ class UpdateCalls:
         taken: Taken[Statistics] = Taken(num_planned=len(plan))
         budget = self.config.tokens_per_microbatch
         for members in plan:
+            check_neighbour()
             batches = cut_minibatch(experience, clean, members, token_budget=budget, device=self.roles.policy.device)
             if learner is not self.value_learner:
                 batches = mark_trusted(batches, self.roles.policy, self.config)

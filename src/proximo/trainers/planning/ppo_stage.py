@@ -7,7 +7,6 @@ from proximo.config.recipes import PPORecipe
 from proximo.config.rewards import ModelRewardConfig
 from proximo.config.run import ModelConfig, OptimizerConfig, ScalarModelConfig
 from proximo.learner.minibatches import num_minibatches
-from proximo.models.lanes import has_lanes
 from proximo.models.language import LanguageModel
 from proximo.models.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel
@@ -20,6 +19,7 @@ from proximo.trainers.planning import passes
 from proximo.trainers.planning.holdings import Learning
 from proximo.trainers.planning.passes import Batches, Lengths, Lesson, Model, StepCost
 from proximo.trainers.planning.roles import Origins, finish, frozen, language_model, scalar_model
+from proximo.trainers.side_by_side import BOTH_UPDATES, trains_side_by_side
 
 
 def ppo_models(recipe: PPORecipe, origins: Origins, *, precision: Precision) -> dict[str, Model]:
@@ -116,15 +116,14 @@ def ppo_costs(
     calls = step_graph(config, sampled_serve=serve, shares_trunk=_shares_trunk(models)).calls
     costs = _reading_calls(recipe, models, lengths) | _training_calls(recipe, models, learning, lengths, texts)
     found = {call.name: costs[call.name]() for call in calls if call.name in costs}
-    together = {name: found[name] for name in _side_by_side(recipe, models, device) if name in found}
-    return found | passes.at_the_same_time(together)
-
-
-def _side_by_side(recipe: PPORecipe, models: Mapping[str, Model], device: str) -> tuple[str, ...]:
-    """As trainers/updates.py has it."""
-    alone = not recipe.ppo.side_by_side or _shares_trunk(models) or recipe.run.compile != "none"
-    lanes = has_lanes(device, num_threads=recipe.run.num_threads)
-    return () if alone or not lanes else ("train_policy", "train_value")
+    together = trains_side_by_side(
+        config,
+        device=device,
+        shares_trunk=_shares_trunk(models),
+        compiled=recipe.run.compile != "none",
+        num_threads=recipe.run.num_threads,
+    )
+    return found | (passes.at_the_same_time({name: found[name] for name in BOTH_UPDATES}) if together else {})
 
 
 def _reading_calls(
