@@ -53,7 +53,7 @@ def trainer(**options: Any) -> PPOTrainer:
     policy = options.pop("policy", None) or tiny_language_model()
     given = {name: options.pop(name) for name in ("extra_calls", "optimizers") if name in options}
     rates = {} if "optimizers" in given else RATES
-    config = PPOConfig(num_steps=4, prompts_per_step=4, rollout={"max_new_tokens": 6}, **rates, **options)
+    config = PPOConfig(num_steps=4, prompts_per_step=4, rollout={"max_new_tokens": 6}, **(rates | options))
     return PPOTrainer(policy, tiny_tokenizer(), config=config, **given)
 
 
@@ -112,6 +112,12 @@ def test_every_kind_of_update_has_the_same_bits_again(variant: str, two_threads:
 def test_an_optimizer_that_was_brought_is_alone(two_threads: None, lanes: dict[str, str]) -> None:
     made = trainer(optimizers={"policy": OwnOptimizer(make=lambda given: torch.optim.SGD(given, lr=1e-2))})
     steps(made, count=1)
+    assert set(lanes.values()) == {"MainThread"}
+
+
+def test_where_memory_counts_they_train_one_after_the_other(two_threads: None, lanes: dict[str, str]) -> None:
+    early = {"learning_rate": 1e-2, "in_backward": True, "max_gradient_norm": None, "non_finite_gradient": "stop"}
+    steps(trainer(value_optimizer=early, minibatch_responses=4), count=1)
     assert set(lanes.values()) == {"MainThread"}
 
 

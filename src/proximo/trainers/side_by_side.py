@@ -20,8 +20,10 @@ def trains_side_by_side(
     """True where it is asked for, and nothing that both updates would touch stands against it.
 
     A shared trunk is one model. torch.compile and bases in few bits keep states that two threads would write. An
-    optimizer that was brought may draw from torch's generator, in an order that would be another in each run.
+    optimizer that was brought may draw from torch's generator, in an order that would be another in each run. And who
+    lets one step in the backward pass wants the memory more than the time.
     `num_threads`: None for torch's own.
     """
-    alone = shares_trunk or compiled or quantised or own_optimizers or not config.uses_critic
+    in_backward = any(each and each.in_backward for each in (config.policy_optimizer, config.value_optimizer))
+    alone = shares_trunk or compiled or quantised or own_optimizers or in_backward or not config.uses_critic
     return config.side_by_side and not alone and has_lanes(device, num_threads=num_threads)
