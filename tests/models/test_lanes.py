@@ -69,6 +69,17 @@ def test_what_a_lane_raises_reaches_the_caller_when_both_have_ended(failing: int
     assert side_by_side([lambda: 1, lambda: 2]) == [1, 2]
 
 
+def learn(ended: threading.Event) -> None:
+    """Minibatch after minibatch, until the neighbour fails."""
+    end = time.monotonic() + DEADLINE_SECONDS
+    try:
+        while time.monotonic() < end:
+            check_neighbour()
+            time.sleep(0.01)
+    finally:
+        ended.set()
+
+
 def test_an_interrupt_of_the_caller_ends_the_other_piece_too(four_threads: None) -> None:
     begun, ended = threading.Event(), threading.Event()
 
@@ -78,13 +89,7 @@ def test_an_interrupt_of_the_caller_ends_the_other_piece_too(four_threads: None)
 
     def epochs() -> None:
         begun.set()
-        end = time.monotonic() + DEADLINE_SECONDS
-        try:
-            while time.monotonic() < end:
-                check_neighbour()
-                time.sleep(0.01)
-        finally:
-            ended.set()
+        learn(ended)
 
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
@@ -100,13 +105,7 @@ def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_piece_has_
     def epochs() -> None:
         time.sleep(0.2)  # until the caller waits
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        end = time.monotonic() + DEADLINE_SECONDS
-        try:
-            while time.monotonic() < end:
-                check_neighbour()
-                time.sleep(0.01)
-        finally:
-            ended.set()
+        learn(ended)
 
     # A process that was started in the background ignores this signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

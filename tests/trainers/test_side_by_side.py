@@ -19,6 +19,7 @@ from proximo.models.placement import Precision
 from proximo.trainers.extra_calls import ExtraCall
 from proximo.trainers.planning.stages import make_plans
 from proximo.trainers.ppo import PPOTrainer
+from proximo.trainers.side_by_side import trains_side_by_side
 from proximo.trainers.updates import UpdateCalls
 from tiny_runs import changed, make_inputs, recipe_of
 
@@ -119,6 +120,15 @@ def test_where_memory_counts_they_train_one_after_the_other(two_threads: None, l
     early = {"learning_rate": 1e-2, "in_backward": True, "max_gradient_norm": None, "non_finite_gradient": "stop"}
     steps(trainer(value_optimizer=early, minibatch_responses=4), count=1)
     assert set(lanes.values()) == {"MainThread"}
+
+
+def test_each_condition_stands_against_it_by_itself() -> None:
+    config, plain = PPOConfig(), {"device": "cpu", "shares_trunk": False, "num_threads": 2}
+    assert trains_side_by_side(config, **plain)
+    for name in ("shares_trunk", "compiled", "quantised", "own_optimizers"):
+        assert not trains_side_by_side(config, **plain | {name: True}), name
+    assert not trains_side_by_side(config, **plain | {"device": "cuda"})
+    assert not trains_side_by_side(PPOConfig(advantage="group_standardised", responses_per_prompt=4), **plain)
 
 
 def test_the_seconds_of_the_calls_add_up_to_those_of_the_step(two_threads: None) -> None:
