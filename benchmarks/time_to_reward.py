@@ -46,8 +46,8 @@ class Task:
     new_tokens: int
     kl_coefficient: float
     max_steps: int
-    settings: Mapping[str, tuple[Settings, ...]]
-    """Of each side, all that it is given to try."""
+    settings: tuple[Settings, ...]
+    """All that each side tries, the same for both."""
 
 
 TASKS = {
@@ -56,28 +56,34 @@ TASKS = {
         new_tokens=80,
         kl_coefficient=0.08,
         max_steps=80,
-        settings={
-            "proximo": (Settings(128, 16, 1, 4e-4, 5e-4),),
-            "trl-1.12": (
-                Settings(128, 16, 1, 4e-4, 4e-4),
-                Settings(64, 16, 1, 4e-4, 4e-4),
-                Settings(128, 32, 2, 4e-4, 4e-4),
-            ),
-        },
+        settings=(
+            Settings(128, 16, 1, 4e-4, 4e-4),
+            Settings(128, 16, 1, 8e-4, 8e-4),
+            Settings(64, 16, 1, 4e-4, 4e-4),
+            Settings(64, 16, 1, 8e-4, 8e-4),
+            Settings(64, 16, 2, 4e-4, 4e-4),
+            Settings(128, 32, 2, 4e-4, 4e-4),
+        ),
     ),
     "digits": Task(
         target=0.7,
         new_tokens=16,
         kl_coefficient=0.01,
         max_steps=150,
-        settings={
-            "proximo": (Settings(128, 32, 2, 3e-4, 5e-4),),
-            "trl-1.12": (
-                Settings(128, 32, 2, 3e-4, 3e-4),
-                Settings(64, 16, 2, 3e-4, 3e-4),
-                Settings(128, 32, 4, 3e-4, 3e-4),
-            ),
-        },
+        settings=(
+            Settings(128, 32, 2, 3e-4, 3e-4),
+            Settings(128, 32, 2, 6e-4, 6e-4),
+            Settings(128, 32, 2, 1e-3, 1e-3),
+            Settings(64, 16, 2, 3e-4, 3e-4),
+            Settings(64, 16, 2, 6e-4, 6e-4),
+            Settings(64, 16, 2, 1e-3, 1e-3),
+            Settings(64, 16, 1, 1e-3, 1e-3),
+            Settings(64, 32, 1, 1e-3, 1e-3),
+            Settings(64, 32, 2, 1e-3, 1e-3),
+            Settings(64, 32, 2, 2e-3, 2e-3),
+            Settings(128, 32, 4, 3e-4, 3e-4),
+            Settings(128, 32, 4, 6e-4, 6e-4),
+        ),
     ),
 }
 
@@ -114,7 +120,7 @@ def measure(results: dict[str, Any], options: argparse.Namespace) -> None:
         task = TASKS[name]
         start = prepare(name, options.folder, options.demo)
         for seed in range(options.seeds):
-            for side, settings in ((peer, each) for peer in SIDES for each in task.settings[peer]):
+            for side, settings in ((peer, each) for peer in SIDES for each in task.settings):
                 wanted = key(name, side, settings, seed)
                 if wanted in results or (options.side and side not in options.side):
                     continue

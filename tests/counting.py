@@ -22,6 +22,8 @@ from proximo.trainers.ppo import PPOTrainer
 aten = torch.ops.aten
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu
 ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward
+BATCHED = (aten.bmm, aten.baddbmm)
+"""What attention over short sequences is made of, and nothing else in a Llama."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -85,8 +87,8 @@ class Operations:
 
     @property
     def attention(self) -> int:
-        """Of the fused kernel."""
-        return sum(count for kind, count in self._counts.items() if kind in (ATTENTION, ATTENTION_BACKWARD))
+        """Of the fused kernel and of batched products."""
+        return sum(count for kind, count in self._counts.items() if kind in (ATTENTION, ATTENTION_BACKWARD, *BATCHED))
 
     @property
     def matrices(self) -> int:

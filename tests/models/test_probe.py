@@ -15,6 +15,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
 from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.models.short_attention import ShortAttention
 from proximo.models.sources import ModelSource
 
 SMALL = {"vocab_size": 61, "hidden_size": 32}
@@ -119,6 +120,19 @@ def test_running_out_of_memory_is_no_refusal_of_the_architecture(monkeypatch: py
     monkeypatch.setattr(model.model.rotary_emb, "forward", broken)
     with pytest.raises(torch.OutOfMemoryError):
         probe_language_model(LanguageModel(model))
+
+
+@pytest.mark.parametrize("way", ["scaled_dot_product_attention", "in blocks"])
+def test_each_way_of_attention_on_a_cpu_is_held(way: str, monkeypatch: pytest.MonkeyPatch):
+    """One sequence at a time, and many short ones in blocks."""
+    if way == "in blocks":
+        as_it_was = ShortAttention.apply
+        monkeypatch.setattr(ShortAttention, "apply", lambda *given: as_it_was(*given) * 1.1)
+    else:
+        kernel = torch.nn.functional.scaled_dot_product_attention
+        monkeypatch.setattr(torch.nn.functional, way, lambda *given, **options: kernel(*given, **options) * 1.1)
+    model = build_architecture("llama")
+    expect_refusal(model, "the hidden states of packed sequences differ")
 
 
 def test_dropout_is_off_in_the_probe_and_on_again_afterwards():

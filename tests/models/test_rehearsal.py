@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from builders import tiny_language_model
+from proximo.models import attention
 from proximo.models.dropout import disable_dropout
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
@@ -15,8 +16,16 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
 from proximo.models.rehearsal import ACTIVATIONS, GRADIENTS, Rehearsal, rehearsable, shapes_only
 
+pytestmark = pytest.mark.usefixtures("attention_kind")
 LENGTHS = ((5, 40), (3, 30), (1, 20))
 TYPES = {"llama": {}, "gpt2": {"num_key_value_heads": None}, "qwen2": {"num_key_value_heads": 1}, "opt": {}}
+
+
+@pytest.fixture(params=["fused", "in blocks"])
+def attention_kind(request, monkeypatch) -> str:
+    """Both ways on a CPU, whatever the lengths ask for."""
+    monkeypatch.setattr(attention, "is_short", lambda *_: request.param == "in blocks")
+    return request.param
 
 
 def of_type(model_type: str) -> LanguageModel:
@@ -91,7 +100,7 @@ def test_checkpointed_and_frozen_layers_keep_less_as_they_really_do(model_type):
     assert rehearsed(checkpointed).peak < 0.8 * whole
 
 
-def test_operations_of_a_llama_are_those_of_the_formulas():
+def test_operations_of_a_llama_are_those_of_the_formulas(attention_kind):
     """6 per weight and token of training; a head that is computed twice; attention over the full square."""
     model = of_type("llama")
     width, vocabulary = model.head.weight.shape[1], model.head.weight.shape[0]
@@ -104,12 +113,12 @@ def test_operations_of_a_llama_are_those_of_the_formulas():
         if ".layers.1.mlp" in name or ".layers.1.self_attn.o" in name
     )
     products = layers * tokens - behind_attention * (tokens - targets)  # the last layer gives what is asked for
-    expected = 6 * products + 8 * targets * width * vocabulary + 3.5 * attention
+    expected = 6 * products + 8 * targets * width * vocabulary + attention * (3.5 if attention_kind == "fused" else 3)
     assert rehearsed(model).flops == expected
 
 
 @pytest.mark.parametrize("model_type", list(TYPES))
-def test_operations_are_those_that_torch_counts_in_a_real_pass(model_type):
+def test_operations_are_those_that_torch_counts_in_a_real_pass(model_type, attention_kind):
     model = of_type(model_type)
     model.model.train()
     # torch does not count the product that adds gradients up.
@@ -119,6 +128,8 @@ def test_operations_are_those_that_torch_counts_in_a_real_pass(model_type):
     # The attention that torch can count keeps its scores, which the fused one computes twice: 2 layers, 2 operations
     # for each pair and width.
     uncounted = 4 * sum((prompt + response) ** 2 for prompt, response in LENGTHS) * model.head.weight.shape[1]
+    if attention_kind == "in blocks":
+        uncounted = 0  # which keep their scores as well
     assert rehearsed(of_type(model_type)).flops == pytest.approx(counter.get_total_flops() + uncounted, rel=0.03)
 
 

@@ -186,7 +186,11 @@ LESS = [
     ("ppo", {"ppo.advantage": "group_centred", "ppo.responses_per_prompt": 2, "ppo.prompts_per_step": 2}, "score"),
     ("ppo", {"policy.config.num_hidden_layers": 2, "policy.frozen_layers": 1}, "train_policy"),
     ("ppo", {"policy.config.num_hidden_layers": 4, "policy.activation_checkpointing": True}, "train_policy"),
-    ("ppo", {"value.activation_checkpointing": True, "value.start": "policy"}, "train_value"),
+    (
+        "ppo",
+        {"policy.config.num_hidden_layers": 4, "value.activation_checkpointing": True, "value.start": "policy"},
+        "train_value",
+    ),
     ("ppo", {"ppo.rollout.max_rows": 2}, "generate"),
     ("ppo", {"ppo.minibatch_responses": 1}, "train_policy"),
     ("reward", {"reward.pairs_per_step": 1}, "train"),
@@ -204,9 +208,9 @@ def test_what_costs_memory_is_seen(place, plain, kind, changes, phase):
 @pytest.mark.parametrize(("kind", "changes", "phase"), LESS)
 def test_what_saves_memory_is_seen(place, plain, kind, changes, phase):
     base = plain[kind]
-    layers = {key: value for key, value in changes.items() if key == "policy.config.num_hidden_layers"}
-    if layers:
-        base = plan_of(kind, place, layers)
+    models = {key: changes[key] for key in ("policy.config.num_hidden_layers", "value.start") if key in changes}
+    if models:
+        base = plan_of(kind, place, models)
     assert phase_of(plan_of(kind, place, changes), phase).peak < phase_of(base, phase).peak
 
 

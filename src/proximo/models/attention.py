@@ -24,6 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from proximo.errors import ModelError
 from proximo.models.packing import cumulative_lengths
+from proximo.models.short_attention import Blocks, ShortAttention, is_short
 
 ATTENTION = "proximo"
 """The name under which the function is registered: a model uses it after `set_attn_implementation(ATTENTION)`."""
@@ -104,15 +105,18 @@ def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
 class PackedLayout:
     """Each sequence of a packed row attends causally to itself alone.
 
-    One fused call per sequence (batching those of equal length was measured: no faster); on CUDA one varlen kernel
-    where dtype and options allow it.
+    One fused call per sequence; short ones on a CPU in blocks (`short_attention.py`); on CUDA one varlen kernel where
+    dtype and options allow it.
     """
 
-    def __init__(self, lengths: Sequence[int]) -> None:
+    def __init__(self, lengths: Sequence[int], *, may_block: bool = True) -> None:
+        """`may_block`: False keeps each sequence to a call of its own, however short."""
         self.lengths = tuple(lengths)
+        self._may_block = may_block
         self.num_calls = 0
         # One band mask per length and window serves all layers of the pass.
         self._masks: dict[tuple[int, int | None], Tensor] = {}
+        self._blocks: dict[tuple[int, int | None], tuple[Blocks, Tensor]] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
@@ -122,6 +126,8 @@ class PackedLayout:
             )
         if varlen_fits(query, value, options):
             return self._varlen(query, key, value, options)
+        if self._is_short(query, options):
+            return ShortAttention.apply(query, key, value, *self._in_blocks(query, options), options.scaling)
         # split, not slices: the backward of each slice would fill a tensor of all T tokens (1.4 to 2.4 times as slow).
         pieces = [tensor.split(self.lengths, dim=2) for tensor in (query, key, value)]
         parts = [self._one_sequence(q, k, v, options).transpose(1, 2) for q, k, v in zip(*pieces, strict=True)]
@@ -144,6 +150,19 @@ class PackedLayout:
             scale=options.scaling,
             enable_gqa=key.shape[1] != query.shape[1],
         )
+
+    def _is_short(self, query: Tensor, options: AttentionOptions) -> bool:
+        if not self._may_block or not short_fits(query, options):
+            return False
+        return is_short(self.lengths, query.shape[3], torch.get_num_threads())
+
+    def _in_blocks(self, query: Tensor, options: AttentionOptions) -> tuple[Blocks, Tensor]:
+        wanted = query.shape[1], options.sliding_window
+        if wanted not in self._blocks:
+            seen = band_mask(max(self.lengths), options.sliding_window, query.device)
+            mask = query.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
+            self._blocks[wanted] = Blocks.of(self.lengths, query.shape[1], query), mask
+        return self._blocks[wanted]
 
     def _mask(self, length: int, window: int | None, device: torch.device) -> Tensor:
         if (length, window) not in self._masks:
@@ -187,6 +206,15 @@ def varlen_fits(query: Tensor, value: Tensor, options: AttentionOptions) -> bool
     plain = options.softcap is None and options.sinks is None and options.dropout == 0
     head_width = query.shape[-1]
     return plain and head_width == value.shape[-1] and head_width <= 256 and head_width % 8 == 0
+
+
+def short_fits(query: Tensor, options: AttentionOptions) -> bool:
+    """True where blocks compute what is asked: a CPU, full precision, no dropout, cap or sinks, nothing compiled."""
+    if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
+        return False
+    if torch.is_autocast_enabled("cpu"):  # under which the fused kernel takes halves
+        return False
+    return options.softcap is None and options.sinks is None and options.dropout == 0
 
 
 def band_mask(length: int, window: int | None, device: torch.device) -> Tensor:
