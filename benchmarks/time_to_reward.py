@@ -60,9 +60,6 @@ TASKS = {
             Settings(128, 16, 1, 4e-4, 4e-4),
             Settings(128, 16, 1, 8e-4, 8e-4),
             Settings(64, 16, 1, 4e-4, 4e-4),
-            Settings(64, 16, 1, 8e-4, 8e-4),
-            Settings(64, 16, 2, 4e-4, 4e-4),
-            Settings(128, 32, 2, 4e-4, 4e-4),
         ),
     ),
     "digits": Task(
@@ -73,16 +70,7 @@ TASKS = {
         settings=(
             Settings(128, 32, 2, 3e-4, 3e-4),
             Settings(128, 32, 2, 6e-4, 6e-4),
-            Settings(128, 32, 2, 1e-3, 1e-3),
-            Settings(64, 16, 2, 3e-4, 3e-4),
-            Settings(64, 16, 2, 6e-4, 6e-4),
-            Settings(64, 16, 2, 1e-3, 1e-3),
-            Settings(64, 16, 1, 1e-3, 1e-3),
-            Settings(64, 32, 1, 1e-3, 1e-3),
-            Settings(64, 32, 2, 1e-3, 1e-3),
-            Settings(64, 32, 2, 2e-3, 2e-3),
-            Settings(128, 32, 4, 3e-4, 3e-4),
-            Settings(128, 32, 4, 6e-4, 6e-4),
+            Settings(256, 64, 2, 6e-4, 6e-4),
         ),
     ),
 }
