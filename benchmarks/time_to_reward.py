@@ -6,9 +6,10 @@
 `reviews`: the embedded example, its SFT policy and reward model made once by its recipe (or taken from a finished run
 of it, `--demo`). `digits`: six digits to be put in order (`sorting.py`), judged by a rule. Both sides start from the
 same weights, take the same prompts and KL coefficient, start the critic alike, and stop where the mean score of three
-steps in a row, of samples at temperature 1, is at the target. Proximo has the settings of the recipe; TRL has several,
-and its best one counts. Each run is a process of its own, and models are loaded before the time begins. Results go to
-`--results`, run by run, so that what was stopped goes on where it was; `--print` shows what is there.
+steps in a row, of samples at temperature 1, is at the target. Both try the same settings, and the best one of each side
+counts: the one with the lowest median where it always arrived. Each run is a process of its own, and models are loaded
+before the time begins. Results go to `--results`, run by run, so that what was stopped goes on where it was; `--print`
+shows what is there.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def measure(results: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:
-    """A row for each task, side and settings; `times` is the median of seconds in those of Proximo.
+    """A row for each task, side and settings; `times` is the median of seconds in those of Proximo's best settings.
 
     Seconds of the processor stand beside: on a busy machine they are the ones to compare.
     """
@@ -145,8 +146,9 @@ def print_table(results: Mapping[str, Mapping[str, Any]]) -> None:
     for found in results.values():
         grouped.setdefault((found["task"], found["side"], Settings(**found["settings"])), []).append(found)
     for (task, side, settings), runs in grouped.items():
-        ours = [seconds(run) for (t, s, _), each in grouped.items() if (t, s) == (task, "proximo") for run in each]
-        print("| " + " | ".join([f"{task}, {runs[0]['target']:g}", side, str(settings), *_cells(runs, ours)]) + " |")
+        ours = [median_seconds(each) for (t, s, _), each in grouped.items() if (t, s) == (task, "proximo")]
+        best = min((each for each in ours if each is not None), default=None)
+        print("| " + " | ".join([f"{task}, {runs[0]['target']:g}", side, str(settings), *_cells(runs, best)]) + " |")
 
 
 def seconds(run: Mapping[str, Any]) -> float | None:
@@ -155,16 +157,21 @@ def seconds(run: Mapping[str, Any]) -> float | None:
     return None if place is None else run["steps"][place]["seconds"]
 
 
-def _cells(runs: list[Mapping[str, Any]], ours: list[float | None]) -> list[str]:
+def median_seconds(runs: Sequence[Mapping[str, Any]]) -> float | None:
+    """None where one of the runs did not arrive."""
+    taken = [found for run in runs if (found := seconds(run)) is not None]
+    return statistics.median(taken) if len(taken) == len(runs) else None
+
+
+def _cells(runs: list[Mapping[str, Any]], best: float | None) -> list[str]:
     taken = [found for run in runs if (found := seconds(run)) is not None]
     there = f"{len(taken)} of {len(runs)}"
-    if len(taken) < len(runs):
+    median = median_seconds(runs)
+    if median is None:
         return [there, "", "", "", "", ""]
     steps = statistics.median(len(run["steps"]) for run in runs)
-    median = statistics.median(taken)
     cpu, kl = (statistics.median(run["steps"][-1][name] for run in runs) for name in ("cpu_seconds", "kl"))
-    known = [each for each in ours if each is not None]
-    times = f"{median / statistics.median(known):.2f}" if known and len(known) == len(ours) else ""
+    times = "" if best is None else f"{median / best:.2f}"
     spread = f"{median:.0f} ({min(taken):.0f} to {max(taken):.0f})"
     return [there, f"{steps:g}", f"{kl:.2f}", spread, f"{cpu:.0f}", times]
 

@@ -55,10 +55,9 @@ def test_a_score_is_reached_where_three_steps_in_a_row_have_it_on_average():
     assert arrival([0.0, 0.0, 5.0, 0.0], 2.0) is None
 
 
-def test_seconds_to_a_reward_are_compared_with_those_of_proximo(capsys):
-    chosen = asdict(Settings(64, 16, 1, 1e-3, 1e-3))
-
-    def run(name: str, seconds: float, *, reached: bool = True) -> dict:
+def test_seconds_to_a_reward_are_compared_with_those_of_the_best_settings_of_proximo(capsys):
+    def run(name: str, seconds: float, *, reached: bool = True, batch: int = 64) -> dict:
+        chosen = asdict(Settings(batch, 16, 1, 1e-3, 1e-3))
         scores = [0.0, 1.0, 2.0 if reached else 0.0]
         known = {"cpu_seconds": 5.0, "kl": 0.25}
         steps = [{**known, "seconds": seconds * part / 3, "score": score} for part, score in enumerate(scores, start=1)]
@@ -69,6 +68,14 @@ def test_seconds_to_a_reward_are_compared_with_those_of_proximo(capsys):
     ours, peer = capsys.readouterr().out.splitlines()[-2:]
     assert ours.endswith("| 3 of 3 | 3 | 0.25 | 20 (10 to 40) | 5 | 1.00 |")
     assert peer.endswith("| 2 of 2 | 3 | 0.25 | 70 (70 to 70) | 5 | 3.50 |")
+    slower = [run("proximo", 50, batch=32), run("proximo", 1, batch=16), run("proximo", 1, batch=16, reached=False)]
+    time_to_reward.print_table({str(number): each for number, each in enumerate([*runs, *slower])})
+    assert [line.split("|")[-2].strip() for line in capsys.readouterr().out.splitlines()[2:]] == [
+        "1.00",
+        "3.50",
+        "2.50",
+        "",
+    ]
     time_to_reward.print_table({"a": run("proximo", 10), "b": run("trl-1.12", 70, reached=False)})
     assert capsys.readouterr().out.splitlines()[-1].endswith("| 0 of 1 |  |  |  |  |  |")
 
