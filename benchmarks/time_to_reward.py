@@ -61,7 +61,6 @@ TASKS = {
             Settings(128, 16, 1, 4e-4, 4e-4),
             Settings(128, 16, 1, 8e-4, 8e-4),
             Settings(64, 16, 1, 4e-4, 4e-4),
-            Settings(64, 16, 2, 4e-4, 4e-4),
             Settings(32, 16, 1, 4e-4, 4e-4),
         ),
     ),
