@@ -73,15 +73,30 @@ def decoded(model: LanguageModel, decoder: Decoder) -> list[Tensor]:
     return passes
 
 
+@pytest.mark.parametrize("by_column", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_every_row_gets_the_hidden_states_of_the_modules(name: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_every_row_gets_the_hidden_states_of_the_modules(
+    name: str, dtype: torch.dtype, tolerance: float, by_column: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding, "_is_shared_by_columns", lambda _: by_column)
     model = LanguageModel(build(name, dtype))
     decoder = model.decoder()
     assert isinstance(decoder.__self__, DecodingLayers)
     for ours, expected in zip(decoded(model, decoder), decoded(model, model.backbone.decode), strict=True):
         assert ours.shape == expected.shape
         assert (ours - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def test_products_are_turned_round_for_many_rows_on_several_threads_alone() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        assert [decoding._is_shared_by_columns(rows) for rows in (1, 15, 16, 64)] == [False, False, True, True]
+        torch.set_num_threads(1)
+        assert not decoding._is_shared_by_columns(64)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_kinds_are_what_they_are_here_for() -> None:

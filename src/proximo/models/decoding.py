@@ -20,6 +20,10 @@ from proximo.models.attention import AttentionLayout, AttentionOptions
 from proximo.models.fused import rotate_
 from proximo.models.fused_layers import FusedLayers, attention_options
 
+ROWS_BY_COLUMN = 16
+"""From so many rows on, several threads share a product W x' better than x W' (1.2 to 1.7 times as fast on two threads
+for 16 to 64 rows; with one thread, or with fewer rows, it is no faster or slower)."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
@@ -90,16 +94,31 @@ class DecodingLayers:
         hidden = self._model.embed_tokens(token_ids)
         angles = self._model.rotary_emb(hidden[:, None], position_ids[:, None])
         halves = [each.chunk(2, dim=-1)[0] for each in angles]  # both halves of a head turn by the same
+        gated = _gated_by_column if _is_shared_by_columns(len(token_ids)) else _gated
         for layer in self._layers:
             query, key, value = _projected(layer.first_norm(hidden), layer, halves)
             key, value = cache.update(key, value, layer.index)
             layout.num_calls += 1
             attended = layout.attend(query, key, value, layer.options)
             hidden = torch.addmm(hidden, attended.flatten(1), layer.output)
-            normed = layer.second_norm(hidden)
-            opened = functional.silu(torch.mm(normed, layer.gate), inplace=True)
-            hidden = torch.addmm(hidden, opened.mul_(torch.mm(normed, layer.up)), layer.down)
+            hidden = gated(hidden, layer.second_norm(hidden), layer)
         return self._last_norm(hidden)
+
+
+def _is_shared_by_columns(num_rows: int) -> bool:
+    return num_rows >= ROWS_BY_COLUMN and torch.get_num_threads() > 1
+
+
+def _gated(hidden: Tensor, normed: Tensor, layer: _Layer) -> Tensor:
+    opened = functional.silu(torch.mm(normed, layer.gate), inplace=True)
+    return torch.addmm(hidden, opened.mul_(torch.mm(normed, layer.up)), layer.down)
+
+
+def _gated_by_column(hidden: Tensor, normed: Tensor, layer: _Layer) -> Tensor:
+    """The same with every product the other way round, [F, B] in between."""
+    turned = normed.t()
+    opened = functional.silu(torch.mm(layer.gate.t(), turned), inplace=True)
+    return hidden + torch.mm(layer.down.t(), opened.mul_(torch.mm(layer.up.t(), turned))).t()
 
 
 def _projected(normed: Tensor, layer: _Layer, halves: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
