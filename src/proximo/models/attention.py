@@ -109,14 +109,15 @@ class PackedLayout:
     dtype and options allow it.
     """
 
-    def __init__(self, lengths: Sequence[int], *, may_block: bool = True) -> None:
-        """`may_block`: False keeps each sequence to a call of its own, however short."""
+    def __init__(self, lengths: Sequence[int], *, in_blocks: bool | None = None) -> None:
+        """`in_blocks`: False keeps each sequence to a call of its own, True does not where blocks can do what is asked;
+        None: where it is faster."""
         self.lengths = tuple(lengths)
-        self._may_block = may_block
+        self._prefers_blocks = in_blocks
         self.num_calls = 0
         # One band mask per length and window serves all layers of the pass.
         self._masks: dict[tuple[int, int | None], Tensor] = {}
-        self._blocks: dict[tuple[int, int | None], tuple[Blocks, Tensor]] = {}
+        self._blocks: dict[tuple[int, int | None, torch.dtype], tuple[Blocks, Tensor]] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
@@ -152,12 +153,12 @@ class PackedLayout:
         )
 
     def _is_short(self, query: Tensor, options: AttentionOptions) -> bool:
-        if not self._may_block or not short_fits(query, options):
+        if not short_fits(query, options):
             return False
-        return is_short(self.lengths, query.shape[3], torch.get_num_threads())
+        return is_short(self.lengths, query.shape[3]) if self._prefers_blocks is None else self._prefers_blocks
 
     def _in_blocks(self, query: Tensor, options: AttentionOptions) -> tuple[Blocks, Tensor]:
-        wanted = query.shape[1], options.sliding_window
+        wanted = query.shape[1], options.sliding_window, query.dtype
         if wanted not in self._blocks:
             seen = band_mask(max(self.lengths), options.sliding_window, query.device)
             mask = query.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)

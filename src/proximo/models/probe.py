@@ -67,8 +67,8 @@ def probe_scalar_model(model: ScalarModel) -> None:
 class _RecordingLayout(PackedLayout):
     """Also keeps what each layer asked for."""
 
-    def __init__(self, lengths: tuple[int, ...], *, may_block: bool = True) -> None:
-        super().__init__(lengths, may_block=may_block)
+    def __init__(self, lengths: tuple[int, ...], *, in_blocks: bool) -> None:
+        super().__init__(lengths, in_blocks=in_blocks)
         self.options: list[AttentionOptions] = []
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
@@ -106,11 +106,11 @@ def _own_results(base: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor]
 def _packed_passes(model: LanguageModel | ScalarModel, packed: Packed) -> Iterator[Tensor]:
     """Hidden states [T, D] by the modules, each sequence by itself, and then by what may stand for both."""
     token_ids, position_ids = packed.token_ids[None], packed.position_ids[None]
-    layout = _RecordingLayout(packed.lengths, may_block=False)
+    layout = _RecordingLayout(packed.lengths, in_blocks=False)
     hidden = model.backbone.run(token_ids, position_ids, layout=layout)[0]
     _check_calls(model, layout)
     yield hidden
-    layout = _RecordingLayout(packed.lengths)
+    layout = _RecordingLayout(packed.lengths, in_blocks=True)
     hidden = model.backbone.packed(packed, layout=layout)
     _check_calls(model, layout)
     yield hidden

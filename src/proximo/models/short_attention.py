@@ -2,8 +2,8 @@
 
 torch's fused kernel is called for one sequence at a time, and a call takes tens of microseconds, which for 16 tokens is
 ten times its arithmetic. Here sequences of like lengths are copied into one padded block, heads first, so that a block
-takes three operators forward and five backward. The softmax is kept for the backward pass: L numbers per query and
-head, which is why long sequences stay with the fused kernel, that keeps one.
+takes three operators forward and five backward, and all of them four copies each way. The softmax is kept for the
+backward pass: L numbers per query and head, which is why long sequences stay with the fused kernel, that keeps one.
 
 Legend: T packed tokens, S sequences, L tokens of one sequence, H query heads, G key heads, K head width, N rows of all
 blocks together (one row: one head of one token, real or padding).
@@ -20,22 +20,20 @@ from torch.autograd.function import once_differentiable
 
 aten = torch.ops.aten
 
+MAX_LENGTH = 48
 MAX_LENGTH_TIMES_WIDTH = 2000
-"""On one thread the blocks are faster up to here (measured for heads of 16 to 128): 31 tokens with heads of 64."""
-MAX_LENGTH_ONE_THREAD = 48
-MAX_LENGTH = 96
-"""On several threads: the fused kernel has little to share out in one short sequence."""
+"""Blocks are faster up to here on one thread (measured for heads of 16 to 128): 31 tokens with heads of 64. On two they
+are up to 96, of which no use is made: a run computes, and its plan counts, the same on any number of threads."""
+MIN_SEQUENCES = 4
 PADDING = 1.15
 """A block's longest sequence is at most so many times as long as its shortest, and `SLACK` tokens."""
 SLACK = 3
 
 
-def is_short(lengths: Sequence[int], head_width: int, num_threads: int) -> bool:
-    """Whether blocks are the faster way: by the length of the sequence that the mean token is in."""
+def is_short(lengths: Sequence[int], head_width: int) -> bool:
+    """Whether blocks are the faster way: by the mean over tokens of the length of the sequence that each is in."""
     length = sum(each * each for each in lengths) / sum(lengths)
-    if num_threads > 1:
-        return length <= MAX_LENGTH
-    return length <= min(MAX_LENGTH_ONE_THREAD, MAX_LENGTH_TIMES_WIDTH / head_width)
+    return len(lengths) >= MIN_SEQUENCES and length <= min(MAX_LENGTH, MAX_LENGTH_TIMES_WIDTH / head_width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,8 @@ class ShortAttention(torch.autograd.Function):
             weights = torch.baddbmm(mask[:length, :length], q, k.transpose(1, 2))
             torch.softmax(weights, dim=-1, out=weights)
             torch.bmm(weights, v, out=to)
-            kept.append(weights)
+            if any(ctx.needs_input_grad):
+                kept.append(weights)
         ctx.save_for_backward(query, key, value, *kept)
         return result.index_select(0, blocks.places).view(1, blocks.num_tokens, num_heads, -1)
 
