@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from proximo.models import attention
 from proximo.models.attention import AttentionOptions, PackedLayout, short_fits
+from proximo.models.rehearsal import shapes_only
 from proximo.models.short_attention import PADDING, SLACK, Blocks, is_short
 
 PLAIN = AttentionOptions()
@@ -103,20 +105,45 @@ def test_a_block_takes_two_products_forward_and_four_back():
 
 
 @pytest.mark.parametrize(
-    ("lengths", "width", "expected"),
+    ("lengths", "width", "num_threads", "expected"),
     [
-        ([16] * 8, 64, True),
-        ([31] * 8, 64, True),
-        ([32] * 8, 64, False),
-        ([48] * 8, 32, True),
-        ([49] * 8, 16, False),
-        ([16] * 3, 64, False),
-        ([8] * 50 + [200], 16, False),  # half of the work is in the long one
-        ([30] * 50 + [80], 16, True),
+        ([16] * 8, 64, 1, True),
+        ([31] * 8, 64, 1, True),
+        ([32] * 8, 64, 1, False),
+        ([48] * 8, 32, 1, True),
+        ([49] * 8, 16, 1, False),
+        ([96] * 8, 64, 2, True),
+        ([97] * 8, 16, 2, False),
+        ([16] * 3, 64, 2, False),
+        ([8] * 50 + [200], 16, 1, False),  # half of the work is in the long one
+        ([30] * 50 + [80], 16, 1, True),
     ],
 )
-def test_what_is_short(lengths, width, expected):
-    assert is_short(lengths, width) is expected
+def test_what_is_short(lengths, width, num_threads, expected):
+    assert is_short(lengths, width, num_threads) is expected
+
+
+def test_a_layer_that_is_computed_again_goes_the_way_of_the_first(monkeypatch):
+    layout = PackedLayout([9] * 4)
+    _, *given = random_heads("by token", [9] * 4, (4, 4), (2, 2))
+    first = layout.attend(*given, PLAIN)
+    monkeypatch.setattr(attention, "is_short", lambda *_: False)  # as with other threads
+    assert type(layout.attend(*given, PLAIN).grad_fn) is type(first.grad_fn)
+    assert type(PackedLayout([9] * 4).attend(*given, PLAIN).grad_fn) is not type(first.grad_fn)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_rehearsal_takes_what_holds_more(num_threads, monkeypatch):
+    """Which is blocks, for lengths that take them on several threads: it does not know the run's."""
+    asked = []
+    monkeypatch.setattr(attention, "is_short", lambda *given: asked.append(given[2]) or False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    query = torch.zeros(1, 2, 40, 4)
+    PackedLayout([10] * 4).attend(query, query, query, PLAIN)
+    with shapes_only():
+        query = torch.zeros(1, 2, 40, 4)
+        PackedLayout([10] * 4).attend(query, query, query, PLAIN)
+    assert asked == [num_threads, 2]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
@@ -113,7 +114,9 @@ class PackedLayout:
         """`in_blocks`: False keeps each sequence to a call of its own, True does not where blocks can do what is asked;
         None: where it is faster."""
         self.lengths = tuple(lengths)
-        self._prefers_blocks = in_blocks
+        # Decided by the first layer of each head width: a layer that is computed again goes the same way.
+        self._prefers_blocks: dict[int, bool] = {}
+        self._in_blocks = in_blocks
         self.num_calls = 0
         # One band mask per length and window serves all layers of the pass.
         self._masks: dict[tuple[int, int | None], Tensor] = {}
@@ -128,7 +131,7 @@ class PackedLayout:
         if varlen_fits(query, value, options):
             return self._varlen(query, key, value, options)
         if self._is_short(query, options):
-            return ShortAttention.apply(query, key, value, *self._in_blocks(query, options), options.scaling)
+            return ShortAttention.apply(query, key, value, *self._as_blocks(query, options), options.scaling)
         # split, not slices: the backward of each slice would fill a tensor of all T tokens (1.4 to 2.4 times as slow).
         pieces = [tensor.split(self.lengths, dim=2) for tensor in (query, key, value)]
         parts = [self._one_sequence(q, k, v, options).transpose(1, 2) for q, k, v in zip(*pieces, strict=True)]
@@ -155,9 +158,16 @@ class PackedLayout:
     def _is_short(self, query: Tensor, options: AttentionOptions) -> bool:
         if not short_fits(query, options):
             return False
-        return is_short(self.lengths, query.shape[3]) if self._prefers_blocks is None else self._prefers_blocks
+        if self._in_blocks is not None:
+            return self._in_blocks
+        width = query.shape[3]
+        if width not in self._prefers_blocks:
+            # A rehearsal does not know the threads of the run: it takes what holds more.
+            num_threads = 2 if isinstance(query, FakeTensor) else torch.get_num_threads()
+            self._prefers_blocks[width] = is_short(self.lengths, width, num_threads)
+        return self._prefers_blocks[width]
 
-    def _in_blocks(self, query: Tensor, options: AttentionOptions) -> tuple[Blocks, Tensor]:
+    def _as_blocks(self, query: Tensor, options: AttentionOptions) -> tuple[Blocks, Tensor]:
         wanted = query.shape[1], options.sliding_window, query.dtype
         if wanted not in self._blocks:
             seen = band_mask(max(self.lengths), options.sliding_window, query.device)

@@ -20,20 +20,25 @@ from torch.autograd.function import once_differentiable
 
 aten = torch.ops.aten
 
-MAX_LENGTH = 48
+MAX_LENGTH_ONE_THREAD = 48
 MAX_LENGTH_TIMES_WIDTH = 2000
-"""Blocks are faster up to here on one thread (measured for heads of 16 to 128): 31 tokens with heads of 64. On two they
-are up to 96, of which no use is made: a run computes, and its plan counts, the same on any number of threads."""
+"""On one thread blocks are faster up to here (measured for heads of 16 to 128): 31 tokens with heads of 64."""
+MAX_LENGTH = 96
+"""On several threads: the fused kernel has little to share out in one short sequence."""
 MIN_SEQUENCES = 4
 PADDING = 1.15
 """A block's longest sequence is at most so many times as long as its shortest, and `SLACK` tokens."""
 SLACK = 3
 
 
-def is_short(lengths: Sequence[int], head_width: int) -> bool:
+def is_short(lengths: Sequence[int], head_width: int, num_threads: int) -> bool:
     """Whether blocks are the faster way: by the mean over tokens of the length of the sequence that each is in."""
+    if len(lengths) < MIN_SEQUENCES:
+        return False
     length = sum(each * each for each in lengths) / sum(lengths)
-    return len(lengths) >= MIN_SEQUENCES and length <= min(MAX_LENGTH, MAX_LENGTH_TIMES_WIDTH / head_width)
+    if num_threads > 1:
+        return length <= MAX_LENGTH
+    return length <= min(MAX_LENGTH_ONE_THREAD, MAX_LENGTH_TIMES_WIDTH / head_width)
 
 
 @dataclass(frozen=True, slots=True)
