@@ -17,6 +17,7 @@ from proximo.models import attention
 from proximo.models.heads import CHUNK_TOKENS
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.short_attention import Blocks
 from proximo.records import Experience, Prompt
 from proximo.rewards.model import ModelReward
 
@@ -105,13 +106,27 @@ def test_training_costs_the_operations_of_the_tokens_that_are_there(counted):
     assert trainer.counts["train_value"].matrices == pytest.approx(of_value, rel=0.03)
 
 
-def test_attention_in_training_reads_each_sequence_alone(counted):
-    """Twice as much backwards as forward, with little padding between sequences of like lengths."""
-    trainer, _, prompt_lengths, response_lengths = counted
-    lengths = [sum(pair) for pair in zip(prompt_lengths, response_lengths, strict=True)]
-    expected = EPOCHS * 3 * squares(lengths)
-    for call in ("train_policy", "train_value"):
-        assert expected < trainer.counts[call].attention < 1.25 * expected
+def test_attention_in_training_reads_each_sequence_alone(monkeypatch):
+    """In blocks: exactly of what they hold, twice as much backwards as forward; that is the sequences and little else."""
+    shapes = []
+    of = Blocks.of
+
+    def noted(*given: Any) -> Blocks:
+        blocks = of(*given)
+        if torch.is_grad_enabled():
+            shapes.extend(blocks.shapes)
+        return blocks
+
+    monkeypatch.setattr(Blocks, "of", noted)
+    trainer = make_trainer(Operations)
+    outcome = trainer.run_step(prompts=prompts())
+    lengths = [sum(pair) for pair in zip(*sequence_lengths(outcome.experience), strict=True)]
+    head_width = WIDTH // trainer.policy.base.config.num_attention_heads
+    held = 3 * 4 * LAYERS * head_width * sum(count * length**2 for count, length in shapes)
+    counted = [trainer.counts[call].attention for call in ("train_policy", "train_value")]
+    assert sum(counted) == held
+    for each in counted:
+        assert 1 < each / (EPOCHS * 3 * squares(lengths)) < 1.25
 
 
 def test_attention_over_long_sequences_has_no_padding_at_all(monkeypatch):
