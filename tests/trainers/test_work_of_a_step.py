@@ -107,7 +107,7 @@ def test_training_costs_the_operations_of_the_tokens_that_are_there(counted):
 
 
 def test_attention_in_training_reads_each_sequence_alone(monkeypatch):
-    """In blocks: exactly of what they hold, twice as much backwards as forward; that is the sequences and little else."""
+    """In blocks: exactly of what they hold, the sequences and little else; twice as much backwards as forward."""
     shapes = []
     of = Blocks.of
 

@@ -111,8 +111,8 @@ class PackedLayout:
     """
 
     def __init__(self, lengths: Sequence[int], *, in_blocks: bool | None = None) -> None:
-        """`in_blocks`: False keeps each sequence to a call of its own, True does not where blocks can do what is asked;
-        None: where it is faster."""
+        """`in_blocks`: False for one call per sequence, True for blocks wherever they compute what is asked, None for
+        the faster of both."""
         self.lengths = tuple(lengths)
         # Decided by the first layer of each head width: a layer that is computed again goes the same way.
         self._prefers_blocks: dict[int, bool] = {}
