@@ -7,7 +7,8 @@
 of it, `--demo`). `digits`: six digits to be put in order (`sorting.py`), judged by a rule. Both sides start from the
 same weights, take the same prompts and KL coefficient, start the critic alike, and stop where the mean score of three
 steps in a row, of samples at temperature 1, is at the target. Both try the same settings, and the best one of each side
-counts: the one with the lowest median where it always arrived. Each run is a process of its own, and models are loaded
+counts: the one with the lowest median where it always arrived. Beside them Proximo runs PPO with a shared trunk and
+REINFORCE++, which TRL's trainer has not, on the same settings. Each run is a process of its own, and models are loaded
 before the time begins. Results go to `--results`, run by run, so that what was stopped goes on where it was; `--print`
 shows what is there.
 """
@@ -37,6 +38,9 @@ from algorithms import run as run_recipe
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "time_to_reward.json"
 SIDES = {"proximo": "race_proximo.py", "trl-1.12": "race_trl.py"}
+"""Compared with each other: PPO with a value model."""
+OTHERS = {"proximo, shared trunk": "trunk", "proximo, REINFORCE++": "reinforce++"}
+"""What only Proximo has, to be seen beside them; not in the comparison."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def measure(results: dict[str, Any], options: argparse.Namespace) -> None:
         task = TASKS[name]
         start = prepare(name, options.folder, options.demo)
         for seed in range(options.seeds):
-            for side, settings in ((peer, each) for peer in SIDES for each in task.settings):
+            for side, settings in ((peer, each) for peer in (*SIDES, *OTHERS) for each in task.settings):
                 wanted = key(name, side, settings, seed)
                 if wanted in results or (options.side and side not in options.side):
                     continue
@@ -123,11 +127,13 @@ def measure(results: dict[str, Any], options: argparse.Namespace) -> None:
                     max_steps=options.max_steps or task.max_steps,
                     seed=seed,
                     threads=options.threads,
+                    algorithm=OTHERS.get(side, "ppo"),
                 )
                 file = race.save(options.folder / "race.json")
-                python = sys.executable if side == "proximo" else interpreter(options.environments, side)
+                python = interpreter(options.environments, side) if side == "trl-1.12" else sys.executable
                 log = options.folder / f"{name}-{side}.log"
-                found = run_side([python, HERE / "peers" / SIDES[side], file], threads=options.threads, log=log)
+                script = HERE / "peers" / SIDES.get(side, SIDES["proximo"])
+                found = run_side([python, script, file], threads=options.threads, log=log)
                 described = {"task": name, "side": side, "settings": asdict(settings), "seed": seed}
                 results[wanted] = {"about": about(options.threads), **described, "target": task.target, **found}
                 options.results.write_text(json.dumps(results, indent=1) + "\n")
@@ -184,7 +190,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/time-to-reward"), help="where models go")
     parser.add_argument("--demo", type=Path, help="a run of the demo to take the models of the reviews from")
     parser.add_argument("--task", action="append", choices=[*TASKS], help="only this one; may be given again")
-    parser.add_argument("--side", action="append", choices=[*SIDES], help="only this one; may be given again")
+    parser.add_argument("--side", action="append", choices=[*SIDES, *OTHERS], help="only this one; may be given again")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--max-steps", type=int, help="give up sooner")

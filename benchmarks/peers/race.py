@@ -50,6 +50,9 @@ class Race:
     max_steps: int
     seed: int = 0
     threads: int = 1
+    algorithm: str = "ppo"
+    """What Proximo has beside PPO with a value model: `trunk` is PPO with a value head on the policy, and
+    `reinforce++` has no critic."""
 
     def texts(self) -> list[str]:
         """Of the prompts."""

@@ -15,7 +15,11 @@ from proximo.rewards.model import ModelReward
 
 def config_of(race: Race) -> PPOConfig:
     """The race in Proximo's words."""
-    chosen = race.settings
+    chosen, own = race.settings, {}
+    if race.algorithm == "ppo":
+        own["value_optimizer"] = {"learning_rate": chosen.value_rate}
+    elif race.algorithm == "reinforce++":
+        own["advantage"] = "return_to_go"
     return PPOConfig.model_validate(
         {
             "num_steps": race.max_steps,
@@ -25,7 +29,7 @@ def config_of(race: Race) -> PPOConfig:
             "rollout": {"max_new_tokens": race.new_tokens, "max_rows": chosen.batch},
             "kl": {"coefficient": race.kl_coefficient},
             "policy_optimizer": {"learning_rate": chosen.policy_rate},
-            "value_optimizer": {"learning_rate": chosen.value_rate},
+            **own,
         }
     )
 
@@ -52,10 +56,13 @@ def main() -> None:
     def classifier() -> ScalarModel:
         return ScalarModel(AutoModelForSequenceClassification.from_pretrained(race.reward, dtype=torch.float32))
 
+    value = "trunk" if race.algorithm == "trunk" else None
+    if race.algorithm == "ppo" and race.reward:
+        value = classifier()
     trainer = PPOTrainer(
         AutoModelForCausalLM.from_pretrained(race.policy, dtype=torch.float32),
         tokenizer,
-        value=classifier() if race.reward else None,
+        value=value,
         reward=ModelReward(classifier()) if race.reward else digits_in_order(),
         config=config_of(race),
         seed=race.seed,

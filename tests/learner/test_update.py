@@ -181,6 +181,25 @@ def test_the_gradient_pass_runs_in_train_mode_and_everything_else_in_eval_mode()
     assert not any(part.training for part in module.modules())
 
 
+def test_around_several_updates_the_mode_changes_once_and_a_failure_leaves_eval_mode() -> None:
+    module = network()
+    made, changes = learner(module), []
+    module.train = lambda mode=True: changes.append(mode) or type(module).train(module, mode)
+    loss = squared_error(module)
+    with made.training():
+        made.update(WHOLE, loss)
+        assert all(part.training for part in module.modules())
+        made.update(WHOLE, loss)
+    assert changes == [True, False]
+
+    def broken(_: Tensor) -> tuple[Tensor, None]:
+        raise RuntimeError("no loss")
+
+    with pytest.raises(RuntimeError, match="no loss"):
+        made.update(WHOLE, broken)
+    assert not any(part.training for part in module.modules())
+
+
 def test_the_rate_follows_the_schedule_by_updates_that_were_done() -> None:
     made = learner(num_updates=4, schedule="linear", warmup_updates=1)
     rates = []

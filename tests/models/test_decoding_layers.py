@@ -29,8 +29,9 @@ OWN_KINDS: dict[str, dict[str, Any]] = {
     "yarn": {"rope_parameters": YARN},
     "tied": {"tie_word_embeddings": True},
     "cut short": {"num_hidden_layers": 3},
+    "odd": {"intermediate_size": 45},
 }
-KINDS = ("llama", "mistral_window", "qwen2", *OWN_KINDS)
+KINDS = ("llama", "mistral_window", "qwen2", *(name for name in OWN_KINDS if name != "odd"))
 NUM_ROWS = 4
 
 
@@ -73,28 +74,45 @@ def decoded(model: LanguageModel, decoder: Decoder) -> list[Tensor]:
     return passes
 
 
-@pytest.mark.parametrize("by_column", [False, True])
+@pytest.mark.parametrize("form", [decoding._gated, decoding._gated_by_column, decoding._gated_in_slices])
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 def test_every_row_gets_the_hidden_states_of_the_modules(
-    name: str, dtype: torch.dtype, tolerance: float, by_column: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, tolerance: float, form: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "_is_shared_by_columns", lambda _: by_column)
+    monkeypatch.setattr(decoding, "_gated_for", lambda *_: form)
+    monkeypatch.setattr(decoding, "SMALLEST_SLICED", 0)
     model = LanguageModel(build(name, dtype))
     decoder = model.decoder()
     assert isinstance(decoder.__self__, DecodingLayers)
+    assert all(layer.slices is not None for layer in decoder.__self__._layers)
     for ours, expected in zip(decoded(model, decoder), decoded(model, model.backbone.decode), strict=True):
         assert ours.shape == expected.shape
         assert (ours - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-def test_products_are_turned_round_for_many_rows_on_several_threads_alone() -> None:
-    before = torch.get_num_threads()
+def test_gated_layers_that_do_not_divide_or_are_small_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = LanguageModel(build("llama")).decoder()
+    assert all(layer.slices is None for layer in whole.__self__._layers)
+    monkeypatch.setattr(decoding, "SMALLEST_SLICED", 0)
+    monkeypatch.setattr(decoding, "_gated_for", lambda *_: decoding._gated_in_slices)
+    model = LanguageModel(build("odd"))
+    decoder = model.decoder()
+    assert all(layer.slices is None for layer in decoder.__self__._layers)
+    for ours, expected in zip(decoded(model, decoder), decoded(model, model.backbone.decode), strict=True):
+        assert (ours - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_several_threads_take_few_rows_in_slices_and_many_by_column() -> None:
+    before, hidden = torch.get_num_threads(), torch.zeros(1)
+    ways = {1: decoding._gated, 2: decoding._gated_in_slices, 15: decoding._gated_in_slices}
+    ways |= {16: decoding._gated_by_column, 64: decoding._gated_by_column}
     try:
         torch.set_num_threads(2)
-        assert [decoding._is_shared_by_columns(rows) for rows in (1, 15, 16, 64)] == [False, False, True, True]
+        assert {rows: decoding._gated_for(rows, hidden) for rows in ways} == ways
+        assert decoding._gated_for(64, hidden.to("meta")) is decoding._gated
         torch.set_num_threads(1)
-        assert not decoding._is_shared_by_columns(64)
+        assert {decoding._gated_for(rows, hidden) for rows in ways} == {decoding._gated}
     finally:
         torch.set_num_threads(before)
 

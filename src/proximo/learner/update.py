@@ -1,7 +1,8 @@
 """One update: gradients accumulated over micro-batches, guarded, clipped, applied. Knows no loss: it is passed in."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -37,7 +38,8 @@ class Learner:
     """Owns the optimizer of one trained model, and counts its updates.
 
     `num_updates` is the length of the run's schedule. The model is in train mode during the gradient pass, since
-    activation checkpointing of transformers is inactive in eval mode, and in eval mode at all other times.
+    activation checkpointing of transformers is inactive in eval mode, and in eval mode at all other times but between
+    updates that `training` encloses.
     """
 
     def __init__(self, module: nn.Module, options: OptimizerOptions | OwnOptimizer, *, num_updates: int) -> None:
@@ -50,6 +52,18 @@ class Learner:
         self.peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.updates_done = 0
         module.eval()
+
+    @contextmanager
+    def training(self) -> Generator[None]:
+        """Train mode inside, eval mode afterwards: around several updates, it spares each a walk over all modules."""
+        outermost = not self.module.training
+        if outermost:
+            self.module.train()
+        try:
+            yield
+        finally:
+            if outermost:
+                self.module.eval()
 
     def update(
         self,
@@ -105,17 +119,16 @@ class Learner:
         seed: int | None,
     ) -> tuple[float, list[Statistics]]:
         total, statistics = 0.0, []
-        self.module.train()
-        for index, microbatch in enumerate(microbatches):
-            if seed is not None:
-                torch.manual_seed(seed + index)
-            value, part = loss(microbatch)
-            statistics.append(part)
-            total += value.item()
-            if not math.isfinite(total):
-                break
-            value.backward()
-        self.module.eval()
+        with self.training():
+            for index, microbatch in enumerate(microbatches):
+                if seed is not None:
+                    torch.manual_seed(seed + index)
+                value, part = loss(microbatch)
+                statistics.append(part)
+                total += value.item()
+                if not math.isfinite(total):
+                    break
+                value.backward()
         return total, statistics
 
     def _step_in_backward(
@@ -126,17 +139,16 @@ class Learner:
         seed: int | None,
     ) -> tuple[float, list[Statistics], float, str | None]:
         """Loss, statistics, gradient norm and refusal; what can refuse the update is asked before the backward pass."""
-        self.module.train()
-        if seed is not None:
-            torch.manual_seed(seed)
-        value, part = loss(microbatch)
-        total = value.item()
-        refusal = self._non_finite(total, 0.0) or guard([part])
-        norms: list[Tensor] = []
-        if refusal is None:
-            with stepping_in_backward(self.optimizer, self.parameters.values()) as norms:
-                value.backward()
-        self.module.eval()
+        with self.training():
+            if seed is not None:
+                torch.manual_seed(seed)
+            value, part = loss(microbatch)
+            total = value.item()
+            refusal = self._non_finite(total, 0.0) or guard([part])
+            norms: list[Tensor] = []
+            if refusal is None:
+                with stepping_in_backward(self.optimizer, self.parameters.values()) as norms:
+                    value.backward()
         norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
         self._non_finite(total, norm)
         return total, [part], norm, refusal

@@ -5,7 +5,7 @@ Not a second model: weights stay where they are, and what has been changed by an
 here against the model's own code.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ class FusedLayers:
         watched = NAMING.get() is not _unnamed  # by hooks that name what is made, which is then done without them
         own = [watched, _has_any_global_hook(), model.training, _is_hooked(model)]
         # Not the model itself, which would then be kept for ever.
-        state = [*own, *chain.from_iterable(_state(each) for each in model.children())]
+        state = own + _state(model)
         before = _FOUND.get(model)
         if before is None or before[0] != state:
             before = _FOUND[model] = state, _is_plain_model(model, watched=watched)
@@ -127,19 +127,21 @@ def _run_layer(
 _FOUND: WeakKeyDictionary[nn.Module, tuple[list[Any], bool]] = WeakKeyDictionary()
 
 
-def _state(module: nn.Module) -> Iterator[Any]:
-    """All that decides whether a module is plain: the modules in it, their code, modes, hooks and types of weights."""
-    yield module
-    yield type(module)
-    yield module.training
-    yield _is_hooked(module)
-    yield _is_replaced(module)
-    yield module.__dict__.get("attention_dropout")
-    for parameter in module._parameters.values():
-        yield None if parameter is None else parameter.dtype
-    for child in module._modules.values():
-        if child is not None:
-            yield from _state(child)
+def _state(model: nn.Module) -> list[Any]:
+    """All that decides whether modules are plain: what is in them, their code, modes, hooks and types of weights."""
+    # Asked before each pass: a walk by `modules()` and attributes of modules would take three times as long.
+    found: list[Any] = []
+    waiting = list(model._modules.values())
+    while waiting:
+        module = waiting.pop()
+        if module is None:
+            continue
+        own = module.__dict__
+        found += (module, type(module), own["training"], _is_hooked(module), _is_replaced(module))
+        found.append(own.get("attention_dropout"))
+        found += [None if each is None else each.dtype for each in own["_parameters"].values()]
+        waiting += own["_modules"].values()
+    return found
 
 
 def _is_plain_model(model: PreTrainedModel, *, watched: bool) -> bool:

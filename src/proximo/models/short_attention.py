@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -62,8 +63,7 @@ class Blocks:
 
     @classmethod
     def of(cls, lengths: Sequence[int], num_heads: int, like: Tensor) -> "Blocks":
-        """For sequences packed in this order; `like` gives type and device of the numbers."""
-        device = like.device
+        """For sequences packed in this order; `like` gives the type of the numbers; on a CPU."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         padded: list[int] = []
         counts: dict[int, int] = {}
@@ -73,25 +73,26 @@ class Blocks:
             else:
                 padded.append(padded[-1])
             counts[padded[-1]] = counts.get(padded[-1], 0) + num_heads
-        # Of each sequence, in the order of the blocks: its length there, its own, where it begins in the pack.
-        whole = torch.tensor(lengths, device=device)
-        ordered, widths = torch.tensor(order, device=device), torch.tensor(padded, device=device)
-        last, starts = whole[ordered] - 1, (whole.cumsum(0) - whole)[ordered]
-        offsets = (widths.cumsum(0) - widths) * num_heads
-        num_rows = sum(padded) * num_heads
-        owner = torch.repeat_interleave(widths * num_heads, output_size=num_rows)
-        inside = torch.arange(num_rows, device=device) - offsets[owner]
+        # Of each sequence, in the order of the blocks: its length there, its own, where it begins in the pack. All in
+        # numpy, whose small operators take a third of the time.
+        whole, ordered, widths = np.array(lengths), np.array(order), np.array(padded)
+        last, starts = whole[ordered] - 1, (whole.cumsum() - whole)[ordered]
+        offsets = (widths.cumsum() - widths) * num_heads
+        owner = np.repeat(np.arange(len(order)), widths * num_heads)
+        inside = np.arange(len(owner)) - offsets[owner]
         heads, position = inside // widths[owner], inside % widths[owner]
-        tokens = starts[owner] + torch.minimum(position, last[owner])
-        real = (position <= last[owner])[:, None].to(like.dtype) if sum(padded) > sum(lengths) else None
+        tokens = starts[owner] + np.minimum(position, last[owner])
         # The way back, by token: the sequence that it is in, and where it stands there.
-        place = torch.empty_like(ordered)
-        place[ordered] = torch.arange(len(order), device=device)
-        owner = place[torch.repeat_interleave(whole, output_size=sum(lengths))]
-        first = offsets[owner] + torch.arange(sum(lengths), device=device) - starts[owner]
-        places = (first[:, None] + widths[owner][:, None] * torch.arange(num_heads, device=device)).flatten()
+        place = np.empty_like(ordered)
+        place[ordered] = np.arange(len(order))
+        of_token = np.repeat(place, whole)
+        first = offsets[of_token] + np.arange(len(of_token)) - starts[of_token]
+        places = first[:, None] + widths[of_token][:, None] * np.arange(num_heads)
+        real = (position <= last[owner])[:, None] if sum(padded) > sum(lengths) else None
         shapes = tuple((count, length) for length, count in counts.items())
-        return cls(shapes, tokens, heads, places, real, sum(lengths))
+        # torch.tensor: a rehearsal takes no memory of numpy's.
+        tokens, heads, places = (torch.tensor(each) for each in (tokens, heads, places.ravel()))
+        return cls(shapes, tokens, heads, places, None if real is None else torch.tensor(real).to(like), sum(lengths))
 
     def split(self, *rows: Tensor) -> Iterator[list[Tensor]]:
         """[N, K] each -> of each block, [sequences * H, L, K] of each."""

@@ -1,6 +1,7 @@
 """Texts that join the policy's updates, so that it keeps what it knew (PTX). Not the update: see learner/update.py."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -50,6 +51,10 @@ class JointUpdates:
         self.texts = texts
         self._nats = 0.0
         self._num_tokens = 0
+
+    def training(self) -> AbstractContextManager[None]:
+        """Of the learner."""
+        return self.learner.training()
 
     def update(
         self,

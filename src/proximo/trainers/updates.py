@@ -228,18 +228,21 @@ class UpdateCalls:
         plan = plan_updates(experience, self.config, seed=self.seed, step=step)
         taken: Taken[Statistics] = Taken(num_planned=len(plan))
         budget = self.config.tokens_per_microbatch
-        for members in plan:
-            check_neighbour()
-            batches = cut_minibatch(experience, clean, members, token_budget=budget, device=self.roles.policy.device)
-            if learner is not self.value_learner:
-                batches = mark_trusted(batches, self.roles.policy, self.config)
-            result = learner.update(batches, loss, guard=guard)
-            taken.results.append(result)
-            taken.num_tokens.append(batches[0].num_update_tokens)
-            taken.num_responses.append(batches[0].num_update_responses)
-            if result.refusal is not None and ends(result.statistics):
-                taken.ended = True
-                break
+        with learner.training():
+            for members in plan:
+                check_neighbour()
+                batches = cut_minibatch(
+                    experience, clean, members, token_budget=budget, device=self.roles.policy.device
+                )
+                if learner is not self.value_learner:
+                    batches = mark_trusted(batches, self.roles.policy, self.config)
+                result = learner.update(batches, loss, guard=guard)
+                taken.results.append(result)
+                taken.num_tokens.append(batches[0].num_update_tokens)
+                taken.num_responses.append(batches[0].num_update_responses)
+                if result.refusal is not None and ends(result.statistics):
+                    taken.ended = True
+                    break
         return taken
 
     def _kl_in_loss(self, logprobs: Tensor, hidden: Tensor, batch: Microbatch) -> Tensor:
