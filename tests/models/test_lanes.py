@@ -10,7 +10,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from proximo.models.lanes import check_neighbour, has_lanes, is_watched, side_by_side
+from proximo.models.lanes import (
+    AbandonedError,
+    check_neighbour,
+    has_lanes,
+    has_neighbour,
+    is_watched,
+    side_by_side,
+    use_all_threads,
+)
 
 DEADLINE_SECONDS = 20
 NAME: ContextVar[str] = ContextVar("name", default="nobody")
@@ -115,6 +123,50 @@ def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_piece_has_
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.is_set()
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_the_longer_piece_has_all_threads_when_the_other_has_ended(longer: int, four_threads: None) -> None:
+    ended = []
+
+    def takes_long() -> list[object]:
+        threads = [torch.get_num_threads()]
+        use_all_threads()
+        return [*threads, *ended, torch.get_num_threads()]
+
+    def is_short() -> None:
+        time.sleep(0.2)
+        ended.append(has_neighbour())
+
+    pieces = [is_short, is_short]
+    pieces[longer] = takes_long
+    assert side_by_side(pieces)[longer] == [2, True, 4]
+    assert torch.get_num_threads() == 4
+    assert not has_neighbour()
+    use_all_threads()  # nobody to wait for
+    assert torch.get_num_threads() == 4
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_who_waits_for_a_piece_that_fails_is_abandoned(failing: int, four_threads: None) -> None:
+    found = []
+
+    def fails() -> None:
+        time.sleep(0.1)
+        raise KeyError("no such thing")
+
+    def waits() -> None:
+        try:
+            use_all_threads()
+        except AbandonedError:
+            found.append(torch.get_num_threads())
+            raise
+
+    pieces = [waits, waits]
+    pieces[failing] = fails
+    with pytest.raises(KeyError, match="no such thing"):
+        side_by_side(pieces)
+    assert found == [2]
 
 
 def test_gradients_in_both_lanes_are_those_of_one() -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +14,15 @@ from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import PPORecipe
 from proximo.errors import TrainingError
 from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.placement import Precision
+from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.trainers.extra_calls import ExtraCall
 from proximo.trainers.planning.stages import make_plans
 from proximo.trainers.ppo import PPOTrainer
-from proximo.trainers.side_by_side import trains_side_by_side
+from proximo.trainers.side_by_side import best_split, cost_of_updates, trains_side_by_side
 from proximo.trainers.updates import UpdateCalls
 from tiny_runs import changed, make_inputs, recipe_of
 
@@ -193,3 +196,45 @@ def test_the_plan_has_the_memory_of_both_updates(threads: int, option: bool, bot
     gradients = alone["train_policy"]["gradients"] + (alone["train_value"]["gradients"] if both else 0)
     assert found["train_policy"]["gradients"] == gradients
     assert found["values"] == alone["values"]
+
+
+def test_the_dearer_model_takes_its_last_updates_with_all_threads() -> None:
+    assert best_split(16, 1.0, 1.0) == best_split(16, 0.5, 1.0) == 16
+    assert best_split(16, 1.1, 1.0) == 15  # 16.5 beside 16, then one: 17.2 in all; all beside take 17.6, with 14 17.4
+    assert best_split(16, 1.16, 1.0) == 14
+    assert best_split(2, 1.1, 1.0) == 2
+    assert best_split(4, 100.0, 1.0) == 0
+    assert best_split(0, 2.0, 1.0) == 0
+
+
+def test_the_cost_of_updates_counts_matrices_of_the_layers_and_the_output_layer_on_responses() -> None:
+    policy = LanguageModel(tiny_language_model())
+    value = scalar_from_language_model(policy, HeadStart.ZERO)
+    prompt = SimpleNamespace(response=SimpleNamespace(prompt=SimpleNamespace(token_ids=(5, 6, 7))))
+    experience: Any = SimpleNamespace(scored=[prompt, prompt], lengths=(4, 6))
+    layers = 2 * (4 * 16 * 16 + 3 * 16 * 32)
+    assert cost_of_updates(value, experience) == 3 * layers * 16
+    assert cost_of_updates(policy, experience) == 3 * layers * 16 + 4 * 64 * 16 * 10
+
+
+def test_in_a_run_the_last_updates_of_the_policy_have_all_threads(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, list[int]] = {"MainThread": [], "second-lane": []}
+    original = Learner.update
+
+    def noting(self: Learner, *given: Any, **more: Any) -> Any:
+        threads[threading.current_thread().name].append(torch.get_num_threads())
+        return original(self, *given, **more)
+
+    monkeypatch.setattr(Learner, "update", noting)
+    options = {"epochs_per_step": 4, "minibatch_responses": 1}
+    first, _ = steps(trainer(**options), count=1)
+    beside = threads["MainThread"].count(1)
+    assert 8 <= beside <= 15
+    assert threads == {"MainThread": [1] * beside + [2] * (16 - beside), "second-lane": [1] * 16}
+    again, _ = steps(trainer(**options), count=1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    alone, _ = steps(trainer(side_by_side=False, **options), count=1)
+    for name, tensor in first.items():
+        torch.testing.assert_close(tensor, alone[name], rtol=1e-4, atol=1e-5)

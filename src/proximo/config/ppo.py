@@ -115,7 +115,8 @@ class PPOConfig(Section):
     """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     side_by_side: bool = True
     """On a CPU with an even number of threads the policy and a value model of its own train at the same time, each with
-    half of the threads: faster, in the memory of both updates. It changes the last bits of results."""
+    half of the threads, and the last updates of the dearer one with all: faster, in the memory of both updates. It
+    changes the last bits of results."""
     release_cache: bool = False
     """Give cached memory of the accelerator back between the rollout and the updates; costs some time in each."""
     critic_warmup_steps: int = Field(0, ge=0)

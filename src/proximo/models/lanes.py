@@ -7,6 +7,7 @@ second pass beside the first does. A pass that is cut in two gains little (bench
 import threading
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -50,11 +51,11 @@ def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
     num_threads, grad_enabled = torch.get_num_threads(), torch.is_grad_enabled()
     results: list[Any] = [None] * _LANES
     errors: list[BaseException] = []
-    failed, ended = threading.Event(), threading.Event()
+    failed, ends = threading.Event(), [threading.Event() for _ in pieces]
 
     def run(lane: int) -> None:
         torch.set_num_threads(max(1, num_threads // _LANES))
-        _FAILED.set(failed)
+        _NEIGHBOUR.set(_Neighbour(failed=failed, ended=ends[1 - lane], num_threads=num_threads))
         try:
             with torch.set_grad_enabled(grad_enabled):
                 results[lane] = pieces[lane]()
@@ -62,8 +63,7 @@ def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
             errors.append(error)
             failed.set()
         finally:
-            if lane > 0:
-                ended.set()
+            ends[lane].set()
 
     # A daemon, so that a process that is told to leave at once does not wait for the end of an epoch.
     other = threading.Thread(target=copy_context().run, args=(run, 1), name="second-lane", daemon=True)
@@ -72,11 +72,12 @@ def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
         copy_context().run(run, 0)
     except BaseException:  # an interrupt outside of the piece
         failed.set()
+        ends[0].set()
         raise
     finally:
-        while other.ident is not None and not ended.is_set():
+        while other.ident is not None and not ends[1].is_set():
             try:
-                ended.wait()  # join() takes a thread for ended when it is interrupted (CPython 3.11)
+                ends[1].wait()  # join() takes a thread for ended when it is interrupted (CPython 3.11)
             except BaseException as error:  # an interrupt, which the other lane is told of
                 errors.append(error)
                 failed.set()
@@ -88,9 +89,38 @@ def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
 
 def check_neighbour() -> None:
     """To be asked now and then within a piece. Raises AbandonedError where the other one has failed."""
-    failed = _FAILED.get()
-    if failed is not None and failed.is_set():
+    neighbour = _NEIGHBOUR.get()
+    if neighbour is not None and neighbour.failed.is_set():
         raise AbandonedError("what ran at the same time has failed")
 
 
-_FAILED: ContextVar[threading.Event | None] = ContextVar("failed", default=None)
+def has_neighbour() -> bool:
+    """True within a piece that runs beside another one, also when that one has ended."""
+    return _NEIGHBOUR.get() is not None
+
+
+def use_all_threads() -> None:
+    """Wait until the other piece has ended, and go on with the threads of both; nothing where there is none.
+
+    Asked at a point that does not depend on time, so that each run computes the same with as many threads. At most one
+    of the pieces may ask. Raises AbandonedError where the other one has failed.
+    """
+    neighbour = _NEIGHBOUR.get()
+    if neighbour is not None:
+        neighbour.ended.wait()
+        check_neighbour()
+        torch.set_num_threads(neighbour.num_threads)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Neighbour:
+    """What a piece knows of the other one."""
+
+    failed: threading.Event
+    """Either of the two has."""
+    ended: threading.Event
+    num_threads: int
+    """Of both."""
+
+
+_NEIGHBOUR: ContextVar[_Neighbour | None] = ContextVar("neighbour", default=None)

@@ -22,7 +22,7 @@ from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.heads import token_logprobs
-from proximo.models.lanes import check_neighbour, is_watched
+from proximo.models.lanes import check_neighbour, is_watched, use_all_threads
 from proximo.models.quantised import is_quantised
 from proximo.records import Experience
 from proximo.trainers.calls import InferenceCalls
@@ -33,7 +33,7 @@ from proximo.trainers.microbatch import Microbatch
 from proximo.trainers.policy_loss import average, behaviour_metrics, policy_columns, token_losses
 from proximo.trainers.ptx import JointUpdates, TextLoss
 from proximo.trainers.second_moment import mark_trusted
-from proximo.trainers.side_by_side import BOTH_UPDATES, trains_side_by_side
+from proximo.trainers.side_by_side import BOTH_UPDATES, trains_side_by_side, updates_beside
 from proximo.trainers.update_reports import Report, Taken, policy_metrics, scale_metrics, update_metrics
 
 Statistics = TypeVar("Statistics")
@@ -228,9 +228,13 @@ class UpdateCalls:
         plan = plan_updates(experience, self.config, seed=self.seed, step=step)
         taken: Taken[Statistics] = Taken(num_planned=len(plan))
         budget = self.config.tokens_per_microbatch
+        models = self.roles.policy, self.roles.value
+        beside = updates_beside(len(plan), *(models[::-1] if learner is self.value_learner else models), experience)
         with learner.training():
-            for members in plan:
+            for number, members in enumerate(plan):
                 check_neighbour()
+                if number == beside:
+                    use_all_threads()
                 batches = cut_minibatch(
                     experience, clean, members, token_budget=budget, device=self.roles.policy.device
                 )
