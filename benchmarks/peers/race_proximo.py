@@ -20,6 +20,8 @@ def config_of(race: Race) -> PPOConfig:
         own["value_optimizer"] = {"learning_rate": chosen.value_rate}
     elif race.algorithm == "reinforce++":
         own["advantage"] = "return_to_go"
+    elif race.algorithm != "trunk":
+        raise ValueError(f"the algorithm is ppo, trunk or reinforce++, not {race.algorithm}")
     return PPOConfig.model_validate(
         {
             "num_steps": race.max_steps,

@@ -198,6 +198,10 @@ def test_around_several_updates_the_mode_changes_once_and_a_failure_leaves_eval_
     with pytest.raises(RuntimeError, match="no loss"):
         made.update(WHOLE, broken)
     assert not any(part.training for part in module.modules())
+    module[2].train()
+    module.training = True  # as code of the user's may leave it
+    made.update(WHOLE, loss)
+    assert not any(part.training for part in module.modules())
 
 
 def test_the_rate_follows_the_schedule_by_updates_that_were_done() -> None:

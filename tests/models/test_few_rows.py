@@ -1,9 +1,14 @@
 """Products of a few rows in slices, against the plain product."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proximo.models import few_rows
 from proximo.models.heads import OutputHead
@@ -13,6 +18,13 @@ from proximo.models.heads import OutputHead
 def _sliced_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "SMALLEST_WEIGHTS", 0)
     monkeypatch.setattr(few_rows, "has_threads", lambda _: True)
+
+
+@pytest.fixture
+def _as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.undo()
+    yield
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -84,14 +96,33 @@ def test_a_head_goes_this_way(batched: list) -> None:
     assert torch.allclose(found, 2 * torch.tanh(rows @ weight.t() / 2), rtol=0, atol=1e-12)
 
 
-def test_one_thread_or_another_device_has_nothing_to_share_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        assert few_rows.has_threads(torch.zeros(1))
-        assert not few_rows.has_threads(torch.zeros(1, device="meta"))
-        torch.set_num_threads(1)
-        assert not few_rows.has_threads(torch.zeros(1))
-    finally:
-        torch.set_num_threads(before)
+@pytest.mark.usefixtures("_as_it_is")
+def test_one_thread_or_another_device_has_nothing_to_share_out() -> None:
+    torch.set_num_threads(2)
+    assert few_rows.has_threads(torch.zeros(1))
+    assert not few_rows.has_threads(torch.zeros(1, device="meta"))
+    torch.set_num_threads(1)
+    assert not few_rows.has_threads(torch.zeros(1))
+
+
+@pytest.mark.usefixtures("_as_it_is")
+@torch.no_grad()
+def test_a_rehearsal_takes_what_holds_more_and_small_matrices_are_left_whole() -> None:
+    assert torch.get_num_threads() == 1
+    with FakeTensorMode(), Batched() as large:
+        few_rows.linear(torch.empty(8, 512), torch.empty(512, 512), None)
+    with FakeTensorMode(), Batched() as small:
+        few_rows.linear(torch.empty(8, 511), torch.empty(512, 511), None)
+    assert (large.batched, small.batched) == (1, 0)
+
+
+class Batched(TorchDispatchMode):
+    """How many batched products there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batched = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.batched += func is torch.ops.aten.bmm.default
+        return func(*args, **(kwargs or {}))

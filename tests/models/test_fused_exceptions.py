@@ -81,7 +81,16 @@ def put_own_class(layers: Any) -> None:
     gated.__class__ = type("Own", (type(gated),), {"forward": lambda self, x: 2 * self.down_proj(self.up_proj(x))})
 
 
+def put_module_without_a_mode(layers: Any) -> None:
+    """As torch.compile and torch.jit wrap a module: `training` is looked up elsewhere."""
+    gated = layers.layers[0].mlp
+    own = {"forward": lambda self, x: 2 * self.down_proj(self.up_proj(x)), "training": False}
+    gated.__class__ = type("Wrapped", (type(gated),), own)
+    del gated.__dict__["training"]
+
+
 CHANGES = (
+    put_module_without_a_mode,
     put_other_last_norm,
     put_layer_norm_last,
     put_other_norm,

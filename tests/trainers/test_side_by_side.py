@@ -55,7 +55,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def trainer(**options: Any) -> PPOTrainer:
     """`options` of the configuration, but for what PPOTrainer takes itself."""
     policy = options.pop("policy", None) or tiny_language_model()
-    given = {name: options.pop(name) for name in ("extra_calls", "optimizers") if name in options}
+    given = {name: options.pop(name) for name in ("extra_calls", "optimizers", "value") if name in options}
     rates = {} if "optimizers" in given else RATES
     config = PPOConfig(num_steps=4, prompts_per_step=4, rollout={"max_new_tokens": 6}, **(rates | options))
     return PPOTrainer(policy, tiny_tokenizer(), config=config, **given)
@@ -215,11 +215,15 @@ def test_the_cost_of_updates_counts_matrices_of_the_layers_and_the_output_layer_
     layers = 2 * (4 * 16 * 16 + 3 * 16 * 32)
     assert cost_of_updates(value, experience) == 3 * layers * 16
     assert cost_of_updates(policy, experience) == 3 * layers * 16 + 4 * 64 * 16 * 10
+    policy.use_activation_checkpointing()
+    assert cost_of_updates(policy, experience) == 4 * layers * 16 + 4 * 64 * 16 * 10
+    adapted = LanguageModel(tiny_language_model()).with_adapter(LoRAOptions(rank=2))
+    adapters = sum(tensor.numel() for _, tensor in adapted.trainable_parameters())
+    assert cost_of_updates(adapted, experience) == (2 * layers + 3 * adapters) * 16 + 3 * 64 * 16 * 10
 
 
-def test_in_a_run_the_last_updates_of_the_policy_have_all_threads(
-    two_threads: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def noting_threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
+    """Lane -> how many threads each of its updates had."""
     threads: dict[str, list[int]] = {"MainThread": [], "second-lane": []}
     original = Learner.update
 
@@ -228,6 +232,27 @@ def test_in_a_run_the_last_updates_of_the_policy_have_all_threads(
         return original(self, *given, **more)
 
     monkeypatch.setattr(Learner, "update", noting)
+    return threads
+
+
+def test_a_larger_value_model_takes_its_last_updates_with_all_threads_though_the_policy_ends_early(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = noting_threads(monkeypatch)
+    large = scalar_from_language_model(LanguageModel(tiny_language_model(num_hidden_layers=6)), HeadStart.ZERO)
+    options = {"epochs_per_step": 4, "minibatch_responses": 1, "guards": {"target_kl": 1e-9}}
+    steps(trainer(value=large, **options), count=1)
+    beside = threads["second-lane"].count(1)
+    assert 4 <= beside <= 12
+    assert threads["second-lane"] == [1] * beside + [2] * (16 - beside)
+    assert len(threads["MainThread"]) < 16
+    assert set(threads["MainThread"]) == {1}
+
+
+def test_in_a_run_the_last_updates_of_the_policy_have_all_threads(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = noting_threads(monkeypatch)
     options = {"epochs_per_step": 4, "minibatch_responses": 1}
     first, _ = steps(trainer(**options), count=1)
     beside = threads["MainThread"].count(1)

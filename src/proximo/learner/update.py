@@ -51,18 +51,20 @@ class Learner:
         self.optimizer = options.build(self.parameters)
         self.peak_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.updates_done = 0
+        self._enclosed = 0
         module.eval()
 
     @contextmanager
     def training(self) -> Generator[None]:
         """Train mode inside, eval mode afterwards: around several updates, it spares each a walk over all modules."""
-        outermost = not self.module.training
-        if outermost:
+        if self._enclosed == 0:
             self.module.train()
+        self._enclosed += 1
         try:
             yield
         finally:
-            if outermost:
+            self._enclosed -= 1
+            if self._enclosed == 0:
                 self.module.eval()
 
     def update(

@@ -137,8 +137,8 @@ def _state(model: nn.Module) -> list[Any]:
         if module is None:
             continue
         own = module.__dict__
-        found += (module, type(module), own["training"], _is_hooked(module), _is_replaced(module))
-        found.append(own.get("attention_dropout"))
+        found += (module, type(module), _is_hooked(module), _is_replaced(module))
+        found += (own.get("training"), own.get("attention_dropout"))  # a compiled or scripted module keeps no mode
         found += [None if each is None else each.dtype for each in own["_parameters"].values()]
         waiting += own["_modules"].values()
     return found

@@ -41,8 +41,8 @@ def is_watched() -> bool:
 def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
     """What the pieces, at most two, return, in their order; the first runs in the thread of the caller.
 
-    Each has half of the caller's threads, its grad mode and its context variables. Raises what the first piece that
-    failed has raised, an interrupt included, when both have ended.
+    Each has half of the caller's threads (until it asks for all: `use_all_threads`), its grad mode and its context
+    variables. Raises what the first piece that failed has raised, an interrupt included, when both have ended.
     """
     if len(pieces) > _LANES:
         raise ValueError(f"{len(pieces)} pieces were given for {_LANES} lanes")
@@ -77,6 +77,7 @@ def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
     finally:
         while other.ident is not None and not ends[1].is_set():
             try:
+                ends[0].set()  # also where an interrupt came between the piece and its end
                 ends[1].wait()  # join() takes a thread for ended when it is interrupted (CPython 3.11)
             except BaseException as error:  # an interrupt, which the other lane is told of
                 errors.append(error)

@@ -91,8 +91,10 @@ class Blocks:
         real = (position <= last[owner])[:, None] if sum(padded) > sum(lengths) else None
         shapes = tuple((count, length) for length, count in counts.items())
         # torch.tensor: a rehearsal takes no memory of numpy's.
-        tokens, heads, places = (torch.tensor(each) for each in (tokens, heads, places.ravel()))
-        return cls(shapes, tokens, heads, places, None if real is None else torch.tensor(real).to(like), sum(lengths))
+        device = like.device
+        tokens, heads, places = (torch.tensor(each, device=device) for each in (tokens, heads, places.ravel()))
+        mask = None if real is None else torch.tensor(real, device=device).to(like)
+        return cls(shapes, tokens, heads, places, mask, sum(lengths))
 
     def split(self, *rows: Tensor) -> Iterator[list[Tensor]]:
         """[N, K] each -> of each block, [sequences * H, L, K] of each."""

@@ -48,7 +48,10 @@ def cut_minibatch(
     plan = plan_batches(lengths, token_budget=token_budget)
     chosen = [[minibatch[i] for i in indices] for indices in plan]
     # Looked up by place: cutting each column at all its responses takes several times as long.
-    places = [torch.cat([torch.arange(ends[i] - sizes[i], ends[i]) for i in members]) for members in chosen]
+    source = experience.mask.device
+    places = [
+        torch.cat([torch.arange(ends[i] - sizes[i], ends[i], device=source) for i in members]) for members in chosen
+    ]
     masks = [experience.mask[where] for where in places]
     num_update_tokens = int(sum(mask.sum() for mask in masks))
     return [

@@ -45,8 +45,8 @@ def updates_beside(
     """How many of its updates a model takes beside those of the other, with half of the threads; the rest it takes
     when the other has ended, with all of them. All, where nothing runs beside it.
 
-    A function of the batch alone: were it left to the clock which updates have more threads, no run could be repeated
-    to the bit.
+    A function of batch and models alone: were it left to the clock which updates have more threads, no run could be
+    repeated to the bit.
     """
     if own is None or other is None or not has_neighbour():
         return num_updates
@@ -65,11 +65,15 @@ def best_split(num_updates: int, own: float, other: float) -> int:
 
 
 def cost_of_updates(model: LanguageModel | ScalarModel, experience: Experience) -> int:
-    """Multiplications of an epoch: a pass with its gradients takes each matrix three times, and the output layer, on
-    the response tokens alone, a fourth time."""
+    """Multiplications of an epoch: forward, for the inputs' gradients, and for those of the matrices that train; once
+    more forward for layers that are checkpointed, and for the output layer, which works on response tokens alone."""
     layers = model.backbone.layers
-    matrices = sum(each.numel() for each in layers.parameters() if each.dim() > 1)
-    matrices -= sum(each.numel() for each in layers.get_input_embeddings().parameters())
+    embedding = {id(each) for each in layers.get_input_embeddings().parameters()}
+    matrices = [each for each in layers.parameters() if each.dim() > 1 and id(each) not in embedding]
+    passes = 2 + any(getattr(each, "gradient_checkpointing", False) for each in layers.modules())
+    per_token = sum(each.numel() * (passes + each.requires_grad) for each in matrices)
     num_tokens = sum(len(each.response.prompt.token_ids) for each in experience.scored) + sum(experience.lengths)
-    head = 4 * model.head.weight.numel() * sum(experience.lengths) if isinstance(model, LanguageModel) else 0
-    return 3 * matrices * num_tokens + head
+    head = 0
+    if isinstance(model, LanguageModel):
+        head = model.head.weight.numel() * (3 + model.head.weight.requires_grad) * sum(experience.lengths)
+    return per_token * num_tokens + head
