@@ -23,7 +23,7 @@ from proximo.models.fused_layers import FusedLayers, attention_options
 
 ROWS_BY_COLUMN = 16
 """From so many rows on, several threads share a product W x' better than x W' (1.2 to 1.7 times as fast on two threads
-for 16 to 64 rows); fewer they share better in slices of W (0.6 to 0.8 of the time). One thread gains from neither."""
+for 16 to 64 rows); fewer they share better in slices of W (0.6 to 0.9 of the time). One thread gains from neither."""
 SMALLEST_SLICED = 2**17
 """Weights of a matrix from which slices gain."""
 

@@ -129,7 +129,7 @@ _FOUND: WeakKeyDictionary[nn.Module, tuple[list[Any], bool]] = WeakKeyDictionary
 
 def _state(model: nn.Module) -> list[Any]:
     """All that decides whether modules are plain: what is in them, their code, modes, hooks and types of weights."""
-    # Asked before each pass: a walk by `modules()` and attributes of modules would take three times as long.
+    # Asked before each pass: a generator that calls itself takes a quarter longer.
     found: list[Any] = []
     waiting = list(model._modules.values())
     while waiting:

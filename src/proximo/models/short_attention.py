@@ -63,7 +63,7 @@ class Blocks:
 
     @classmethod
     def of(cls, lengths: Sequence[int], num_heads: int, like: Tensor) -> "Blocks":
-        """For sequences packed in this order; `like` gives the type of the numbers; on a CPU."""
+        """For sequences packed in this order; `like` gives type and device of the numbers."""
         order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
         padded: list[int] = []
         counts: dict[int, int] = {}
@@ -74,7 +74,7 @@ class Blocks:
                 padded.append(padded[-1])
             counts[padded[-1]] = counts.get(padded[-1], 0) + num_heads
         # Of each sequence, in the order of the blocks: its length there, its own, where it begins in the pack. All in
-        # numpy, whose small operators take a third of the time.
+        # numpy: its small operators take half of the time.
         whole, ordered, widths = np.array(lengths), np.array(order), np.array(padded)
         last, starts = whole[ordered] - 1, (whole.cumsum() - whole)[ordered]
         offsets = (widths.cumsum() - widths) * num_heads

@@ -33,7 +33,7 @@ def trains_side_by_side(
 
 
 SPEED_UP = 1.6
-"""Of an update with all threads over one with half of them (1.45 to 1.8 on two threads)."""
+"""Of an update with all threads over one with half of them: on two threads 1.55 to 1.69 with 4 million weights."""
 
 
 def updates_beside(
