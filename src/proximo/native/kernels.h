@@ -1,0 +1,160 @@
+/* What all kernels share: vectors, the exponential, products of rows with a matrix. float32 throughout.
+
+   Every number is computed in one order that depends on neither the number of threads nor the other rows of a batch.
+   Vectors are GCC's own, so that the same text serves every processor; loads and stores need no alignment. */
+#ifndef PROXIMO_KERNELS_H
+#define PROXIMO_KERNELS_H
+
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __AVX512F__
+#define WIDTH 16
+#else
+#define WIDTH 8
+#endif
+
+typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+
+/* Keeps a value in a register: the compiler would read it again for each use, and loads are what is short. */
+#if defined(__x86_64__)
+#define KEEP(value) __asm__("" : "+x"(value))
+#else
+#define KEEP(value)
+#endif
+
+INLINE vec load(const float *from) { return *(const vec *)from; }
+INLINE void store(float *to, vec value) { *(vec *)to = value; }
+INLINE vec spread(float value) { return value - (vec){0}; }
+
+INLINE vec8 halved(vec value) {
+#if WIDTH == 16
+    return __builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7) +
+           __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+    return value;
+#endif
+}
+
+/* Sums of neighbours, of a and b in turn within each half. */
+INLINE vec8 pairs(vec8 a, vec8 b) {
+    return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
+           __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+}
+
+/* The sums over four vectors, side by side. */
+INLINE vec4 sums_of_four(vec a, vec b, vec c, vec d) {
+    vec8 all = pairs(pairs(halved(a), halved(b)), pairs(halved(c), halved(d)));
+    return __builtin_shufflevector(all, all, 0, 1, 2, 3) + __builtin_shufflevector(all, all, 4, 5, 6, 7);
+}
+
+INLINE float sum_of(vec a) { return sums_of_four(a, a, a, a)[0]; }
+
+/* a where the mask is all ones, b where it is zero. */
+INLINE vec pick(ivec mask, vec a, vec b) { return (vec)(((ivec)a & mask) | ((ivec)b & ~mask)); }
+
+INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); }
+
+INLINE float largest_of(vec a) {
+    float found = a[0];
+    for (int i = 1; i < WIDTH; i++) found = a[i] > found ? a[i] : found;
+    return found;
+}
+
+/* exp(x), relative error below 2e-7 for -87.3 <= x <= 88, and the value at the nearer end beyond them: x = n ln 2 + r,
+   2^n as an exponent, exp(r) by its Taylor polynomial (|r| < 0.35). */
+INLINE vec exp_of(vec x) {
+    x = larger(x, spread(-87.3f));
+    x = pick(x < 88.0f, x, spread(88.0f));
+    vec shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the sum is rounded to a whole number */
+    vec n = shifted - 12582912.0f;
+    vec r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
+    vec p = spread(1.0f / 5040);
+    p = p * r + 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    ivec exponent = ((ivec)shifted << 23) + 0x3F800000;
+    return p * (vec)exponent;
+}
+
+/* Of `count` units of `size`, where the part of one thread begins. */
+INLINE long part(long count, long size, int thread, int num_threads) {
+    long units = (count + size - 1) / size, first = units * thread / num_threads * size;
+    return first < count ? first : count;
+}
+
+/* y += x w' for R rows of x and C of w, [R, depth] x [C, depth]'; R <= 3 and C (4 or 1) are constants where it is called.
+   Three rows, four columns and what they are multiplied with fill the sixteen registers of AVX2. */
+INLINE void add_tile(const int R, const int C, const float *x, long x_row, const float *w, long w_row, long depth,
+                     float *y, long y_row) {
+    vec sums[3][4];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) sums[r][c] = (vec){0};
+    long k = 0;
+    for (; k + WIDTH <= depth; k += WIDTH) {
+        vec of_x[3];
+        for (int r = 0; r < R; r++) {
+            of_x[r] = load(x + r * x_row + k);
+            KEEP(of_x[r]);
+        }
+        for (int c = 0; c < C; c++) {
+            vec of_w = load(w + c * w_row + k);
+            KEEP(of_w);
+            for (int r = 0; r < R; r++) sums[r][c] += of_x[r] * of_w;
+        }
+    }
+    for (int r = 0; r < R; r++)
+        if (C == 4)
+            *(vec4 *)(y + r * y_row) += sums_of_four(sums[r][0], sums[r][1], sums[r][2], sums[r][3]);
+        else
+            y[r * y_row] += sum_of(sums[r][0]);
+    for (; k < depth; k++)
+        for (int r = 0; r < R; r++)
+            for (int c = 0; c < C; c++) y[r * y_row + c] += x[r * x_row + k] * w[c * w_row + k];
+}
+
+/* y += x w' for the columns from `first` to `last`: x [rows, inputs], w [columns, inputs], y [rows, columns]. Eight
+   columns of w stay in the first cache while all rows pass by, and a row's part of the inputs is read from the second. */
+static void add_product(const float *x, long x_row, long num_rows, const float *w, long inputs, long first, long last,
+                        float *y, long y_row) {
+    long num_pieces = (inputs + 767) / 768, piece = (inputs + num_pieces * WIDTH - 1) / (num_pieces * WIDTH) * WIDTH;
+    for (long from = 0; from < inputs; from += piece) {
+        long depth = from + piece < inputs ? piece : inputs - from;
+        const float *part_of_w = w + from, *part_of_x = x + from;
+        for (long panel = first; panel < last; panel += 8) {
+            long end = panel + 8 < last ? panel + 8 : last;
+            for (long row = 0; row < num_rows; row += 3) {
+                long column = panel, left = num_rows - row;
+                const float *of_x = part_of_x + row * x_row;
+                for (; column + 4 <= end; column += 4) {
+                    const float *of_w = part_of_w + column * inputs;
+                    float *to = y + row * y_row + column;
+                    if (left >= 3)
+                        add_tile(3, 4, of_x, x_row, of_w, inputs, depth, to, y_row);
+                    else if (left == 2)
+                        add_tile(2, 4, of_x, x_row, of_w, inputs, depth, to, y_row);
+                    else
+                        add_tile(1, 4, of_x, x_row, of_w, inputs, depth, to, y_row);
+                }
+                for (; column < end; column++)
+                    for (long r = 0; r < (left < 3 ? left : 3); r++)
+                        add_tile(1, 1, of_x + r * x_row, x_row, part_of_w + column * inputs, inputs, depth,
+                                 y + (row + r) * y_row + column, y_row);
+            }
+        }
+    }
+}
+
+#endif

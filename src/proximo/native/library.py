@@ -1,0 +1,150 @@
+"""The kernels in C beside this file, compiled once per machine and loaded. Not what calls them.
+
+They need Linux and a C compiler (`$CC`, `cc` or `gcc`) with GCC's vector extensions and its OpenMP, whose threads are
+torch's own: nothing is linked, so that its names are found in what torch has loaded. Without them, and where
+`PROXIMO_KERNELS=off` says so, torch's operators do the same work, slower.
+"""
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+SWITCH = "PROXIMO_KERNELS"
+"""Environment variable: `off` for torch's operators alone."""
+
+COMPILE_SECONDS = 120.0
+
+_FLAGS = (
+    *("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
+    # Sums stay in the order in which they are written: -ffast-math is left out on purpose.
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
+)
+
+
+def kernels_for(like: Tensor) -> ctypes.CDLL | None:
+    """The kernels where they can compute with tensors like this one: real numbers in float32 on a CPU, and nobody
+    follows the operators of the caller's thread."""
+    plain = type(like) in (Tensor, torch.nn.Parameter) and like.dtype is torch.float32 and like.device.type == "cpu"
+    return library() if plain and _get_current_dispatch_mode() is None else None
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Compiled if need be, in a second or two; None where that is not possible or not wanted.
+
+    Warns, once, with what the compiler says where it fails.
+    """
+    compiler = _compiler()
+    if os.environ.get(SWITCH) == "off" or sys.platform != "linux" or compiler is None:
+        return None
+    try:
+        path = _folder() / f"kernels-{_fingerprint(compiler)}.so"
+        if not path.is_file():
+            _compile(compiler, path)
+        return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        warnings.warn(
+            f"kernels in C could not be made by {compiler}, and torch's operators do their work, slower "
+            f"({SWITCH}=off leaves this out): {said.strip()[-500:]}",
+            stacklevel=2,
+        )
+        return None
+
+
+def describe_kernels() -> str | None:
+    """What identifies the kernels in use, for the record of a run; None where there are none."""
+    if library() is None:
+        return None
+    compiler = _compiler()
+    assert compiler is not None
+    return _fingerprint(compiler)
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Where a contiguous tensor begins."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous(), "kernels read rows without gaps"
+    return tensor.data_ptr()
+
+
+def _compiler() -> str | None:
+    names = [name for name in (os.environ.get("CC"), "cc", "gcc") if name]
+    return next((found for found in map(shutil.which, names) if found), None)
+
+
+def _sources() -> list[Path]:
+    return sorted(Path(__file__).parent.glob("*.[ch]"))
+
+
+@cache
+def _fingerprint(compiler: str) -> str:
+    """Of all that decides what is compiled: sources, flags, compiler and instructions of the processor."""
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_SECONDS, check=True
+    ).stdout
+    digest = hashlib.blake2b(digest_size=8)
+    for piece in (version, " ".join(_FLAGS), platform.machine(), _instructions()):
+        digest.update(piece.encode() + b"\0")
+    for path in _sources():
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _instructions() -> str:
+    """What `-march=native` goes by. A home folder may serve several machines."""
+    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    wanted = ("model name", "flags", "CPU implementer", "CPU part", "Features")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def _folder() -> Path:
+    """Where libraries are kept: a folder that nobody else can write to."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(home) / "proximo"
+    with contextlib.suppress(OSError, RuntimeError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = folder.stat()
+        if state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(folder, os.W_OK):
+            return folder
+    return _own_folder()
+
+
+@cache
+def _own_folder() -> Path:
+    """For this process alone."""
+    kept = tempfile.TemporaryDirectory(prefix="proximo-kernels-")
+    _KEPT.append(kept)
+    return Path(kept.name)
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _compile(compiler: str, path: Path) -> None:
+    """Made aside and put in place at once: several processes may do it at the same time."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder)
+        units = [source for source in _sources() if source.suffix == ".c"]
+        for unit in units:
+            _say(compiler, *_FLAGS, "-c", str(unit), "-o", str(made / f"{unit.stem}.o"))
+        _say(compiler, "-shared", *(str(made / f"{unit.stem}.o") for unit in units), "-lm", "-o", str(made / path.name))
+        (made / path.name).replace(path)
+
+
+def _say(*command: str) -> None:
+    subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=True)
