@@ -21,6 +21,7 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.placement import Precision
 from proximo.models.probe import probe_language_model
+from proximo.native.library import library
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
 OWN_KINDS: dict[str, dict[str, Any]] = {
@@ -31,7 +32,7 @@ OWN_KINDS: dict[str, dict[str, Any]] = {
     "cut short": {"num_hidden_layers": 3},
     "odd": {"intermediate_size": 45},
 }
-KINDS = ("llama", "mistral_window", "qwen2", *(name for name in OWN_KINDS if name != "odd"))
+KINDS = ("llama", "mistral_window", "qwen2", *OWN_KINDS)
 NUM_ROWS = 4
 
 
@@ -74,47 +75,24 @@ def decoded(model: LanguageModel, decoder: Decoder) -> list[Tensor]:
     return passes
 
 
-@pytest.mark.parametrize("form", [decoding._gated, decoding._gated_by_column, decoding._gated_in_slices])
+@pytest.fixture(params=[True, False], ids=["kernels", "operators"])
+def _by_both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.setattr(decoding, "kernels_for", lambda _: None)
+    elif library() is None:
+        pytest.skip("there is no C compiler")
+
+
+@pytest.mark.usefixtures("_by_both_ways")
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-def test_every_row_gets_the_hidden_states_of_the_modules(
-    name: str, dtype: torch.dtype, tolerance: float, form: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decoding, "_gated_for", lambda *_: form)
-    monkeypatch.setattr(decoding, "SMALLEST_SLICED", 0)
+def test_every_row_gets_the_hidden_states_of_the_modules(name: str, dtype: torch.dtype, tolerance: float) -> None:
     model = LanguageModel(build(name, dtype))
     decoder = model.decoder()
     assert isinstance(decoder.__self__, DecodingLayers)
-    assert all(layer.slices is not None for layer in decoder.__self__._layers)
     for ours, expected in zip(decoded(model, decoder), decoded(model, model.backbone.decode), strict=True):
         assert ours.shape == expected.shape
         assert (ours - expected).abs().max() <= tolerance * expected.abs().max()
-
-
-def test_gated_layers_that_do_not_divide_or_are_small_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = LanguageModel(build("llama")).decoder()
-    assert all(layer.slices is None for layer in whole.__self__._layers)
-    monkeypatch.setattr(decoding, "SMALLEST_SLICED", 0)
-    monkeypatch.setattr(decoding, "_gated_for", lambda *_: decoding._gated_in_slices)
-    model = LanguageModel(build("odd"))
-    decoder = model.decoder()
-    assert all(layer.slices is None for layer in decoder.__self__._layers)
-    for ours, expected in zip(decoded(model, decoder), decoded(model, model.backbone.decode), strict=True):
-        assert (ours - expected).abs().max() <= 1e-5 * expected.abs().max()
-
-
-def test_several_threads_take_few_rows_in_slices_and_many_by_column() -> None:
-    before, hidden = torch.get_num_threads(), torch.zeros(1)
-    ways = {1: decoding._gated, 2: decoding._gated_in_slices, 15: decoding._gated_in_slices}
-    ways |= {16: decoding._gated_by_column, 64: decoding._gated_by_column}
-    try:
-        torch.set_num_threads(2)
-        assert {rows: decoding._gated_for(rows, hidden) for rows in ways} == ways
-        assert decoding._gated_for(64, hidden.to("meta")) is decoding._gated
-        torch.set_num_threads(1)
-        assert {decoding._gated_for(rows, hidden) for rows in ways} == {decoding._gated}
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_the_kinds_are_what_they_are_here_for() -> None:
@@ -124,6 +102,7 @@ def test_the_kinds_are_what_they_are_here_for() -> None:
     assert all(layer.self_attn.q_proj.bias.abs().min() > 0 for layer in build("qwen2").model.layers)
 
 
+@pytest.mark.usefixtures("_by_both_ways")
 def test_two_runs_are_equal_bit_for_bit_and_copy_no_weights() -> None:
     model = LanguageModel(build("llama"))
     decoder = model.decoder()
@@ -194,6 +173,7 @@ def test_the_probe_holds_both_ways_of_decoding(monkeypatch: pytest.MonkeyPatch) 
     def too_far(heads: Tensor, cosines: Tensor, sines: Tensor) -> None:
         heads.mul_(1.01)
 
+    monkeypatch.setattr(decoding, "kernels_for", lambda _: None)
     monkeypatch.setattr(decoding, "rotate_", too_far)
     with pytest.raises(ModelError, match="hidden states decoded with a cache differ by"):
         probe_language_model(LanguageModel(build("llama")))

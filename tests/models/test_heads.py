@@ -171,7 +171,7 @@ def test_the_head_of_every_architecture_gives_its_own_logits(architecture: str):
     with torch.no_grad():
         own = model(input_ids=tokens, use_cache=False).logits[0]
         hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
-        torch.testing.assert_close(OutputHead.of(model).logits(hidden), own, rtol=0, atol=2e-6)
+        torch.testing.assert_close(OutputHead.of(model).logits(hidden), own, rtol=5e-7, atol=2e-6)
 
 
 def test_an_output_layer_that_is_not_linear_is_refused():

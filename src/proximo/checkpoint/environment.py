@@ -6,11 +6,16 @@ from pathlib import Path
 
 import torch
 
+from proximo.native.library import describe_kernels
+
 PACKAGES = ("proximo", "torch", "transformers", "tokenizers", "peft", "datasets", "safetensors", "numpy")
 
 
 def describe_environment(*, device: str) -> dict[str, str | int | None]:
-    """Versions, thread count, processor and, for a CUDA device, the accelerator: JSON, flat, the same on every call."""
+    """Versions, thread count, processor, kernels in C and, for a CUDA device, the accelerator.
+
+    JSON, flat, the same on every call.
+    """
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in PACKAGES},
@@ -18,6 +23,7 @@ def describe_environment(*, device: str) -> dict[str, str | int | None]:
         "machine": platform.machine(),
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
+        "kernels": describe_kernels(),
         "num_threads": torch.get_num_threads(),
         "device": device,
         "accelerator": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,

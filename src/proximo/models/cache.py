@@ -24,6 +24,7 @@ from torch.nn import functional
 from transformers import Cache
 
 from proximo.models.attention import AttentionOptions, explicit_attention
+from proximo.native.decoding import CachePointers
 
 
 class PromptCache(Cache):
@@ -56,6 +57,7 @@ class RowCache(Cache):
         self._max_tokens = max_tokens
         self._storage: dict[int, tuple[Tensor, Tensor]] = {}
         self._step: RowLayout | None = None
+        self._pointers: CachePointers | None = None
 
     def place(self, prompts: PromptCache, index: int, rows: Sequence[int]) -> None:
         """Copy the keys and values of one prompt into rows; what they held before is forgotten."""
@@ -64,6 +66,7 @@ class RowCache(Cache):
         self._ensure(num_tokens)
         for layer, captured in prompts.captured.items():
             if layer not in self._storage:
+                self._pointers = None
                 self._storage[layer] = self._allocate(captured[0]), self._allocate(captured[1])
             for storage, made in zip(self._storage[layer], captured, strict=True):
                 piece = made[0, :, start:end]
@@ -102,6 +105,12 @@ class RowCache(Cache):
         values.view(-1, values.shape[-1]).index_copy_(0, where, value_states.reshape(-1, values.shape[-1]))
         return keys[:num_rows, :, : step.num_tokens], values[:num_rows, :, : step.num_tokens]
 
+    def pointers(self) -> CachePointers:
+        """Where kernels in C find the storage of all layers, and write the token that `advance` made room for."""
+        if self._pointers is None:
+            self._pointers = CachePointers.of([self._storage[layer] for layer in sorted(self._storage)])
+        return self._pointers
+
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
         """Tokens before this pass in the longest row; rows differ, so positions are always passed to the model."""
         return 0 if self._step is None else self._step.num_tokens - 1
@@ -121,6 +130,7 @@ class RowCache(Cache):
         if num_tokens <= self._capacity:
             return
         assert num_tokens <= self._max_tokens, f"a row of {num_tokens} tokens was promised at most {self._max_tokens}"
+        self._pointers = None
         old, self._capacity = self._capacity, min(self._max_tokens, max(num_tokens, 2 * self._capacity))
         for layer, pair in self._storage.items():
             keys, values = (self._allocate(storage) for storage in pair)

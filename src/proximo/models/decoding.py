@@ -7,7 +7,7 @@ decided in `fused_layers.py`; the probe at load holds what is computed here agai
 Legend: B rows, D width, H query heads, G key heads, K head width, F width of the gated layer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,15 +17,11 @@ from torch.nn import functional
 from transformers.cache_utils import Cache
 
 from proximo.models.attention import AttentionLayout, AttentionOptions
-from proximo.models.few_rows import has_threads, sliced, sliced_by_inputs
+from proximo.models.cache import RowCache, RowLayout
 from proximo.models.fused import rotate_
 from proximo.models.fused_layers import FusedLayers, attention_options
-
-ROWS_BY_COLUMN = 16
-"""From so many rows on, several threads share a product W x' better than x W' (1.2 to 1.7 times as fast on two threads
-for 16 to 64 rows); fewer they share better in slices of W (0.6 to 0.9 of the time). One thread gains from neither."""
-SMALLEST_SLICED = 2**17
-"""Weights of a matrix from which slices gain."""
+from proximo.models.native_decoding import NativeLayers, has_plain_weights
+from proximo.native.library import kernels_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +57,6 @@ class _Layer:
     gate: Tensor
     up: Tensor
     down: Tensor
-    slices: tuple[Tensor, Tensor, Tensor] | None
-    """The last three in slices [S, inputs, outputs] of their F; None where F does not divide or is small."""
 
     @classmethod
     def of(cls, layer: Any) -> "_Layer":
@@ -78,16 +72,7 @@ class _Layer:
             gate=gated.gate_proj.weight.t(),
             up=gated.up_proj.weight.t(),
             down=gated.down_proj.weight.t(),
-            slices=_slices_of(gated),
         )
-
-
-def _slices_of(gated: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    if gated.gate_proj.weight.numel() < SMALLEST_SLICED:
-        return None
-    gate, up = (sliced(each.weight.detach()) for each in (gated.gate_proj, gated.up_proj))
-    down = sliced_by_inputs(gated.down_proj.weight.detach())
-    return None if gate is None or up is None or down is None else (gate, up, down)
 
 
 class DecodingLayers:
@@ -98,6 +83,7 @@ class DecodingLayers:
         self._model = model
         self._layers = [_Layer.of(each) for each in model.layers[: model.config.num_hidden_layers]]
         self._last_norm = _Norm.of(model.norm)
+        self._native = NativeLayers(fused) if has_plain_weights(fused) else None
 
     @torch.no_grad()
     def run(self, token_ids: Tensor, position_ids: Tensor, cache: Cache, layout: AttentionLayout) -> Tensor:
@@ -108,44 +94,25 @@ class DecodingLayers:
         hidden = self._model.embed_tokens(token_ids)
         angles = self._model.rotary_emb(hidden[:, None], position_ids[:, None])
         halves = [each.chunk(2, dim=-1)[0] for each in angles]  # both halves of a head turn by the same
-        gated = _gated_for(len(token_ids), hidden)
+        kernels = kernels_for(hidden)
+        if kernels is not None and self._native is not None and isinstance(cache, RowCache):
+            assert isinstance(layout, RowLayout)
+            cosines, sines = (each[:, 0].contiguous() for each in halves)
+            self._native.run(kernels, hidden, (cosines, sines), cache, layout)
+            return hidden
         for layer in self._layers:
             query, key, value = _projected(layer.first_norm(hidden), layer, halves)
             key, value = cache.update(key, value, layer.index)
             layout.num_calls += 1
             attended = layout.attend(query, key, value, layer.options)
             hidden = torch.addmm(hidden, attended.flatten(1), layer.output)
-            hidden = gated(hidden, layer.second_norm(hidden), layer)
+            hidden = _gated(hidden, layer.second_norm(hidden), layer)
         return self._last_norm(hidden)
-
-
-def _gated_for(num_rows: int, hidden: Tensor) -> Callable[[Tensor, Tensor, _Layer], Tensor]:
-    """The way in which this many rows take the gated layers."""
-    if num_rows == 1 or not has_threads(hidden):
-        return _gated
-    return _gated_by_column if num_rows >= ROWS_BY_COLUMN else _gated_in_slices
 
 
 def _gated(hidden: Tensor, normed: Tensor, layer: _Layer) -> Tensor:
     opened = functional.silu(torch.mm(normed, layer.gate), inplace=True)
     return torch.addmm(hidden, opened.mul_(torch.mm(normed, layer.up)), layer.down)
-
-
-def _gated_by_column(hidden: Tensor, normed: Tensor, layer: _Layer) -> Tensor:
-    """The same with every product the other way round, [F, B] in between."""
-    turned = normed.t()
-    opened = functional.silu(torch.mm(layer.gate.t(), turned), inplace=True)
-    return hidden + torch.mm(layer.down.t(), opened.mul_(torch.mm(layer.up.t(), turned))).t()
-
-
-def _gated_in_slices(hidden: Tensor, normed: Tensor, layer: _Layer) -> Tensor:
-    """The same in slices of F, [S, B, F / S] in between."""
-    if layer.slices is None:
-        return _gated(hidden, normed, layer)
-    gate, up, down = layer.slices
-    spread = normed.expand(len(gate), *normed.shape)
-    opened = functional.silu(torch.bmm(spread, gate), inplace=True)
-    return torch.bmm(opened.mul_(torch.bmm(spread, up)), down).sum(dim=0).add_(hidden)
 
 
 def _projected(normed: Tensor, layer: _Layer, halves: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from proximo.errors import ModelError
-from proximo.models.few_rows import linear
+from proximo.native.decoding import linear
 
 CHUNK_TOKENS = 256
 """Positions whose logits exist at once. At 2 thousand to 150 thousand tokens this was within 5% of the fastest size."""

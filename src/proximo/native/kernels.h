@@ -69,11 +69,11 @@ INLINE float largest_of(vec a) {
     return found;
 }
 
-/* exp(x), relative error below 2e-7 for -87.3 <= x <= 88, and the value at the nearer end beyond them: x = n ln 2 + r,
-   2^n as an exponent, exp(r) by its Taylor polynomial (|r| < 0.35). */
+/* exp(x), relative error below 2e-7 for -87.3 <= x <= 88, and the value at the nearer end beyond them; NaN stays NaN.
+   x = n ln 2 + r, 2^n as an exponent, exp(r) by its Taylor polynomial (|r| < 0.35). */
 INLINE vec exp_of(vec x) {
-    x = larger(x, spread(-87.3f));
-    x = pick(x < 88.0f, x, spread(88.0f));
+    x = pick(x < -87.3f, spread(-87.3f), x);
+    x = pick(x > 88.0f, spread(88.0f), x);
     vec shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the sum is rounded to a whole number */
     vec n = shifted - 12582912.0f;
     vec r = (x - n * 0.693145752f) - n * 1.42860677e-6f;

@@ -8,13 +8,13 @@ torch's own: nothing is linked, so that its names are found in what torch has lo
 import contextlib
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +26,8 @@ SWITCH = "PROXIMO_KERNELS"
 """Environment variable: `off` for torch's operators alone."""
 
 COMPILE_SECONDS = 120.0
+
+LOG = logging.getLogger("proximo.native")
 
 _FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-fPIC", "-fopenmp", "-fvisibility=hidden"),
@@ -45,10 +47,13 @@ def kernels_for(like: Tensor) -> ctypes.CDLL | None:
 def library() -> ctypes.CDLL | None:
     """Compiled if need be, in a second or two; None where that is not possible or not wanted.
 
-    Warns, once, with what the compiler says where it fails.
+    Says so once, with what the compiler said where it failed.
     """
     compiler = _compiler()
-    if os.environ.get(SWITCH) == "off" or sys.platform != "linux" or compiler is None:
+    if os.environ.get(SWITCH) == "off" or sys.platform != "linux":
+        return None
+    if compiler is None:
+        LOG.info("no C compiler was found (cc, gcc): torch's operators sample and train on a CPU, slower; install gcc")
         return None
     try:
         path = _folder() / f"kernels-{_fingerprint(compiler)}.so"
@@ -57,10 +62,9 @@ def library() -> ctypes.CDLL | None:
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        warnings.warn(
-            f"kernels in C could not be made by {compiler}, and torch's operators do their work, slower "
-            f"({SWITCH}=off leaves this out): {said.strip()[-500:]}",
-            stacklevel=2,
+        LOG.warning(
+            "%s could not make the kernels in C, and torch's operators do their work, slower (%s=off leaves them out): %s",
+            *(compiler, SWITCH, said.strip()[-500:]),
         )
         return None
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from proximo.errors import UserError
+from proximo.native.library import kernels_for
+from proximo.native.sampling import sample as sample_natively
 from proximo.rollout.noise import exponential_noise
 
 _BLOCK_ELEMENTS_CPU = 2**18
@@ -115,6 +117,9 @@ def sample(
     float32 under the full softmax at the temperature, whatever else shaped the draw. A token of probability 0 is never
     drawn. Arithmetic is that of the logits, at least float32. Non-finite logits give non-finite log-probs.
     """
+    kernels = kernels_for(logits) if options.draws_from_full_softmax and logits.is_contiguous() else None
+    if kernels is not None:
+        return sample_natively(kernels, logits, streams=streams, positions=positions, temperature=options.temperature)
     block = _BLOCK_ELEMENTS_CPU if logits.device.type == "cpu" else _BLOCK_ELEMENTS_OTHER
     rows_per_block = max(1, block // logits.shape[1])
     parts = [

@@ -1,0 +1,104 @@
+"""What `decode.c` is given, as ctypes sees it. Not the formulas, nor which models run this way."""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from proximo.native.library import kernels_for, pointer
+
+FEW_ROWS = 64
+"""Up to here the kernel's product is faster than torch's."""
+
+
+class Layer(Structure):
+    """Pointers to the weights of one layer, and what its attention asks."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("first_norm", "query", "query_bias", "key", "key_bias", "value", "value_bias")),
+        *((name, c_void_p) for name in ("output", "second_norm", "gate", "up", "down")),
+        *((name, c_float) for name in ("first_epsilon", "second_epsilon", "scaling")),
+        ("window", c_int64),
+    ]
+
+
+class Model(Structure):
+    """Sizes, and all layers."""
+
+    _fields_ = [
+        *(
+            (name, c_int64)
+            for name in ("num_layers", "width", "num_heads", "num_key_heads", "head_width", "gated_width")
+        ),
+        ("last_norm", c_void_p),
+        ("last_epsilon", c_float),
+        ("layers", POINTER(Layer)),
+    ]
+
+
+class _Pass(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("num_rows", "num_threads", "capacity")),
+        *((name, c_void_p) for name in ("positions", "cosines", "sines", "keys", "values", "hidden", "scratch")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CachePointers:
+    """Where the storage of keys and of values of each layer begins, [rows, G, capacity, K] each."""
+
+    keys: ctypes.Array
+    values: ctypes.Array
+    capacity: int
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[Tensor, Tensor]]) -> "CachePointers":
+        """`pairs`: keys and values of each layer, in the order of the layers."""
+        kind = c_void_p * len(pairs)
+        keys, values = (kind(*map(pointer, each)) for each in zip(*pairs, strict=True))
+        return cls(keys, values, pairs[0][0].shape[2])
+
+
+def decode(
+    kernels: ctypes.CDLL,
+    model: Model,
+    hidden: Tensor,
+    positions: Tensor,
+    angles: Sequence[Tensor],
+    cache: CachePointers,
+) -> None:
+    """hidden [B, D], embeddings in, hidden states after the last norm out; positions [B] int64; angles: cosines and
+    sines [B, K / 2]. The cache gets the new keys and values at their positions."""
+    cosines, sines = angles
+    task = _Pass(
+        num_rows=len(hidden),
+        num_threads=torch.get_num_threads(),
+        capacity=cache.capacity,
+        positions=pointer(positions),
+        cosines=pointer(cosines),
+        sines=pointer(sines),
+        keys=ctypes.addressof(cache.keys),
+        values=ctypes.addressof(cache.values),
+        hidden=pointer(hidden),
+    )
+    kernels.scratch_size.restype = c_int64
+    scratch = torch.empty(kernels.scratch_size(byref(model), byref(task)))
+    task.scratch = pointer(scratch)
+    kernels.decode(byref(model), byref(task))
+
+
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """rows [..., I], weight [O, I], bias [O] -> x W' + b [..., O]; by the kernel where rows are few and no gradient is
+    taken."""
+    few = rows.dim() == 2 and len(rows) <= FEW_ROWS and not torch.is_grad_enabled()
+    kernels = kernels_for(weight) if few and rows.dtype is weight.dtype else None
+    if kernels is None or not (rows.is_contiguous() and weight.is_contiguous()):
+        return functional.linear(rows, weight, bias)
+    found = rows.new_empty(len(rows), len(weight))
+    sizes = map(c_int64, (*rows.shape, len(weight), torch.get_num_threads()))
+    kernels.linear_rows(*(c_void_p(pointer(each)) for each in (rows, weight, bias, found)), *sizes)
+    return found

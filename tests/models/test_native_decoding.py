@@ -1,0 +1,110 @@
+"""What the decoding kernel promises beyond the right numbers: bits that nothing else in the batch can move."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import build_architecture, random_sequences
+from proximo.errors import ModelError
+from proximo.models import native_decoding
+from proximo.models.attention import PackedLayout
+from proximo.models.cache import PromptCache, RowCache
+from proximo.models.language import LanguageModel
+from proximo.models.packing import pack
+from proximo.models.probe import probe_language_model
+from proximo.native import decoding as native
+from proximo.native.decoding import linear
+from proximo.native.library import library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="there is no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+@torch.inference_mode()
+def last_states(model: LanguageModel, rows: list[int], *, num_threads: int = 1) -> dict[int, Tensor]:
+    """Of some of nine prompts, after six more tokens each."""
+    sequences = random_sequences([7, 2, 4, 9, 1, 3, 8, 5, 6])
+    packed = [pack([sequences[row]]) for row in rows]
+    cache = RowCache(num_rows=len(rows), initial_tokens=16, max_tokens=40)
+    for i, each in enumerate(packed):
+        captured = PromptCache(each.lengths)
+        model.prefill(each, captured, PackedLayout(each.lengths))
+        cache.place(captured, 0, [i])
+    decoder = model.decoder()
+    torch.set_num_threads(num_threads)
+    for i in range(6):
+        layout = cache.advance(len(rows))
+        hidden = decoder(torch.tensor([(5 * row + i) % 61 for row in rows]), layout.positions, cache, layout)
+    return dict(zip(rows, hidden, strict=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral_window", "qwen2"])
+def test_the_bits_of_a_row_depend_on_neither_its_neighbours_nor_the_threads(name: str) -> None:
+    model = LanguageModel(build_architecture(name))
+    together = last_states(model, list(range(9)))
+    for other in (
+        last_states(model, [3]),
+        last_states(model, [8, 3]),
+        last_states(model, list(range(9)), num_threads=3),
+    ):
+        assert all(torch.equal(state, together[row]) for row, state in other.items())
+
+
+def test_the_kernel_is_what_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    plain = native.decode
+    monkeypatch.setattr(native, "decode", lambda *given: (calls.append(1), plain(*given)))
+    last_states(LanguageModel(build_architecture("llama")), [0, 1])
+    assert len(calls) == 6
+
+
+def test_the_probe_holds_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = native_decoding._layer
+
+    def wrongly_scaled(layer: object) -> native.Layer:
+        found = plain(layer)
+        found.scaling *= 1.01
+        return found
+
+    monkeypatch.setattr(native_decoding, "_layer", wrongly_scaled)
+    with pytest.raises(ModelError, match="hidden states decoded with a cache differ by"):
+        probe_language_model(LanguageModel(build_architecture("llama")))
+
+
+@torch.inference_mode()
+def test_a_number_that_is_none_stays_none() -> None:
+    for where in ("q_proj", "v_proj", "gate_proj"):
+        model = LanguageModel(build_architecture("llama"))
+        weights = {name: each for name, each in model.backbone.layers.named_parameters() if where in name}
+        next(iter(weights.values())).view(-1)[0] = float("nan")
+        assert all(state.isnan().all() for state in last_states(model, [0, 1]).values()), where
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 1, 1), (2, 7, 3), (3, 16, 8), (5, 45, 61), (64, 800, 130)])
+@pytest.mark.parametrize("has_bias", [False, True])
+@torch.no_grad()
+def test_a_product_of_few_rows(rows: int, inputs: int, outputs: int, has_bias: bool) -> None:
+    random = torch.Generator().manual_seed(rows)
+    x, weight, bias = (
+        torch.randn(shape, generator=random) for shape in ((rows, inputs), (outputs, inputs), (outputs,))
+    )
+    found = linear(x, weight, bias if has_bias else None)
+    expected = x.double() @ weight.double().t() + (bias.double() if has_bias else 0)
+    assert (found - expected).abs().max() <= 4e-6 * inputs**0.5
+    for num_threads in (2, 5):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(linear(x, weight, bias if has_bias else None), found)
+    assert torch.equal(linear(x[:1].clone(), weight, bias if has_bias else None), found[:1])
+
+
+def test_products_that_take_gradients_are_torchs() -> None:
+    weight = torch.ones(4, 4, requires_grad=True)
+    linear(torch.ones(2, 4), weight, None).sum().backward()
+    assert weight.grad is not None

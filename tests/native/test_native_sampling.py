@@ -1,0 +1,94 @@
+"""The draw in C against the operators that it stands for."""
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from proximo.native.library import library
+from proximo.native.sampling import sample as native_sample
+from proximo.rollout import sampling
+from proximo.rollout.sampling import RandomKey, SamplingOptions, sample
+
+pytestmark = pytest.mark.skipif(library() is None, reason="there is no C compiler")
+NONE_ENDING = torch.zeros(0, dtype=torch.long)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    yield
+    torch.set_num_threads(1)
+
+
+def drawn_with(logits: Tensor, temperature: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    streams = torch.tensor([RandomKey(seed=seed, purpose="test").stream(i, 0) for i in range(len(logits))])
+    positions = torch.arange(len(logits)) % 70
+    options = SamplingOptions(max_new_tokens=8, temperature=temperature)
+    return sample(logits, streams=streams, positions=positions, options=options, ending_ids=NONE_ENDING)
+
+
+def by_operators(monkeypatch: pytest.MonkeyPatch, *given: object) -> tuple[Tensor, Tensor]:
+    with monkeypatch.context() as patch:
+        patch.setattr(sampling, "kernels_for", lambda _: None)
+        return drawn_with(*given)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("vocabulary", [1, 5, 8, 61, 2048, 5003])
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
+def test_the_same_tokens_and_log_probs(vocabulary: int, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = normal(300, vocabulary) * 3
+    tokens, logprobs = drawn_with(logits, temperature)
+    expected = by_operators(monkeypatch, logits, temperature)
+    assert torch.equal(tokens, expected[0])
+    exact = (logits.double() / temperature).log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
+    assert (logprobs - exact).abs().max() <= 1e-6 * exact.abs().max().clamp(min=4)
+    assert (expected[1] - exact).abs().max() <= 2e-6 * exact.abs().max().clamp(min=4)
+
+
+def test_the_kernel_is_what_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    plain = native_sample
+    monkeypatch.setattr(sampling, "sample_natively", lambda *given, **more: (calls.append(1), plain(*given, **more))[1])
+    drawn_with(normal(2, 9))
+    assert calls == [1]
+
+
+def test_the_bits_depend_on_neither_neighbours_nor_threads() -> None:
+    logits = normal(9, 515)
+    tokens, logprobs = drawn_with(logits)
+    alone = drawn_with(logits[:1])
+    torch.set_num_threads(3)
+    assert all(map(torch.equal, drawn_with(logits), (tokens, logprobs)))
+    assert all(map(torch.equal, alone, (tokens[:1], logprobs[:1])))
+
+
+def test_small_noise_keeps_its_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many equal tokens the winner has a draw near 1 / their number: only exact small draws find the same one."""
+    logits = torch.zeros(200, 20_011)
+    assert torch.equal(drawn_with(logits)[0], by_operators(monkeypatch, logits)[0])
+
+
+def test_impossible_tokens_are_never_drawn() -> None:
+    logits = torch.full((500, 37), -torch.inf)
+    logits[:, 11] = -50.0
+    logits[:, 30] = -300.0
+    tokens, logprobs = drawn_with(logits)
+    assert set(tokens.tolist()) == {11}
+    assert logprobs.abs().max() <= 1e-6
+    assert drawn_with(torch.tensor([[0.0, 100.0, -1e30]]))[0].tolist() == [1]
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf])
+@pytest.mark.parametrize("where", [0, 8, 36])
+def test_logits_that_are_not_finite_have_no_log_prob(strange: float, where: int) -> None:
+    logits = normal(3, 37)
+    logits[1, where] = strange
+    finite = drawn_with(logits)[1].isfinite()
+    assert finite.tolist() == [True, False, True]
+    assert not drawn_with(torch.full((1, 5), -torch.inf))[1].isfinite().any()
