@@ -68,6 +68,7 @@ def decode(
     model: Model,
     hidden: Tensor,
     positions: Tensor,
+    *,
     angles: Sequence[Tensor],
     cache: CachePointers,
 ) -> None:

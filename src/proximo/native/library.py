@@ -63,7 +63,7 @@ def library() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         LOG.warning(
-            "%s could not make the kernels in C, and torch's operators do their work, slower (%s=off leaves them out): %s",
+            "%s could not make the kernels in C, and torch's operators work, slower (%s=off leaves them out): %s",
             *(compiler, SWITCH, said.strip()[-500:]),
         )
         return None
