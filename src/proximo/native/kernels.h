@@ -96,8 +96,9 @@ INLINE long part(long count, long size, int thread, int num_threads) {
 }
 
 /* y += x w' for R rows of x and C of w, [R, depth] x [C, depth]'; R <= 3 and C (4 or 1) are constants where it is called.
-   Three rows, four columns and what they are multiplied with fill the sixteen registers of AVX2. */
-INLINE void add_tile(const int R, const int C, const float *x, long x_row, const float *w, long w_row, long depth,
+   Three rows, four columns and what they are multiplied with fill the sixteen registers of AVX2. `ahead`: so many columns
+   further on w is brought into the cache, where it is read for the first time; 0 for not. */
+INLINE void add_tile(const int R, const int C, const int ahead, const float *x, long x_row, const float *w, long w_row, long depth,
                      float *y, long y_row) {
     vec sums[3][4];
     for (int r = 0; r < R; r++)
@@ -111,6 +112,7 @@ INLINE void add_tile(const int R, const int C, const float *x, long x_row, const
         }
         for (int c = 0; c < C; c++) {
             vec of_w = load(w + c * w_row + k);
+            if (ahead) __builtin_prefetch(w + (c + ahead) * w_row + k);
             KEEP(of_w);
             for (int r = 0; r < R; r++) sums[r][c] += of_x[r] * of_w;
         }
@@ -141,16 +143,18 @@ static void add_product(const float *x, long x_row, long num_rows, const float *
                 for (; column + 4 <= end; column += 4) {
                     const float *of_w = part_of_w + column * inputs;
                     float *to = y + row * y_row + column;
-                    if (left >= 3)
-                        add_tile(3, 4, of_x, x_row, of_w, inputs, depth, to, y_row);
+                    if (left >= 3 && row == 0)
+                        add_tile(3, 4, 8, of_x, x_row, of_w, inputs, depth, to, y_row);
+                    else if (left >= 3)
+                        add_tile(3, 4, 0, of_x, x_row, of_w, inputs, depth, to, y_row);
                     else if (left == 2)
-                        add_tile(2, 4, of_x, x_row, of_w, inputs, depth, to, y_row);
+                        add_tile(2, 4, 8, of_x, x_row, of_w, inputs, depth, to, y_row);
                     else
-                        add_tile(1, 4, of_x, x_row, of_w, inputs, depth, to, y_row);
+                        add_tile(1, 4, 8, of_x, x_row, of_w, inputs, depth, to, y_row);
                 }
                 for (; column < end; column++)
                     for (long r = 0; r < (left < 3 ? left : 3); r++)
-                        add_tile(1, 1, of_x + r * x_row, x_row, part_of_w + column * inputs, inputs, depth,
+                        add_tile(1, 1, 0, of_x + r * x_row, x_row, part_of_w + column * inputs, inputs, depth,
                                  y + (row + r) * y_row + column, y_row);
             }
         }
