@@ -1,0 +1,347 @@
+/* Causal attention over packed sequences, forward and backward, in tiles that stay in the second cache.
+
+   One unit of work is a piece of one sequence (forward: some of its queries; backward: all of it) with one key head and
+   the query heads that share it. It writes what no other unit does, so that who computes it, and when, changes no bit.
+
+   Tiles are products of rows of numbers, each spread over a vector, with panels: parts of two vectors of the rows of a
+   matrix, panel after panel. What lies above the diagonal or before the window is left out, but for the numbers that
+   share a tile with others.
+
+   Legend: T packed tokens, H query heads, G key heads, K head width, N pieces. */
+#include "kernels.h"
+
+#define BLOCK 96 /* queries, and keys, of one tile of scores */
+#define ROWS 6   /* with two vectors each, their sums fill the registers of AVX2 */
+#define PANEL (2 * WIDTH)
+#define LOWEST -3e38f
+
+typedef struct {
+    int64_t num_tokens, num_heads, num_key_heads, width, window, num_pieces, num_threads;
+    const int64_t *pieces; /* [N, 3] where a sequence begins, and its queries from .. to; the longest work first */
+    const float *query, *key, *value; /* [H or G, T, K], rows without gaps */
+    int64_t query_head, query_token, key_head, key_token, value_head, value_token; /* strides, in numbers */
+    float *output;      /* [T, H, K] */
+    float *logarithms;  /* [T, H] of the sums of exp(scores) */
+    float *scratch;     /* `attention_scratch` numbers */
+    const float *gradient;                 /* [T, H, K] */
+    float *of_query, *of_key, *of_value; /* [T, H or G, K] gradients */
+    float scaling;
+} Attention;
+
+/* Of one thread. */
+typedef struct {
+    long wide; /* K, in whole panels */
+    float *scores, *changes;                       /* [BLOCK, BLOCK] */
+    float *keys_turned, *values_turned;            /* panels of BLOCK keys, [K, PANEL] each */
+    float *keys, *values, *queries, *gradients;    /* panels of K, [BLOCK, PANEL] each */
+    float *result, *of_keys, *of_values;           /* [BLOCK, wide] */
+} Tiles;
+
+/* A tile in which query `row` is the key `row + ahead`, and sees those from `low` up to, and without, `high`. */
+typedef struct {
+    long num_rows, num_keys, ahead, window;
+} Band;
+
+INLINE long smaller(long a, long b) { return a < b ? a : b; }
+INLINE long greater(long a, long b) { return a > b ? a : b; }
+INLINE long low(const Band *band, long row) {
+    return band->window ? smaller(band->num_keys, greater(0, row + band->ahead + 1 - band->window)) : 0;
+}
+INLINE long high(const Band *band, long row) { return greater(0, smaller(band->num_keys, row + band->ahead + 1)); }
+
+static Tiles tiles_of(const Attention *work, float *scratch) {
+    Tiles t = {.wide = (work->width + PANEL - 1) / PANEL * PANEL};
+    float **squares[] = {&t.scores, &t.changes};
+    float **others[] = {&t.keys_turned, &t.values_turned, &t.keys,    &t.values,   &t.queries,
+                        &t.gradients,   &t.result,        &t.of_keys, &t.of_values};
+    for (int i = 0; i < 2; i++, scratch += BLOCK * BLOCK) *squares[i] = scratch;
+    for (int i = 0; i < 9; i++, scratch += BLOCK * t.wide) *others[i] = scratch;
+    return t;
+}
+
+EXPORT int64_t attention_scratch(int64_t width, int64_t num_threads) {
+    long wide = (width + PANEL - 1) / PANEL * PANEL;
+    return num_threads * BLOCK * (2 * BLOCK + 9 * wide);
+}
+
+/* y = a b, or y += a b: a [R, depth] with any strides, b a panel [depth, C vectors], y rows of C vectors. */
+INLINE void tile(const int R, const int C, const float *a, long a_row, long a_step, const float *b, long depth, float *y,
+                 long y_row, int add) {
+    vec sums[ROWS][2];
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) sums[r][c] = add ? load(y + r * y_row + c * WIDTH) : (vec){0};
+    for (long k = 0; k < depth; k++) {
+        vec of_b[2];
+        for (int c = 0; c < C; c++) {
+            of_b[c] = load(b + k * PANEL + c * WIDTH);
+            KEEP(of_b[c]);
+        }
+        for (int r = 0; r < R; r++) {
+            vec of_a = spread(a[r * a_row + k * a_step]);
+            for (int c = 0; c < C; c++) sums[r][c] += of_a * of_b[c];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) store(y + r * y_row + c * WIDTH, sums[r][c]);
+}
+
+#define CASES(C, a_row, a_step)                                                              \
+    switch (rows) {                                                                          \
+    case 6: return tile(6, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
+    case 5: return tile(5, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
+    case 4: return tile(4, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
+    case 3: return tile(3, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
+    case 2: return tile(2, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
+    default: return tile(1, C, a, a_row, a_step, b, depth, y, y_row, add);                   \
+    }
+
+/* Rows of a one after another, or its columns. */
+static void by_rows(long rows, long vectors, const float *a, long a_row, const float *b, long depth, float *y, long y_row,
+                    int add) {
+    if (vectors > 1) CASES(2, a_row, 1)
+    CASES(1, a_row, 1)
+}
+
+static void by_columns(long rows, long vectors, const float *a, long a_row, const float *b, long depth, float *y,
+                       long y_row, int add) {
+    if (vectors > 1) CASES(2, 1, a_row)
+    CASES(1, 1, a_row)
+}
+
+/* Scores x w' inside the band: x [rows, K], w in turned panels. */
+static void score(const Band *band, const float *x, long x_row, const float *turned, long width, float *scores) {
+    for (long row = 0; row < band->num_rows; row += ROWS) {
+        long rows = smaller(ROWS, band->num_rows - row), end = high(band, row + rows - 1);
+        for (long key = low(band, row) / PANEL * PANEL; key < end; key += PANEL)
+            by_rows(rows, key + WIDTH < end ? 2 : 1, x + row * x_row, x_row, turned + key * width, width,
+                    scores + row * BLOCK + key, BLOCK, 0);
+    }
+}
+
+/* y = w b, or y += w b, for each query: w [rows, keys] weights, zero outside the band; b panels of K by key. */
+static void sum_over_keys(const Band *band, const float *weights, const float *panels, long width, float *y, long y_row,
+                          int add) {
+    for (long column = 0; column < width; column += PANEL, panels += BLOCK * PANEL)
+        for (long row = 0; row < band->num_rows; row += ROWS) {
+            long rows = smaller(ROWS, band->num_rows - row), begin = low(band, row), end = high(band, row + rows - 1);
+            by_rows(rows, column + WIDTH < width ? 2 : 1, weights + row * BLOCK + begin, BLOCK, panels + begin * PANEL,
+                    greater(0, end - begin), y + row * y_row + column, y_row, add);
+        }
+}
+
+/* The same for each key: y = w' b, or y += w' b, b panels of K by query. */
+static void sum_over_queries(const Band *band, const float *weights, const float *panels, long width, float *y,
+                             long y_row, int add) {
+    for (long column = 0; column < width; column += PANEL, panels += BLOCK * PANEL)
+        for (long key = 0; key < band->num_keys; key += ROWS) {
+            long keys = smaller(ROWS, band->num_keys - key), begin = greater(0, key - band->ahead), end = band->num_rows;
+            if (band->window) end = smaller(end, key + keys - 1 - band->ahead + band->window);
+            by_columns(keys, column + WIDTH < width ? 2 : 1, weights + begin * BLOCK + key, BLOCK,
+                       panels + begin * PANEL, greater(0, end - begin), y + key * y_row + column, y_row, add);
+        }
+}
+
+/* Rows [count, width] to panels of the width; what is missing from the last panel is zero. */
+static void pack(const float *from, long row, long count, long width, float *to) {
+    for (long column = 0; column < width; column += PANEL, to += BLOCK * PANEL) {
+        long there = smaller(PANEL, width - column);
+        for (long i = 0; i < count; i++)
+            if (there == PANEL)
+                for (int c = 0; c < 2; c++) store(to + i * PANEL + c * WIDTH, load(from + i * row + column + c * WIDTH));
+            else
+                for (long c = 0; c < PANEL; c++) to[i * PANEL + c] = c < there ? from[i * row + column + c] : 0;
+    }
+}
+
+/* Eight rows of eight become columns. */
+INLINE void turn_square(const float *from, long row, float factor, float *to) {
+    vec8 a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = *(const vec8 *)(from + i * row) * factor;
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+    }
+    for (int i = 0; i < 8; i += 4)
+        for (int j = 0; j < 2; j++) {
+            a[i + 2 * j] = __builtin_shufflevector(b[i + j], b[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            a[i + 2 * j + 1] = __builtin_shufflevector(b[i + j], b[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+        }
+    for (int i = 0; i < 4; i++) {
+        *(vec8 *)(to + i * PANEL) = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        *(vec8 *)(to + (i + 4) * PANEL) = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+    }
+}
+
+/* factor * rows [count, width] to panels of the rows, [width, PANEL] each; what is missing from the last is zero. */
+static void turn(const float *from, long row, long count, long width, float factor, float *to) {
+    for (long panel = 0; panel < count; panel += PANEL, to += width * PANEL)
+        for (long i = panel; i < panel + PANEL; i += 8) {
+            long k = 0;
+            if (i + 8 <= count)
+                for (; k + 8 <= width; k += 8) turn_square(from + i * row + k, row, factor, to + k * PANEL + i - panel);
+            for (; k < width; k++)
+                for (long j = i; j < i + 8; j++) to[k * PANEL + j - panel] = j < count ? factor * from[j * row + k] : 0;
+        }
+}
+
+INLINE ivec between(long at, long begin, long end) {
+    ivec places;
+    for (int i = 0; i < WIDTH; i++) places[i] = (int32_t)at + i;
+    return (places >= (int32_t)begin) & (places < (int32_t)end);
+}
+
+/* exp of what is at most zero: NaN stays NaN, unlike in exp_of. */
+INLINE vec weight_of(vec x) {
+    vec found = exp_of(x);
+    return pick(x == x, found, x);
+}
+
+/* Where the weights of a query are read: up to ROWS - 1 beyond what it sees, with its neighbours. In whole vectors. */
+INLINE long first_read(long begin) { return greater(0, begin - ROWS + 1) / WIDTH * WIDTH; }
+INLINE long last_read(const Band *band, long end) { return smaller(band->num_keys, end + ROWS - 1); }
+
+/* Scores of one query to weights exp(score - top), with the top and the sum of all seen so far; what the sums before
+   have to be multiplied with. */
+static float weigh(const Band *band, long row, float *scores, float *top, float *sum) {
+    long begin = low(band, row), end = high(band, row), first = first_read(begin), last = last_read(band, end);
+    vec largest = spread(*top), total = {0};
+    for (long i = first; i < last; i += WIDTH) {
+        vec x = load(scores + i);
+        if (i < begin || i + WIDTH > end) x = pick(between(i, begin, end), x, spread(LOWEST));
+        largest = larger(x, largest);
+    }
+    float before = *top, now = largest_of(largest);
+    for (long i = first; i < last; i += WIDTH) {
+        vec weight = weight_of(load(scores + i) - now);
+        if (i < begin || i + WIDTH > end) weight = pick(between(i, begin, end), weight, (vec){0});
+        store(scores + i, weight);
+        total += weight;
+    }
+    float fade = before == now ? 1 : expf(before - now);
+    *top = now;
+    *sum = *sum * fade + sum_of(total);
+    return fade;
+}
+
+static void scale_row(const float *from, float factor, long width, float *to, int add) {
+    long i = 0;
+    for (; i + WIDTH <= width; i += WIDTH) store(to + i, load(from + i) * factor + (add ? load(to + i) : (vec){0}));
+    for (; i < width; i++) to[i] = from[i] * factor + (add ? to[i] : 0);
+}
+
+/* The block, counted from where the sequence begins, in which the first key is that a query sees. */
+INLINE long first_block(const Attention *work, long begin, long query) {
+    long first = work->window ? greater(begin, query + 1 - work->window) : begin;
+    return begin + (first - begin) / BLOCK * BLOCK;
+}
+
+/* At most BLOCK queries. */
+static void attend(const Attention *work, const Tiles *t, long group, const int64_t *piece) {
+    long begin = piece[0], from = piece[1], to = piece[2], width = work->width, shared = work->num_heads / work->num_key_heads;
+    long packed = -1;
+    for (long head = group * shared; head < (group + 1) * shared; head++) {
+        const float *query = work->query + head * work->query_head + from * work->query_token;
+        float tops[BLOCK], sums[BLOCK];
+        for (long i = 0; i < to - from; i++) tops[i] = LOWEST, sums[i] = 0;
+        for (long key = first_block(work, begin, from), add = 0; key < to; key += BLOCK, add = 1) {
+            Band band = {to - from, smaller(BLOCK, to - key), from - key, work->window};
+            if (key != packed) {
+                const float *keys = work->key + group * work->key_head + key * work->key_token;
+                const float *values = work->value + group * work->value_head + key * work->value_token;
+                turn(keys, work->key_token, band.num_keys, width, work->scaling, t->keys_turned);
+                pack(values, work->value_token, band.num_keys, width, t->values);
+                packed = key;
+            }
+            score(&band, query, work->query_token, t->keys_turned, width, t->scores);
+            for (long i = 0; i < band.num_rows; i++) {
+                float fade = weigh(&band, i, t->scores + i * BLOCK, tops + i, sums + i);
+                if (add && fade != 1) scale_row(t->result + i * t->wide, fade, t->wide, t->result + i * t->wide, 0);
+            }
+            sum_over_keys(&band, t->scores, t->values, width, t->result, t->wide, (int)add);
+        }
+        for (long i = 0; i < to - from; i++) {
+            long at = (from + i) * work->num_heads + head;
+            scale_row(t->result + i * t->wide, 1 / sums[i], width, work->output + at * width, 0);
+            work->logarithms[at] = tops[i] + logf(sums[i]);
+        }
+    }
+}
+
+/* Weights p = exp(score - logarithm), and p * (change - along): the gradients of the scores. */
+static void weigh_again(const Band *band, long row, float *scores, float *changes, float logarithm, float along) {
+    long begin = low(band, row), end = high(band, row), first = first_read(begin), last = last_read(band, end);
+    for (long i = first; i < last; i += WIDTH) {
+        vec weight = weight_of(load(scores + i) - logarithm), change = weight * (load(changes + i) - along);
+        if (i < begin || i + WIDTH > end) {
+            ivec seen = between(i, begin, end);
+            weight = pick(seen, weight, (vec){0}), change = pick(seen, change, (vec){0});
+        }
+        store(scores + i, weight);
+        store(changes + i, change);
+    }
+}
+
+static float dot(const float *a, const float *b, long width) {
+    vec sums = {0};
+    float rest = 0;
+    long i = 0;
+    for (; i + WIDTH <= width; i += WIDTH) sums += load(a + i) * load(b + i);
+    for (; i < width; i++) rest += a[i] * b[i];
+    return sum_of(sums) + rest;
+}
+
+/* A whole sequence: the sums of keys and values over queries, and of a query over blocks of keys, have one order. */
+static void attend_back(const Attention *work, const Tiles *t, long group, const int64_t *piece) {
+    long begin = piece[0], end = piece[2], width = work->width, shared = work->num_heads / work->num_key_heads;
+    long row = work->num_heads * width;
+    for (long key = begin; key < end; key += BLOCK) {
+        const float *keys = work->key + group * work->key_head + key * work->key_token;
+        const float *values = work->value + group * work->value_head + key * work->value_token;
+        long num_keys = smaller(BLOCK, end - key);
+        turn(keys, work->key_token, num_keys, width, work->scaling, t->keys_turned);
+        turn(values, work->value_token, num_keys, width, 1, t->values_turned);
+        pack(keys, work->key_token, num_keys, width, t->keys);
+        for (long head = group * shared, add = 0; head < (group + 1) * shared; head++)
+            for (long from = key; from < end && first_block(work, begin, from) <= key; from += BLOCK, add = 1) {
+                Band band = {smaller(BLOCK, end - from), num_keys, from - key, work->window};
+                const float *query = work->query + head * work->query_head + from * work->query_token;
+                long first = (from * work->num_heads + head) * width;
+                const float *gradient = work->gradient + first, *output = work->output + first;
+                pack(query, work->query_token, band.num_rows, width, t->queries);
+                pack(gradient, row, band.num_rows, width, t->gradients);
+                score(&band, query, work->query_token, t->keys_turned, width, t->scores);
+                score(&band, gradient, row, t->values_turned, width, t->changes);
+                for (long i = 0; i < band.num_rows; i++)
+                    weigh_again(&band, i, t->scores + i * BLOCK, t->changes + i * BLOCK,
+                                work->logarithms[(from + i) * work->num_heads + head],
+                                dot(gradient + i * row, output + i * row, width));
+                sum_over_queries(&band, t->scores, t->gradients, width, t->of_values, t->wide, (int)add);
+                sum_over_queries(&band, t->changes, t->queries, width, t->of_keys, t->wide, (int)add);
+                sum_over_keys(&band, t->changes, t->keys, width, t->result, t->wide, 0);
+                int again = first_block(work, begin, from) < key;
+                for (long i = 0; i < band.num_rows; i++)
+                    scale_row(t->result + i * t->wide, work->scaling, width, work->of_query + first + i * row, again);
+            }
+        for (long i = 0; i < num_keys; i++) {
+            long at = ((key + i) * work->num_key_heads + group) * width;
+            scale_row(t->of_keys + i * t->wide, work->scaling, width, work->of_key + at, 0);
+            scale_row(t->of_values + i * t->wide, 1, width, work->of_value + at, 0);
+        }
+    }
+}
+
+INLINE void each_unit(const Attention *work, void (*unit)(const Attention *, const Tiles *, long, const int64_t *)) {
+    long next = 0, count = work->num_pieces * work->num_key_heads;
+    int wanted = (int)smaller(work->num_threads, count);
+#pragma omp parallel num_threads(wanted) if (wanted > 1)
+    {
+        long size = attention_scratch(work->width, 1);
+        Tiles tiles = tiles_of(work, work->scratch + omp_get_thread_num() * size);
+        for (long i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < count;)
+            unit(work, &tiles, i % work->num_key_heads, work->pieces + i / work->num_key_heads * 3);
+    }
+}
+
+EXPORT void attention_forward(const Attention *work) { each_unit(work, attend); }
+
+EXPORT void attention_backward(const Attention *work) { each_unit(work, attend_back); }
