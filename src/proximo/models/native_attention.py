@@ -19,10 +19,6 @@ from torch.autograd.function import once_differentiable
 
 from proximo.native.library import kernels_for, library, pointer
 
-BLOCK = 96
-"""Queries of one piece in the forward pass: as many as a tile of the kernel holds."""
-
-
 class Pieces:
     """What the kernel's threads share out: where a sequence begins, and its queries from .. to. The longest first.
 
@@ -34,10 +30,11 @@ class Pieces:
         starts = lengths.cumsum() - lengths
         order = np.argsort(-lengths, kind="stable")
         self.whole = _as_rows(starts[order], starts[order], (starts + lengths)[order])
-        counts = -(-lengths // BLOCK)
+        block = ctypes.c_int64.in_dll(_kernels(), "attention_block").value
+        counts = -(-lengths // block)
         begin, end = np.repeat(starts, counts), np.repeat(starts + lengths, counts)
-        first = begin + BLOCK * (np.arange(len(begin)) - np.repeat(counts.cumsum() - counts, counts))
-        last = np.minimum(first + BLOCK, end)
+        first = begin + block * (np.arange(len(begin)) - np.repeat(counts.cumsum() - counts, counts))
+        last = np.minimum(first + block, end)
         cost = (last - first) * (last + first - 2 * begin)
         order = np.argsort(-cost, kind="stable")
         self.blocks = _as_rows(begin[order], first[order], last[order])
@@ -51,7 +48,7 @@ class _Attention(ctypes.Structure):
     """As in attention.c."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("num_tokens", "num_heads", "num_key_heads", "width", "window")),
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_key_heads", "width", "window")),
         *((name, ctypes.c_int64) for name in ("num_pieces", "num_threads")),
         *((name, ctypes.c_void_p) for name in ("pieces", "query", "key", "value")),
         *((f"{name}_{kind}", ctypes.c_int64) for name in ("query", "key", "value") for kind in ("head", "token")),
@@ -80,8 +77,8 @@ _scratch = threading.local()
 def _scratch_of(width: int, num_threads: int) -> int:
     size = _kernels().attention_scratch(width, num_threads)
     if getattr(_scratch, "size", 0) < size:
-        _scratch.memory, _scratch.size = np.empty(size, dtype=np.float32), size
-    return _scratch.memory.ctypes.data
+        _scratch.memory, _scratch.size = torch.empty(size, dtype=torch.float32, device="cpu"), size
+    return _scratch.memory.data_ptr()
 
 
 def native_fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
@@ -139,8 +136,8 @@ def _work(  # noqa: PLR0917
 ) -> _Attention:
     """For all three tensors and both passes alike."""
     num_threads = torch.get_num_threads()
-    _, num_heads, num_tokens, width = query.shape
-    work = _Attention(num_tokens, num_heads, key.shape[1], width, ctx.window, len(pieces), num_threads)
+    _, num_heads, _, width = query.shape
+    work = _Attention(num_heads, key.shape[1], width, ctx.window, len(pieces), num_threads)
     work.pieces = pieces.ctypes.data
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         setattr(work, name, tensor.data_ptr())

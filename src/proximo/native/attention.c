@@ -8,33 +8,31 @@
    share a tile with others.
 
    Legend: T packed tokens, H query heads, G key heads, K head width, N pieces. */
-#include "kernels.h"
+#include "tiles.h"
 
-#define BLOCK 96 /* queries, and keys, of one tile of scores */
-#define ROWS 6   /* with two vectors each, their sums fill the registers of AVX2 */
-#define PANEL (2 * WIDTH)
-#define LOWEST -3e38f
+#define LOWEST -3e38f /* a score below all: minus infinity less itself would be NaN */
+
+EXPORT const int64_t attention_block = BLOCK; /* queries of a forward piece, at most */
 
 typedef struct {
-    int64_t num_tokens, num_heads, num_key_heads, width, window, num_pieces, num_threads;
+    int64_t num_heads, num_key_heads, width, window, num_pieces, num_threads;
     const int64_t *pieces; /* [N, 3] where a sequence begins, and its queries from .. to; the longest work first */
     const float *query, *key, *value; /* [H or G, T, K], rows without gaps */
     int64_t query_head, query_token, key_head, key_token, value_head, value_token; /* strides, in numbers */
-    float *output;      /* [T, H, K] */
-    float *logarithms;  /* [T, H] of the sums of exp(scores) */
-    float *scratch;     /* `attention_scratch` numbers */
-    const float *gradient;                 /* [T, H, K] */
-    float *of_query, *of_key, *of_value; /* [T, H or G, K] gradients */
+    float *output, *logarithms;          /* [T, H, K], and [T, H] of the sums of exp(score) */
+    float *scratch;                      /* `attention_scratch` numbers */
+    const float *gradient;               /* [T, H, K] of the output */
+    float *of_query, *of_key, *of_value; /* [T, H or G, K] */
     float scaling;
 } Attention;
 
 /* Of one thread. */
 typedef struct {
-    long wide; /* K, in whole panels */
-    float *scores, *changes;                       /* [BLOCK, BLOCK] */
-    float *keys_turned, *values_turned;            /* panels of BLOCK keys, [K, PANEL] each */
-    float *keys, *values, *queries, *gradients;    /* panels of K, [BLOCK, PANEL] each */
-    float *result, *of_keys, *of_values;           /* [BLOCK, wide] */
+    long wide;                                  /* K, in whole panels */
+    float *scores, *changes;                    /* [BLOCK, BLOCK] */
+    float *keys_turned, *values_turned;         /* panels of BLOCK keys, [K, PANEL] each */
+    float *keys, *values, *queries, *gradients; /* panels of K, [BLOCK, PANEL] each */
+    float *result, *of_keys, *of_values;        /* [BLOCK, wide] */
 } Tiles;
 
 /* A tile in which query `row` is the key `row + ahead`, and sees those from `low` up to, and without, `high`. */
@@ -42,8 +40,6 @@ typedef struct {
     long num_rows, num_keys, ahead, window;
 } Band;
 
-INLINE long smaller(long a, long b) { return a < b ? a : b; }
-INLINE long greater(long a, long b) { return a > b ? a : b; }
 INLINE long low(const Band *band, long row) {
     return band->window ? smaller(band->num_keys, greater(0, row + band->ahead + 1 - band->window)) : 0;
 }
@@ -62,50 +58,6 @@ static Tiles tiles_of(const Attention *work, float *scratch) {
 EXPORT int64_t attention_scratch(int64_t width, int64_t num_threads) {
     long wide = (width + PANEL - 1) / PANEL * PANEL;
     return num_threads * BLOCK * (2 * BLOCK + 9 * wide);
-}
-
-/* y = a b, or y += a b: a [R, depth] with any strides, b a panel [depth, C vectors], y rows of C vectors. */
-INLINE void tile(const int R, const int C, const float *a, long a_row, long a_step, const float *b, long depth, float *y,
-                 long y_row, int add) {
-    vec sums[ROWS][2];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) sums[r][c] = add ? load(y + r * y_row + c * WIDTH) : (vec){0};
-    for (long k = 0; k < depth; k++) {
-        vec of_b[2];
-        for (int c = 0; c < C; c++) {
-            of_b[c] = load(b + k * PANEL + c * WIDTH);
-            KEEP(of_b[c]);
-        }
-        for (int r = 0; r < R; r++) {
-            vec of_a = spread(a[r * a_row + k * a_step]);
-            for (int c = 0; c < C; c++) sums[r][c] += of_a * of_b[c];
-        }
-    }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) store(y + r * y_row + c * WIDTH, sums[r][c]);
-}
-
-#define CASES(C, a_row, a_step)                                                              \
-    switch (rows) {                                                                          \
-    case 6: return tile(6, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
-    case 5: return tile(5, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
-    case 4: return tile(4, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
-    case 3: return tile(3, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
-    case 2: return tile(2, C, a, a_row, a_step, b, depth, y, y_row, add);                    \
-    default: return tile(1, C, a, a_row, a_step, b, depth, y, y_row, add);                   \
-    }
-
-/* Rows of a one after another, or its columns. */
-static void by_rows(long rows, long vectors, const float *a, long a_row, const float *b, long depth, float *y, long y_row,
-                    int add) {
-    if (vectors > 1) CASES(2, a_row, 1)
-    CASES(1, a_row, 1)
-}
-
-static void by_columns(long rows, long vectors, const float *a, long a_row, const float *b, long depth, float *y,
-                       long y_row, int add) {
-    if (vectors > 1) CASES(2, 1, a_row)
-    CASES(1, 1, a_row)
 }
 
 /* Scores x w' inside the band: x [rows, K], w in turned panels. */
@@ -141,49 +93,6 @@ static void sum_over_queries(const Band *band, const float *weights, const float
         }
 }
 
-/* Rows [count, width] to panels of the width; what is missing from the last panel is zero. */
-static void pack(const float *from, long row, long count, long width, float *to) {
-    for (long column = 0; column < width; column += PANEL, to += BLOCK * PANEL) {
-        long there = smaller(PANEL, width - column);
-        for (long i = 0; i < count; i++)
-            if (there == PANEL)
-                for (int c = 0; c < 2; c++) store(to + i * PANEL + c * WIDTH, load(from + i * row + column + c * WIDTH));
-            else
-                for (long c = 0; c < PANEL; c++) to[i * PANEL + c] = c < there ? from[i * row + column + c] : 0;
-    }
-}
-
-/* Eight rows of eight become columns. */
-INLINE void turn_square(const float *from, long row, float factor, float *to) {
-    vec8 a[8], b[8];
-    for (int i = 0; i < 8; i++) a[i] = *(const vec8 *)(from + i * row) * factor;
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-            a[i + 2 * j] = __builtin_shufflevector(b[i + j], b[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            a[i + 2 * j + 1] = __builtin_shufflevector(b[i + j], b[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-        }
-    for (int i = 0; i < 4; i++) {
-        *(vec8 *)(to + i * PANEL) = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        *(vec8 *)(to + (i + 4) * PANEL) = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
-    }
-}
-
-/* factor * rows [count, width] to panels of the rows, [width, PANEL] each; what is missing from the last is zero. */
-static void turn(const float *from, long row, long count, long width, float factor, float *to) {
-    for (long panel = 0; panel < count; panel += PANEL, to += width * PANEL)
-        for (long i = panel; i < panel + PANEL; i += 8) {
-            long k = 0;
-            if (i + 8 <= count)
-                for (; k + 8 <= width; k += 8) turn_square(from + i * row + k, row, factor, to + k * PANEL + i - panel);
-            for (; k < width; k++)
-                for (long j = i; j < i + 8; j++) to[k * PANEL + j - panel] = j < count ? factor * from[j * row + k] : 0;
-        }
-}
-
 INLINE ivec between(long at, long begin, long end) {
     ivec places;
     for (int i = 0; i < WIDTH; i++) places[i] = (int32_t)at + i;
@@ -210,23 +119,17 @@ static float weigh(const Band *band, long row, float *scores, float *top, float 
         if (i < begin || i + WIDTH > end) x = pick(between(i, begin, end), x, spread(LOWEST));
         largest = larger(x, largest);
     }
-    float before = *top, now = largest_of(largest);
+    float before = *top, now = top_of(largest);
     for (long i = first; i < last; i += WIDTH) {
         vec weight = weight_of(load(scores + i) - now);
         if (i < begin || i + WIDTH > end) weight = pick(between(i, begin, end), weight, (vec){0});
         store(scores + i, weight);
         total += weight;
     }
-    float fade = before == now ? 1 : expf(before - now);
+    float fade = before == now ? 1 : before > LOWEST ? expf(before - now) : 0;
     *top = now;
     *sum = *sum * fade + sum_of(total);
     return fade;
-}
-
-static void scale_row(const float *from, float factor, long width, float *to, int add) {
-    long i = 0;
-    for (; i + WIDTH <= width; i += WIDTH) store(to + i, load(from + i) * factor + (add ? load(to + i) : (vec){0}));
-    for (; i < width; i++) to[i] = from[i] * factor + (add ? to[i] : 0);
 }
 
 /* The block, counted from where the sequence begins, in which the first key is that a query sees. */
@@ -279,15 +182,6 @@ static void weigh_again(const Band *band, long row, float *scores, float *change
         store(scores + i, weight);
         store(changes + i, change);
     }
-}
-
-static float dot(const float *a, const float *b, long width) {
-    vec sums = {0};
-    float rest = 0;
-    long i = 0;
-    for (; i + WIDTH <= width; i += WIDTH) sums += load(a + i) * load(b + i);
-    for (; i < width; i++) rest += a[i] * b[i];
-    return sum_of(sums) + rest;
 }
 
 /* A whole sequence: the sums of keys and values over queries, and of a query over blocks of keys, have one order. */
