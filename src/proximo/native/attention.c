@@ -138,25 +138,36 @@ INLINE long first_block(const Attention *work, long begin, long query) {
     return begin + (first - begin) / BLOCK * BLOCK;
 }
 
+/* Asks for a row to be read or written soon: the next head's is elsewhere, and nothing else would foresee it. */
+INLINE void foresee(const int writing, const float *row, long width) {
+    for (long i = 0; i < width; i += 16) __builtin_prefetch(row + i, writing, 2);
+}
+
 /* At most BLOCK queries. */
 static void attend(const Attention *work, const Tiles *t, long group, const int64_t *piece) {
-    long begin = piece[0], from = piece[1], to = piece[2], width = work->width, shared = work->num_heads / work->num_key_heads;
-    long packed = -1;
-    for (long head = group * shared; head < (group + 1) * shared; head++) {
+    long begin = piece[0], from = piece[1], to = piece[2], width = work->width, packed = -1;
+    long shared = work->num_heads / work->num_key_heads, last = (group + 1) * shared;
+    for (long head = group * shared; head < last; head++) {
         const float *query = work->query + head * work->query_head + from * work->query_token;
         float tops[BLOCK], sums[BLOCK];
         for (long i = 0; i < to - from; i++) tops[i] = LOWEST, sums[i] = 0;
         for (long key = first_block(work, begin, from), add = 0; key < to; key += BLOCK, add = 1) {
             Band band = {to - from, smaller(BLOCK, to - key), from - key, work->window};
+            const float *keys = work->key + group * work->key_head + key * work->key_token;
+            const float *values = work->value + group * work->value_head + key * work->value_token;
             if (key != packed) {
-                const float *keys = work->key + group * work->key_head + key * work->key_token;
-                const float *values = work->value + group * work->value_head + key * work->value_token;
                 turn(keys, work->key_token, band.num_keys, width, work->scaling, t->keys_turned);
                 pack(values, work->value_token, band.num_keys, width, t->values);
                 packed = key;
             }
             score(&band, query, work->query_token, t->keys_turned, width, t->scores);
             for (long i = 0; i < band.num_rows; i++) {
+                foresee(0, query + work->query_head + i * work->query_token, width);
+                if (i < band.num_keys && head + 1 == last) {
+                    foresee(0, keys + work->key_head + i * work->key_token, width);
+                    foresee(0, values + work->value_head + i * work->value_token, width);
+                }
+                if (!add) foresee(1, work->output + ((from + i) * work->num_heads + head) * width, width);
                 float fade = weigh(&band, i, t->scores + i * BLOCK, tops + i, sums + i);
                 if (add && fade != 1) scale_row(t->result + i * t->wide, fade, t->wide, t->result + i * t->wide, 0);
             }
@@ -186,8 +197,8 @@ static void weigh_again(const Band *band, long row, float *scores, float *change
 
 /* A whole sequence: the sums of keys and values over queries, and of a query over blocks of keys, have one order. */
 static void attend_back(const Attention *work, const Tiles *t, long group, const int64_t *piece) {
-    long begin = piece[0], end = piece[2], width = work->width, shared = work->num_heads / work->num_key_heads;
-    long row = work->num_heads * width;
+    long begin = piece[0], end = piece[2], width = work->width, row = work->num_heads * width;
+    long shared = work->num_heads / work->num_key_heads, last = (group + 1) * shared;
     for (long key = begin; key < end; key += BLOCK) {
         const float *keys = work->key + group * work->key_head + key * work->key_token;
         const float *values = work->value + group * work->value_head + key * work->value_token;
@@ -195,7 +206,7 @@ static void attend_back(const Attention *work, const Tiles *t, long group, const
         turn(keys, work->key_token, num_keys, width, work->scaling, t->keys_turned);
         turn(values, work->value_token, num_keys, width, 1, t->values_turned);
         pack(keys, work->key_token, num_keys, width, t->keys);
-        for (long head = group * shared, add = 0; head < (group + 1) * shared; head++)
+        for (long head = group * shared, add = 0; head < last; head++)
             for (long from = key; from < end && first_block(work, begin, from) <= key; from += BLOCK, add = 1) {
                 Band band = {smaller(BLOCK, end - from), num_keys, from - key, work->window};
                 const float *query = work->query + head * work->query_head + from * work->query_token;
@@ -205,10 +216,24 @@ static void attend_back(const Attention *work, const Tiles *t, long group, const
                 pack(gradient, row, band.num_rows, width, t->gradients);
                 score(&band, query, work->query_token, t->keys_turned, width, t->scores);
                 score(&band, gradient, row, t->values_turned, width, t->changes);
-                for (long i = 0; i < band.num_rows; i++)
+                for (long i = 0; i < band.num_rows; i++) {
+                    foresee(0, query + work->query_head + i * work->query_token, width);
+                    foresee(0, gradient + width + i * row, width);
+                    foresee(0, output + width + i * row, width);
+                    if (i < num_keys && head + 1 == last) {
+                        foresee(0, keys + work->key_head + i * work->key_token, width);
+                        foresee(0, values + work->value_head + i * work->value_token, width);
+                    }
+                    foresee(1, work->of_query + first + i * row, width);
+                    if (!add && i < num_keys) {
+                        long at = ((key + i) * work->num_key_heads + group) * width;
+                        foresee(1, work->of_key + at, width);
+                        foresee(1, work->of_value + at, width);
+                    }
                     weigh_again(&band, i, t->scores + i * BLOCK, t->changes + i * BLOCK,
                                 work->logarithms[(from + i) * work->num_heads + head],
                                 dot(gradient + i * row, output + i * row, width));
+                }
                 sum_over_queries(&band, t->scores, t->gradients, width, t->of_values, t->wide, (int)add);
                 sum_over_queries(&band, t->changes, t->queries, width, t->of_keys, t->wide, (int)add);
                 sum_over_keys(&band, t->changes, t->keys, width, t->result, t->wide, 0);
