@@ -1,6 +1,6 @@
 """Causal attention over the sequences of a packed row in C, with gradients: `native/attention.c` as autograd sees it.
 
-Queries, keys and values are read where the layer left them. Of the softmax one number is kept per query and head.
+Queries, keys and values are read where the layer left them. Of the softmax two numbers are kept per query and head.
 
 Legend: T packed tokens, L tokens of one sequence, H query heads, G key heads, K head width, N pieces.
 """
@@ -52,7 +52,7 @@ class _Attention(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_pieces", "num_threads")),
         *((name, ctypes.c_void_p) for name in ("pieces", "query", "key", "value")),
         *((f"{name}_{kind}", ctypes.c_int64) for name in ("query", "key", "value") for kind in ("head", "token")),
-        *((name, ctypes.c_void_p) for name in ("output", "logarithms", "scratch", "gradient")),
+        *((name, ctypes.c_void_p) for name in ("output", "normalisers", "scratch", "gradient")),
         *((name, ctypes.c_void_p) for name in ("of_query", "of_key", "of_value")),
         ("scaling", ctypes.c_float),
     )
@@ -110,21 +110,21 @@ class NativeAttention(torch.autograd.Function):
         query, key, value = map(_without_gaps, (query, key, value))
         _, num_heads, num_tokens, width = query.shape
         output = query.new_empty(1, num_tokens, num_heads, width)
-        logarithms = query.new_empty(num_tokens, num_heads)
+        normalisers = query.new_empty(num_tokens, num_heads, 2)
         ctx.pieces, ctx.window = pieces, window or 0
         ctx.scaling = 1 / math.sqrt(width) if scaling is None else scaling
-        work = _work(ctx, query, key, value, output, logarithms, pieces.blocks)
+        work = _work(ctx, query, key, value, output, normalisers, pieces.blocks)
         _kernels().attention_forward(work)
-        ctx.save_for_backward(query, key, value, output, logarithms)
+        ctx.save_for_backward(query, key, value, output, normalisers)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, logarithms = ctx.saved_tensors
+        query, key, value, output, normalisers = ctx.saved_tensors
         gradient = gradient.contiguous()
         found = [each.new_empty(each.shape[2], each.shape[1], each.shape[3]) for each in (query, key, value)]
-        work = _work(ctx, query, key, value, output, logarithms, ctx.pieces.whole)
+        work = _work(ctx, query, key, value, output, normalisers, ctx.pieces.whole)
         work.gradient = pointer(gradient)
         work.of_query, work.of_key, work.of_value = map(pointer, found)
         _kernels().attention_backward(work)
@@ -132,7 +132,7 @@ class NativeAttention(torch.autograd.Function):
 
 
 def _work(  # noqa: PLR0917
-    ctx: Any, query: Tensor, key: Tensor, value: Tensor, output: Tensor, logarithms: Tensor, pieces: Any
+    ctx: Any, query: Tensor, key: Tensor, value: Tensor, output: Tensor, normalisers: Tensor, pieces: Any
 ) -> _Attention:
     """For all three tensors and both passes alike."""
     num_threads = torch.get_num_threads()
@@ -143,7 +143,7 @@ def _work(  # noqa: PLR0917
         setattr(work, name, tensor.data_ptr())
         setattr(work, f"{name}_head", tensor.stride(1))
         setattr(work, f"{name}_token", tensor.stride(2))
-    work.output, work.logarithms = pointer(output), pointer(logarithms)
+    work.output, work.normalisers = pointer(output), pointer(normalisers)
     work.scratch = _scratch_of(width, num_threads)
     work.scaling = ctx.scaling
     return work

@@ -19,7 +19,8 @@ typedef struct {
     const int64_t *pieces; /* [N, 3] where a sequence begins, and its queries from .. to; the longest work first */
     const float *query, *key, *value; /* [H or G, T, K], rows without gaps */
     int64_t query_head, query_token, key_head, key_token, value_head, value_token; /* strides, in numbers */
-    float *output, *logarithms;          /* [T, H, K], and [T, H] of the sums of exp(score) */
+    float *output;                       /* [T, H, K] */
+    float *normalisers;                  /* [T, H, 2] the largest score, and 1 / the sum of exp(score - largest) */
     float *scratch;                      /* `attention_scratch` numbers */
     const float *gradient;               /* [T, H, K] of the output */
     float *of_query, *of_key, *of_value; /* [T, H or G, K] */
@@ -175,17 +176,19 @@ static void attend(const Attention *work, const Tiles *t, long group, const int6
         }
         for (long i = 0; i < to - from; i++) {
             long at = (from + i) * work->num_heads + head;
+            work->normalisers[2 * at] = tops[i], work->normalisers[2 * at + 1] = 1 / sums[i];
             scale_row(t->result + i * t->wide, 1 / sums[i], width, work->output + at * width, 0);
-            work->logarithms[at] = tops[i] + logf(sums[i]);
         }
     }
 }
 
-/* Weights p = exp(score - logarithm), and p * (change - along): the gradients of the scores. */
-static void weigh_again(const Band *band, long row, float *scores, float *changes, float logarithm, float along) {
+/* Weights p = exp(score - top) * inverse, and p * (change - along): the gradients of the scores. The logarithm of the sum
+   in one number with the top would be less exact, by as much as the top is large. */
+static void weigh_again(const Band *band, long row, float *scores, float *changes, const float *normaliser, float along) {
     long begin = low(band, row), end = high(band, row), first = first_read(begin), last = last_read(band, end);
     for (long i = first; i < last; i += WIDTH) {
-        vec weight = weight_of(load(scores + i) - logarithm), change = weight * (load(changes + i) - along);
+        vec weight = weight_of(load(scores + i) - normaliser[0]) * normaliser[1];
+        vec change = weight * (load(changes + i) - along);
         if (i < begin || i + WIDTH > end) {
             ivec seen = between(i, begin, end);
             weight = pick(seen, weight, (vec){0}), change = pick(seen, change, (vec){0});
@@ -231,7 +234,7 @@ static void attend_back(const Attention *work, const Tiles *t, long group, const
                         foresee(1, work->of_value + at, width);
                     }
                     weigh_again(&band, i, t->scores + i * BLOCK, t->changes + i * BLOCK,
-                                work->logarithms[(from + i) * work->num_heads + head],
+                                work->normalisers + 2 * ((from + i) * work->num_heads + head),
                                 dot(gradient + i * row, output + i * row, width));
                 }
                 sum_over_queries(&band, t->scores, t->gradients, width, t->of_values, t->wide, (int)add);
