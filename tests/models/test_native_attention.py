@@ -25,7 +25,7 @@ def _there_are_kernels() -> None:
 
 
 def random_heads(lengths: Sequence[int], heads: tuple[int, int], width: int, *, seed: int = 0) -> list[Tensor]:
-    """Queries [1, H, T, K], keys and values [1, G, T, K], which want gradients: views of one tensor [T, (H + 2 G) K]."""
+    """Queries [1, H, T, K], keys and values [1, G, T, K], as a layer leaves them: views of one tensor."""
     generator = torch.Generator().manual_seed(seed)
     counts = [heads[0], heads[1], heads[1]]
     whole = torch.randn(sum(lengths), sum(counts) * width, generator=generator)
@@ -52,9 +52,8 @@ def by_definition(given: Sequence[Tensor], lengths: Sequence[int], options: Atte
     """The same in float64."""
     exact = [each.detach().double().requires_grad_() for each in given]
     parts = zip(*(each.split(list(lengths), dim=2) for each in exact), strict=True)
-    outputs = [
-        explicit_attention(q, k, v, band_mask(q.shape[2], options.sliding_window, q.device), options) for q, k, v in parts
-    ]
+    masks = [band_mask(length, options.sliding_window, exact[0].device) for length in lengths]
+    outputs = [explicit_attention(*each, mask, options) for each, mask in zip(parts, masks, strict=True)]
     output = torch.cat(outputs, dim=2).transpose(1, 2)
     return [output.detach(), *torch.autograd.grad(output, exact, gradient_for(output))]
 

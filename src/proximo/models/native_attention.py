@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from proximo.native.library import kernels_for, library, pointer
 
+
 class Pieces:
     """What the kernel's threads share out: where a sequence begins, and its queries from .. to. The longest first.
 
@@ -26,14 +27,14 @@ class Pieces:
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        lengths = np.array(lengths, dtype=np.int64)
-        starts = lengths.cumsum() - lengths
-        order = np.argsort(-lengths, kind="stable")
-        self.whole = _as_rows(starts[order], starts[order], (starts + lengths)[order])
+        counts = np.array(lengths, dtype=np.int64)
+        ends = counts.cumsum()
+        order = np.argsort(-counts, kind="stable")
+        self.whole = _as_rows((ends - counts)[order], (ends - counts)[order], ends[order])
         block = ctypes.c_int64.in_dll(_kernels(), "attention_block").value
-        counts = -(-lengths // block)
-        begin, end = np.repeat(starts, counts), np.repeat(starts + lengths, counts)
-        first = begin + block * (np.arange(len(begin)) - np.repeat(counts.cumsum() - counts, counts))
+        blocks = -(-counts // block)
+        begin, end = np.repeat(ends - counts, blocks), np.repeat(ends, blocks)
+        first = begin + block * (np.arange(len(begin)) - np.repeat(blocks.cumsum() - blocks, blocks))
         last = np.minimum(first + block, end)
         cost = (last - first) * (last + first - 2 * begin)
         order = np.argsort(-cost, kind="stable")
