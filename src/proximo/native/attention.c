@@ -139,7 +139,8 @@ INLINE long first_block(const Attention *work, long begin, long query) {
     return begin + (first - begin) / BLOCK * BLOCK;
 }
 
-/* Asks for a row to be read or written soon: the next head's is elsewhere, and nothing else would foresee it. */
+/* Asks for a row to be read or written soon: the next tile's are elsewhere, or the next head's, and nothing else would
+   foresee them. */
 INLINE void foresee(const int writing, const float *row, long width) {
     for (long i = 0; i < width; i += 16) __builtin_prefetch(row + i, writing, 2);
 }
@@ -162,11 +163,14 @@ static void attend(const Attention *work, const Tiles *t, long group, const int6
                 packed = key;
             }
             score(&band, query, work->query_token, t->keys_turned, width, t->scores);
+            int more = key + BLOCK < to;
+            const float *next_keys = keys + (more ? BLOCK * work->key_token : work->key_head);
+            const float *next_values = values + (more ? BLOCK * work->value_token : work->value_head);
             for (long i = 0; i < band.num_rows; i++) {
-                foresee(0, query + work->query_head + i * work->query_token, width);
-                if (i < band.num_keys && head + 1 == last) {
-                    foresee(0, keys + work->key_head + i * work->key_token, width);
-                    foresee(0, values + work->value_head + i * work->value_token, width);
+                if (!more) foresee(0, query + work->query_head + i * work->query_token, width);
+                if (more || head + 1 == last) {
+                    foresee(0, next_keys + i * work->key_token, width);
+                    foresee(0, next_values + i * work->value_token, width);
                 }
                 if (!add) foresee(1, work->output + ((from + i) * work->num_heads + head) * width, width);
                 float fade = weigh(&band, i, t->scores + i * BLOCK, tops + i, sums + i);
@@ -219,11 +223,14 @@ static void attend_back(const Attention *work, const Tiles *t, long group, const
                 pack(gradient, row, band.num_rows, width, t->gradients);
                 score(&band, query, work->query_token, t->keys_turned, width, t->scores);
                 score(&band, gradient, row, t->values_turned, width, t->changes);
+                int more = from + BLOCK < end;
+                const float *next_query = query + (more ? BLOCK * work->query_token : work->query_head);
+                long next = more ? BLOCK * row : width;
                 for (long i = 0; i < band.num_rows; i++) {
-                    foresee(0, query + work->query_head + i * work->query_token, width);
-                    foresee(0, gradient + width + i * row, width);
-                    foresee(0, output + width + i * row, width);
-                    if (i < num_keys && head + 1 == last) {
+                    foresee(0, next_query + i * work->query_token, width);
+                    foresee(0, gradient + next + i * row, width);
+                    foresee(0, output + next + i * row, width);
+                    if (!more && i < num_keys && head + 1 == last) {
                         foresee(0, keys + work->key_head + i * work->key_token, width);
                         foresee(0, values + work->value_head + i * work->value_token, width);
                     }
