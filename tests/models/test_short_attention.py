@@ -137,6 +137,7 @@ def test_a_rehearsal_takes_what_holds_more(num_threads, monkeypatch):
     """Which is blocks, for lengths that take them on several threads: it does not know the run's."""
     asked = []
     monkeypatch.setattr(attention, "is_short", lambda *given: asked.append(given[2]) or False)
+    monkeypatch.setattr(attention, "native_fits", lambda *_: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     query = torch.zeros(1, 2, 40, 4)
     PackedLayout([10] * 4).attend(query, query, query, PLAIN)

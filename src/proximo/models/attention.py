@@ -24,6 +24,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from proximo.errors import ModelError
+from proximo.models.native_attention import NativeAttention, Pieces, native_fits
 from proximo.models.packing import cumulative_lengths
 from proximo.models.short_attention import Blocks, ShortAttention, is_short
 
@@ -106,13 +107,13 @@ def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
 class PackedLayout:
     """Each sequence of a packed row attends causally to itself alone.
 
-    One fused call per sequence; short ones on a CPU in blocks (`short_attention.py`); on CUDA one varlen kernel where
-    dtype and options allow it.
+    On a CPU the kernel in C (`native_attention.py`), where it is there and computes what is asked; on CUDA one varlen
+    kernel, likewise. Else one fused call per sequence, or blocks for short ones on a CPU (`short_attention.py`).
     """
 
     def __init__(self, lengths: Sequence[int], *, in_blocks: bool | None = None) -> None:
         """`in_blocks`: False for one call per sequence, True for blocks wherever they compute what is asked, None for
-        the faster of both."""
+        the fastest way, which neither may be."""
         self.lengths = tuple(lengths)
         # Decided by the first layer of each head width: a layer that is computed again goes the same way.
         self._prefers_blocks: dict[int, bool] = {}
@@ -121,6 +122,7 @@ class PackedLayout:
         # One band mask per length and window serves all layers of the pass.
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         self._blocks: dict[tuple[int, int | None, torch.dtype], tuple[Blocks, Tensor]] = {}
+        self._pieces: Pieces | None = None
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
@@ -130,6 +132,9 @@ class PackedLayout:
             )
         if varlen_fits(query, value, options):
             return self._varlen(query, key, value, options)
+        if self._in_blocks is None and short_fits(query, options) and native_fits(query, key, value):
+            self._pieces = self._pieces or Pieces(self.lengths)
+            return NativeAttention.apply(query, key, value, self._pieces, options.sliding_window, options.scaling)
         if self._is_short(query, options):
             return ShortAttention.apply(query, key, value, *self._as_blocks(query, options), options.scaling)
         # split, not slices: the backward of each slice would fill a tensor of all T tokens (1.4 to 2.4 times as slow).
@@ -220,7 +225,8 @@ def varlen_fits(query: Tensor, value: Tensor, options: AttentionOptions) -> bool
 
 
 def short_fits(query: Tensor, options: AttentionOptions) -> bool:
-    """True where blocks compute what is asked: a CPU, full precision, no dropout, cap or sinks, nothing compiled."""
+    """True where blocks, and the kernel in C, compute what is asked: a CPU, full precision, no dropout, cap or sinks,
+    nothing compiled."""
     if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
         return False
     if torch.is_autocast_enabled("cpu"):  # under which the fused kernel takes halves

@@ -1,0 +1,150 @@
+"""Causal attention over the sequences of a packed row in C, with gradients: `native/attention.c` as autograd sees it.
+
+Queries, keys and values are read where the layer left them. Of the softmax two numbers are kept per query and head.
+
+Legend: T packed tokens, L tokens of one sequence, H query heads, G key heads, K head width, N pieces.
+"""
+
+import ctypes
+import math
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from proximo.native.library import kernels_for, library, pointer
+
+
+class Pieces:
+    """What the kernel's threads share out: where a sequence begins, and its queries from .. to. The longest first.
+
+    One serves all layers of a pass.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        counts = np.array(lengths, dtype=np.int64)
+        ends = counts.cumsum()
+        order = np.argsort(-counts, kind="stable")
+        self.whole = _as_rows((ends - counts)[order], (ends - counts)[order], ends[order])
+        block = ctypes.c_int64.in_dll(_kernels(), "attention_block").value
+        blocks = -(-counts // block)
+        begin, end = np.repeat(ends - counts, blocks), np.repeat(ends, blocks)
+        first = begin + block * (np.arange(len(begin)) - np.repeat(blocks.cumsum() - blocks, blocks))
+        last = np.minimum(first + block, end)
+        cost = (last - first) * (last + first - 2 * begin)
+        order = np.argsort(-cost, kind="stable")
+        self.blocks = _as_rows(begin[order], first[order], last[order])
+
+
+def _as_rows(*columns: "np.ndarray[Any, np.dtype[np.int64]]") -> "np.ndarray[Any, np.dtype[np.int64]]":
+    return np.ascontiguousarray(np.stack(columns, axis=1))
+
+
+class _Attention(ctypes.Structure):
+    """As in attention.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_heads", "num_key_heads", "width", "window")),
+        *((name, ctypes.c_int64) for name in ("num_pieces", "num_threads")),
+        *((name, ctypes.c_void_p) for name in ("pieces", "query", "key", "value")),
+        *((f"{name}_{kind}", ctypes.c_int64) for name in ("query", "key", "value") for kind in ("head", "token")),
+        *((name, ctypes.c_void_p) for name in ("output", "normalisers", "scratch", "gradient")),
+        *((name, ctypes.c_void_p) for name in ("of_query", "of_key", "of_value")),
+        ("scaling", ctypes.c_float),
+    )
+
+
+@cache
+def _kernels() -> ctypes.CDLL:
+    found = library()
+    assert found is not None, "native_fits has looked"
+    found.attention_scratch.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    found.attention_scratch.restype = ctypes.c_int64
+    for function in (found.attention_forward, found.attention_backward):
+        function.argtypes = [ctypes.POINTER(_Attention)]
+        function.restype = None
+    return found
+
+
+_scratch = threading.local()
+"""The kernel's own memory, of each thread that calls it: a fresh one would be given its pages anew in every call."""
+
+
+def _scratch_of(width: int, num_threads: int) -> int:
+    size = _kernels().attention_scratch(width, num_threads)
+    if getattr(_scratch, "size", 0) < size:
+        _scratch.memory, _scratch.size = torch.empty(size, dtype=torch.float32, device="cpu"), size
+    return _scratch.memory.data_ptr()
+
+
+def native_fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """True where the kernel computes with tensors like these: [1, H, T, K], [1, G, T, K] twice, float32 on a CPU."""
+    if any(kernels_for(each) is None for each in (query, key, value)):
+        return False
+    return query.shape[3] == key.shape[3] == value.shape[3]
+
+
+def _without_gaps(packed: Tensor) -> Tensor:
+    """[1, H, T, K], each row of K numbers in one piece."""
+    return packed if packed.stride(3) == 1 else packed.contiguous()
+
+
+class NativeAttention(torch.autograd.Function):
+    """softmax(scaling * q k' + mask) v of each sequence, with gradients."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd passes arguments by position
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pieces: Pieces,
+        window: int | None,
+        scaling: float | None,
+    ) -> Tensor:
+        """query [1, H, T, K], key and value [1, G, T, K] -> [1, T, H, K]."""
+        query, key, value = map(_without_gaps, (query, key, value))
+        _, num_heads, num_tokens, width = query.shape
+        output = query.new_empty(1, num_tokens, num_heads, width)
+        normalisers = query.new_empty(num_tokens, num_heads, 2)
+        ctx.pieces, ctx.window = pieces, window or 0
+        ctx.scaling = 1 / math.sqrt(width) if scaling is None else scaling
+        work = _work(ctx, query, key, value, output, normalisers, pieces.blocks)
+        _kernels().attention_forward(work)
+        ctx.save_for_backward(query, key, value, output, normalisers)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, normalisers = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        found = [each.new_empty(each.shape[2], each.shape[1], each.shape[3]) for each in (query, key, value)]
+        work = _work(ctx, query, key, value, output, normalisers, ctx.pieces.whole)
+        work.gradient = pointer(gradient)
+        work.of_query, work.of_key, work.of_value = map(pointer, found)
+        _kernels().attention_backward(work)
+        return *(each.transpose(0, 1)[None] for each in found), None, None, None
+
+
+def _work(  # noqa: PLR0917
+    ctx: Any, query: Tensor, key: Tensor, value: Tensor, output: Tensor, normalisers: Tensor, pieces: Any
+) -> _Attention:
+    """For all three tensors and both passes alike."""
+    num_threads = torch.get_num_threads()
+    _, num_heads, _, width = query.shape
+    work = _Attention(num_heads, key.shape[1], width, ctx.window, len(pieces), num_threads)
+    work.pieces = pieces.ctypes.data
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        setattr(work, name, tensor.data_ptr())
+        setattr(work, f"{name}_head", tensor.stride(1))
+        setattr(work, f"{name}_token", tensor.stride(2))
+    work.output, work.normalisers = pointer(output), pointer(normalisers)
+    work.scratch = _scratch_of(width, num_threads)
+    work.scaling = ctx.scaling
+    return work
