@@ -76,6 +76,23 @@ EXPORT int score_tokens(const float *scores, const int64_t *targets, float *norm
     return 0;
 }
 
+/* factor p, or p ((log p + entropy) slope + factor). */
+INLINE void score_some_back(const int ENTROPY, float *row, float normaliser, float entropy, float slope, float factor,
+                            long left) {
+    vec x = take(row, left) - normaliser, share = exp_up_to_88(x);
+    if (ENTROPY)
+        put(row, share * ((x + entropy) * slope + factor), left);
+    else
+        put(row, share * factor, left);
+}
+
+INLINE void score_row_back(const int ENTROPY, float *row, float normaliser, float entropy, float slope, float factor,
+                           long count) {
+    long j = 0;
+    for (; j + WIDTH <= count; j += WIDTH) score_some_back(ENTROPY, row + j, normaliser, entropy, slope, factor, WIDTH);
+    if (j < count) score_some_back(ENTROPY, row + j, normaliser, entropy, slope, factor, count - j);
+}
+
 /* From the gradients of log p and, unless null, of the entropies H: that of z, in place of the scores [C, V],
    [j = t] g - p_j g - p_j (log p_j + H) g', with the normalisers and entropies of `score_tokens`. Returns as it does. */
 EXPORT int score_tokens_back(float *scores, const int64_t *targets, const float *normalisers, const float *entropies,
@@ -88,16 +105,10 @@ EXPORT int score_tokens_back(float *scores, const int64_t *targets, const float 
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
         for (long i = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads); i < last; i++) {
             float *row = scores + i * vocabulary, normaliser = normalisers[i];
-            float factor = -of_logprobs[i];
-            if (of_entropies) {
-                float slope = -of_entropies[i], entropy = entropies[i];
-                for (long j = 0; j < vocabulary; j += WIDTH) {
-                    vec x = take(row + j, vocabulary - j) - normaliser;
-                    put(row + j, exp_up_to_88(x) * ((x + entropy) * slope + factor), vocabulary - j);
-                }
-            } else
-                for (long j = 0; j < vocabulary; j += WIDTH)
-                    put(row + j, exp_up_to_88(take(row + j, vocabulary - j) - normaliser) * factor, vocabulary - j);
+            if (of_entropies)
+                score_row_back(1, row, normaliser, entropies[i], -of_entropies[i], -of_logprobs[i], vocabulary);
+            else
+                score_row_back(0, row, normaliser, 0, 0, -of_logprobs[i], vocabulary);
             row[targets[i]] += of_logprobs[i];
         }
     }

@@ -148,35 +148,45 @@ EXPORT void rotate_rows(const float *from, int64_t from_row, int64_t from_head, 
 
 INLINE vec sigmoid(vec x) { return 1 / (1 + exp_of(-x)); }
 
+INLINE void open_some(const float *gates, const float *ups, float *opened, long left) {
+    vec gate = take(gates, left);
+    put(opened, gate * sigmoid(gate) * take(ups, left), left);
+}
+
 /* silu(gates) * ups, of `count` numbers. */
 EXPORT void open_gates(const float *gates, const float *ups, float *opened, int64_t count, int64_t num_threads) {
     int wanted = threads_for(count, num_threads);
 #pragma omp parallel num_threads(wanted) if (wanted > 1)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        for (long i = part(count, WIDTH, thread, threads), last = part(count, WIDTH, thread + 1, threads); i < last; i += WIDTH) {
-            long left = last - i;
-            vec gate = take(gates + i, left), up = take(ups + i, left);
-            put(opened + i, gate * sigmoid(gate) * up, left);
-        }
+        long i = part(count, WIDTH, thread, threads), last = part(count, WIDTH, thread + 1, threads);
+        for (; i + WIDTH <= last; i += WIDTH) open_some(gates + i, ups + i, opened + i, WIDTH);
+        if (i < last) open_some(gates + i, ups + i, opened + i, last - i);
     }
 }
 
+/* With s = sigmoid(g): silu(g)' = s (1 + g (1 - s)). */
+INLINE void open_some_back(const float *gates, const float *ups, float *for_gates, float *for_ups, float *opened,
+                           long left) {
+    vec gate = take(gates, left), up = take(ups, left), gradient = take(for_gates, left);
+    vec share = sigmoid(gate), open = gate * share;
+    put(for_ups, open * gradient, left);
+    put(for_gates, gradient * up * (share * (1 + gate * (1 - share))), left);
+    if (opened) put(opened, open * up, left);
+}
+
 /* From the gradient of silu(gates) * ups, in `for_gates`: the gradients of gates, which overwrite it, and of ups, and
-   `opened`, what the product was, unless that is null. With s = sigmoid(g): silu(g)' = s (1 + g (1 - s)). */
+   `opened`, what the product was, unless that is null. */
 EXPORT void open_gates_back(const float *gates, const float *ups, float *for_gates, float *for_ups, float *opened,
                             int64_t count, int64_t num_threads) {
     int wanted = threads_for(count, num_threads);
 #pragma omp parallel num_threads(wanted) if (wanted > 1)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        for (long i = part(count, WIDTH, thread, threads), last = part(count, WIDTH, thread + 1, threads); i < last; i += WIDTH) {
-            long left = last - i;
-            vec gate = take(gates + i, left), up = take(ups + i, left), gradient = take(for_gates + i, left);
-            vec share = sigmoid(gate), open = gate * share;
-            put(for_ups + i, open * gradient, left);
-            put(for_gates + i, gradient * up * (share * (1 + gate * (1 - share))), left);
-            if (opened) put(opened + i, open * up, left);
-        }
+        long i = part(count, WIDTH, thread, threads), last = part(count, WIDTH, thread + 1, threads);
+#define AT(array) (array ? array + i : 0)
+        for (; i + WIDTH <= last; i += WIDTH)
+            open_some_back(gates + i, ups + i, for_gates + i, for_ups + i, AT(opened), WIDTH);
+        if (i < last) open_some_back(gates + i, ups + i, for_gates + i, for_ups + i, AT(opened), last - i);
     }
 }

@@ -49,7 +49,7 @@ class RowKernels:
         num_rows, width = hidden.shape
         inverse, found = hidden.new_empty(num_rows, 1), torch.empty_like(hidden)
         self._library.norm_rows(
-            *(pointer(hidden), pointer(weight), epsilon, pointer(inverse), pointer(found)),
+            *(hidden.data_ptr(), pointer(weight), epsilon, pointer(inverse), found.data_ptr()),
             *(num_rows, width, torch.get_num_threads()),
         )
         return found, inverse
@@ -59,7 +59,7 @@ class RowKernels:
         hidden = hidden.contiguous()
         found = torch.empty_like(hidden)
         self._library.scale_rows(
-            *(pointer(hidden), pointer(weight), pointer(inverse), pointer(found)),
+            *(hidden.data_ptr(), pointer(weight), pointer(inverse), found.data_ptr()),
             *(*hidden.shape, torch.get_num_threads()),
         )
         return found
@@ -77,8 +77,8 @@ class RowKernels:
         sums = hidden.new_empty(self._library.norm_back_blocks(num_rows), width)
         for_weight = hidden.new_empty(width)
         self._library.norm_back(
-            *(pointer(gradient), pointer(hidden), pointer(weight), pointer(inverse), pointer(more)),
-            *(pointer(into), pointer(sums), pointer(for_weight), num_rows, width, torch.get_num_threads()),
+            *(gradient.data_ptr(), hidden.data_ptr(), pointer(weight), pointer(inverse), pointer(more)),
+            *(pointer(into), sums.data_ptr(), for_weight.data_ptr(), num_rows, width, torch.get_num_threads()),
         )
         return for_weight
 
@@ -103,7 +103,9 @@ class RowKernels:
         """silu(gates) * ups."""
         gates, ups = gates.contiguous(), ups.contiguous()
         found = torch.empty_like(gates)
-        self._library.open_gates(pointer(gates), pointer(ups), pointer(found), gates.numel(), torch.get_num_threads())
+        self._library.open_gates(
+            gates.data_ptr(), ups.data_ptr(), found.data_ptr(), gates.numel(), torch.get_num_threads()
+        )
         return found
 
     def open_gates_back(self, gates: Tensor, ups: Tensor, for_gates: Tensor, opened: Tensor | None) -> Tensor:
@@ -114,7 +116,7 @@ class RowKernels:
         gates, ups = gates.contiguous(), ups.contiguous()
         for_ups = torch.empty_like(ups)
         self._library.open_gates_back(
-            *(pointer(gates), pointer(ups), pointer(for_gates), pointer(for_ups), pointer(opened)),
+            *(gates.data_ptr(), ups.data_ptr(), pointer(for_gates), for_ups.data_ptr(), pointer(opened)),
             *(gates.numel(), torch.get_num_threads()),
         )
         return for_ups
@@ -146,7 +148,7 @@ class RowKernels:
         of_entropies = None if of_entropies is None else of_entropies.contiguous()
         failed = self._library.score_tokens_back(
             *(pointer(scores), _tokens(targets), pointer(normalisers), pointer(entropies)),
-            *(pointer(of_logprobs), pointer(of_entropies), *scores.shape, torch.get_num_threads()),
+            *(of_logprobs.data_ptr(), pointer(of_entropies), *scores.shape, torch.get_num_threads()),
         )
         _check(failed, scores)
 
