@@ -40,8 +40,12 @@ INLINE Sums sums_of_row(const int MOMENT, const float *row, float top, long coun
             add_shares(MOMENT, load(row + i + WIDTH) - top, &b, &of_b);
         }
         for (; i + WIDTH <= last; i += WIDTH) add_shares(MOMENT, load(row + i) - top, &a, &of_a);
-        /* -100 and not -infinity, whose share of 0 times itself would be NaN. */
-        if (i < last) add_shares(MOMENT, load_some(row + i, last - i, top - 100) - top, &b, &of_b);
+        if (i < last) {
+            vec rest = load_some(row + i, last - i, 0) - top;
+            /* Not -infinity, whose share of 0 times itself would be NaN. */
+            for (long j = last - i; j < WIDTH; j++) rest[j] = -100;
+            add_shares(MOMENT, rest, &b, &of_b);
+        }
         sums.shares += sum_of(a + b);
         if (MOMENT) sums.moment += sum_of(of_a + of_b);
     }
