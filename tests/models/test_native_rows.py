@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from proximo.models import fused, heads
 from proximo.models.heads import OutputHead, token_logprobs
@@ -222,8 +223,6 @@ def test_no_row_at_all_is_no_error() -> None:
 
 
 def test_kernels_are_used_in_float32_and_not_where_operators_are_followed() -> None:
-    from torch.utils.flop_counter import FlopCounterMode
-
     assert row_kernels_for(drawn(2)) is not None
     assert row_kernels_for(drawn(2).double()) is None
     with FlopCounterMode(display=False):

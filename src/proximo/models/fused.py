@@ -90,17 +90,15 @@ def opened(gates: Tensor, ups: Tensor) -> Tensor:
 def gate_gradients(
     gradient: Tensor, gates: Tensor, ups: Tensor, *, again: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """From the gradient of `opened`, which is overwritten: those of gates and of ups, and, if asked, `opened` again.
-
-    All [T, F].
-    """
+    """From the gradient of `opened`: those of gates, in its place, and of ups, and, if asked, `opened` again: [T, F]."""
     if (kernels := row_kernels_for(gates)) is not None:
         product = torch.empty_like(gates) if again else None
         return gradient, kernels.open_gates_back(gates, ups, gradient, product), product
     activated = functional.silu(gates)
     product = activated * ups if again else None
     for_ups = activated.mul_(gradient)
-    return aten.silu_backward(gradient.mul_(ups), gates), for_ups, product
+    aten.silu_backward.grad_input(gradient.mul_(ups), gates, grad_input=gradient)
+    return gradient, for_ups, product
 
 
 class Projections(torch.autograd.Function):
@@ -185,6 +183,7 @@ class OutputAndGate(torch.autograd.Function):
         of_hidden, of_attended, _, _, *needs = ctx.needs_input_grad
         for_gates, for_ups, product = gate_gradients(torch.mm(gradient, down), gates, ups, again=needs[4])
         for_down = None if product is None else torch.mm(gradient.t(), product)
+        del product
         for_gate = for_up = None
         if needs[2] or needs[3]:
             given = scaled(middle, inverse, norm)
