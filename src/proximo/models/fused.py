@@ -90,7 +90,7 @@ def opened(gates: Tensor, ups: Tensor) -> Tensor:
 def gate_gradients(
     gradient: Tensor, gates: Tensor, ups: Tensor, *, again: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """From the gradient of `opened`: those of gates, in its place, and of ups, and, if asked, `opened` again: [T, F]."""
+    """From the gradient of `opened`: those of gates, in its place, and of ups; if asked, `opened` again. All [T, F]."""
     if (kernels := row_kernels_for(gates)) is not None:
         product = torch.empty_like(gates) if again else None
         return gradient, kernels.open_gates_back(gates, ups, gradient, product), product
