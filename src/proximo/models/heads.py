@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from proximo.errors import ModelError
 from proximo.native.decoding import linear
+from proximo.native.rows import row_kernels_for
 
 CHUNK_TOKENS = 256
 """Positions whose logits exist at once. At 2 thousand to 150 thousand tokens this was within 5% of the fastest size."""
@@ -155,11 +156,8 @@ class _FusedHead(torch.autograd.Function):
         entropies = torch.zeros_like(logprobs)
         for rows in plan.chunks(hidden.shape[0]):
             scores = plan.scores(_product(hidden[rows], weight, bias))
-            normalisers[rows] = scores.logsumexp(dim=-1)
-            logprobs[rows] = scores.gather(1, targets[rows, None])[:, 0] - normalisers[rows]
-            if plan.entropy:
-                log_shares = scores.sub_(normalisers[rows, None])
-                entropies[rows] = -(log_shares.exp() * log_shares).sum(dim=-1)
+            entropy = entropies[rows] if plan.entropy else None
+            _judge(scores, targets[rows], normalisers[rows], logprobs[rows], entropy)
         ctx.plan = plan
         ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropies)
         if not plan.entropy:
@@ -177,9 +175,8 @@ class _FusedHead(torch.autograd.Function):
         for rows in plan.chunks(hidden.shape[0]):
             scores = plan.scores(_product(hidden[rows], weight, bias))
             kept = scores.clone() if plan.softcap is not None else scores
-            of_entropy = gradients[1][rows] if plan.entropy else None
-            gradient = _score_gradient(scores, normalisers[rows], gradients[0][rows], of_entropy, entropies[rows])
-            gradient.scatter_add_(1, targets[rows, None], gradients[0][rows, None])
+            of_both = gradients[0][rows], gradients[1][rows] if plan.entropy else None
+            gradient = _score_gradient(scores, targets[rows], normalisers[rows], entropies[rows], *of_both)
             gradient = plan.raw_gradient(gradient, kept)
             if for_hidden is not None:
                 torch.mm(gradient, weight, out=for_hidden[rows])
@@ -194,15 +191,39 @@ def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return hidden @ weight.t() if bias is None else torch.addmm(bias, hidden, weight.t())
 
 
-def _score_gradient(
-    scores: Tensor, normalisers: Tensor, of_logprobs: Tensor, of_entropy: Tensor | None, entropies: Tensor
+def _judge(scores: Tensor, targets: Tensor, normalisers: Tensor, logprobs: Tensor, entropies: Tensor | None) -> None:
+    """scores [C, V] and targets [C] fill the others, [C] each. Overwrites scores."""
+    if (kernels := row_kernels_for(scores)) is not None:
+        kernels.score_tokens(scores, targets, normalisers, logprobs, entropies)
+        return
+    normalisers.copy_(scores.logsumexp(dim=-1))
+    logprobs.copy_(scores.gather(1, targets[:, None])[:, 0] - normalisers)
+    if entropies is not None:
+        log_shares = scores.sub_(normalisers[:, None])
+        entropies.copy_((log_shares.exp() * log_shares).sum(dim=-1).neg_())
+
+
+def _score_gradient(  # noqa: PLR0917 - six tensors of one chunk
+    scores: Tensor,
+    targets: Tensor,
+    normalisers: Tensor,
+    entropies: Tensor,
+    of_logprobs: Tensor,
+    of_entropy: Tensor | None,
 ) -> Tensor:
-    """-g p - g' p (log p + H): the gradient for z over temperature without the target's own term. Overwrites scores."""
+    """[j = t] g - g p - g' p (log p + H): the gradient for z over temperature. Overwrites scores."""
+    if (kernels := row_kernels_for(scores)) is not None:
+        kernels.score_tokens_back(scores, targets, normalisers, entropies, of_logprobs, of_entropy)
+        return scores
+    log_shares = scores.sub_(normalisers[:, None])
     if of_entropy is None:
-        return scores.sub_(normalisers[:, None]).exp_().mul_(-of_logprobs[:, None])
-    log_shares = scores - normalisers[:, None]
-    shares = log_shares.exp()
-    return log_shares.add_(entropies[:, None]).mul_(-of_entropy[:, None]).sub_(of_logprobs[:, None]).mul_(shares)
+        gradient = log_shares.exp_().mul_(-of_logprobs[:, None])
+    else:
+        shares = log_shares.exp()
+        gradient = (
+            log_shares.add_(entropies[:, None]).mul_(-of_entropy[:, None]).sub_(of_logprobs[:, None]).mul_(shares)
+        )
+    return gradient.scatter_add_(1, targets[:, None], of_logprobs[:, None])
 
 
 def full_kl(

@@ -100,12 +100,6 @@ INLINE ivec between(long at, long begin, long end) {
     return (places >= (int32_t)begin) & (places < (int32_t)end);
 }
 
-/* exp of what is at most zero: NaN stays NaN, unlike in exp_of. */
-INLINE vec weight_of(vec x) {
-    vec found = exp_of(x);
-    return pick(x == x, found, x);
-}
-
 /* Where the weights of a query are read: up to ROWS - 1 beyond what it sees, with its neighbours. In whole vectors. */
 INLINE long first_read(long begin) { return greater(0, begin - ROWS + 1) / WIDTH * WIDTH; }
 INLINE long last_read(const Band *band, long end) { return smaller(band->num_keys, end + ROWS - 1); }
@@ -122,7 +116,7 @@ static float weigh(const Band *band, long row, float *scores, float *top, float 
     }
     float before = *top, now = top_of(largest);
     for (long i = first; i < last; i += WIDTH) {
-        vec weight = weight_of(load(scores + i) - now);
+        vec weight = exp_of(load(scores + i) - now);
         if (i < begin || i + WIDTH > end) weight = pick(between(i, begin, end), weight, (vec){0});
         store(scores + i, weight);
         total += weight;
@@ -191,7 +185,7 @@ static void attend(const Attention *work, const Tiles *t, long group, const int6
 static void weigh_again(const Band *band, long row, float *scores, float *changes, const float *normaliser, float along) {
     long begin = low(band, row), end = high(band, row), first = first_read(begin), last = last_read(band, end);
     for (long i = first; i < last; i += WIDTH) {
-        vec weight = weight_of(load(scores + i) - normaliser[0]) * normaliser[1];
+        vec weight = exp_of(load(scores + i) - normaliser[0]) * normaliser[1];
         vec change = weight * (load(changes + i) - along);
         if (i < begin || i + WIDTH > end) {
             ivec seen = between(i, begin, end);

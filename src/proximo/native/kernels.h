@@ -69,11 +69,26 @@ INLINE float largest_of(vec a) {
     return found;
 }
 
-/* exp(x), relative error below 2e-7 for -87.3 <= x <= 88, and the value at the nearer end beyond them; NaN stays NaN.
-   x = n ln 2 + r, 2^n as an exponent, exp(r) by its Taylor polynomial (|r| < 0.35). */
-INLINE vec exp_of(vec x) {
-    x = pick(x < -87.3f, spread(-87.3f), x);
-    x = pick(x > 88.0f, spread(88.0f), x);
+/* The first `count` < WIDTH numbers, and `filling` in the other places. */
+static vec load_some(const float *from, long count, float filling) {
+    vec found = spread(filling);
+    for (long i = 0; i < count; i++) found[i] = from[i];
+    return found;
+}
+
+/* A full vector or, at the end of what there is, the `left` < WIDTH numbers before zeros. */
+INLINE vec take(const float *from, long left) { return left >= WIDTH ? load(from) : load_some(from, left, 0); }
+
+INLINE void put(float *to, vec value, long left) {
+    if (left >= WIDTH)
+        store(to, value);
+    else
+        for (long i = 0; i < left; i++) to[i] = value[i];
+}
+
+/* exp(x), relative error below 2e-7 for -87.3 <= x <= 88, NaN for NaN, and no sense beyond: x = n ln 2 + r, 2^n as an
+   exponent, exp(r) by its Taylor polynomial (|r| < 0.35). */
+INLINE vec exp_within(vec x) {
     vec shifted = x * 1.44269504f + 12582912.0f; /* 1.5 * 2^23: the sum is rounded to a whole number */
     vec n = shifted - 12582912.0f;
     vec r = (x - n * 0.693145752f) - n * 1.42860677e-6f;
@@ -89,11 +104,23 @@ INLINE vec exp_of(vec x) {
     return p * (vec)exponent;
 }
 
+/* exp(x), and the value at the nearer end beyond -87.3 and 88; NaN for NaN. */
+INLINE vec exp_of(vec x) {
+    x = pick(x < -87.3f, spread(-87.3f), x);
+    return exp_within(pick(x > 88.0f, spread(88.0f), x));
+}
+
+/* exp(x) for x <= 88: 0 below -87.3, and NaN for NaN. */
+INLINE vec exp_up_to_88(vec x) { return (vec)((ivec)exp_within(x) & ~(x < -87.3f)); }
+
 /* Of `count` units of `size`, where the part of one thread begins. */
 INLINE long part(long count, long size, int thread, int num_threads) {
     long units = (count + size - 1) / size, first = units * thread / num_threads * size;
     return first < count ? first : count;
 }
+
+/* How many threads should work on so many numbers: it takes 5 to 10 microseconds to wake them. */
+INLINE int threads_for(long numbers, long num_threads) { return numbers < 1 << 15 ? 1 : (int)num_threads; }
 
 /* y += x w' for R rows of x and C of w, [R, depth] x [C, depth]'; R <= 3 and C (4 or 1) are constants where it is called.
    Three rows, four columns and what they are multiplied with fill the sixteen registers of AVX2. `ahead`: so many columns

@@ -53,7 +53,7 @@ INLINE vec scaled_at(const float *logits, long at, long count, float temperature
 
 static void draw(const float *logits, long count, uint64_t key, float temperature, int64_t *token, float *logprob) {
     uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
-    vec top = spread(-INFINITY), total = {0}, best = spread(-1), first = {0};
+    vec top = spread(-INFINITY), total = {0}, best = spread(-1);
     ivec strange = {0}, winners = {0}, index;
     uvec counter;
     for (int i = 0; i < WIDTH; i++) {
@@ -73,7 +73,7 @@ static void draw(const float *logits, long count, uint64_t key, float temperatur
     if (!isfinite(largest)) return;
     for (long at = 0; at < count; at += WIDTH) {
         vec below = scaled_at(logits, at, count, temperature) - largest;
-        vec weight = pick(below < -87.3f, first, exp_of(below));
+        vec weight = exp_up_to_88(below);
         total += weight;
         vec race = weight / noise_of(counter, low, high);
         ivec ahead = race > best;

@@ -1,0 +1,172 @@
+"""The kernels of `rows.c` and `head.c` as functions of tensors. Not where they are used: see `models/`.
+
+Tensors are float32 on the CPU, as `kernels_for` asks; those without gaps unless it says otherwise are made so.
+
+Legend: T rows, D width, H heads, K head width, C rows of scores, V vocabulary.
+"""
+
+import ctypes
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from proximo.native.library import kernels_for, pointer
+
+_FLOATS = _TOKENS = ctypes.c_void_p
+_COUNT = ctypes.c_int64
+_NUMBER = ctypes.c_float
+
+_SIGNATURES = {
+    "norm_rows": (None, _FLOATS, _FLOATS, _NUMBER, _FLOATS, _FLOATS, _COUNT, _COUNT, _COUNT),
+    "scale_rows": (None, _FLOATS, _FLOATS, _FLOATS, _FLOATS, _COUNT, _COUNT, _COUNT),
+    "norm_back_blocks": (_COUNT, _COUNT),
+    "norm_back": (None, *[_FLOATS] * 8, *[_COUNT] * 3),
+    "rotate_rows": (
+        *(None, _FLOATS, _COUNT, _COUNT, _FLOATS, _COUNT, _COUNT, _FLOATS, _FLOATS),
+        *(_COUNT, _NUMBER, _COUNT, _COUNT, _COUNT, _COUNT),
+    ),
+    "open_gates": (None, *[_FLOATS] * 3, *[_COUNT] * 2),
+    "open_gates_back": (None, *[_FLOATS] * 5, *[_COUNT] * 2),
+    "score_tokens": (ctypes.c_int, _FLOATS, _TOKENS, *[_FLOATS] * 3, *[_COUNT] * 3),
+    "score_tokens_back": (ctypes.c_int, _FLOATS, _TOKENS, *[_FLOATS] * 4, *[_COUNT] * 3),
+}
+"""Name -> what it returns and takes."""
+
+
+class RowKernels:
+    """Each is one call, during which the interpreter is free for other threads."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        for name, (returned, *taken) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = returned, taken
+        self._library = library
+
+    def norm(self, hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+        """hidden [T, D] -> w * h * r [T, D] and r = 1 / sqrt(mean(h^2) + epsilon) [T, 1]."""
+        hidden = hidden.contiguous()
+        num_rows, width = hidden.shape
+        inverse, found = hidden.new_empty(num_rows, 1), torch.empty_like(hidden)
+        self._library.norm_rows(
+            *(hidden.data_ptr(), pointer(weight), epsilon, pointer(inverse), found.data_ptr()),
+            *(num_rows, width, torch.get_num_threads()),
+        )
+        return found, inverse
+
+    def scale(self, hidden: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
+        """w * h * r [T, D] again, from r."""
+        hidden = hidden.contiguous()
+        found = torch.empty_like(hidden)
+        self._library.scale_rows(
+            *(hidden.data_ptr(), pointer(weight), pointer(inverse), found.data_ptr()),
+            *(*hidden.shape, torch.get_num_threads()),
+        )
+        return found
+
+    def norm_back(  # noqa: PLR0917 - as the function that it stands for
+        self, gradient: Tensor, hidden: Tensor, inverse: Tensor, weight: Tensor, more: Tensor | None, into: Tensor
+    ) -> Tensor:
+        """From the gradient of w * h * r [T, D]: that of h, plus `more`, goes `into` [T, D]; that of w [D] is returned.
+
+        `into` may be `gradient`.
+        """
+        gradient, hidden = gradient.contiguous(), hidden.contiguous()
+        more = None if more is None else more.contiguous()
+        num_rows, width = hidden.shape
+        sums = hidden.new_empty(self._library.norm_back_blocks(num_rows), width)
+        for_weight = hidden.new_empty(width)
+        self._library.norm_back(
+            *(gradient.data_ptr(), hidden.data_ptr(), pointer(weight), pointer(inverse), pointer(more)),
+            *(pointer(into), sums.data_ptr(), for_weight.data_ptr(), num_rows, width, torch.get_num_threads()),
+        )
+        return for_weight
+
+    def rotate(self, heads: Tensor, cosines: Tensor, sines: Tensor, into: Tensor, *, back: bool) -> None:
+        """Rotary positions, or the negative angle: heads [T, H, K], cosines and sines [T, 1, K / 2].
+
+        `into` may be `heads`. Rows and heads of both may lie anywhere.
+        """
+        if heads.stride(2) != 1:
+            heads = heads.contiguous()
+        if cosines.stride() != sines.stride() or cosines.stride(2) != 1:
+            cosines, sines = cosines.contiguous(), sines.contiguous()
+        assert into.stride(2) == 1, "the numbers of a head lie side by side"
+        num_rows, num_heads, width = heads.shape
+        self._library.rotate_rows(
+            *(heads.data_ptr(), heads.stride(0), heads.stride(1), into.data_ptr(), into.stride(0), into.stride(1)),
+            *(cosines.data_ptr(), sines.data_ptr(), cosines.stride(0), -1.0 if back else 1.0),
+            *(num_rows, num_heads, width // 2, torch.get_num_threads()),
+        )
+
+    def open_gates(self, gates: Tensor, ups: Tensor) -> Tensor:
+        """silu(gates) * ups."""
+        gates, ups = gates.contiguous(), ups.contiguous()
+        found = torch.empty_like(gates)
+        self._library.open_gates(
+            gates.data_ptr(), ups.data_ptr(), found.data_ptr(), gates.numel(), torch.get_num_threads()
+        )
+        return found
+
+    def open_gates_back(self, gates: Tensor, ups: Tensor, for_gates: Tensor, opened: Tensor | None) -> Tensor:
+        """From the gradient of silu(gates) * ups, in `for_gates`: that of gates, in its place, and that of ups.
+
+        `opened` gets the product itself.
+        """
+        gates, ups = gates.contiguous(), ups.contiguous()
+        for_ups = torch.empty_like(ups)
+        self._library.open_gates_back(
+            *(gates.data_ptr(), ups.data_ptr(), pointer(for_gates), for_ups.data_ptr(), pointer(opened)),
+            *(gates.numel(), torch.get_num_threads()),
+        )
+        return for_ups
+
+    def score_tokens(
+        self, scores: Tensor, targets: Tensor, normalisers: Tensor, logprobs: Tensor, entropies: Tensor | None
+    ) -> None:
+        """scores [C, V], targets [C] int64: fills log sum exp z, log p of the target and the entropy, [C] each.
+
+        Raises IndexError where a target is no token.
+        """
+        failed = self._library.score_tokens(
+            *(pointer(scores), _tokens(targets), pointer(normalisers), pointer(logprobs), pointer(entropies)),
+            *(*scores.shape, torch.get_num_threads()),
+        )
+        _check(failed, scores)
+
+    def score_tokens_back(  # noqa: PLR0917 - as the function that it stands for
+        self,
+        scores: Tensor,
+        targets: Tensor,
+        normalisers: Tensor,
+        entropies: Tensor,
+        of_logprobs: Tensor,
+        of_entropies: Tensor | None,
+    ) -> None:
+        """The gradient of scores [C, V] in their place, from those of log-probs and entropies [C]."""
+        of_logprobs = of_logprobs.contiguous()
+        of_entropies = None if of_entropies is None else of_entropies.contiguous()
+        failed = self._library.score_tokens_back(
+            *(pointer(scores), _tokens(targets), pointer(normalisers), pointer(entropies)),
+            *(of_logprobs.data_ptr(), pointer(of_entropies), *scores.shape, torch.get_num_threads()),
+        )
+        _check(failed, scores)
+
+
+def row_kernels_for(like: Tensor) -> RowKernels | None:
+    """Those of `kernels_for`."""
+    library = kernels_for(like)
+    return None if library is None else _declared(library)
+
+
+_declared = cache(RowKernels)
+
+
+def _tokens(targets: Tensor) -> int | None:
+    assert targets.dtype is torch.int64, "tokens are counted in int64"
+    return pointer(targets)
+
+
+def _check(failed: int, scores: Tensor) -> None:
+    if failed:
+        raise IndexError(f"a target is not among the {scores.shape[1]} tokens of the vocabulary")

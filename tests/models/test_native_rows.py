@@ -1,0 +1,255 @@
+"""The kernels of rows against torch's operators: both in float32, beside the same formulas in float64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from proximo.models import fused, heads
+from proximo.models.heads import OutputHead, token_logprobs
+from proximo.native.library import library
+from proximo.native.rows import row_kernels_for
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no compiler for the kernels, or they are switched off")
+
+SHAPES = [(1, 12), (3, 45), (130, 5), (200, 256), (77, 688)]
+"""Rows and width: also less than a vector, no multiple of one, less than a block of rows, and work for two threads."""
+NAN = float("nan")
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def all_of(*found: Any) -> list[Tensor]:
+    return [each for each in found if each is not None]
+
+
+def normed(hidden: Tensor, weight: Tensor) -> list[Tensor]:
+    return all_of(*fused.normed(hidden, weight, 1e-5))
+
+
+def scaled(hidden: Tensor, weight: Tensor) -> list[Tensor]:
+    inverse = hidden.square().mean(dim=-1, keepdim=True).rsqrt()
+    return all_of(fused.scaled(hidden, inverse, weight))
+
+
+def norm_gradients(hidden: Tensor, weight: Tensor, gradient: Tensor) -> list[Tensor]:
+    inverse = hidden.contiguous().square().mean(dim=-1, keepdim=True).rsqrt()
+    alone, joined = hidden.new_empty(hidden.shape), gradient.clone(memory_format=torch.contiguous_format)
+    for_weight = fused.norm_gradients(gradient, hidden, inverse, weight, into=alone)
+    again = fused.norm_gradients(joined, hidden, inverse, weight, into=joined, more=hidden * 3)
+    return [alone, joined, for_weight, again]
+
+
+def opened(gates: Tensor, ups: Tensor) -> list[Tensor]:
+    return [fused.opened(gates, ups)]
+
+
+def gate_gradients(gates: Tensor, ups: Tensor, gradient: Tensor) -> list[Tensor]:
+    return all_of(
+        *fused.gate_gradients(gradient.clone(), gates, ups, again=True),
+        *fused.gate_gradients(gradient.clone(), gates, ups, again=False),
+    )
+
+
+def judged(scores: Tensor, *, entropy: bool) -> list[Tensor]:
+    normalisers, logprobs, entropies = (torch.zeros_like(scores[:, 0]) for _ in range(3))
+    targets = (torch.arange(len(scores)) * 7) % scores.shape[1]
+    heads._judge(scores.clone(), targets, normalisers, logprobs, entropies if entropy else None)
+    return [normalisers, logprobs, entropies]
+
+
+def score_gradient(scores: Tensor, gradients: Tensor, *, entropy: bool) -> list[Tensor]:
+    """From normalisers and entropies of one origin."""
+    shares = scores.log_softmax(dim=-1)
+    entropies = -(shares.exp() * shares).sum(dim=-1)
+    targets = (torch.arange(len(scores)) * 7) % scores.shape[1]
+    given = (targets, scores.logsumexp(dim=-1), entropies, gradients[:, 0], gradients[:, 1] if entropy else None)
+    return [heads._score_gradient(scores.clone(), *given)]
+
+
+def turned(heads_: Tensor, angles: Tensor) -> list[Tensor]:
+    """Heads among other columns turn in place; gradients that lie head by head are turned into new rows."""
+    rows, width = len(heads_), 2 * angles.shape[1]
+    cosines, sines = (each[:, None] for each in torch.cat([angles, angles], dim=1).repeat(1, 2).chunk(2, dim=1))
+    cosines, sines = cosines[..., : width // 2].cos(), sines[..., : width // 2].sin()
+    joined = heads_.clone()
+    fused.rotate_(joined[:, : 3 * width].unflatten(1, (3, width)), cosines, sines)
+    by_head = heads_[:, : 2 * width].unflatten(1, (2, width)).transpose(0, 1).contiguous().transpose(0, 1)
+    found = fused.rotated_back(by_head, cosines, sines)
+    assert found.is_contiguous()
+    assert found.shape == (rows, 2, width)
+    return [joined, found]
+
+
+def inputs(rows: int, width: int) -> dict[str, tuple[Callable[..., list[Tensor]], list[Tensor]]]:
+    """Operation -> how it is called, and with what."""
+    hidden, gradient, weight = drawn(rows, width), drawn(rows, width, seed=1), drawn(width, seed=2)
+    gates, ups = 3 * drawn(rows, width, seed=3), drawn(rows, width, seed=4)
+    scores = 5 * drawn(rows, width, seed=5)
+    half = width // 4
+    return {
+        "normed": (normed, [hidden, weight]),
+        "scaled": (scaled, [hidden, weight]),
+        "norm_gradients": (norm_gradients, [hidden, weight, gradient]),
+        "turned": (turned, [drawn(rows, 6 * half + 5), drawn(rows, half, seed=6)]),
+        "opened": (opened, [gates, ups]),
+        "gate_gradients": (gate_gradients, [gates, ups, gradient]),
+        "judged": (lambda *given: judged(*given, entropy=False), [scores]),
+        "judged with entropy": (lambda *given: judged(*given, entropy=True), [scores]),
+        "score_gradient": (lambda *given: score_gradient(*given, entropy=False), [scores, gradient]),
+        "score_gradient with entropy": (lambda *given: score_gradient(*given, entropy=True), [scores, gradient]),
+    }
+
+
+OPERATIONS = list(inputs(1, 8))
+
+
+def by_torch(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> Any:
+    with monkeypatch.context() as patch:
+        for module in (fused, heads):
+            patch.setattr(module, "row_kernels_for", lambda _: None)
+        return run()
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    """Root mean square, as a share of that of the right numbers."""
+    return ((found.double() - exact).norm() / exact.norm()).item() if exact.any() else found.abs().max().item()
+
+
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_kernel_is_as_accurate_as_torch(name: str, rows: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, given = inputs(rows, width)[name]
+    ours = run(*given)
+    theirs = by_torch(monkeypatch, lambda: run(*given))
+    exact = run(*[each.double() for each in given])
+    assert [each.shape for each in ours] == [each.shape for each in exact]
+    for mine, other, right in zip(ours, theirs, exact, strict=True):
+        assert error(mine, right) <= max(1.2 * error(other, right), 1.5e-7)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 45), (200, 256), (1031, 61)])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_number_of_threads_changes_no_bit(name: str, rows: int, width: int) -> None:
+    run, given = inputs(rows, width)[name]
+    before, found = torch.get_num_threads(), []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            found.append(run(*given))
+    finally:
+        torch.set_num_threads(before)
+    for one, *others in zip(*found, strict=True):
+        assert all(torch.equal(one, other) for other in others)
+
+
+def test_tensors_with_gaps_are_read_where_they_lie() -> None:
+    wide = drawn(130, 90)
+    every_other, turned_over, one_row = wide[:, ::2], drawn(45, 130).t(), drawn(1, 45).expand(130, 45)
+    weight = drawn(45, seed=2)
+    for given in (every_other, turned_over, one_row):
+        for run, more in ((normed, [weight]), (opened, [every_other]), (norm_gradients, [weight, one_row])):
+            plain = run(*[each.contiguous() for each in (given, *more)])
+            assert all(map(torch.equal, run(given, *more), plain)), run.__name__
+
+
+def test_gates_far_from_zero_are_open_or_shut() -> None:
+    gates = torch.tensor([100.0, -100.0, 30.0, -30.0, 88.5, -87.5, 0.0, -0.0, 1e4, -1e4, 17.0])[None]
+    ups, gradient = torch.full_like(gates, 2.0), torch.full_like(gates, 3.0)
+    for run, given in ((opened, [gates, ups]), (gate_gradients, [gates, ups, gradient])):
+        for found, exact in zip(run(*given), run(*[each.double() for each in given]), strict=True):
+            torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-11)
+
+
+@pytest.mark.parametrize("strange", [NAN, float("inf"), -float("inf")])
+@pytest.mark.parametrize("width", [8, 45, 256])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_numbers_that_are_not_finite_are_not_hidden(
+    name: str, width: int, strange: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in any input, in any place of its row: wherever torch finds no number, the kernel finds none."""
+    run, given = inputs(3, width)[name]
+    for which, tensor in enumerate(given):
+        last = tensor.shape[-1] - 1
+        for place in {0, min(6, last), last // 2, last}:
+            with_one = [each.clone() for each in given]
+            with_one[which].view(-1, last + 1)[-1, place] = strange
+            ours, theirs = run(*with_one), by_torch(monkeypatch, lambda given=with_one: run(*given))
+            for mine, other in zip(ours, theirs, strict=True):
+                assert not (mine.isfinite() & ~other.isfinite()).any(), (which, place)
+                finite = mine.isfinite() & other.isfinite()
+                torch.testing.assert_close(mine[finite], other[finite], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e38])
+def test_scores_far_apart_give_finite_log_probs(size: float) -> None:
+    scores = drawn(4, 45)
+    scores[:, 3], scores[1, 7], scores[2, 14] = size, -size, size
+    for entropy in (False, True):
+        assert all(each.isfinite().all() for each in judged(scores, entropy=entropy))
+    normalisers, logprobs, entropies = judged(scores, entropy=True)
+    assert torch.equal(normalisers[[0, 1, 3]], scores[[0, 1, 3], 3])
+    assert logprobs[2] == pytest.approx(-0.693147)
+    assert entropies.tolist() == pytest.approx([0, 0, 0.693147, 0], abs=1e-6)
+
+
+def test_tokens_that_cannot_come_have_log_prob_minus_infinity_and_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = drawn(3, 45)
+    scores[:, 10:20] = -torch.inf
+    ours = judged(scores, entropy=False)
+    for mine, other in zip(ours, by_torch(monkeypatch, lambda: judged(scores, entropy=False)), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-6)
+    assert ours[1].tolist()[2] == -torch.inf  # its target is token 14
+    (gradient,) = score_gradient(scores, drawn(3, 45), entropy=False)
+    assert not gradient[:2, 10:20].any()
+    assert gradient[:2].isfinite().all()
+
+
+@pytest.mark.parametrize("target", [-1, 9, 2**40])
+def test_a_target_that_is_no_token_is_refused(target: int) -> None:
+    head = OutputHead(weight=drawn(9, 4))
+    with pytest.raises(IndexError, match="not among the 9 tokens"):
+        token_logprobs(drawn(3, 4), head, torch.tensor([0, target, 1]))
+
+
+def test_no_row_at_all_is_no_error() -> None:
+    for run, given in inputs(0, 45).values():
+        assert all(each.isfinite().all() for each in run(*given))
+
+
+def test_kernels_are_used_in_float32_and_not_where_operators_are_followed() -> None:
+    assert row_kernels_for(drawn(2)) is not None
+    assert row_kernels_for(drawn(2).double()) is None
+    with FlopCounterMode(display=False):
+        assert row_kernels_for(drawn(2)) is None
+
+
+@pytest.mark.parametrize("rows", [None, torch.tensor([0, 2, 90])])
+def test_a_whole_layer_has_the_gradients_of_float64(rows: Tensor | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(dtype: torch.dtype) -> list[Tensor]:
+        def leaf(*shape: int, seed: int) -> Tensor:
+            return (drawn(*shape, seed=seed) / shape[-1] ** 0.5).to(dtype).requires_grad_()
+
+        hidden, norm = drawn(91, 24).to(dtype).requires_grad_(), leaf(24, seed=1)
+        linear = [leaf(*shape, seed=i) for i, shape in enumerate([(24, 24), (24,), (12, 24), (12,), (12, 24), (12,)])]
+        weights = [
+            leaf(*shape, seed=i) for i, shape in enumerate([(24, 24), (24,), (45, 24), (45, 24), (24, 45), (24,)])
+        ]
+        angles = drawn(91, 1, 12, seed=8).to(dtype).chunk(2, dim=-1)
+        query, key, value = fused.Projections.apply(hidden, norm, 1e-5, *angles, *linear)
+        shared = torch.cat([key, value], dim=1).transpose(0, 1).contiguous().transpose(0, 1)
+        attended = (query * shared).flatten(1)
+        result = fused.Norm.apply(
+            fused.OutputAndGate.apply(hidden, attended, 1e-5, rows, *weights[:5]), weights[5], 1e-5
+        )
+        leaves = [hidden, norm, *linear, *weights]
+        return [result, *torch.autograd.grad(result.square().sum(), leaves)]
+
+    ours, theirs = run(torch.float32), by_torch(monkeypatch, lambda: run(torch.float32))
+    for mine, other, right in zip(ours, theirs, run(torch.float64), strict=True):
+        assert error(mine, right) <= max(1.3 * error(other, right), 3e-7)
