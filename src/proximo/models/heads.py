@@ -215,10 +215,10 @@ def _score_gradient(  # noqa: PLR0917 - six tensors of one chunk
     if (kernels := row_kernels_for(scores)) is not None:
         kernels.score_tokens_back(scores, targets, normalisers, entropies, of_logprobs, of_entropy)
         return scores
-    log_shares = scores.sub_(normalisers[:, None])
     if of_entropy is None:
-        gradient = log_shares.exp_().mul_(-of_logprobs[:, None])
+        gradient = scores.sub_(normalisers[:, None]).exp_().mul_(-of_logprobs[:, None])
     else:
+        log_shares = scores - normalisers[:, None]
         shares = log_shares.exp()
         gradient = (
             log_shares.add_(entropies[:, None]).mul_(-of_entropy[:, None]).sub_(of_logprobs[:, None]).mul_(shares)
