@@ -25,7 +25,7 @@ typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 #define EXPORT __attribute__((visibility("default")))
 
 /* Keeps a value in a register: the compiler would read it again for each use, and loads are what is short. */
-#if defined(__x86_64__)
+#if defined(__AVX__)
 #define KEEP(value) __asm__("" : "+x"(value))
 #else
 #define KEEP(value)
