@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from proximo.native.library import kernels_for, library, pointer
+from proximo.native.library import declare, kernels_for, library, pointer
 
 
 class Pieces:
@@ -63,11 +63,15 @@ class _Attention(ctypes.Structure):
 def _kernels() -> ctypes.CDLL:
     found = library()
     assert found is not None, "native_fits has looked"
-    found.attention_scratch.argtypes = [ctypes.c_int64, ctypes.c_int64]
-    found.attention_scratch.restype = ctypes.c_int64
-    for function in (found.attention_forward, found.attention_backward):
-        function.argtypes = [ctypes.POINTER(_Attention)]
-        function.restype = None
+    work = ctypes.POINTER(_Attention)
+    declare(
+        found,
+        {
+            "attention_scratch": (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
+            "attention_forward": (None, work),
+            "attention_backward": (None, work),
+        },
+    )
     return found
 
 

@@ -4,7 +4,7 @@
    the rows and heads of attention, and wait for each other in between.
 
    Legend: B rows, D width, H query heads, G key heads, K head width, F width of the gated layer. */
-#include "kernels.h"
+#include "rowwise.h"
 
 typedef struct {
     const float *first_norm, *query, *query_bias, *key, *key_bias, *value, *value_bias, *output, *second_norm, *gate, *up,
@@ -58,17 +58,8 @@ EXPORT int64_t scratch_size(const Model *model, const Pass *pass) {
 
 /* w * x / sqrt(mean(x^2) + epsilon) of each row. */
 static void norm(const float *x, float *y, const float *weight, float epsilon, long width, long first, long last) {
-    for (long row = first; row < last; row++) {
-        const float *from = x + row * width;
-        float *to = y + row * width, total = 0;
-        vec squares = {0};
-        long i = 0;
-        for (; i + WIDTH <= width; i += WIDTH) squares += load(from + i) * load(from + i);
-        for (long j = i; j < width; j++) total += from[j] * from[j];
-        float inverse = 1 / sqrtf((total + sum_of(squares)) / (float)width + epsilon);
-        for (i = 0; i + WIDTH <= width; i += WIDTH) store(to + i, load(from + i) * inverse * load(weight + i));
-        for (; i < width; i++) to[i] = from[i] * inverse * weight[i];
-    }
+    for (long at = first * width; at < last * width; at += width)
+        scale_row(x + at, inverse_rms(x + at, epsilon, width), weight, y + at, width);
 }
 
 /* The columns from `first` to `last` of x w' + bias. */
@@ -80,15 +71,6 @@ static void linear(const float *x, long x_row, long num_rows, const float *w, co
         else
             memset(y + row * y_row + first, 0, 4 * (last - first));
     add_product(x, x_row, num_rows, w, inputs, first, last, y, y_row);
-}
-
-/* Rotary positions: [a, b] becomes [a cos - b sin, b cos + a sin]. */
-static void rotate(float *head, const float *cosines, const float *sines, long half) {
-    for (long i = 0; i < half; i++) {
-        float a = head[i], b = head[i + half];
-        head[i] = a * cosines[i] - b * sines[i];
-        head[i + half] = b * cosines[i] + a * sines[i];
-    }
 }
 
 /* Scores to weights of sum 1; those from `count` up to the next full vector are overwritten. */
@@ -132,11 +114,12 @@ static void attend(const Model *model, const Layer *layer, const Pass *pass, con
     float *queries = s->heads + row * s->heads_row + group * shared * width;
     float *key = s->heads + row * s->heads_row + (model->num_heads + group) * width;
     const float *value = key + model->num_key_heads * width;
-    long position = pass->positions[row], begin = layer->window && position >= layer->window ? position + 1 - layer->window : 0;
-    long past = (row * model->num_key_heads + group) * pass->capacity * width, count = position + 1 - begin;
+    long position = pass->positions[row], past = (row * model->num_key_heads + group) * pass->capacity * width;
+    long begin = layer->window && position >= layer->window ? position + 1 - layer->window : 0;
+    long count = position + 1 - begin;
     float *keys = pass->keys[index] + past, *values = pass->values[index] + past;
-    for (long i = 0; i < shared; i++) rotate(queries + i * width, cosines, sines, half);
-    rotate(key, cosines, sines, half);
+    for (long i = 0; i < shared; i++) rotate(queries + i * width, queries + i * width, cosines, sines, 1, half);
+    rotate(key, key, cosines, sines, 1, half);
     memcpy(keys + position * width, key, 4 * width);
     memcpy(values + position * width, value, 4 * width);
     for (long i = 0; i < shared; i++) memset(scores + i * s->scores_row, 0, 4 * count);
@@ -145,17 +128,6 @@ static void attend(const Model *model, const Layer *layer, const Pass *pass, con
         float *to = s->attended + (row * model->num_heads + group * shared + i) * width;
         softmax(scores + i * s->scores_row, count, layer->scaling);
         weighted(scores + i * s->scores_row, values + begin * width, count, width, to);
-    }
-}
-
-/* gates * sigmoid(gates) * ups, in place, in the columns from `first` to `last`. */
-static void open_gates(float *gates, const float *ups, long first, long last, long row, long num_rows) {
-    for (long r = 0; r < num_rows; r++) {
-        float *g = gates + r * row;
-        const float *u = ups + r * row;
-        long i = first;
-        for (; i + WIDTH <= last; i += WIDTH) store(g + i, load(g + i) / (1 + exp_of(-load(g + i))) * load(u + i));
-        for (; i < last; i++) g[i] = g[i] / (1 + expf(-g[i])) * u[i];
     }
 }
 
@@ -184,7 +156,7 @@ static void run(const Model *model, const Pass *pass, int thread, int num_thread
 #pragma omp barrier
         linear(s.normed, width, rows, layer->gate, 0, width, SHARE(gated), s.gates, gated);
         linear(s.normed, width, rows, layer->up, 0, width, SHARE(gated), s.ups, gated);
-        open_gates(s.gates, s.ups, SHARE(gated), gated, rows);
+        for (long at = 0; at < rows * gated; at += gated) open_row(s.gates + at, s.ups + at, s.gates + at, SHARE(gated));
 #pragma omp barrier
         add_product(s.gates, gated, rows, layer->down, gated, SHARE(width), pass->hidden, width);
 #pragma omp barrier

@@ -2,14 +2,15 @@
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from proximo.native.library import kernels_for, pointer
+from proximo.native.library import declare, kernels_for, pointer
 
 FEW_ROWS = 64
 """Up to here the kernel's product is faster than torch's."""
@@ -86,10 +87,9 @@ def decode(
         values=ctypes.addressof(cache.values),
         hidden=pointer(hidden),
     )
-    kernels.scratch_size.restype = c_int64
-    scratch = torch.empty(kernels.scratch_size(byref(model), byref(task)))
+    scratch = torch.empty(_declared(kernels).scratch_size(model, task))
     task.scratch = pointer(scratch)
-    kernels.decode(byref(model), byref(task))
+    kernels.decode(model, task)
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -100,6 +100,20 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if kernels is None or not (rows.is_contiguous() and weight.is_contiguous()):
         return functional.linear(rows, weight, bias)
     found = rows.new_empty(len(rows), len(weight))
-    sizes = map(c_int64, (*rows.shape, len(weight), torch.get_num_threads()))
-    kernels.linear_rows(*(c_void_p(pointer(each)) for each in (rows, weight, bias, found)), *sizes)
+    tensors = map(pointer, (rows, weight, bias, found))
+    _declared(kernels).linear_rows(*tensors, *rows.shape, len(weight), torch.get_num_threads())
     return found
+
+
+@cache
+def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
+    whole = [POINTER(Model), POINTER(_Pass)]
+    declare(
+        kernels,
+        {
+            "scratch_size": (c_int64, *whole),
+            "decode": (None, *whole),
+            "linear_rows": (None, *[c_void_p] * 4, *[c_int64] * 4),
+        },
+    )
+    return kernels

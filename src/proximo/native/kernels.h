@@ -125,8 +125,8 @@ INLINE int threads_for(long numbers, long num_threads) { return numbers < 1 << 1
 /* y += x w' for R rows of x and C of w, [R, depth] x [C, depth]'; R <= 3 and C (4 or 1) are constants where it is called.
    Three rows, four columns and what they are multiplied with fill the sixteen registers of AVX2. `ahead`: so many columns
    further on w is brought into the cache, where it is read for the first time; 0 for not. */
-INLINE void add_tile(const int R, const int C, const int ahead, const float *x, long x_row, const float *w, long w_row, long depth,
-                     float *y, long y_row) {
+INLINE void add_tile(const int R, const int C, const int ahead, const float *x, long x_row, const float *w, long w_row,
+                     long depth, float *y, long y_row) {
     vec sums[3][4];
     for (int r = 0; r < R; r++)
         for (int c = 0; c < C; c++) sums[r][c] = (vec){0};

@@ -15,8 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -76,6 +78,13 @@ def describe_kernels() -> str | None:
     compiler = _compiler()
     assert compiler is not None
     return _fingerprint(compiler)
+
+
+def declare(kernels: ctypes.CDLL, signatures: Mapping[str, Sequence[Any]]) -> None:
+    """`signatures`: of each function, what it returns and what it takes."""
+    for name, (returned, *taken) in signatures.items():
+        function = getattr(kernels, name)
+        function.restype, function.argtypes = returned, taken
 
 
 def pointer(tensor: Tensor | None) -> int | None:

@@ -4,32 +4,9 @@
    out among threads; what is summed over rows is summed in blocks of a fixed size, which are then added in their order.
 
    Legend: T rows, D width, H heads, K head width. */
-#include "kernels.h"
+#include "rowwise.h"
 
 #define BLOCK 64 /* rows whose sum is made by one thread */
-
-INLINE float inverse_rms(const float *x, float epsilon, long width) {
-    vec a = {0}, b = {0}, c = {0}, d = {0};
-    long i = 0;
-    for (; i + 4 * WIDTH <= width; i += 4 * WIDTH) {
-        a += load(x + i) * load(x + i);
-        b += load(x + i + WIDTH) * load(x + i + WIDTH);
-        c += load(x + i + 2 * WIDTH) * load(x + i + 2 * WIDTH);
-        d += load(x + i + 3 * WIDTH) * load(x + i + 3 * WIDTH);
-    }
-    for (; i + WIDTH <= width; i += WIDTH) a += load(x + i) * load(x + i);
-    if (i < width) {
-        vec rest = load_some(x + i, width - i, 0);
-        b += rest * rest;
-    }
-    return 1 / sqrtf(sum_of((a + b) + (c + d)) / (float)width + epsilon);
-}
-
-INLINE void scale_row(const float *x, float inverse, const float *weight, float *y, long width) {
-    long i = 0;
-    for (; i + WIDTH <= width; i += WIDTH) store(y + i, load(x + i) * inverse * load(weight + i));
-    for (; i < width; i++) y[i] = x[i] * inverse * weight[i];
-}
 
 /* x [T, D], weight [D] -> inverse [T], 1 / sqrt(mean(x^2) + epsilon), and y [T, D], weight * x * inverse. */
 EXPORT void norm_rows(const float *x, const float *weight, float epsilon, float *inverse, float *y, int64_t num_rows,
@@ -38,7 +15,8 @@ EXPORT void norm_rows(const float *x, const float *weight, float epsilon, float 
 #pragma omp parallel num_threads(wanted) if (wanted > 1)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        for (long row = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads); row < last; row++) {
+        long row = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads);
+        for (; row < last; row++) {
             inverse[row] = inverse_rms(x + row * width, epsilon, width);
             scale_row(x + row * width, inverse[row], weight, y + row * width, width);
         }
@@ -52,7 +30,8 @@ EXPORT void scale_rows(const float *x, const float *weight, const float *inverse
 #pragma omp parallel num_threads(wanted) if (wanted > 1)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        for (long row = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads); row < last; row++)
+        long row = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads);
+        for (; row < last; row++)
             scale_row(x + row * width, inverse[row], weight, y + row * width, width);
     }
 }
@@ -130,27 +109,14 @@ EXPORT void rotate_rows(const float *from, int64_t from_row, int64_t from_head, 
 #pragma omp parallel num_threads(wanted) if (wanted > 1)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        for (long row = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads); row < last; row++) {
+        long row = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads);
+        for (; row < last; row++) {
             const float *cosine = cosines + row * angles_row, *sine = sines + row * angles_row;
-            for (long head = 0; head < num_heads; head++) {
-                const float *x = from + row * from_row + head * from_head;
-                float *y = to + row * to_row + head * to_head;
-#pragma GCC ivdep
-                for (long i = 0; i < half; i++) {
-                    float a = x[i], b = x[i + half], turned = sign * sine[i];
-                    y[i] = a * cosine[i] - b * turned;
-                    y[i + half] = b * cosine[i] + a * turned;
-                }
-            }
+            for (long head = 0; head < num_heads; head++)
+                rotate(from + row * from_row + head * from_head, to + row * to_row + head * to_head, cosine, sine, sign,
+                       half);
         }
     }
-}
-
-INLINE vec sigmoid(vec x) { return 1 / (1 + exp_of(-x)); }
-
-INLINE void open_some(const float *gates, const float *ups, float *opened, long left) {
-    vec gate = take(gates, left);
-    put(opened, gate * sigmoid(gate) * take(ups, left), left);
 }
 
 /* silu(gates) * ups, of `count` numbers. */
@@ -159,9 +125,7 @@ EXPORT void open_gates(const float *gates, const float *ups, float *opened, int6
 #pragma omp parallel num_threads(wanted) if (wanted > 1)
     {
         int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        long i = part(count, WIDTH, thread, threads), last = part(count, WIDTH, thread + 1, threads);
-        for (; i + WIDTH <= last; i += WIDTH) open_some(gates + i, ups + i, opened + i, WIDTH);
-        if (i < last) open_some(gates + i, ups + i, opened + i, last - i);
+        open_row(gates, ups, opened, part(count, WIDTH, thread, threads), part(count, WIDTH, thread + 1, threads));
     }
 }
 

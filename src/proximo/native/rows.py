@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from proximo.native.library import kernels_for, pointer
+from proximo.native.library import declare, kernels_for, pointer
 
 _FLOATS = _TOKENS = ctypes.c_void_p
 _COUNT = ctypes.c_int64
@@ -38,9 +38,7 @@ class RowKernels:
     """Each is one call, during which the interpreter is free for other threads."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        for name, (returned, *taken) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = returned, taken
+        declare(library, _SIGNATURES)
         self._library = library
 
     def norm(self, hidden: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:

@@ -96,6 +96,7 @@ EXPORT void sample(const float *logits, const int64_t *streams, const int64_t *p
     int wanted = (int)num_threads;
 #pragma omp parallel for schedule(static) num_threads(wanted) if (wanted > 1)
     for (long row = 0; row < num_rows; row++)
-        draw(logits + row * vocabulary, vocabulary, mixed((uint64_t)streams[row] + (uint64_t)positions[row] * 0x9E3779B97F4A7C15u),
-             temperature, tokens + row, logprobs + row);
+        draw(logits + row * vocabulary, vocabulary,
+             mixed((uint64_t)streams[row] + (uint64_t)positions[row] * 0x9E3779B97F4A7C15u), temperature, tokens + row,
+             logprobs + row);
 }

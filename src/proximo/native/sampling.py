@@ -2,11 +2,12 @@
 
 import ctypes
 from ctypes import c_float, c_int64, c_void_p
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from proximo.native.library import pointer
+from proximo.native.library import declare, pointer
 
 
 def sample(
@@ -15,8 +16,12 @@ def sample(
     """logits [B, V], streams and positions [B] int64 -> tokens [B] int64 and their log-probs [B] under the full softmax
     at the temperature; NaN where logits are not finite."""
     tokens, logprobs = torch.empty_like(streams), logits.new_empty(len(logits))
-    inputs = (c_void_p(pointer(each)) for each in (logits, streams, positions))
-    results = (c_void_p(pointer(each)) for each in (tokens, logprobs))
-    sizes = map(c_int64, (*logits.shape, torch.get_num_threads()))
-    kernels.sample(*inputs, c_float(temperature), *results, *sizes)
+    inputs, results = map(pointer, (logits, streams, positions)), map(pointer, (tokens, logprobs))
+    _declared(kernels).sample(*inputs, temperature, *results, *logits.shape, torch.get_num_threads())
     return tokens, logprobs
+
+
+@cache
+def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
+    declare(kernels, {"sample": (None, *[c_void_p] * 3, c_float, *[c_void_p] * 2, *[c_int64] * 3)})
+    return kernels
