@@ -2,12 +2,14 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from architectures import build_architecture
@@ -122,6 +124,20 @@ def test_frozen_weights_get_no_gradient_and_the_others_get_the_same() -> None:
             assert (weight.grad is None) == (name in frozen), name
             assert weight.grad is None or torch.equal(weight.grad, whole[name]), name
             weight.grad = None
+
+
+def test_checkpointed_layers_may_be_computed_again_while_operators_are_counted() -> None:
+    packed, gradients = sequences(), []
+    for counting in (False, True):
+        model = model_of("llama")
+        model.use_activation_checkpointing()
+        model.model.train()
+        loss = model.hidden_states(packed).square().mean()
+        with FlopCounterMode(display=False) if counting else nullcontext():
+            loss.backward()
+        gradients.append([each.grad for _, each in model.trainable_parameters() if each.grad is not None])
+    for plain, counted in zip(*gradients, strict=True):
+        torch.testing.assert_close(counted, plain, rtol=1e-4, atol=1e-6)
 
 
 def test_checkpointed_layers_run_fused_and_keep_their_input_alone() -> None:

@@ -212,6 +212,9 @@ def test_the_full_kl_of_a_model_to_itself_is_zero_and_the_reference_gets_no_grad
     divergence.sum().backward()
     assert reference_hidden.grad is None
     assert reference.weight.grad is None
+    narrow = drawn(NUM_TOKENS, WIDTH, dtype=torch.float32)
+    head = OutputHead(weight=head.weight.detach().float())
+    assert not full_kl(narrow.clone().requires_grad_(), head, narrow, head).any(), "both sides take the same product"
 
 
 def test_the_full_kl_is_refused_across_devices_and_vocabularies():

@@ -89,7 +89,7 @@ def test_a_number_that_is_none_stays_none() -> None:
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 1, 1), (2, 7, 3), (3, 16, 8), (5, 45, 61), (64, 800, 130)])
 @pytest.mark.parametrize("has_bias", [False, True])
-@torch.no_grad()
+@torch.inference_mode()
 def test_a_product_of_few_rows(rows: int, inputs: int, outputs: int, has_bias: bool) -> None:
     random = torch.Generator().manual_seed(rows)
     x, weight, bias = (
@@ -104,7 +104,54 @@ def test_a_product_of_few_rows(rows: int, inputs: int, outputs: int, has_bias: b
     assert torch.equal(linear(x[:1].clone(), weight, bias if has_bias else None), found[:1])
 
 
-def test_products_that_take_gradients_are_torchs() -> None:
+def test_products_outside_of_inference_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.ones(4, 4, requires_grad=True)
     linear(torch.ones(2, 4), weight, None).sum().backward()
     assert weight.grad is not None
+    monkeypatch.setattr(native, "_declared", None)
+    with torch.no_grad():
+        linear(torch.ones(2, 4), weight, None)
+
+
+@torch.inference_mode()
+def test_what_does_not_fit_is_torchs_to_refuse() -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        linear(torch.ones(2, 64), torch.ones(3, 32), None)
+    with pytest.raises(RuntimeError):
+        linear(torch.ones(2, 4, dtype=torch.float64), torch.ones(3, 4), None)
+    assert linear(torch.ones(2, 0), torch.ones(3, 0), None).tolist() == [[0.0] * 3] * 2
+    bias = torch.ones(3, 2)[:, 0]
+    assert linear(torch.ones(2, 4), torch.ones(3, 4), bias).tolist() == [[5.0] * 3] * 2
+
+
+def test_other_default_types_change_nothing() -> None:
+    model = LanguageModel(build_architecture("llama"))
+    before = last_states(model, [0, 1])
+    torch.set_default_dtype(torch.float64)
+    try:
+        after = last_states(model, [0, 1])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(before[row], after[row]) for row in before)
+
+
+def test_what_a_hook_on_the_embeddings_keeps_stays_as_it_was() -> None:
+    model, kept = LanguageModel(build_architecture("llama")), []
+    embeddings = model.backbone.layers.get_input_embeddings()
+    embeddings.register_forward_hook(lambda *given: kept.append((given[2], given[2].clone())))
+    last_states(model, [0, 1])
+    assert len(kept) > 6
+    assert all(torch.equal(each, copy) for each, copy in kept)
+
+
+@pytest.mark.parametrize("indices", [(0, 0), (1, 0)])
+def test_layers_that_are_not_numbered_in_order_go_by_operators(
+    indices: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "decode", None)
+    model = LanguageModel(build_architecture("llama"))
+    for layer, index in zip(model.backbone.layers.get_submodule("layers").children(), indices, strict=True):
+        layer.self_attn.layer_idx = index
+    if indices == (1, 0):
+        last_states(model, [0, 1])
+    assert model.decoder().__self__._native is None

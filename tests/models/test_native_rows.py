@@ -217,6 +217,21 @@ def test_a_target_that_is_no_token_is_refused(target: int) -> None:
         token_logprobs(drawn(3, 4), head, torch.tensor([0, target, 1]))
 
 
+def test_targets_may_be_a_column_of_something() -> None:
+    head, hidden = OutputHead(weight=drawn(9, 4)), drawn(3, 4).requires_grad_()
+    table = torch.tensor([[1, 0], [8, 0], [3, 0]])
+    found = [token_logprobs(hidden, head, targets).logprobs for targets in (table[:, 0], table[:, 0].clone())]
+    assert torch.equal(*found)
+    found[0].sum().backward()
+
+
+def test_a_weight_of_another_width_is_refused() -> None:
+    kernels = row_kernels_for(drawn(2))
+    assert kernels is not None
+    with pytest.raises(AssertionError, match="one weight for each number of a row"):
+        kernels.norm(drawn(2, 8), drawn(7), 1e-6)
+
+
 def test_no_row_at_all_is_no_error() -> None:
     for run, given in inputs(0, 45).values():
         assert all(each.isfinite().all() for each in run(*given))

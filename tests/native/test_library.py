@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from proximo.checkpoint.environment import describe_environment
+from proximo.errors import UserError
 from proximo.native import library as module
 from proximo.native.library import describe_kernels, kernels_for, library, pointer
 
@@ -22,11 +23,13 @@ needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C com
 @pytest.fixture
 def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing compiled yet, and a home of the test's own."""
+    monkeypatch.delenv(module.SWITCH, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for each in (library, module._own_folder, module._fingerprint):
+    found = (library, module._own_folder, module._fingerprint, module._version)
+    for each in found:
         each.cache_clear()
     yield
-    for each in (library, module._own_folder, module._fingerprint):
+    for each in found:
         each.cache_clear()
 
 
@@ -41,7 +44,9 @@ def test_kernels_are_compiled_once_into_a_folder_of_the_users_own(
 ) -> None:
     assert library() is not None
     (path,) = made(tmp_path)
-    assert path.name == f"kernels-{describe_kernels()}.so"
+    described = describe_kernels()
+    assert described is not None
+    assert path.name == f"kernels-{described.rpartition(', ')[2]}.so"
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     library.cache_clear()
     monkeypatch.setattr(module, "_compile", None)
@@ -97,15 +102,78 @@ def test_without_a_compiler_it_is_said_what_to_install(
 
 
 @pytest.mark.usefixtures("_anew")
-def test_they_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(module.SWITCH, "off")
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is compiled here")
+def test_what_a_compiler_says_may_be_in_any_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    strange = tmp_path / "strange-cc"
+    strange.write_text("#!/bin/sh\nprintf 'caf\\351'\n[ \"$1\" = --version ] || { printf 'h\\351las' >&2; exit 1; }\n")
+    strange.chmod(0o755)
+    monkeypatch.setenv("CC", str(strange))
+    assert library() is None
+    assert "las" in caplog.text
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_anew")
+def test_a_compiler_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "nice gcc")
+    assert module._compiler() == ("nice", "gcc")
+    assert library() is not None
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_anew")
+def test_a_library_cut_short_is_made_again(tmp_path: Path) -> None:
+    compiler = module._compiler()
+    assert compiler is not None
+    path = module._folder() / f"kernels-{module._fingerprint(compiler)}.so"
+    path.write_bytes(b"\x7fELF")
+    assert library() is not None
+    assert made(tmp_path) == [path]
+    assert path.stat().st_size > 1000
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_anew")
+def test_nobody_needs_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(module.Path, "home", nowhere)
+    assert library() is not None
+    assert len(list(module._own_folder().iterdir())) == 1
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_anew")
+def test_a_package_without_sources_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(module, "_sources", list)
+    assert library() is None
+    assert "sources are missing from the package" in caplog.text
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.parametrize("said", ["0", "false", "offf"])
+def test_a_switch_that_says_neither_is_refused(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.SWITCH, said)
+    with pytest.raises(UserError, match=f"PROXIMO_KERNELS is '{said}'; it takes on or off"):
+        library()
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.parametrize("said", ["off", "OFF"])
+def test_they_can_be_turned_off(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(module.SWITCH, said)
     assert library() is None
     assert kernels_for(torch.zeros(1)) is None
     assert describe_environment(device="cpu")["kernels"] is None
 
 
-def test_a_run_notes_which_kernels_it_had() -> None:
+def test_a_run_on_a_cpu_notes_which_kernels_it_had() -> None:
     assert describe_environment(device="cpu")["kernels"] == describe_kernels()
+    assert describe_environment(device="meta")["kernels"] is None
 
 
 @needs_compiler

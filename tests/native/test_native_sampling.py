@@ -84,6 +84,20 @@ def test_impossible_tokens_are_never_drawn() -> None:
     assert drawn_with(torch.tensor([[0.0, 100.0, -1e30]]))[0].tolist() == [1]
 
 
+def test_numbers_of_another_type_or_count_are_refused_and_strides_are_not() -> None:
+    kernels, logits = library(), normal(4, 9)
+    assert kernels is not None
+    for wrong in (torch.zeros(4, dtype=torch.int32), torch.zeros(3, dtype=torch.int64)):
+        with pytest.raises(AssertionError, match="one number in int64 for each row"):
+            native_sample(kernels, logits, streams=wrong, positions=wrong, temperature=1.0)
+    expanded = torch.zeros(1, dtype=torch.int64).expand(4)
+    strided = native_sample(kernels, normal(9, 4).t(), streams=expanded, positions=expanded, temperature=1.0)
+    plain = native_sample(
+        kernels, normal(9, 4).t().contiguous(), streams=expanded.clone(), positions=expanded.clone(), temperature=1.0
+    )
+    assert all(map(torch.equal, strided, plain))
+
+
 @pytest.mark.parametrize("strange", [math.nan, math.inf])
 @pytest.mark.parametrize("where", [0, 8, 36])
 def test_logits_that_are_not_finite_have_no_log_prob(strange: float, where: int) -> None:

@@ -23,7 +23,7 @@ def describe_environment(*, device: str) -> dict[str, str | int | None]:
         "machine": platform.machine(),
         "processor": _processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
-        "kernels": describe_kernels(),
+        "kernels": describe_kernels() if torch.device(device).type == "cpu" else None,
         "num_threads": torch.get_num_threads(),
         "device": device,
         "accelerator": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,

@@ -123,6 +123,7 @@ class PackedLayout:
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         self._blocks: dict[tuple[int, int | None, torch.dtype], tuple[Blocks, Tensor]] = {}
         self._pieces: Pieces | None = None
+        self._is_native: dict[tuple[type, torch.dtype, int, int], bool] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
@@ -132,7 +133,7 @@ class PackedLayout:
             )
         if varlen_fits(query, value, options):
             return self._varlen(query, key, value, options)
-        if self._in_blocks is None and short_fits(query, options) and native_fits(query, key, value):
+        if self._in_blocks is None and short_fits(query, options) and self._fits_natively(query, key, value):
             self._pieces = self._pieces or Pieces(self.lengths)
             return NativeAttention.apply(query, key, value, self._pieces, options.sliding_window, options.scaling)
         if self._is_short(query, options):
@@ -141,6 +142,12 @@ class PackedLayout:
         pieces = [tensor.split(self.lengths, dim=2) for tensor in (query, key, value)]
         parts = [self._one_sequence(q, k, v, options).transpose(1, 2) for q, k, v in zip(*pieces, strict=True)]
         return torch.cat(parts, dim=1)
+
+    def _fits_natively(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        kind = type(query), query.dtype, query.shape[3], value.shape[3]
+        if kind not in self._is_native:  # as with blocks: what is computed again goes the same way
+            self._is_native[kind] = native_fits(query, key, value)
+        return self._is_native[kind]
 
     def _one_sequence(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """[1, H, L, K] each (fewer heads in key and value) -> [1, H, L, K]."""

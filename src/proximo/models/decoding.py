@@ -20,7 +20,7 @@ from proximo.models.attention import AttentionLayout, AttentionOptions
 from proximo.models.cache import RowCache, RowLayout
 from proximo.models.fused import rotate_
 from proximo.models.fused_layers import FusedLayers, attention_options
-from proximo.models.native_decoding import NativeLayers, has_plain_weights
+from proximo.models.native_decoding import NativeLayers, is_plain
 from proximo.native.library import kernels_for
 
 
@@ -83,7 +83,7 @@ class DecodingLayers:
         self._model = model
         self._layers = [_Layer.of(each) for each in model.layers[: model.config.num_hidden_layers]]
         self._last_norm = _Norm.of(model.norm)
-        self._native = NativeLayers(fused) if has_plain_weights(fused) else None
+        self._native = NativeLayers(fused) if is_plain(fused) else None
 
     @torch.no_grad()
     def run(self, token_ids: Tensor, position_ids: Tensor, cache: Cache, layout: AttentionLayout) -> Tensor:
@@ -98,8 +98,9 @@ class DecodingLayers:
         if kernels is not None and self._native is not None and isinstance(cache, RowCache):
             assert isinstance(layout, RowLayout)
             cosines, sines = (each[:, 0].contiguous() for each in halves)
-            self._native.run(kernels, hidden, (cosines, sines), cache, layout)
-            return hidden
+            result = hidden.clone(memory_format=torch.contiguous_format)  # the embedding's own may be hooked
+            self._native.run(kernels, result, (cosines, sines), cache, layout)
+            return result
         for layer in self._layers:
             query, key, value = _projected(layer.first_norm(hidden), layer, halves)
             key, value = cache.update(key, value, layer.index)

@@ -62,6 +62,9 @@ def _layer(layer: Any) -> native.Layer:
     )
 
 
-def has_plain_weights(fused: FusedLayers) -> bool:
-    """True where every weight lies row after row, as the kernel reads it."""
-    return all(each.is_contiguous() and type(each) is torch.nn.Parameter for each in fused.model.parameters())
+def is_plain(fused: FusedLayers) -> bool:
+    """True where every weight lies row after row and layers are numbered in their order, as the kernel takes them."""
+    model = fused.model
+    indices = [layer.self_attn.layer_idx for layer in model.layers[: model.config.num_hidden_layers]]
+    rows = all(each.is_contiguous() and type(each) is torch.nn.Parameter for each in model.parameters())
+    return rows and indices == list(range(len(indices)))

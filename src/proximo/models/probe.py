@@ -23,6 +23,7 @@ from proximo.models.quiet import quiet_transformers
 from proximo.models.scalar import ScalarModel
 from proximo.models.sources import first_part
 from proximo.models.vocabulary import embedding_rows
+from proximo.native.decoding import FEW_ROWS
 
 TOLERANCE = 1e-4
 TOLERANCE_OF_8_BITS = 0.02
@@ -47,6 +48,9 @@ def probe_language_model(model: LanguageModel) -> None:
         for hidden in _packed_passes(plain, packed):
             _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
         _compare(plain.base, "the logits of its head", plain.head.logits(hidden), own_logits)
+        with torch.inference_mode():  # in which a sampler asks for them
+            few = plain.head.logits(hidden[:FEW_ROWS].contiguous())
+        _compare(plain.base, "the logits of its head", few, own_logits[:FEW_ROWS])
         for decoder in dict.fromkeys((plain.backbone.decode, plain.decoder())):
             hidden = _decoded(plain, packed, decoder)
             _compare(plain.base, "hidden states decoded with a cache", hidden, own_hidden[_decoded_positions(packed)])

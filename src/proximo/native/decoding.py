@@ -87,17 +87,21 @@ def decode(
         values=ctypes.addressof(cache.values),
         hidden=pointer(hidden),
     )
-    scratch = torch.empty(_declared(kernels).scratch_size(model, task))
+    assert len(cache.keys) == model.num_layers, "the cache and the model have other layers"
+    scratch = hidden.new_empty(_declared(kernels).scratch_size(model, task))
     task.scratch = pointer(scratch)
     kernels.decode(model, task)
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """rows [..., I], weight [O, I], bias [O] -> x W' + b [..., O]; by the kernel where rows are few and no gradient is
-    taken."""
-    few = rows.dim() == 2 and len(rows) <= FEW_ROWS and not torch.is_grad_enabled()
-    kernels = kernels_for(weight) if few and rows.dtype is weight.dtype else None
-    if kernels is None or not (rows.is_contiguous() and weight.is_contiguous()):
+    """rows [..., I], weight [O, I], bias [O] -> x W' + b [..., O]; by the kernel for few rows in inference mode.
+
+    Not wherever no gradient is taken: a policy and its equal reference then had other logits, and a KL that is not 0.
+    """
+    few = torch.is_inference_mode_enabled() and rows.dim() == 2 and len(rows) <= FEW_ROWS
+    given = [each for each in (rows, weight, bias) if each is not None]
+    kernels = kernels_for(weight) if few and all(each.is_contiguous() for each in given) else None
+    if kernels is None or kernels_for(rows) is None or not 0 < rows.shape[1] == weight.shape[1]:
         return functional.linear(rows, weight, bias)
     found = rows.new_empty(len(rows), len(weight))
     tensors = map(pointer, (rows, weight, bias, found))

@@ -11,10 +11,12 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -24,10 +26,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from proximo.errors import UserError
+
 SWITCH = "PROXIMO_KERNELS"
 """Environment variable: `off` for torch's operators alone."""
 
 COMPILE_SECONDS = 120.0
+
+_DECLARING = threading.Lock()
 
 LOG = logging.getLogger("proximo.native")
 
@@ -40,33 +46,34 @@ _FLAGS = (
 
 def kernels_for(like: Tensor) -> ctypes.CDLL | None:
     """The kernels where they can compute with tensors like this one: real numbers in float32 on a CPU, and nobody
-    follows the operators of the caller's thread."""
+    follows the operators of the caller's thread. Whoever calls them answers for the other tensors."""
     plain = type(like) in (Tensor, torch.nn.Parameter) and like.dtype is torch.float32 and like.device.type == "cpu"
     return library() if plain and _get_current_dispatch_mode() is None else None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Compiled if need be, in a second or two; None where that is not possible or not wanted.
+    """Compiled if need be, in a few seconds; None where that is not possible or not wanted.
 
-    Says so once, with what the compiler said where it failed.
+    Says so once, with what the compiler said where it failed. Raises UserError for a switch that says neither.
     """
-    compiler = _compiler()
-    if os.environ.get(SWITCH) == "off" or sys.platform != "linux":
+    if not _is_wanted() or sys.platform != "linux":
         return None
+    compiler = _compiler()
     if compiler is None:
         LOG.info("no C compiler was found (cc, gcc): torch's operators sample and train on a CPU, slower; install gcc")
         return None
     try:
         path = _folder() / f"kernels-{_fingerprint(compiler)}.so"
-        if not path.is_file():
-            _compile(compiler, path)
+        with contextlib.suppress(OSError):  # not there yet, or cut short by a full disk
+            return ctypes.CDLL(str(path))
+        _compile(compiler, path)
         return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
         LOG.warning(
             "%s could not make the kernels in C, and torch's operators work, slower (%s=off leaves them out): %s",
-            *(compiler, SWITCH, said.strip()[-500:]),
+            *(shlex.join(compiler), SWITCH, said.strip()[-500:]),
         )
         return None
 
@@ -77,14 +84,15 @@ def describe_kernels() -> str | None:
         return None
     compiler = _compiler()
     assert compiler is not None
-    return _fingerprint(compiler)
+    return f"{_version(compiler).partition(chr(10))[0]}, {_fingerprint(compiler)}"
 
 
 def declare(kernels: ctypes.CDLL, signatures: Mapping[str, Sequence[Any]]) -> None:
-    """`signatures`: of each function, what it returns and what it takes."""
-    for name, (returned, *taken) in signatures.items():
-        function = getattr(kernels, name)
-        function.restype, function.argtypes = returned, taken
+    """`signatures`: of each function, what it returns and what it takes. To be told before a function is called."""
+    with _DECLARING:  # a look-up by two threads at once may find two objects, one of them undeclared
+        for name, (returned, *taken) in signatures.items():
+            function = getattr(kernels, name)
+            function.restype, function.argtypes = returned, taken
 
 
 def pointer(tensor: Tensor | None) -> int | None:
@@ -95,9 +103,20 @@ def pointer(tensor: Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-def _compiler() -> str | None:
-    names = [name for name in (os.environ.get("CC"), "cc", "gcc") if name]
-    return next((found for found in map(shutil.which, names) if found), None)
+def _is_wanted() -> bool:
+    said = os.environ.get(SWITCH, "")
+    if said.lower() not in ("", "on", "off"):
+        raise UserError(f"the environment variable {SWITCH} is {said!r}; it takes on or off")
+    return said.lower() != "off"
+
+
+Command = tuple[str, ...]
+
+
+def _compiler() -> Command | None:
+    """The words of a command: `CC` may be `ccache gcc`."""
+    wanted = [shlex.split(os.environ.get("CC", "")), ["cc"], ["gcc"]]
+    return next((tuple(words) for words in wanted if words and shutil.which(words[0])), None)
 
 
 def _sources() -> list[Path]:
@@ -105,13 +124,15 @@ def _sources() -> list[Path]:
 
 
 @cache
-def _fingerprint(compiler: str) -> str:
+def _version(compiler: Command) -> str:
+    return _say(*compiler, "--version")
+
+
+@cache
+def _fingerprint(compiler: Command) -> str:
     """Of all that decides what is compiled: sources, flags, compiler and instructions of the processor."""
-    version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, timeout=COMPILE_SECONDS, check=True
-    ).stdout
     digest = hashlib.blake2b(digest_size=8)
-    for piece in (version, " ".join(_FLAGS), platform.machine(), _instructions()):
+    for piece in (_version(compiler), " ".join(_FLAGS), platform.machine(), _instructions()):
         digest.update(piece.encode() + b"\0")
     for path in _sources():
         digest.update(path.read_bytes())
@@ -127,9 +148,8 @@ def _instructions() -> str:
 
 def _folder() -> Path:
     """Where libraries are kept: a folder that nobody else can write to."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(home) / "proximo"
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError, RuntimeError):  # nobody's home is known, or it cannot be written to
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proximo"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder.stat()
         if state.st_uid == os.getuid() and not state.st_mode & 0o022 and os.access(folder, os.W_OK):
@@ -148,16 +168,22 @@ def _own_folder() -> Path:
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: Command, path: Path) -> None:
     """Made aside and put in place at once: several processes may do it at the same time."""
+    units = [source for source in _sources() if source.suffix == ".c"]
+    if not units:
+        raise FileNotFoundError("their sources are missing from the package")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder)
-        units = [source for source in _sources() if source.suffix == ".c"]
         for unit in units:
-            _say(compiler, *_FLAGS, "-c", str(unit), "-o", str(made / f"{unit.stem}.o"))
-        _say(compiler, "-shared", *(str(made / f"{unit.stem}.o") for unit in units), "-lm", "-o", str(made / path.name))
+            _say(*compiler, *_FLAGS, "-c", str(unit), "-o", str(made / f"{unit.stem}.o"))
+        objects = [str(made / f"{unit.stem}.o") for unit in units]
+        _say(*compiler, "-shared", *objects, "-lm", "-o", str(made / path.name))
         (made / path.name).replace(path)
 
 
-def _say(*command: str) -> None:
-    subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=True)
+def _say(*command: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, check=True
+    )
+    return done.stdout

@@ -47,7 +47,7 @@ class RowKernels:
         num_rows, width = hidden.shape
         inverse, found = hidden.new_empty(num_rows, 1), torch.empty_like(hidden)
         self._library.norm_rows(
-            *(hidden.data_ptr(), pointer(weight), epsilon, pointer(inverse), found.data_ptr()),
+            *(hidden.data_ptr(), _weight(weight, hidden), epsilon, pointer(inverse), found.data_ptr()),
             *(num_rows, width, torch.get_num_threads()),
         )
         return found, inverse
@@ -57,7 +57,7 @@ class RowKernels:
         hidden = hidden.contiguous()
         found = torch.empty_like(hidden)
         self._library.scale_rows(
-            *(hidden.data_ptr(), pointer(weight), pointer(inverse), found.data_ptr()),
+            *(hidden.data_ptr(), _weight(weight, hidden), pointer(inverse), found.data_ptr()),
             *(*hidden.shape, torch.get_num_threads()),
         )
         return found
@@ -75,7 +75,7 @@ class RowKernels:
         sums = hidden.new_empty(self._library.norm_back_blocks(num_rows), width)
         for_weight = hidden.new_empty(width)
         self._library.norm_back(
-            *(gradient.data_ptr(), hidden.data_ptr(), pointer(weight), pointer(inverse), pointer(more)),
+            *(gradient.data_ptr(), hidden.data_ptr(), _weight(weight, hidden), pointer(inverse), pointer(more)),
             *(pointer(into), sums.data_ptr(), for_weight.data_ptr(), num_rows, width, torch.get_num_threads()),
         )
         return for_weight
@@ -126,8 +126,9 @@ class RowKernels:
 
         Raises IndexError where a target is no token.
         """
+        targets = _tokens(targets, scores)
         failed = self._library.score_tokens(
-            *(pointer(scores), _tokens(targets), pointer(normalisers), pointer(logprobs), pointer(entropies)),
+            *(pointer(scores), pointer(targets), pointer(normalisers), pointer(logprobs), pointer(entropies)),
             *(*scores.shape, torch.get_num_threads()),
         )
         _check(failed, scores)
@@ -144,8 +145,9 @@ class RowKernels:
         """The gradient of scores [C, V] in their place, from those of log-probs and entropies [C]."""
         of_logprobs = of_logprobs.contiguous()
         of_entropies = None if of_entropies is None else of_entropies.contiguous()
+        targets = _tokens(targets, scores)
         failed = self._library.score_tokens_back(
-            *(pointer(scores), _tokens(targets), pointer(normalisers), pointer(entropies)),
+            *(pointer(scores), pointer(targets), pointer(normalisers), pointer(entropies)),
             *(of_logprobs.data_ptr(), pointer(of_entropies), *scores.shape, torch.get_num_threads()),
         )
         _check(failed, scores)
@@ -160,9 +162,14 @@ def row_kernels_for(like: Tensor) -> RowKernels | None:
 _declared = cache(RowKernels)
 
 
-def _tokens(targets: Tensor) -> int | None:
-    assert targets.dtype is torch.int64, "tokens are counted in int64"
-    return pointer(targets)
+def _tokens(targets: Tensor, scores: Tensor) -> Tensor:
+    assert (targets.dtype, targets.shape) == (torch.int64, scores.shape[:1]), "one target in int64 for each row"
+    return targets.contiguous()
+
+
+def _weight(weight: Tensor, hidden: Tensor) -> int | None:
+    assert weight.shape == hidden.shape[1:], "one weight for each number of a row"
+    return pointer(weight)
 
 
 def _check(failed: int, scores: Tensor) -> None:

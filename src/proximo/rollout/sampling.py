@@ -117,7 +117,7 @@ def sample(
     float32 under the full softmax at the temperature, whatever else shaped the draw. A token of probability 0 is never
     drawn. Arithmetic is that of the logits, at least float32. Non-finite logits give non-finite log-probs.
     """
-    kernels = kernels_for(logits) if options.draws_from_full_softmax and logits.is_contiguous() else None
+    kernels = kernels_for(logits) if options.draws_from_full_softmax else None
     if kernels is not None:
         return sample_natively(kernels, logits, streams=streams, positions=positions, temperature=options.temperature)
     block = _BLOCK_ELEMENTS_CPU if logits.device.type == "cpu" else _BLOCK_ELEMENTS_OTHER
