@@ -1,6 +1,7 @@
 """Compiling and loading the kernels: once, into a folder of one's own, and never at the price of a run."""
 
 import logging
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -35,6 +36,13 @@ def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def made(folder: Path) -> list[Path]:
     return sorted((folder / "cache" / "proximo").iterdir())
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("gcc"), reason="there is no gcc")
+def test_where_gcc_is_there_are_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "gcc")
+    assert library() is not None, "all other tests of kernels would be skipped"
 
 
 @needs_compiler
