@@ -34,6 +34,13 @@ def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         each.cache_clear()
 
 
+def compiler_that(folder: Path, does: str) -> Path:
+    path = folder / "strange-cc"
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+    return path
+
+
 def made(folder: Path) -> list[Path]:
     return sorted((folder / "cache" / "proximo").iterdir())
 
@@ -86,9 +93,7 @@ def test_other_sources_or_flags_are_another_library(monkeypatch: pytest.MonkeyPa
 def test_a_compiler_that_fails_is_quoted_once_and_missed_by_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = tmp_path / "broken-cc"
-    broken.write_text('#!/bin/sh\n[ "$1" = --version ] || { echo "no such option: $1" >&2; exit 1; }\n')
-    broken.chmod(0o755)
+    broken = compiler_that(tmp_path, '[ "$1" = --version ] || { echo "no such option: $1" >&2; exit 1; }')
     monkeypatch.setenv("CC", str(broken))
     assert library() is None
     assert library() is None
@@ -114,10 +119,8 @@ def test_without_a_compiler_it_is_said_what_to_install(
 def test_what_a_compiler_says_may_be_in_any_encoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strange = tmp_path / "strange-cc"
-    strange.write_text("#!/bin/sh\nprintf 'caf\\351'\n[ \"$1\" = --version ] || { printf 'h\\351las' >&2; exit 1; }\n")
-    strange.chmod(0o755)
-    monkeypatch.setenv("CC", str(strange))
+    says = "printf 'caf\\351'\n[ \"$1\" = --version ] || { printf 'h\\351las' >&2; exit 1; }"
+    monkeypatch.setenv("CC", str(compiler_that(tmp_path, says)))
     assert library() is None
     assert "las" in caplog.text
 
@@ -128,6 +131,14 @@ def test_a_compiler_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CC", "nice gcc")
     assert module._compiler() == ("nice", "gcc")
     assert library() is not None
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is compiled here")
+def test_a_compiler_that_is_no_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "gcc '-O3")
+    with pytest.raises(UserError, match="CC is .* which is no command: No closing quotation"):
+        library()
 
 
 @needs_compiler

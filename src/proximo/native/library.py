@@ -114,8 +114,12 @@ Command = tuple[str, ...]
 
 
 def _compiler() -> Command | None:
-    """The words of a command: `CC` may be `ccache gcc`."""
-    wanted = [shlex.split(os.environ.get("CC", "")), ["cc"], ["gcc"]]
+    """The words of a command: `CC` may be `ccache gcc`. Raises UserError where its quotes are left open."""
+    said = os.environ.get("CC", "")
+    try:
+        wanted = [shlex.split(said), ["cc"], ["gcc"]]
+    except ValueError as error:
+        raise UserError(f"the environment variable CC is {said!r}, which is no command: {error}") from None
     return next((tuple(words) for words in wanted if words and shutil.which(words[0])), None)
 
 
