@@ -77,7 +77,7 @@ def test_the_source_is_asked_once_for_each_prompt_of_the_batch() -> None:
     source = Lengths()
     calls = trainer(FunctionReward(source))._inference
     batch = [scored(9.0, of=response(to=ANSWERED[place])) for place in (0, 0, 1, 0, 1)]
-    found = with_answer_scores(batch, calls, tiny_tokenizer())
+    found = with_answer_scores(batch, answer_responses(ANSWERED, tiny_tokenizer()), calls)
     assert source.asked == [["abc", "e"]]
     assert [facts["finish"] for facts in source.metadata] == ["eos", "eos"]
     assert [each.answer_score for each in found] == [3.0, 3.0, 1.0, 3.0, 1.0]
@@ -87,9 +87,9 @@ def test_the_source_is_asked_once_for_each_prompt_of_the_batch() -> None:
 def test_without_the_answers_score_a_response_counts_as_not_scored() -> None:
     calls = trainer(FunctionReward(Lengths(unable=["e"])))._inference
     batch = [scored(9.0, of=response(to=each)) for each in ANSWERED]
-    found = with_answer_scores(batch, calls, tiny_tokenizer())
+    found = with_answer_scores(batch, answer_responses(ANSWERED, tiny_tokenizer()), calls)
     assert [each.valid for each in found] == [True, False]
-    assert "reference answer was not scored" in str(found[1].reason)
+    assert "answer that it is compared with was not scored" in str(found[1].reason)
     with pytest.raises(TrainingError, match="4 of 4 responses could not be scored"):
         trainer().train(ANSWERED, reward=Lengths(unable=["abc", "e"]))
 
@@ -97,8 +97,8 @@ def test_without_the_answers_score_a_response_counts_as_not_scored() -> None:
 def test_a_reward_model_reads_prompt_and_answer_as_one_text() -> None:
     scalar = scalar_from_language_model(LanguageModel(tiny_language_model(seed=1)), HeadStart.NORMAL, seed=2)
     calls = trainer(ModelReward(scalar))._inference
-    (found,) = with_answer_scores([scored(of=response(to=ANSWERED[0]))], calls, tiny_tokenizer())
     (answer,) = answer_responses(ANSWERED[:1], tiny_tokenizer())
+    (found,) = with_answer_scores([scored(of=response(to=ANSWERED[0]))], [answer], calls)
     ids = torch.tensor([[*ANSWERED[0].token_ids, *answer.token_ids]])
     scalar.model.set_attn_implementation("sdpa")
     assert found.answer_score == pytest.approx(scalar.model(ids).logits.item(), abs=1e-5)

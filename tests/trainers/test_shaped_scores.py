@@ -12,6 +12,7 @@ from proximo.config.ppo import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
 from proximo.records import Experience, Finish, Scored, ScoreState
 from proximo.trainers.experience import Passes, RawAdvantages, make_experience
+from proximo.trainers.flat_steps import ReturnSpread
 from proximo.trainers.score_guards import EqualSteps, refuse_equal
 from proximo.trainers.shaped_scores import ShapedScores, shape_scores
 from proximo.trainers.step_metrics import StepOutcome, experience_metrics
@@ -144,6 +145,9 @@ def test_tokens_that_do_not_count_have_no_part_in_the_whitening_and_leak_nothing
     assert not among.rewards[~mask].any()
 
 
+FLAT = ReturnSpread(deviation=0.0, seen=NOTHING_SEEN, is_flat=True)
+
+
 def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
     to = [prompt("a"), prompt("b")]
     batch = [
@@ -154,7 +158,7 @@ def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
     shaped = shape([*batch, FAULTY], **options)
     outcome = StepOutcome(
         experience=made([*batch, FAULTY]),
-        raw_advantages=RawAdvantages(mean=0.0, variance=0.0, num_tokens=9),
+        raw_advantages=RawAdvantages(mean=0.0, variance=0.0, num_tokens=9, spread=FLAT),
         policy=Report(metrics={}, refusals=()),
         value=None,
         seconds={},

@@ -118,6 +118,7 @@ class PPOTrainer:
         self.followers = Followers(self.roles, tokenizer, self.config)
         self.kl_coefficient = self.config.kl.coefficient
         self.score_moments: RunningMoments = NOTHING_SEEN
+        self.return_moments: RunningMoments = NOTHING_SEEN
         self.equal_steps = EqualSteps()
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
@@ -161,8 +162,13 @@ class PPOTrainer:
 
         A prompt is a text, its token ids (a list or a tensor without padding) or a record.
         """
-        key = RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
-        return self._inference.generate(self._prompts(prompts), key=key, policy_version=self.policy_version)
+        return self._inference.generate(
+            self._prompts(prompts), key=self._rollout_key, policy_version=self.policy_version
+        )
+
+    @property
+    def _rollout_key(self) -> RandomKey:
+        return RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
 
     def _prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
         return as_prompts(self.tokenizer, prompts, num_tokens=self.policy.vocab_size)
@@ -235,7 +241,7 @@ class PPOTrainer:
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
-            shaped_scores=outcome.values["shaped_scores"] if self.config.score.shapes else None,
+            shaped_scores=outcome.values["shaped_scores"] if self.config.shapes_scores else None,
             policy=outcome.values.get("policy_report"),
             value=outcome.values.get("value_report"),
             candidates=outcome.values.get("candidates"),
@@ -247,6 +253,7 @@ class PPOTrainer:
         if step.policy is not None:  # while the critic warms up, the policy and its coefficient wait
             self.kl_coefficient = adapted_coefficient(self.kl_coefficient, step.experience, self.config.kl)
         self.score_moments = outcome.values["shaped_scores"].moments
+        self.return_moments = step.raw_advantages.spread.seen
         self.equal_steps = self.equal_steps.after(step.sampled, outcome=self.config.outcome)
         self.steps_done += 1
         self.followers.move(self.steps_done)
@@ -265,7 +272,10 @@ class PPOTrainer:
         calls, updates = self._inference, self._updates
         return {
             "generate": lambda prompts: (self.generate(prompts),),
-            "score": lambda responses: (score_responses(responses, calls, self.tokenizer, step=self.steps_done + 1),),
+            "generate_greedy": lambda prompts: calls.generate_greedy(prompts, key=self._rollout_key),
+            "score": lambda responses, greedy=(): (
+                score_responses(responses, calls, self.tokenizer, step=self.steps_done + 1, greedy=greedy),
+            ),
             "select": self._select,
             "sampled_logprobs": calls.sampled_logprobs,
             "policy_logprobs": calls.policy_logprobs,
@@ -289,8 +299,14 @@ class PPOTrainer:
         gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
         if self.config.samples_per_prompt is None:
             self._refuse_equal(scored)
-        coefficient, moments = self.kl_coefficient, self.score_moments
-        return make_experience(scored, gathered, config=self.config, kl_coefficient=coefficient, moments=moments)
+        return make_experience(
+            scored,
+            gathered,
+            config=self.config,
+            kl_coefficient=self.kl_coefficient,
+            moments=self.score_moments,
+            returns_seen=self.return_moments,
+        )
 
     def _select(self, candidates: Sequence[Scored]) -> tuple[list[Response], list[Scored]]:
         self._refuse_equal(candidates)  # the best of a healthy source may well be equal

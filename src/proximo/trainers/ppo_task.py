@@ -111,6 +111,7 @@ class PPOTask:
             "steps_done": self.ppo.steps_done,
             "kl_coefficient": self.ppo.kl_coefficient,
             "score_moments": asdict(self.ppo.score_moments),
+            "return_moments": asdict(self.ppo.return_moments),
             "equal_steps": asdict(self.ppo.equal_steps),
             "value_scale": self.ppo.value_scale.state(),
             "updates": update_counts(self.ppo.learners),
@@ -124,6 +125,7 @@ class PPOTask:
         self.ppo.steps_done = state["steps_done"]
         self.ppo.kl_coefficient = state["kl_coefficient"]
         self.ppo.score_moments = RunningMoments(**state["score_moments"])
+        self.ppo.return_moments = RunningMoments(**state["return_moments"])
         self.ppo.equal_steps = EqualSteps(**state["equal_steps"])
         self.ppo.value_scale.restore(state["value_scale"])
         if self.difficulty is not None:

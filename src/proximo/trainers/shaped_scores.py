@@ -32,7 +32,7 @@ class ShapedScores:
 def shape_scores(
     scored: Sequence[Scored], counts: Tensor, *, config: PPOConfig, moments: RunningMoments
 ) -> ShapedScores:
-    """Subtract the answer's score, add the bias and scale, divide by the running deviation, clip, penalise.
+    """Subtract the baseline's score, add the bias and scale, divide by the running deviation, clip, scale, penalise.
 
     Args:
         scored: R responses.
@@ -54,10 +54,13 @@ def shape_scores(
         values = shaping.scale_by_moments(values, moments, subtract_mean=options.running == "standardise")
     if options.clip is not None:
         values = clip_scores(values, options.clip)
+    of_ending = [options.truncated_scale if each.response.finish is Finish.LENGTH else 1.0 for each in scored]
+    of_ending = torch.tensor(of_ending, dtype=torch.float64)
+    values = values * of_ending
     penalised, replaced = None, torch.zeros_like(scored_ones)
     if options.penalises:
         values, penalised, replaced = _penalise(scored, values, config)
-    factor = options.scale / ((moments.deviation or 1.0) if options.running != "none" else 1.0)
+    factor = of_ending * options.scale / ((moments.deviation or 1.0) if options.running != "none" else 1.0)
     return ShapedScores(
         values=torch.where(scored_ones, values, 0.0).float(),
         counted=counted,
@@ -74,11 +77,12 @@ def has_score(scored: Scored, config: PPOConfig) -> bool:
 
 
 def _raw(scored: Scored, config: PPOConfig) -> float:
-    if not config.score.minus_reference_answer:
+    if config.baseline_answer is None:
         return scored.score
     if scored.answer_score is None:
+        key = "score.minus_reference_answer" if config.baseline_answer == "reference" else "advantage greedy_baseline"
         raise ValueError(
-            "score.minus_reference_answer needs the score of each prompt's reference answer, which the trainer asks "
+            f"{key} needs the score of each prompt's {config.baseline_answer} answer, which the trainer asks "
             "its reward source for: use train, or subtract it from the scores that you bring and leave the option out"
         )
     return scored.score - scored.answer_score
