@@ -16,7 +16,9 @@ from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
+from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
+from proximo.models.placement import Precision
 from proximo.models.positions import check_lengths
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import check_scalar_adapter, is_shared
@@ -67,6 +69,11 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
     check_release(recipe.ppo.release_cache, place.device)
+    if recipe.ppo.policy_loss.behaviour_weight != "none" and place.precision is Precision.FLOAT32:
+        raise ConfigError(
+            "ppo.policy_loss.behaviour_weight weighs the policy against its sampler, but in float32 the log-probs of "
+            "this run's sampler are the policy's, and every weight 1: leave it out, or compute in bf16"
+        )
     for optimizer in (recipe.ppo.policy_optimizer, recipe.ppo.value_optimizer if recipe.ppo.uses_critic else None):
         check_optimizer(optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
@@ -176,7 +183,10 @@ def _check_shared_bases(recipe: PPORecipe) -> None:
 def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> list[str]:
     """Which models run on the policy's own weights, where any do."""
     scorers = {source.name: source.model for _, source in sources if isinstance(source, ModelReward)}
-    others = {"reference": trainer.roles.reference, "value": trainer.roles.value, **scorers}
+    if not trainer.policy.has_adapter:
+        return []
+    own = {"reference": trainer.roles.reference, "value": trainer.roles.value, "average": trainer.followers.average}
+    others = own | scorers
     shared = [name for name, model in others.items() if model is not None and is_shared(model, trainer.policy)]
     return [f"one copy of the base serves the policy and {', '.join(shared)}"] if shared else []
 
