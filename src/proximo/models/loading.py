@@ -176,7 +176,9 @@ def _fit_to_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBa
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if name not in given:
             setattr(config, name, getattr(tokenizer, name))
-        elif given[name] is not None and given[name] >= config.vocab_size:
+            continue
+        ids = given[name] if isinstance(given[name], list) else [given[name]]
+        if max((index for index in ids if index is not None), default=0) >= config.vocab_size:
             raise ModelError(
                 f"the config of a new {config.model_type} model has {name} {given[name]}, but only {config.vocab_size} "
                 f"tokens: leave {name} to the tokenizer, or give a larger vocab_size"
