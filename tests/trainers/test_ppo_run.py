@@ -66,11 +66,3 @@ def test_a_reward_model_with_its_own_tokenizer_says_of_each_answer_whether_it_fi
     responses = task.ppo.generate(task.prompts)
     found = task.reward.score(responses)
     assert [each.valid for each in found] == [len(r.text) + 6 + r.finish.terminated <= 11 for r in responses]
-
-
-def test_behaviour_weights_are_refused_where_the_device_computes_in_float32() -> None:
-    """`precision: auto` on a CPU, which no validator of the recipe can know."""
-    made = recipe({}).model_dump(mode="json")
-    made["run"]["precision"], made["ppo"]["policy_loss"]["behaviour_weight"] = "auto", "truncated"
-    with pytest.raises(ConfigError, match="every weight 1: leave it out, or compute in bf16"):
-        build_task(PPORecipe.model_validate(made))

@@ -17,9 +17,7 @@ from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
-from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
-from proximo.models.placement import Precision
 from proximo.models.positions import check_lengths
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import check_scalar_adapter, is_shared
@@ -71,11 +69,6 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
     check_release(recipe.ppo.release_cache, place.device)
-    if recipe.ppo.policy_loss.behaviour_weight != "none" and place.precision is Precision.FLOAT32:
-        raise ConfigError(
-            "ppo.policy_loss.behaviour_weight weighs the policy against its sampler, but in float32 the log-probs of "
-            "this run's sampler are the policy's, and every weight 1: leave it out, or compute in bf16"
-        )
     for optimizer in (recipe.ppo.policy_optimizer, recipe.ppo.value_optimizer if recipe.ppo.uses_critic else None):
         check_optimizer(optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
