@@ -151,6 +151,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
         "reward.model={path: owner/b, lora: {rank: 8}}",
     ),
     ("sft", "Models", "tokenizer={path: owner/tokenizer, train_vocab_size: 500}"),
+    ("sft", "Models", "tokenizer.train_vocab_size=500"),
     ("reward", "Models", "model={lora: {rank: 8}}"),
     ("ppo", "The run", "run.precision=fp16"),
     ("pipeline", "The run", "sft.run.folder=elsewhere"),

@@ -115,6 +115,11 @@ class SFTRecipe(Section):
         _check_quantisation(self.model, "model", self.run)
         if self.tokenizer.train_vocab_size is None:
             _check_tokenizer(self.model, "model", self.tokenizer)
+        elif self.model.path is not None:
+            raise ValueError(
+                "tokenizer.train_vocab_size makes a new tokenizer, whose ids mean nothing to trained weights: give "
+                "model.config, or remove it"
+            )
         return self
 
     @model_validator(mode="after")
