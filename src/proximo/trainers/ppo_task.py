@@ -184,6 +184,7 @@ def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> 
         "score": scored.score if scored.valid else None,
         "components": dict(scored.components),
         **({} if scored.token_rewards is None else {"token_rewards": scored.token_rewards}),
+        **({} if scored.prefix_scores is None else {"prefix_scores": scored.prefix_scores}),
         "gold": gold,
         "kl": kl,
         "num_tokens": len(response.token_ids),
