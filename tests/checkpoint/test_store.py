@@ -228,7 +228,7 @@ def test_another_format_is_refused_with_the_version_that_reads_it(number, tmp_pa
 
 
 def test_every_bit_of_a_manifest_counts(tmp_path, disk):
-    """Each of the eight in turn: a digit becomes another digit, a space a letter; by its form it is a manifest still."""
+    """Each of the eight in turn. A digit becomes another digit, a space a letter; it still is a manifest by form."""
     store = CheckpointStore(tmp_path)
     save(store, disk, 1)
     save(store, disk, 2, 0.25)
