@@ -36,9 +36,12 @@ class AdvantageConfig(Section):
     which has 0.05); null uses `lam` for all."""
     value_lam: float | None = Field(None, ge=0, le=1)
     """Decay for the returns that the value model learns (VAPO has 1); null uses that of the advantages."""
-    standardise: bool | None = None
-    """Advantages to mean 0 and variance 1 over the valid tokens of the step; null means yes for `gae` and the returns
-    to go, no for the others. Not with `pass_at_k`, whose advantages are never negative."""
+    standardise: bool | Literal["group"] | None = None
+    """Advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of each
+    prompt's responses; null means over the step for `gae` and the returns to go, and not at all for the others.
+    Not with `pass_at_k`, whose advantages are never negative."""
+    unbiased_variance: bool = False
+    """The variance of standardising, and of `score.whiten_rewards`, divides by the count of tokens minus 1."""
 
     least_spread: float | None = Field(0.01, ge=0)
     """With `gae`: a step whose returns have at most this share of the standard deviation of all returns of the run
@@ -49,7 +52,9 @@ class AdvantageConfig(Section):
     `return_to_go`."""
 
     @model_validator(mode="after")
-    def _has_groups(self) -> Self:
+    def _consistent(self) -> Self:
+        if self.unbiased_variance and self.standardise is False:
+            raise ValueError("unbiased_variance is of standardising, and standardise is false: leave it out")
         if self.equal_groups == "exclude" and not self.compares_groups:
             raise ValueError(
                 f"equal_groups: exclude is for estimators that compare the responses of one prompt; for "
@@ -87,7 +92,7 @@ class AdvantageConfig(Section):
         return self.estimator in ("gae", "return_to_go", "group_return_to_go", "greedy_baseline")
 
     @property
-    def standardises(self) -> bool:
+    def standardises(self) -> bool | Literal["group"]:
         """`standardise` with its default resolved."""
         by_default = self.goes_by_token and self.estimator != "greedy_baseline"
         return by_default if self.standardise is None else self.standardise

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import kl
+from proximo.algorithms.advantages import standardised_in_groups
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.algorithms.segments import segment_ids, value_positions
@@ -14,7 +15,7 @@ from proximo.algorithms.shaping import shape_rewards
 from proximo.config.ppo import PPOConfig
 from proximo.errors import ConfigError
 from proximo.records import Experience, Finish, Scored
-from proximo.trainers.estimates import estimate_advantages
+from proximo.trainers.estimates import estimate_advantages, group_numbers
 from proximo.trainers.flat_steps import ReturnSpread, return_spread
 from proximo.trainers.groups import equal_outcomes
 from proximo.trainers.shaped_scores import ShapedScores, shape_scores
@@ -82,7 +83,7 @@ def make_experience(
         )
     rewards = _rewards(shaped, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
     spread = return_spread(rewards, mask, lengths, config=config, seen=returns_seen)
-    rewards = _whitened(rewards, mask, config.score.whiten_rewards)
+    rewards = _whitened(rewards, mask, config)
     advantages, returns = estimate_advantages(scored, rewards, passes.values, mask, counted, config=config)
     advantages = torch.where(mask, advantages, 0.0)
     raw = RawAdvantages(
@@ -93,6 +94,13 @@ def make_experience(
     )
     if spread.is_flat:
         advantages = torch.zeros_like(advantages)
+    correction = int(config.advantage.unbiased_variance)
+    match config.advantage.standardises:
+        case "group":
+            groups = group_numbers(scored)
+            advantages = standardised_in_groups(advantages, groups, mask, lengths, correction=correction)
+        case True:
+            advantages = standardise(advantages, mask, correction=correction)
     experience = Experience(
         scored=tuple(scored),
         lengths=lengths,
@@ -101,7 +109,7 @@ def make_experience(
         reference_logprobs=passes.reference_logprobs,
         values=passes.values,
         rewards=rewards,
-        advantages=standardise(advantages, mask) if config.advantage.standardises else advantages,
+        advantages=advantages,
         returns=returns,
         is_flat=spread.is_flat,
     )
@@ -154,11 +162,12 @@ def _rewards(
     )
 
 
-def _whitened(rewards: Tensor, mask: Tensor, how: str) -> Tensor:
+def _whitened(rewards: Tensor, mask: Tensor, config: PPOConfig) -> Tensor:
     # Both leave 0 outside the mask, so that nothing of them reaches an earlier token through the estimator.
-    if how == "zero_mean":
-        return standardise(rewards, mask)
-    return rescale(rewards, mask) if how == "keep_mean" else rewards
+    correction = int(config.advantage.unbiased_variance)
+    if config.score.whiten_rewards == "zero_mean":
+        return standardise(rewards, mask, correction=correction)
+    return rescale(rewards, mask, correction=correction) if config.score.whiten_rewards == "keep_mean" else rewards
 
 
 def _kl_per_token(passes: Passes, measure: str) -> Tensor:
