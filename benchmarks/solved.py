@@ -3,7 +3,7 @@
     python benchmarks/solved.py --seeds 10
 
 Each prompt is a letter, and the score the share of that letter in four; a model of two layers learns it from nothing in
-seconds. Once the mean score of three steps is above 0.985, the same policy goes on under each rule for steps whose
+seconds. Once the mean score of three steps is above 0.97, the same policy goes on under each rule for steps whose
 returns are all the same, and its held-out score is taken after every step. Prints the table of benchmarks/README.md.
 """
 
@@ -38,6 +38,7 @@ def main() -> None:
     """Run every kind and rule; print what came out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10, help="how many seeds")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--further", type=int, default=100, help="steps after the task is solved")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["no KL", "KL in the reward"])
     parser.add_argument("--rate", type=float, default=3e-3, help="learning rate of the further steps")
@@ -47,7 +48,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for kind in options.kinds:
         found: dict[str, list[tuple[float, float, float]]] = {rule: [] for rule in RULES}
-        for seed in range(options.seeds):
+        for seed in range(options.first, options.first + options.seeds):
             start = solved(kind, seed)
             if start is None:
                 continue
@@ -55,6 +56,8 @@ def main() -> None:
                 found[rule].append(go_on(start, kind, seed, changes, num_steps=options.further, rate=options.rate))
                 print("#", kind, rule, seed, found[rule][-1], flush=True)
         for rule, rows in found.items():
+            if not rows:
+                continue
             worst, mean, flat = zip(*rows, strict=True)
             fallen = sum(each < 0.95 for each in worst)
             cells = [kind, rule, len(rows), fallen, f"{min(worst):.3f}", f"{statistics.mean(mean):.3f}"]
@@ -67,8 +70,8 @@ def share(prompts: Sequence[Any], responses: Sequence[str], metadata: Any) -> li
     return [text.replace(" ", "").count(prompt) / LENGTH for prompt, text in zip(prompts, responses, strict=True)]
 
 
-def trainer(kind: str, seed: int, advantage: dict[str, Any], entropy: float = 0.0) -> PPOTrainer:
-    """From nothing; with some entropy bonus all letters are found, with none a policy settles for some."""
+def trainer(kind: str, seed: int, advantage: dict[str, Any]) -> PPOTrainer:
+    """From nothing."""
     core = Tokenizer(models.WordLevel(vocab={letter: n for n, letter in enumerate([*LETTERS, "<eos>"])}, unk_token="a"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>")
@@ -80,12 +83,11 @@ def trainer(kind: str, seed: int, advantage: dict[str, Any], entropy: float = 0.
     optimizer = {"learning_rate": 3e-3}
     config = PPOConfig(
         num_steps=10_000,
-        prompts_per_step=60,
+        prompts_per_step=48,
         rollout={"max_new_tokens": LENGTH, "min_new_tokens": 0},
         policy_optimizer=optimizer,
         value_optimizer={"learning_rate": 1e-5} if kind == "a shared trunk" else optimizer,
         advantage=advantage,
-        policy_loss={"entropy_coefficient": entropy},
         **KINDS[kind],
     )
     return PPOTrainer(model, tokenizer, value="trunk" if kind == "a shared trunk" else None, config=config, seed=seed)
@@ -93,7 +95,7 @@ def trainer(kind: str, seed: int, advantage: dict[str, Any], entropy: float = 0.
 
 def steps(made: PPOTrainer, num_steps: int) -> Iterator[dict[str, float]]:
     """So many more steps."""
-    letters = list(LETTERS) * 10
+    letters = list(LETTERS) * 8
     for _ in range(num_steps):
         responses = made.generate(letters)
         yield made.step(letters, responses, share([each.prompt.text for each in responses], texts(responses), None))
@@ -106,10 +108,10 @@ def texts(responses: Sequence[Any]) -> list[str]:
 
 def solved(kind: str, seed: int) -> dict[str, Any] | None:
     """State of a trainer whose policy has solved the task; None where 150 steps were too few."""
-    made, scores = trainer(kind, seed, {}, entropy=0.03), []
+    made, scores = trainer(kind, seed, {}), []
     for line in steps(made, 150):
         scores.append(line["score/mean"])
-        if statistics.mean(scores[-3:]) > 0.985:
+        if statistics.mean(scores[-3:]) > 0.97:
             return {
                 "models": {name: copy.deepcopy(each.module.state_dict()) for name, each in made.learners.items()},
                 "optimizers": {
@@ -142,8 +144,8 @@ def go_on(
 
 
 def held_out(made: PPOTrainer) -> float:
-    """Mean score of 256 samples with random numbers of their own."""
-    prompts = made._prompts(list(LETTERS) * 40)
+    """Mean score of 96 samples with random numbers of their own."""
+    prompts = made._prompts(list(LETTERS) * 16)
     key = RandomKey(seed=99, purpose="evaluation", step=0)
     responses = made._inference.generate(prompts, key=key, policy_version=0)
     return statistics.mean(share([each.prompt.text for each in responses], texts(responses), None))

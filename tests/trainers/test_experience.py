@@ -149,6 +149,29 @@ def test_leave_one_out_compares_a_response_with_the_others_alone() -> None:
     )
 
 
+def test_the_length_weighted_baseline_counts_the_tokens_of_each_response() -> None:
+    """Returns 0.5 of one token and 2.5 of two: a baseline of 5.5 / 3."""
+    found = to_go("length_weighted").advantages
+    torch.testing.assert_close(found, torch.tensor([-4 / 3, 2 / 3, 2 / 3, 0.0, 0.0, 0.0]), **CLOSE)
+
+
+def test_of_pass_at_k_only_what_adds_to_the_best_of_k_counts() -> None:
+    torch.testing.assert_close(
+        to_go("pass_at_k", k=2).advantages, torch.tensor([0.0, 4.0, 4.0, 0.0, 0.0, 0.0]), **CLOSE
+    )
+    three = [scored(score, of=response([2])) for score in (1.0, 2.0, 4.0)]
+    for k, wanted in ((2, [0.0, 1.0, 5.0]), (3, [0.0, 0.0, 6.0])):
+        options = {"advantage": {"estimator": "pass_at_k", "k": k}, "responses_per_prompt": 3}
+        torch.testing.assert_close(build(three, **options).advantages, torch.tensor(wanted), **CLOSE)
+
+
+def test_a_clamped_kl_costs_no_more_than_its_limit_on_a_token() -> None:
+    batch = [scored(2.0, of=response(logprobs=[-1.0, -2.0, -3.0]))]
+    reference = [-9.0, -2.25, -2.0]
+    made = build(batch, reference=reference, values=[0.0] * 4, kl={"place": "reward", "clamp": 0.5}, kl_coefficient=2.0)
+    torch.testing.assert_close(made.rewards, torch.tensor([-1.0, -0.5, 3.0]), **CLOSE)
+
+
 def test_one_response_per_prompt_is_enough_where_the_batch_is_the_baseline() -> None:
     made = build([scored(1.0), scored(3.0)], advantage={"estimator": "return_to_go", "standardise": None})
     torch.testing.assert_close(made.advantages, torch.tensor([-1.0] * 3 + [1.0] * 3), rtol=0, atol=1e-4)

@@ -58,6 +58,22 @@ def test_without_options_scores_are_left_as_they_are() -> None:
     assert found.moments == NOTHING_SEEN
 
 
+def test_the_score_of_a_cut_response_is_scaled_after_the_clip() -> None:
+    """4 is clipped to 3, a tenth of which is left where the limit cut it; a penalty comes after."""
+    found = shape([ended(4.0), cut(4.0), cut(-1.0)], clip=3.0, truncated_scale=0.1, missing_eos_penalty=0.5)
+    assert found.values.tolist() == pytest.approx([3.0, 0.3 - 0.5, -0.1 - 0.5])
+    with pytest.raises(ValueError, match="truncated_scale needs truncated: true"):
+        PPOConfig(score={"truncated": False, "truncated_scale": 0.5})
+
+
+def test_rewards_of_single_tokens_are_scaled_with_the_score_of_a_cut_response() -> None:
+    batch = [replace(each, token_rewards=(1.0, 2.0, 0.5)) for each in (ended(4.0), cut(4.0))]
+    found = shape(batch, truncated_scale=0.1)
+    assert found.token_rewards is not None
+    assert found.token_rewards.tolist() == pytest.approx([1.0, 2.0, 0.5, 0.1, 0.2, 0.05])
+    assert found.values.tolist() == pytest.approx([4.0, 0.4])
+
+
 def test_everything_happens_in_the_documented_order() -> None:
     """Answer, bias, scale, running moments, clip, penalties: each number below is wrong in any other order."""
     earlier = RunningMoments(count=1, mean=0.0, squares=0.0)

@@ -182,7 +182,10 @@ def test_where_nothing_could_be_scored_only_the_count_of_faults_is_left() -> Non
     lost = tuple(scored(NAN, of=each.response, state=ScoreState.INFRASTRUCTURE_FAULT) for each in batch())
     made = experience(scored=lost, mask=torch.zeros(9, dtype=torch.bool), values=None, returns=None)
     raw = RawAdvantages(mean=0.0, variance=0.0, num_tokens=0, spread=SPREAD)
-    assert line(experience_metrics(outcome(made, raw_advantages=raw))) == {"response/faulty": 3.0}
+    assert line(experience_metrics(outcome(made, raw_advantages=raw))) == {
+        "response/faulty": 3.0,
+        "reward/std": 0.5,
+    }
 
 
 SECONDS = {

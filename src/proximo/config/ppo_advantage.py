@@ -1,10 +1,10 @@
 """The section `ppo.advantage`: which estimator, and its numbers. Not the formulas: those are in proximo.algorithms."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from proximo.config.base import Section
+from proximo.config.base import AbsentMeans, Section
 
 
 class AdvantageConfig(Section):
@@ -43,7 +43,7 @@ class AdvantageConfig(Section):
     unbiased_variance: bool = False
     """The variance of standardising, and of `score.whiten_rewards`, divides by the count of tokens minus 1."""
 
-    least_spread: float | None = Field(0.01, ge=0)
+    least_spread: Annotated[float | None, AbsentMeans(None)] = Field(0.01, ge=0)
     """With `gae`: a step whose returns have at most this share of the standard deviation of all returns of the run
     teaches the policy nothing, since its advantages are the critic's noise; null learns from every step."""
     equal_groups: Literal["keep", "exclude"] = "keep"
