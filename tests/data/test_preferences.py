@@ -63,11 +63,6 @@ FORMS = {
     ),
     "outputs, first": ({"prompt": "ask", "output_1": "good", "output_2": "bad", "label": 1}, {}, TEXT),
     "outputs, second": ({"prompt": "ask", "output_1": "bad", "output_2": "good", "label": "2"}, {}, TEXT),
-    "without eos": (
-        {"prompt": "ask", "chosen": "good", "rejected": "bad"},
-        {"append_eos": False},
-        ("ask", "good", "bad"),
-    ),
 }
 
 
@@ -198,9 +193,7 @@ def test_a_truncated_conversation_loses_the_same_turns_for_both_responses() -> N
     assert shown(pair) == CHAT
 
 
-def test_a_pair_without_any_token_is_refused() -> None:
-    with pytest.raises(DataError, match=r"made, row 1: a response without any token"):
-        load({"prompt": "", "chosen": "a", "rejected": ""}, append_eos=False)
+def test_an_empty_response_is_its_end_of_sequence() -> None:
     assert load({"prompt": "", "chosen": "a", "rejected": ""})[0][0].prompt_token_ids == ()
     with pytest.raises(ConfigError, match="at least 2"):
         PairOptions(max_tokens=1)
