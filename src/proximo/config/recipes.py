@@ -252,8 +252,6 @@ class PPORecipe(Section):
                 "with policy.lora the reference is the base below the adapter, which cannot move: remove "
                 "ppo.kl.reference_every_steps, or train without LoRA"
             )
-        if self.policy.lora is not None and self.ppo.average_decay is not None:
-            raise ValueError("ppo.average_decay averages whole models: remove it, or train without LoRA")
         if self.reference is not None and self.reference.lora is not None:
             raise ValueError("a reference is not trained: remove reference.lora")
         return self

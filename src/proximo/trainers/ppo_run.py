@@ -194,7 +194,10 @@ def _check_shared_bases(recipe: PPORecipe) -> None:
 def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> list[str]:
     """Which models run on the policy's own weights, where any do."""
     scorers = {source.name: source.model for _, source in sources if isinstance(source, ModelReward)}
-    others = {"reference": trainer.roles.reference, "value": trainer.roles.value, **scorers}
+    if not trainer.policy.has_adapter:
+        return []
+    own = {"reference": trainer.roles.reference, "value": trainer.roles.value, "average": trainer.followers.average}
+    others = own | scorers
     shared = [name for name, model in others.items() if model is not None and is_shared(model, trainer.policy)]
     return [f"one copy of the base serves the policy and {', '.join(shared)}"] if shared else []
 
