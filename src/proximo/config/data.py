@@ -107,7 +107,7 @@ class TextDataConfig(DataConfig):
 class PreferenceDataConfig(DataConfig):
     """Data of the reward model: pairs of a chosen and a rejected answer."""
 
-    form: Literal["auto", "text", "conversational", "transcript", "sharegpt", "outputs"] = "auto"
+    form: Literal["auto", "text", "conversational", "transcript", "implicit_prompt", "sharegpt", "outputs"] = "auto"
     """What a row holds; `auto` goes by its columns. docs/data.md shows each."""
     max_tokens: int = Field(1024, ge=2)
     """Limit of tokens of prompt and answer together."""

@@ -98,6 +98,8 @@ def load_preference_pairs(
         num_ties=len(rows) - num_with_preference,
         num_too_short=num_with_preference - len(found),
         num_identical_pairs=len(found) - len(differing),
+        num_duplicate_pairs=len(pairs)
+        - len({(pair.prompt_token_ids, pair.chosen_token_ids, pair.rejected_token_ids) for pair in pairs}),
         num_too_long=len(differing) - len(kept),
         num_truncated=sum(fitted.is_truncated for _, _, fitted in kept),
         num_empty_responses=sum(not text for _, _, fitted in kept for text in fitted.exchange.responses),
