@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from made_up_runs import ppo_line, write_dpo_run, write_ppo_run, write_reward_run, write_sft_run
 
-from proximo.metrics.alarms import Severity, correlation, fifth_noise, fifths, find_alarms
+from proximo.metrics.alarms import Severity, fifth_noise, fifths, find_alarms
 from proximo.metrics.catalogue import RULES
-from proximo.metrics.run_files import Run, Sample, Samples, Series, read_run
+from proximo.metrics.run_files import Run, Series, read_run
 from proximo.metrics.trainers import Trainer
 
 NUM_STEPS = 60
@@ -28,6 +28,16 @@ def ppo_run(**curves: Callable[[float], float]) -> Run:
         for line in lines:
             line[name.replace("__", "/")] = curve(line["step"] / NUM_STEPS)
     return Run(name="run", lines=tuple(lines))
+
+
+def wanders(part: float) -> float:
+    """A score that goes nowhere."""
+    return 0.2 + 0.1 * math.sin(9000 * part)
+
+
+def stuck(part: float) -> float:
+    """A score that rises a little, by less than answers differ, and then stays."""
+    return min(0.3, part)
 
 
 def titles(run: Run) -> list[str]:
@@ -69,19 +79,22 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
     ("title", "curves"),
     [
         ("The score rises while the gold score falls", {"gold__mean": lambda part: 0.5 + part * (1 - part)}),
-        ("The score does not rise", {"score__mean": lambda part: 0.2 + 0.1 * math.sin(9000 * part)}),
+        ("The score does not rise", {"score__mean": wanders}),
         ("KL rises fast", {"kl__sequence": lambda part: math.exp(5 * part)}),
         ("KL is negative", {"kl__sequence": lambda part: -2 * part}),
-        ("Entropy collapses", {"policy__entropy": lambda part: 2 * math.exp(-4 * part)}),
+        ("Entropy collapses", {"policy__entropy": lambda part: 2 * math.exp(-4 * part), "score__mean": stuck}),
         ("The clip fraction is high", {"policy__clip_fraction": lambda part: 0.5 * part}),
         (
             "The policy hardly moves",
-            {"policy__clip_fraction": lambda part: 0.0, "policy__approx_kl": lambda part: 1e-8},
+            {"policy__clip_fraction": lambda part: 0.0, "policy__approx_kl": lambda part: 1e-8, "score__mean": wanders},
         ),
-        ("The critic is no better than a constant", {"value__explained_variance": lambda part: -0.3 + 0.305 * part}),
+        (
+            "The critic is no better than a constant",
+            {"value__explained_variance": lambda part: -0.3 + 0.305 * part, "score__mean": stuck},
+        ),
         ("Nearly all answers are cut at the limit", {"response__finished_fraction": lambda part: 0.9 - 0.89 * part}),
-        ("The policy repeats itself", {"response__distinct_2": lambda part: 0.4 - 0.35 * part}),
-        ("Most groups teach nothing", {"group__equal_fraction": lambda part: part}),
+        ("The policy repeats itself", {"response__distinct_2": lambda part: 0.4 - 0.35 * part, "score__mean": stuck}),
+        ("Most groups teach nothing", {"group__equal_fraction": lambda part: part, "score__mean": stuck}),
         (
             "Form is rewarded and the task is not solved",
             {
@@ -160,24 +173,25 @@ def test_a_gold_score_that_is_only_held_out_is_watched_too():
     assert titles(Run(name="run", lines=tuple(lines))) == ["The score rises while the gold score falls"]
 
 
-def sample(num_tokens: int, score: float) -> Sample:
-    return Sample(
-        step=9, kind="train", prompt_id="p", prompt="", response="", score=score, num_tokens=num_tokens, finish="eos"
-    )
+@pytest.mark.parametrize(
+    ("r", "found"),
+    [(0.8, ["Longer answers score higher"]), (-0.99, ["Shorter answers score higher"]), (0.6, []), (-0.6, [])],
+)
+def test_the_sign_says_whether_length_or_shortness_is_paid_for(r, found):
+    assert titles(ppo_run(score__length_correlation=lambda part: r)) == found
 
 
-@pytest.mark.parametrize(("slope", "found"), [(1.0, True), (-1.0, True), (0.0, False)])
-def test_a_score_that_follows_length_is_found_in_the_samples(slope, found):
-    rng = random.Random(2)
-    lengths = [rng.randint(10, 60) for _ in range(50)]
-    samples = tuple(sample(length, slope * length + rng.gauss(0, 3)) for length in lengths)
-    run = Run(name="run", lines=tuple(healthy_lines()), samples=Samples(training=samples))
-    assert titles(run) == (["Score and length go together"] if found else [])
-
-
-def test_few_samples_prove_nothing():
-    samples = tuple(sample(length, length) for length in range(20))
-    assert titles(Run(name="run", lines=tuple(healthy_lines()), samples=Samples(training=samples))) == []
+def test_length_explains_nothing_where_scores_hardly_differ():
+    """A few long wrong answers of a task that is solved."""
+    curves = {
+        "score__std": lambda part: 0.5 if part < 0.5 else 0.02,
+        "score__length_correlation": lambda part: 0.1 if part < 0.5 else -0.95,
+    }
+    assert titles(ppo_run(**curves)) == []
+    curves["score__std"] = lambda part: 0.5
+    assert titles(ppo_run(**curves)) == []
+    curves["score__length_correlation"] = lambda part: -0.95
+    assert titles(ppo_run(**curves)) == ["Shorter answers score higher"]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +203,7 @@ def test_few_samples_prove_nothing():
         ),
         ("Accuracy is much higher in training than held out", {"reward_model/pair_accuracy": 0.99}),
         ("The reward model is surer than it should be", {"evaluation/calibration_error": 0.3}),
-        ("The held-out loss rises again", {"evaluation/loss": 0.46}),
+        ("The held-out loss rises again", {"evaluation/loss": 0.47}),
     ],
 )
 def test_a_sick_reward_model_is_found(title, last):
@@ -218,8 +232,3 @@ def test_noise_is_the_standard_error_of_a_fifth_and_knows_no_trend():
     rng = random.Random(4)
     values = tuple(50 * index + rng.gauss(0, 2) for index in range(2000))
     assert fifth_noise(Series(tuple(range(2000)), values)) == pytest.approx(2 / math.sqrt(400), rel=0.1)
-
-
-def test_correlation_of_what_does_not_vary_is_unknown():
-    assert correlation([(1.0, 2.0), (1.0, 3.0)]) is None
-    assert correlation([(1.0, 2.0), (2.0, 0.0), (3.0, -2.0)]) == pytest.approx(-1)

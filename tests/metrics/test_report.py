@@ -196,7 +196,7 @@ def test_a_run_of_one_step_has_points_and_no_judgement(tmp_path: Path):
     assert page.tags.count("svg") > 8
 
 
-def test_sample_pairs_join_the_same_prompts_and_keep_several_answers_in_order(tmp_path: Path):
+def test_sample_pairs_join_the_same_prompts_and_show_each_prompt_before_one_of_them_again(tmp_path: Path):
     answers = [("p0", "a"), ("p0", "b"), ("p1", "c"), ("p2", "d")]
     records = [sample(0, 0, prompt_id=prompt, response=text) for prompt, text in answers]
     records += [sample(5, 0, prompt_id=prompt, response="middle") for prompt, _ in answers]
@@ -204,7 +204,7 @@ def test_sample_pairs_join_the_same_prompts_and_keep_several_answers_in_order(tm
     write_lines(tmp_path / "samples.jsonl", records)
     pairs = pair_samples(read_run(tmp_path))
     found = [(pair.before.response, pair.after.response if pair.after else None) for pair in pairs if pair.before]
-    assert found == [("a", "B"), ("b", "A"), ("c", "C"), ("d", None)]
+    assert found == [("a", "B"), ("c", "C"), ("d", None), ("b", "A")]
 
 
 def test_one_evaluation_or_none_still_shows_samples(tmp_path: Path):
