@@ -3,12 +3,13 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_up_runs import ppo_line, write_dpo_run, write_ppo_run, write_reward_run, write_sft_run
 
-from proximo.metrics.alarms import Severity, fifth_noise, fifths, find_alarms
+from proximo.metrics.alarms import Rule, Severity, fifth_noise, fifths, find_alarms
 from proximo.metrics.catalogue import RULES
 from proximo.metrics.run_files import Run, Series, read_run
 from proximo.metrics.trainers import Trainer
@@ -232,3 +233,118 @@ def test_noise_is_the_standard_error_of_a_fifth_and_knows_no_trend():
     rng = random.Random(4)
     values = tuple(50 * index + rng.gauss(0, 2) for index in range(2000))
     assert fifth_noise(Series(tuple(range(2000)), values)) == pytest.approx(2 / math.sqrt(400), rel=0.1)
+
+
+def test_a_rule_explains_what_stands_after_it_and_nothing_else():
+    """So that every alarm that is raised is shown, and once."""
+    of_others = {rule.title for trainer in (Trainer.SFT, Trainer.REWARD, Trainer.DPO) for rule in RULES[trainer]}
+    for trainer, rules in RULES.items():
+        titles = [rule.title for rule in rules]
+        assert len(titles) == len(set(titles))
+        for place, rule in enumerate(rules):
+            unknown = set(rule.explains) - set(titles[place + 1 :])
+            # The trainers with a loss share a rule, which names the effects in all of them.
+            assert unknown <= (set() if trainer is Trainer.PPO else of_others), (trainer, rule.title, unknown)
+
+
+def test_an_alarm_is_shown_under_the_first_cause_of_its_causes():
+    def rule(title: str, *explains: str, severity: Severity = Severity.WARNING, fires: bool = True) -> Rule:
+        return Rule(
+            title=title,
+            when="",
+            advice="",
+            severity=severity,
+            check=lambda run: "yes" if fires else None,
+            explains=explains,
+        )
+
+    rules = (
+        rule("a", "b", "d"),
+        rule("b", "c"),
+        rule("x", "e", fires=False),
+        rule("c"),
+        rule("d"),
+        rule("e", severity=Severity.PROBLEM),
+    )
+    found = find_alarms(Run(name="run"), rules)
+    assert [(alarm.title, [each.title for each in alarm.consequences]) for alarm in found] == [
+        ("e", []),
+        ("a", ["b", "c", "d"]),
+    ]
+    assert found[1].text == "a. yes  It explains: b, c, d."
+
+
+@pytest.mark.parametrize("solved", [None, 1.0])
+def test_a_solved_run_raises_no_alarm(solved):
+    """All alike, sure of itself, repeating itself, its critic idle, its groups equal: that is what was wanted."""
+    rng = random.Random(5)
+
+    def right(part: float) -> float:
+        return min(1.0, 0.35 + 3 * part)
+
+    curves = {
+        "score__mean": right,
+        "score__std": lambda part: math.sqrt(right(part) * (1 - right(part))),
+        "score__best_fraction": right,
+        "policy__entropy": lambda part: 0.8 * math.exp(-8 * part),
+        "value__explained_variance": lambda part: min(0.4, part) if part < 0.25 else rng.gauss(-9, 4),
+        "response__distinct_2": lambda part: 0.1 + 0.4 * math.exp(-8 * part),
+        "group__equal_fraction": lambda part: right(part) ** 8,
+    }
+    run = replace(ppo_run(**curves), config={"ppo": {"solved_score": solved}})
+    assert titles(run) == []
+    fails = {**curves, "score__mean": lambda part: 0.35, "score__best_fraction": lambda part: 0.35}
+    fails["score__std"] = lambda part: 0.48
+    run = replace(ppo_run(**fails), config={"ppo": {"solved_score": solved}})
+    assert {"Entropy collapses", "The critic is no better than a constant"} <= set(titles(run))
+
+
+def test_a_run_that_was_solved_from_the_start_raises_no_alarm():
+    rng = random.Random(5)
+    share = {step: 0.97 + rng.gauss(0, 0.01) for step in range(NUM_STEPS + 1)}
+    curves = {
+        "score__mean": lambda part: share[round(part * NUM_STEPS)],
+        "score__best_fraction": lambda part: share[round(part * NUM_STEPS)],
+        "score__std": lambda part: 0.17,
+    }
+    assert titles(ppo_run(**curves)) == []
+    curves["score__best_fraction"] = lambda part: 0.02
+    assert titles(ppo_run(**curves)) == ["The score does not rise"]
+
+
+def advice_of(run: Run) -> str:
+    (alarm,) = find_alarms(run, RULES[Trainer.PPO])
+    return alarm.advice
+
+
+@pytest.mark.parametrize(
+    ("clipped", "words"), [(0.0, "raise ppo.policy_optimizer"), (0.05, "not the reason"), (0.28, "not the reason")]
+)
+def test_advice_on_a_flat_score_has_the_direction_that_its_updates_ask_for(clipped, words):
+    assert words in advice_of(ppo_run(score__mean=wanders, policy__clip_fraction=lambda part: clipped))
+
+
+@pytest.mark.parametrize(("loss", "words"), [(0.4, "Raise the value model's"), (96.0, "lower ppo.value_optimizer")])
+def test_advice_on_a_useless_critic_looks_at_its_loss(loss, words):
+    curves = {"value__explained_variance": lambda part: 0.0, "score__mean": stuck}
+    assert words in advice_of(ppo_run(**curves, value__loss=lambda part: loss * math.exp(-9 * part)))
+
+
+def test_answers_that_no_longer_end_are_told_from_answers_that_never_did():
+    never = advice_of(ppo_run(response__finished_fraction=lambda part: 0.0))
+    no_longer = advice_of(ppo_run(response__finished_fraction=lambda part: 1 - part))
+    assert "eos_token" in never
+    assert "unlearned" in no_longer
+
+
+@pytest.mark.parametrize(
+    ("trainer", "loss"), [("sft", "sft/loss"), ("reward", "reward_model/loss"), ("dpo", "dpo/loss")]
+)
+def test_a_loss_that_leaps_names_the_step(trainer, loss):
+    values = [3.0] * 8 + [9.0] * 4 + [5.0] * 8
+    lines = tuple({"step": step, loss: value} for step, value in enumerate(values, 1))
+    (alarm,) = find_alarms(Run(name="run", lines=lines), RULES[Trainer(trainer)])
+    assert alarm.title == "The training loss leapt up"
+    assert " at step 9," in alarm.detail
+    level = tuple({"step": step, loss: 0.01 + 0.15 * (step % 2)} for step in range(20))
+    assert find_alarms(Run(name="run", lines=level), RULES[Trainer(trainer)]) == ()

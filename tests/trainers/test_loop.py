@@ -300,7 +300,7 @@ def test_an_alarm_is_said_once_when_it_comes_and_again_at_the_end(
     start(tmp_path / "run")  # the loss of this task goes up
     told = [line for line in capsys.readouterr().err.splitlines() if "leapt up" in line]
     assert [line.partition(":")[0] for line in told] == ["warning"]
-    assert "step 4, problem: The training loss leapt up. At step 2" in told[0]
+    assert "step 4, problem: The training loss leapt up. It went from 1.00 to " in told[0]
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert [line.split(":")[0] for line in log if "leapt up" in line] == ["warning", "problem"]
     assert log.index(told[0]) < next(place for place, line in enumerate(log) if line.startswith("step 5/5"))

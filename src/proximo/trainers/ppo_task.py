@@ -84,7 +84,7 @@ class PPOTask:
         metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | self._gold_statistics() | progress
         metrics["memory/peak_mib"] = Max(peak_memory_mib(self.ppo.policy.device))
         divergences = sequence_kl(outcome.experience)
-        rows = _rows_to_show(scored, self.samples_per_step)
+        rows = rows_to_show(scored, self.samples_per_step)
         samples = [_sample("train", scored[i], divergences[i], gold[i]) for i in rows]
         return Record(metrics=metrics, samples=samples)
 
@@ -154,7 +154,7 @@ class PPOTask:
         return {name.replace("/", "/gold.", 1): value for name, value in statistics_of(self.gold).items()}
 
 
-def _rows_to_show(scored: Sequence[Scored], count: int) -> list[int]:
+def rows_to_show(scored: Sequence[Scored], count: int) -> list[int]:
     """So many responses, one to each prompt before a second to any; and the first that has no score, which says why."""
     rows = by_turns(range(len(scored)), lambda row: scored[row].response.prompt.id)[:count]
     faulty = [row for row, each in enumerate(scored) if not each.valid and row not in rows]

@@ -32,9 +32,11 @@ def _leaps(run: Run, name: str) -> str | None:
         before = fmean(loss.values[max(0, place - STEPS_BESIDE) : place])
         after = fmean(loss.values[place : place + STEPS_BESIDE])
         if after > 1.5 * before + 0.2:
+            near = range(place, min(place + STEPS_BESIDE, len(loss)))
+            leap = max(near, key=lambda at: loss.values[at] - loss.values[at - 1])
             return (
-                f"At step {loss.steps[place]} it went from {number(before)} to {number(after)}; the update before did "
-                f"that. It ends at {number(fmean(loss.values[-STEPS_BESIDE:]))}."
+                f"It went from {number(before)} to {number(after)} at step {loss.steps[leap]}, by the update of the "
+                f"step before, and ends at {number(fmean(loss.values[-STEPS_BESIDE:]))}."
             )
     return None
 

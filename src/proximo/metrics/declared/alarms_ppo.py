@@ -76,43 +76,13 @@ PPO_RULES = (
     Rule(
         title=DESTROYED,
         when="after a step with a policy/clip_fraction above 0.3 and a policy/approx_kl above 0.1 nats, or one above "
-        "0.5, the mean score of five steps is a quarter of score/std below that of the five before, and so are the "
-        "last five of the run",
+        "0.5, the mean score of five steps is a quarter of score/std below that of the five before, most of the "
+        "fall at once, and so are the last five of the run",
         advice="Start again from before that step with a tenth of the learning rate or less, or with fewer epochs; "
         "ppo.guards.target_kl ends a step before it goes so far.",
         severity=Severity.PROBLEM,
         check=updates.destroyed,
         explains=(CUT, ONE_SCORE, OUTWEIGHS, KL_NEGATIVE, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
-    ),
-    Rule(
-        title=CUT,
-        when="response/finished_fraction is below 0.1 in the last fifth",
-        advice="Raise ppo.rollout.max_new_tokens if answers in samples.jsonl stop midway. If they run on, the policy "
-        "never writes the token that should end them: its fine-tuning must have had it, and it must be the eos_token "
-        "of the tokenizer. Harmless where answers are meant to have a fixed length.",
-        severity=Severity.WARNING,
-        check=scores.all_cut_off,
-        trend=True,
-        explains=(ONE_SCORE, CIRCLES, *LEARNS_NOTHING),
-    ),
-    Rule(
-        title=ONE_SCORE,
-        when="score/std is 0 in the first step and in nine of ten steps (five steps or more)",
-        advice="Nothing can be learned from it. Give the reward source some answers by hand, a right one and a wrong "
-        "one. If both are judged rightly, the task is too hard or too easy for this policy: other prompts, or more "
-        "fine-tuning. ppo.guards.max_equal_steps stops such a run.",
-        severity=Severity.PROBLEM,
-        check=scores.all_scores_equal,
-        explains=(OUTWEIGHS, KL_NEGATIVE, *LEARNS_NOTHING),
-    ),
-    Rule(
-        title=OUTWEIGHS,
-        when="in the last fifth what a response pays for its KL, or the noise in that, is above three times "
-        "the largest deviation of the scores and what they gained together",
-        advice="Lower ppo.kl.coefficient, or raise ppo.score.scale: the policy learns to stay where it is.",
-        severity=Severity.PROBLEM,
-        check=scores.kl_outweighs_score,
-        explains=LEARNS_NOTHING,
     ),
     Rule(
         title=GOLD,
@@ -175,12 +145,42 @@ PPO_RULES = (
         explains=(REPEATS, COLLAPSE),
     ),
     Rule(
+        title=CUT,
+        when="response/finished_fraction is below 0.1 in the last fifth",
+        advice="Raise ppo.rollout.max_new_tokens if answers in samples.jsonl stop midway. If they run on, the policy "
+        "never writes the token that should end them: its fine-tuning must have had it, and it must be the eos_token "
+        "of the tokenizer. Harmless where answers are meant to have a fixed length.",
+        severity=Severity.WARNING,
+        check=scores.all_cut_off,
+        trend=True,
+        explains=(ONE_SCORE, CIRCLES, *LEARNS_NOTHING),
+    ),
+    Rule(
+        title=ONE_SCORE,
+        when="score/std is 0 in the first step and in nine of ten steps (five steps or more)",
+        advice="Nothing can be learned from it. Give the reward source some answers by hand, a right one and a wrong "
+        "one. If both are judged rightly, the task is too hard or too easy for this policy: other prompts, or more "
+        "fine-tuning. ppo.guards.max_equal_steps stops such a run.",
+        severity=Severity.PROBLEM,
+        check=scores.all_scores_equal,
+        explains=(OUTWEIGHS, KL_NEGATIVE, *LEARNS_NOTHING),
+    ),
+    Rule(
+        title=OUTWEIGHS,
+        when="in the last fifth what a response pays for its KL, or the noise in that, is above three times "
+        "the largest deviation of the scores and what they gained together",
+        advice="Lower ppo.kl.coefficient, or raise ppo.score.scale: the policy learns to stay where it is.",
+        severity=Severity.PROBLEM,
+        check=scores.kl_outweighs_score,
+        explains=LEARNS_NOTHING,
+    ),
+    Rule(
         title=CLIPPED,
         when="policy/clip_fraction is above 0.3 in the last fifth (objective ppo)",
         advice="Updates are too large: lower the learning rate, the epochs per step, or take larger minibatches.",
         severity=Severity.WARNING,
         check=updates.clip_fraction_high,
-        explains=(KL_FAST, FLAT, COLLAPSE, REPEATS),
+        explains=(KL_FAST, FLAT, COLLAPSE, REPEATS, CRITIC),
     ),
     Rule(
         title=TINY,

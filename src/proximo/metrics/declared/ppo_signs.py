@@ -12,8 +12,11 @@ STEPS_BESIDE = 5
 """Steps before and after a violent one whose scores are compared."""
 FALL = 0.25
 """By how many standard deviations of the score it must fall."""
+AT_ONCE = 2 / 3
+"""The part of that fall that comes with the very next step; a slower decline is no single step's work."""
 SOLVED_SHARE = 0.9
 WIDE = 0.25
+"""Scores of a step differ where their deviation is above this part of that of the widest fifth."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,15 +39,16 @@ def blow(run: Run) -> Blow | None:
     A step samples before it learns: what its updates did shows in the scores of the next one.
     """
     lines = [line for line in run.lines if "score/mean" in line]
+    scores = [line["score/mean"] for line in lines]
     for place, line in enumerate(lines[:-2]):
         clipped, moved = line.get("policy/clip_fraction", 0.0), line.get("policy/approx_kl", 0.0)
         if moved < VIOLENT_MOVEMENT or (clipped < VIOLENT_CLIPPING and moved < 5 * VIOLENT_MOVEMENT):
             continue
-        scores = [line["score/mean"] for line in lines]
         before = fmean(scores[max(0, place + 1 - STEPS_BESIDE) : place + 1])
         after = fmean(scores[place + 1 : place + 1 + STEPS_BESIDE])
         limit = before - FALL * line.get("score/std", 0.0)
-        if after < limit and fmean(scores[-STEPS_BESIDE:]) < limit:
+        at_once = scores[place] - scores[place + 1] >= AT_ONCE * (before - after)
+        if at_once and max(scores[place + 1], after, fmean(scores[-STEPS_BESIDE:])) < limit:
             kl = [each["kl/sequence"] for each in lines[place : place + 2] if "kl/sequence" in each]
             return Blow(
                 step=int(line["step"]),

@@ -6,6 +6,7 @@ from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
 
 USELESS_VARIANCE = 0.01
+MANY_EPOCHS = 4
 LEAP = 10
 """A value loss above so many times the largest variance of the scores is a critic that leapt away."""
 
@@ -30,7 +31,7 @@ def destroyed(run: Run) -> Finding | None:
     )
     if rate is None or epochs is None:
         return Finding(detail)
-    many = f", or ppo.epochs_per_step, now {epochs}" if epochs > 4 else ""
+    many = f", or ppo.epochs_per_step, now {epochs}" if epochs > MANY_EPOCHS else ""
     return Finding(
         detail,
         f"Start again from before that step, with a tenth of ppo.policy_optimizer.learning_rate or less, now "
@@ -38,12 +39,16 @@ def destroyed(run: Run) -> Finding | None:
     )
 
 
-def clip_fraction_high(run: Run) -> str | None:
+def clip_fraction_high(run: Run) -> Finding | None:
     """Of tokens; not for objectives whose clip is meant to act on many of them."""
     if setting(run.config, "ppo", "policy_loss", "objective") not in (None, "ppo"):
         return None
     means = fifths(run.series("policy/clip_fraction"))
-    return f"{means[-1]:.0%} of tokens are clipped in the last fifth." if means and means[-1] > 0.3 else None
+    if means is None or means[-1] <= 0.3:
+        return None
+    epochs = setting(run.config, "ppo", "epochs_per_step") or 0
+    advice = f"Lower ppo.epochs_per_step, now {epochs}." if epochs > MANY_EPOCHS else None
+    return Finding(f"{means[-1]:.0%} of tokens are clipped in the last fifth.", advice)
 
 
 def hardly_moves(run: Run) -> str | None:
