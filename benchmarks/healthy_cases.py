@@ -175,10 +175,16 @@ SICK = {
         changes={"reward": rewarded("failing"), "ppo": {"num_steps": 20}},
         alarm="Responses were left out",
     ),
-    "collapse": Case(
+    "groups-too-large-steps": Case(
         task="countdown",
-        wrong="ten times the learning rate, in groups without a KL",
+        wrong="learning rate 0.004, eight times, in groups without a KL",
         changes={"ppo": {**GROUPS, **policy_rate(4e-3), "num_steps": 30, "kl": {"coefficient": 0.0}}},
+        alarm="One step destroyed the policy",
+    ),
+    "collapse": Case(
+        task="digits",
+        wrong="learning rate 0.0015, five times, in small groups without a KL",
+        changes={"ppo": {**GROUPS, **policy_rate(1.5e-3), "kl": {"coefficient": 0.0}}},
         alarm="Entropy collapses",
     ),
 }
