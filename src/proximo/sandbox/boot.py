@@ -12,12 +12,13 @@ from collections.abc import Sequence
 
 from proximo.sandbox import landlock
 from proximo.sandbox.child import Surroundings
+from proximo.sandbox.delays import Delays
 from proximo.sandbox.execution import make_at_home, make_ordinary
 from proximo.sandbox.layers import Layers, find_layers
 from proximo.sandbox.namespaces import HIDDEN_FOLDERS, JOB_FOLDER, enter_minimal_root, unshare_everything
 from proximo.sandbox.privileges import bound_capabilities, die_with_parent
 from proximo.sandbox.seccomp import build_filter
-from proximo.sandbox.zygote import Zygote
+from proximo.sandbox.zygote import MAX_MESSAGE_BYTES, Zygote
 
 PRELOADED = (
     *("abc", "array", "bisect", "bz2", "cmath", "collections.abc", "contextlib", "copy", "ctypes", "dataclasses"),
@@ -30,30 +31,34 @@ Python do after each fork costs as much as the fork."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until the caller is gone. Arguments: descriptor of the socket, layers to do without, folder of scratch."""
+    """Serve until the caller is gone. Arguments: the descriptors of this package and of the socket to the caller.
+
+    Nothing else is among them, because a program can read the arguments of its process.
+    """
     _heed_signals()
-    order = json.loads(arguments[0])
+    package, control = int(arguments[0]), socket.socket(fileno=int(arguments[1]))
+    processes = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+    control.set_inheritable(False)
+    order = json.loads(control.recv(MAX_MESSAGE_BYTES))
     for name in order["forget"]:
         del os.environ[name]
-    control = socket.socket(fileno=order["control"])
-    control.set_inheritable(False)
     caller = os.pidfd_open(os.getppid())
     library = _library()
     layers = find_layers(library, workplace="/tmp", without=order["without"])
     _import_what_programs_use(order["preload"])
-    owner, own_users = None, None
+    os.close(package)
+    owner, in_user_namespace = None, False
     if layers.namespaces is None:
         boot = os.getpid()
-        own_users = _enter(library)
-        owner = boot if own_users is None and layers.thread_count is None else None
-    if own_users is None:
+        in_user_namespace = _enter(library)
+        owner = None if in_user_namespace or layers.thread_count is not None else boot
+    if not in_user_namespace:
         bound_capabilities()
     surroundings = Surroundings(
         layers=layers,
         library=_open_library(library, layers),
-        # Better no further threads than threads that nobody counts.
-        filter=build_filter(threads=layers.thread_count is None) if layers.seccomp is None else b"",
-        own_users=own_users,
+        filter=_filter(layers) if layers.seccomp is None else b"",
+        own_users=processes if in_user_namespace else None,
     )
     control.send(json.dumps({"layers": layers.as_dict(), "python": sys.version.split()[0]}).encode())
     if layers.landlock is None:
@@ -65,7 +70,13 @@ def main(arguments: Sequence[str]) -> None:
     # All there is now is shared with the programs: collecting theirs must not write to it.
     gc.collect()
     gc.freeze()
-    Zygote(control, caller, surroundings, owner=owner, folders=order["folders"]).serve()
+    delays = Delays(processes)
+    Zygote(control, caller, surroundings, owner=owner, folders=order["folders"], delays=delays).serve()
+
+
+def _filter(layers: Layers) -> bytes:
+    """Better no further threads than threads that nobody counts, and no changes where landlock alone guards files."""
+    return build_filter(threads=layers.thread_count is None, changes=layers.namespaces is None)
 
 
 def _heed_signals() -> None:
@@ -82,20 +93,17 @@ def _library() -> list[str]:
     return [path for path in folders if not any(path != other and path.startswith(f"{other}/") for other in folders)]
 
 
-def _enter(library: Sequence[str]) -> int | None:
-    """Returns in the first process of the new namespaces; the one that called waits for it to end."""
+def _enter(library: Sequence[str]) -> bool:
+    """Whether a user namespace is among the new ones. Returns in their first process; the caller waits for its end."""
     in_user_namespace = unshare_everything()
+    socket.sethostname("sandbox")
     pid = os.fork()
     if pid != 0:
         _, status = os.waitpid(pid, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     die_with_parent()
-    processes = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     enter_minimal_root(library, workplace="/tmp")
-    if in_user_namespace:
-        return processes
-    os.close(processes)
-    return None
+    return in_user_namespace
 
 
 def _open_library(library: Sequence[str], layers: Layers) -> list[landlock.PathBeneath]:

@@ -1,5 +1,6 @@
 """The sandbox as its caller has it: starts programs, takes their output, waits. Not what confines them: child.py."""
 
+import math
 import os
 import select
 import time
@@ -28,7 +29,8 @@ class SandboxJob:
     def __init__(self, sandbox: "Sandbox", name: int, program: Program, outputs: tuple[int, int]) -> None:
         self.name = name
         self.limits = program.limits
-        self.deadline = time.monotonic() + program.limits.wall_seconds + GRACE_SECONDS
+        self.deadline = math.inf
+        """Known when it has started."""
         self.end: Mapping[str, Any] | None = None
         """What the zygote says of its end."""
         self.failure: str | None = None
@@ -61,12 +63,15 @@ class SandboxJob:
             raise SandboxError("the kernel killed a program that was within its limits: the machine is out of memory")
         stdout, stderr = (bytes(each[: self.limits.output_bytes]) for each in self._outputs.values())
         return Outcome(
-            ending=Ending.OUTPUT if self._flooded and ending in (Ending.EXIT, Ending.KILLED) else ending,
+            # Bytes are counted and times measured: what it wrote is the same in every run.
+            ending=Ending.OUTPUT if self._flooded else ending,
             status=self.end["status"],
             stdout=stdout,
             stderr=stderr,
             cpu_seconds=self.end["cpu_seconds"],
             wall_seconds=self.end["wall_seconds"],
+            idle_seconds=self.end["idle_seconds"],
+            lost_seconds=self.end["lost_seconds"],
         )
 
     def kill(self) -> None:
@@ -138,8 +143,11 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def start(self, program: Program) -> SandboxJob:
-        """Raises ValueError for a program that cannot be meant, and SandboxError where none can be started."""
+    def start(self, program: Program, *, helps: SandboxJob | None = None) -> SandboxJob:
+        """Raises ValueError for a program that cannot be meant, and SandboxError where none can be started.
+
+        While it works, a program that it `helps` is not idle.
+        """
         check_program(program)
         if not self._link.alive:
             self._link = self._connect()
@@ -153,7 +161,7 @@ class Sandbox:
             given.append(writer)
         numbers = [0, 1, 2, *program.descriptors]
         limits = {each: getattr(program.limits, each) for each in LIMITS}
-        order = {"start": name, "numbers": numbers, "limits": limits}
+        order = {"start": name, "numbers": numbers, "limits": limits, "helps": helps.name if helps else 0}
         job = self._jobs[name] = SandboxJob(self, name, program, (outputs[0], outputs[1]))
         try:
             self._link.send(order, [*given, *program.descriptors.values()])
@@ -205,6 +213,7 @@ class Sandbox:
             if message is None:
                 self._lose("the zygote has ended, or does not answer")
             elif message.get("started") == job.name:
+                job.deadline = time.monotonic() + job.limits.wall_seconds + GRACE_SECONDS
                 return
             else:
                 self._take(message)
