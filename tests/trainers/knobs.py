@@ -484,10 +484,11 @@ JUDGED = {
 CODE = {
     "test_every_field_of_the_section_is_an_option_of_the_judge": ("form",),
     "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
-    "test_a_program_that_sleeps_twice_fits_into_the_time_of_an_answer": ("answer_seconds",),
+    "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
     "test_a_guarantee_that_nobody_knows_cannot_be_waived": ("sandbox_waived",),
 }
 CODE_VERDICTS = {
+    "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over": ("idle_seconds",),
     "test_other_columns_are_read_where_they_are_named": ("tests_columns", "setup_columns", "entry_point_column"),
     "test_code_is_put_before_the_program": ("before_column",),
     "test_a_completion_goes_on_from_the_prompt_or_from_a_column": ("prompt_column",),

@@ -92,6 +92,9 @@ class Outcome:
 class Job(Protocol):
     """A program that runs."""
 
+    name: int
+    """By which its runner knows it."""
+
     def wait(self) -> Outcome:
         """Waits for its end, for `limits.wall_seconds` at most; nothing of the program is left after it."""
         ...

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from proximo.errors import SandboxError
 from proximo.sandbox.guarantees import check_names, refuse_missing
-from proximo.sandbox.jobs import Ending, Limits, Outcome, Program
+from proximo.sandbox.jobs import Ending, Job, Limits, Outcome, Program
 from proximo.sandbox.layers import Layers
 from proximo.sandbox.link import ANSWER_SECONDS, ZygoteLink
 from proximo.sandbox.payload import check_program, open_payload, open_stdin
@@ -143,7 +143,7 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def start(self, program: Program, *, helps: SandboxJob | None = None) -> SandboxJob:
+    def start(self, program: Program, *, helps: Job | None = None) -> SandboxJob:
         """Raises ValueError for a program that cannot be meant, and SandboxError where none can be started.
 
         While it works, a program that it `helps` is not idle.
