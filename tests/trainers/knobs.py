@@ -488,7 +488,6 @@ CODE = {
     "test_a_guarantee_that_nobody_knows_cannot_be_waived": ("sandbox_waived",),
 }
 CODE_VERDICTS = {
-    "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over": ("idle_seconds",),
     "test_other_columns_are_read_where_they_are_named": ("tests_columns", "setup_columns", "entry_point_column"),
     "test_code_is_put_before_the_program": ("before_column",),
     "test_a_completion_goes_on_from_the_prompt_or_from_a_column": ("prompt_column",),
@@ -508,6 +507,14 @@ SHOWN_ELSEWHERE = {
         for test, names in CODE_VERDICTS.items()
         for name in names
     },
+    (CodeRewardConfig, "idle_seconds"): (
+        "rewards/code/test_code_limits.py",
+        "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over",
+    ),
+    (CodeRewardConfig, "packages"): (
+        "rewards/code/test_code_rows.py",
+        "test_programs_and_tests_import_the_packages_that_are_named",
+    ),
     **{(rewards.JudgedRewardConfig, name): test for name, test in JUDGED.items()},
     (rewards.FunctionRewardConfig, "process"): (
         "rewards/test_function_process.py",

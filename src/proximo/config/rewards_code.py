@@ -70,6 +70,10 @@ class CodeRewardConfig(JudgedRewardConfig):
     """Score where one does not."""
     no_program: float = 0.0
     """Score of an answer without a program."""
+    packages: list[str] = Field(default_factory=list)
+    """Installed packages that programs and tests may import beside the standard library, by the name that is imported
+    (`numpy`), with all that they require. One that is not installed here, or cannot be imported in the sandbox, stops
+    the run before it starts."""
     sandbox_waived: list[str] = Field(default_factory=list)
     """Guarantees of the sandbox that this machine cannot give and that the run does without. docs/sandbox.md."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.errors import SandboxError
+from proximo.sandbox.packages import find_packages
 from proximo.sandbox.syscalls import architecture
 
 ANSWER_SECONDS = 60.0
@@ -44,14 +45,17 @@ LINKING = {"LD_BIND_NOW": "1"}
 class ZygoteLink:
     """A zygote that runs. Raises SandboxError where it cannot be started."""
 
-    def __init__(self, *, without: Collection[str], preload: Sequence[str]) -> None:
+    def __init__(self, *, without: Collection[str], preload: Sequence[str], modules: Collection[str]) -> None:
+        packages = find_packages(modules)
         try:
             architecture()
         except OSError as error:
             raise SandboxError(f"{error}; run what needs it on such a machine (docs/sandbox.md)") from None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        given = {"without": sorted(without), "preload": list(preload), "forget": list(LINKING)}
-        order = {"folders": tempfile.gettempdir(), **given}
+        order = {
+            **{"without": sorted(without), "preload": list(preload), "forget": list(LINKING)},
+            **{"modules": list(modules), "packages": packages, "folders": tempfile.gettempdir()},
+        }
         self.control = ours
         package = os.open(Path(__file__).parents[1], os.O_PATH | os.O_CLOEXEC)
         try:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from proximo.errors import SandboxError
 from proximo.sandbox.guarantees import check_names, refuse_missing
-from proximo.sandbox.jobs import Ending, Job, Limits, Outcome, Program
+from proximo.sandbox.jobs import MIB, Ending, Job, Limits, Outcome, Program
 from proximo.sandbox.layers import Layers
 from proximo.sandbox.link import ANSWER_SECONDS, ZygoteLink
 from proximo.sandbox.payload import check_program, open_payload, open_stdin
@@ -20,6 +20,8 @@ from proximo.sandbox.payload import check_program, open_payload, open_stdin
 GRACE_SECONDS = 10.0
 """Beyond a program's wall limit, after which not the program is at fault but what watches it."""
 CHUNK_BYTES = 1 << 16
+IMPORT_LIMITS = Limits(cpu_seconds=30.0, wall_seconds=300.0, memory_bytes=1024 * MIB)
+"""Of the program that imports a package, perhaps from a disk that has not read it before."""
 LIMITS = tuple(each.name for each in fields(Limits))
 
 
@@ -114,10 +116,17 @@ class Sandbox:
     Raises SandboxError where this machine cannot give a guarantee that is not in `waived`. `without` names means of
     confinement (layers.py) to do without, as on a machine that does not have them. `preload` names modules of this
     package that programs may import, though they can read nothing of it: they need the standard library alone.
+    `packages` names modules of installed packages (`numpy`) that programs may import beside the library; SandboxError
+    where one is not installed, or cannot be imported in the sandbox.
     """
 
     def __init__(
-        self, *, waived: Collection[str] = (), without: Collection[str] = (), preload: Sequence[str] = ()
+        self,
+        *,
+        waived: Collection[str] = (),
+        without: Collection[str] = (),
+        preload: Sequence[str] = (),
+        packages: Collection[str] = (),
     ) -> None:
         check_names(waived, without)
         self._waived = frozenset(waived)
@@ -125,7 +134,9 @@ class Sandbox:
         self._preload = tuple(preload)
         self._jobs: dict[int, SandboxJob] = {}
         self._started = 0
+        self._packages = tuple(packages)
         self._link = self._connect()
+        self._try_packages()
 
     @property
     def layers(self) -> Layers:
@@ -198,13 +209,21 @@ class Sandbox:
             self._serve(job.deadline)
 
     def _connect(self) -> ZygoteLink:
-        link = ZygoteLink(without=self._without, preload=self._preload)
+        link = ZygoteLink(without=self._without, preload=self._preload, modules=self._packages)
         try:
             refuse_missing(Layers(**link.hello["layers"]), self._waived)
         except SandboxError:
             link.end()
             raise
         return link
+
+    def _try_packages(self) -> None:
+        for name in self._packages:
+            tried = self.run(Program(source=f"import {name}", limits=IMPORT_LIMITS))
+            if (tried.ending, tried.status) != (Ending.EXIT, 0):
+                self.close()
+                said = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+                raise SandboxError(f"package {name!r} cannot be imported in the sandbox: {said or tried.ending.value}")
 
     def _wait_for_start(self, job: SandboxJob) -> None:
         deadline = time.monotonic() + ANSWER_SECONDS

@@ -15,12 +15,13 @@ from proximo.rewards.code.problems import (
     Form,
     InputsOutputs,
     Problem,
+    TestSuite,
     read_problem,
     text_before,
 )
 from proximo.rewards.code.shipping import PRELOAD
 from proximo.rewards.code.stdio import run_inputs
-from proximo.rewards.code.suites import run_suite
+from proximo.rewards.code.suites import rehearsed, run_suite
 from proximo.rewards.verdicts import Answer, PostponedError, Verdict
 from proximo.sandbox.jobs import MIB, Limits, Runner
 from proximo.sandbox.runner import Sandbox
@@ -58,6 +59,7 @@ class CodeOptions:
     right: float = 1.0
     wrong: float = 0.0
     no_program: float = 0.0
+    packages: Sequence[str] = ()
     sandbox_waived: Sequence[str] = ()
 
 
@@ -74,7 +76,7 @@ class CodeJudge:
             before=self._options.before_column,
             entry_point=self._options.entry_point_column,
         )
-        self._runner = _open_sandbox(self._options.sandbox_waived) if runner is None else runner
+        self._runner = _open_sandbox(self._options) if runner is None else runner
 
     def judge(self, answer: Answer) -> Verdict:
         """Raises DataError for a row that cannot be judged, SandboxError where no program can be run, PostponedError in
@@ -104,10 +106,13 @@ class CodeJudge:
         return self._verdict(found)
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - of every judge
-        """Raises DataError for a row without tests, with tests that cannot be read, or with more than there is time
-        for."""
+        """Raises DataError for a row without tests, with tests that cannot be read or that no program passes, or with
+        more than there is time for."""
         problem = read_problem(self._options.form, self._columns, metadata, self._prompt(metadata, ""))
-        text_before(self._columns, metadata)
+        before = text_before(self._columns, metadata)
+        suite = problem if isinstance(problem, TestSuite) and problem.comparisons is None else None
+        if (suite or before) and (wrong := rehearsed(self._runner, suite, before=before)) is not None:
+            raise DataError(wrong)
         shortest = 2 * (LEAST_WALL_PER_CPU * self._cpu_seconds(problem) + self._options.idle_seconds)
         if self._options.limit_each_test and self._options.answer_seconds <= shortest:
             raise DataError(
@@ -175,9 +180,9 @@ class CodeJudge:
         )
 
 
-def _open_sandbox(waived: Sequence[str]) -> Sandbox:
+def _open_sandbox(options: CodeOptions) -> Sandbox:
     try:
-        return Sandbox(waived=waived, preload=PRELOAD)
+        return Sandbox(waived=options.sandbox_waived, preload=PRELOAD, packages=options.packages)
     except ValueError as error:
         raise ConfigError(f"sandbox_waived: {error}") from error
 

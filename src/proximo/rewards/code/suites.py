@@ -12,7 +12,12 @@ from proximo.errors import SandboxError
 from proximo.rewards.code.findings import LIMITS_REACHED, Fault, Findings, ended_at, with_outcome
 from proximo.rewards.code.inside.peer import GONE
 from proximo.rewards.code.problems import TestSuite
-from proximo.rewards.code.shipping import program_that_serves, tests_that_judge, uses_random
+from proximo.rewards.code.shipping import (
+    program_that_serves,
+    tests_that_are_rehearsed,
+    tests_that_judge,
+    uses_random,
+)
 from proximo.sandbox.jobs import MIB, Limits, Program, Runner
 
 CHANNEL: Final = 3
@@ -67,6 +72,33 @@ def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, li
     else:
         found = _findings(lines, suite, ended_at(outcome, limits))
     return with_outcome(found, outcome, limits)
+
+
+def rehearsed(runner: Runner, suite: TestSuite | None, *, before: str) -> str | None:
+    """What no program could pass, of the tests and of the code that is put before it; None where nothing is found.
+
+    Raises SandboxError where nothing can be run.
+    """
+    word = secrets.token_hex(8)
+    source = tests_that_are_rehearsed(
+        word,
+        before=before,
+        modules=suite.modules if suite else (),
+        names=[here for here, _ in suite.names] if suite else [],
+        setup=suite.setup if suite else "",
+        tests=suite.tests if suite else (),
+    )
+    limits = Limits(output_bytes=4 * MIB)
+    for what, *facts in _lines(runner.start(Program(source=source, limits=limits)).wait().stdout, word):
+        match what, facts:
+            case "import", [where, module]:
+                return f"{where} imports {module}, which is not there: name what is installed under packages"
+            case "compares", [where, kind]:
+                return (
+                    f"{where} compares what the program returns with a {kind}, which is no plain value: a program that "
+                    "returns one fails. Have it compare texts or numbers that are made of both, or leave the row out"
+                )
+    return None
 
 
 @contextmanager
