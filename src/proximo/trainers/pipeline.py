@@ -1,6 +1,7 @@
 """The three steps in a row: SFT, reward model, PPO. Finished stages are skipped. Not the stages themselves."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo_run import run_ppo
 from proximo.trainers.reward import run_reward
 from proximo.trainers.reward_sources import check_services
+from proximo.trainers.saved import verify_model
 from proximo.trainers.sft import run_sft
 
 AnyStage = SFTRecipe | RewardRecipe | PPORecipe
@@ -42,7 +44,12 @@ def run_pipeline(recipe: PipelineRecipe, options: RunOptions) -> int:
     # Asked again when PPO begins, but by then the stages before it have cost their time.
     check_services([*recipe.ppo.reward, *([recipe.ppo.gold] if recipe.ppo.gold else [])])
     for stage in stages:
-        status = _run_stage(resolve_references(stage, folder), options)
+        try:
+            status = _run_stage(resolve_references(stage, folder), options)
+        except Exception:
+            with suppress(Exception):  # what ended the stage is what must be told
+                write_pipeline_report(folder)
+            raise
         if status != 0:
             return status
     report = write_pipeline_report(folder)
@@ -97,6 +104,7 @@ def stage_result(folder: Path, reference: str, *, merge: bool = True) -> Path:
     # What follows starts from whole models: the base of a later adapter is what this stage made, adapter included.
     merged = folder / stage / MERGED / checkpoint.folder.name
     if not merged.is_dir():
+        verify_model(str(found))
         merged.parent.mkdir(exist_ok=True)
         export_model(found, merged, merge=True)
     return merged
