@@ -12,10 +12,10 @@ from proximo.data.rows import Row
 from proximo.errors import UserError
 from proximo.metrics.formatting import format_number
 from proximo.models.language import LanguageModel
-from proximo.models.loading import load_language_model
+from proximo.models.loading import check_tokenizer, load_language_model
 from proximo.models.placement import Precision, resolve_device
 from proximo.models.sources import ModelSource
-from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.models.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.records import Response, Scored
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.source import RewardSource
@@ -112,10 +112,10 @@ def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> li
 
 def load_engine(path: str, tokenizer: PreTrainedTokenizerBase, *, device: str) -> tuple[LanguageModel, LocalEngine]:
     """A model, with its adapter where it has one, and the engine that samples from it."""
+    check_tokenizer(ModelSource(path=path), tokenizer, role="policy")
     language = load_language_model(ModelSource(path=path), device=resolve_device(device))
     if language.has_adapter:  # its base has no rows for the tokens that the run added
         resize_vocabulary(language.base, vocabulary_size(tokenizer))
-    check_vocabulary(language.base, tokenizer, role="policy")
     return language, LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
 
 

@@ -17,6 +17,7 @@ from proximo.config.rewards import ModelRewardConfig
 from proximo.config.rewards_remote import RemoteRewardConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Response, Scored
+from proximo.rewards.connections import BACKLOG, GuardedConnection
 from proximo.rewards.judged import JudgedReward
 from proximo.rewards.service import RewardService, ServiceLimits
 from proximo.rewards.source import ClosableSource, RewardSource
@@ -51,6 +52,8 @@ def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
                 lifespan="off",
                 ws="none",
                 server_header=False,
+                http=GuardedConnection,
+                backlog=BACKLOG,
                 timeout_graceful_shutdown=options.grace_seconds,
             )
         )
