@@ -39,12 +39,16 @@ def kernels_for(like: Tensor) -> ctypes.CDLL | None:
     return library() if plain and _get_current_dispatch_mode() is None else None
 
 
+@cache
 def library() -> ctypes.CDLL | None:
-    """Compiled if need be, in a few seconds; None where that is not possible or not wanted.
+    """Compiled if need be, in a few seconds; None where that is not possible, which is said once, or not wanted.
 
     Raises UserError for a switch that says neither.
     """
-    return _library_or_reason()[0]
+    found, reason = _library_or_reason()
+    if found is None and _is_wanted() and sys.platform == "linux":
+        LOG.warning("%s", reason)
+    return found
 
 
 def why_no_kernels() -> str | None:
@@ -85,7 +89,6 @@ def _is_wanted() -> bool:
 
 @cache
 def _library_or_reason() -> tuple[ctypes.CDLL | None, str | None]:
-    """A reason that the user can mend is logged as a warning, once."""
     if not _is_wanted():
         return None, f"no kernels in C: {SWITCH} is off"
     if sys.platform != "linux":
@@ -100,9 +103,7 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str | None]:
             return ctypes.CDLL(str(path)), None
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             problem = f"{shlex.join(compiler)} could not make them: {why_it_failed(error)}"
-    reason = (
+    return None, (
         f"no kernels in C, so that torch's operators sample and train on a CPU, slower ({SWITCH}=off says that this is "
         f"meant): {problem}"
     )
-    LOG.warning("%s", reason)
-    return None, reason

@@ -25,6 +25,7 @@ from proximo.metrics.console import Course, LoggedProgress, ProgressView, open_p
 from proximo.metrics.report import write_report
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Sum
+from proximo.native.library import why_no_kernels
 from proximo.trainers.cards import write_final_cards
 from proximo.trainers.extras import check_extras
 from proximo.trainers.logs import Logs, Record
@@ -132,6 +133,8 @@ class _Loop:
         course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
         progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
         try:
+            if self.task.device == "cpu" and (reason := why_no_kernels()) is not None:
+                progress.keep(f"{reason}\n")  # it was shown when the models were built
             for note in self.notes:
                 progress.note(note)
             with (
