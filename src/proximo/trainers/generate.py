@@ -75,12 +75,13 @@ def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions
         )
     is_function = FUNCTION_PATH.fullmatch(options.reward) is not None
     function = import_function(options.reward) if is_function else None  # a mistake in it costs no model
-    responses = generate(model, prompts, options)
+    path = language_model_path(model, options.checkpoint)
+    responses = _generate(path, prompts, options)
     if function is not None:
         source: RewardSource = FunctionReward(function)
     else:
         config = ModelRewardConfig(kind="model", path=reward_model_path(options.reward))
-        tokenizer = load_tokenizer(language_model_path(model, options.checkpoint))
+        tokenizer = load_tokenizer(path)
         place = Place(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)
         source = build_reward_source(config, tokenizer, place=place, tokens_per_microbatch=8192)
     return rank_by_score(source.score(responses), size=options.num_samples, keep=options.keep or options.num_samples)
@@ -101,7 +102,10 @@ def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> li
 
     Raises ModelError, RunFolderError or DataError for what cannot be loaded, UserError for a prompt that does not fit.
     """
-    path = language_model_path(model, options.checkpoint)
+    return _generate(language_model_path(model, options.checkpoint), prompts, options)
+
+
+def _generate(path: str, prompts: Sequence[str], options: GenerateOptions) -> list[Response]:
     tokenizer = load_tokenizer(path)
     rows = [Row(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(prompts, 1)]
     asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=options.chat))

@@ -28,9 +28,11 @@ from proximo.metrics.values import Sum
 from proximo.native.library import why_no_kernels
 from proximo.trainers.cards import write_final_cards
 from proximo.trainers.extras import check_extras
+from proximo.trainers.inputs import inputs_of
 from proximo.trainers.logs import Logs, Record
 from proximo.trainers.memory import memory_advice
 from proximo.trainers.options import RunOptions
+from proximo.trainers.saved import verify_models
 
 MAY_CHANGE = (
     "run.folder",
@@ -95,6 +97,7 @@ def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options
     folder = Path(run.folder)
     check_run(folder, resume=options.resume, overwrite=options.overwrite)
     check_extras(run)
+    verify_models(inputs_of(recipe))
     task = build()
     with open_run(folder, resume=options.resume, overwrite=options.overwrite) as opened:
         return _Loop(opened, task, recipe, run, options).run()

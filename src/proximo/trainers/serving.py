@@ -24,7 +24,9 @@ from proximo.rewards.source import ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.rewards.wire import SCHEMA
 from proximo.trainers.environment_secrets import read_secret
+from proximo.trainers.inputs import reward_inputs
 from proximo.trainers.reward_sources import build_source_without_model
+from proximo.trainers.saved import verify_models
 from proximo.trainers.serving_options import ServeOptions, is_ipv6
 
 TOKENS_PER_MICROBATCH = 8192
@@ -97,6 +99,7 @@ def _with_model(config: ModelRewardConfig) -> RewardSource:
 
     if config.share_base:
         raise ConfigError(f"reward source {config.name!r} has share_base, and there is no policy here: remove it")
+    verify_models(reward_inputs(config, "reward"))
     place = Place(device=resolve_device("auto"), precision=resolve_precision("float32"), seed=0)
     return build_reward_source(config, None, place=place, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
 
