@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from proximo.checkpoint.environment import describe_environment
+from proximo.cli import main
 from proximo.errors import UserError
 from proximo.native import compiler, kept
 from proximo.native import library as module
@@ -25,8 +26,9 @@ needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C com
 
 @pytest.fixture
 def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing compiled yet, and a home of the test's own."""
+    """Nothing compiled yet, a home of the test's own, and a compiler that does not take its time."""
     monkeypatch.delenv(module.SWITCH, raising=False)
+    monkeypatch.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "-O0"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     forget()
     yield
@@ -73,7 +75,6 @@ def test_kernels_are_compiled_once_into_a_folder_of_the_users_own(
     assert library() is not None
 
 
-@needs_compiler
 @pytest.mark.usefixtures("_anew")
 @pytest.mark.parametrize("which", ["cache/proximo", "cache", "."])
 @pytest.mark.parametrize("mode", [0o777, 0o775])
@@ -83,28 +84,23 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(
     folder = tmp_path / "cache" / "proximo"
     folder.mkdir(parents=True)
     (tmp_path / which).chmod(mode)
-    assert library() is not None
-    assert library() is not None
-    assert made(tmp_path) == []
+    assert kept.folder_for_kernels() == kept._own_folder()
     assert stat.S_IMODE(kept._own_folder().stat().st_mode) == 0o700
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         f"others may write to {(tmp_path / which).resolve()}"
     ]
 
 
-@needs_compiler
 @pytest.mark.usefixtures("_anew")
 def test_a_sticky_folder_above_will_do(tmp_path: Path) -> None:
-    (tmp_path / "cache" / "proximo").mkdir(parents=True)
+    folder = tmp_path / "cache" / "proximo"
+    folder.mkdir(parents=True)
     (tmp_path / "cache").chmod(0o1777)
-    assert library() is not None
-    assert len(made(tmp_path)) == 1
-    (tmp_path / "cache" / "proximo").chmod(0o1777)
-    forget()
+    assert kept.folder_for_kernels() == folder.resolve()
+    folder.chmod(0o1777)
     assert kept.folder_for_kernels() == kept._own_folder()
 
 
-@needs_compiler
 @pytest.mark.usefixtures("_anew")
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("which", ["cache/proximo", "cache"])
@@ -141,7 +137,6 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@needs_compiler
 @pytest.mark.usefixtures("_anew")
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_library_that_is_damaged_or_open_to_others_is_made_again(
@@ -308,6 +303,19 @@ def test_they_can_be_turned_off(said: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_run_on_a_cpu_notes_which_kernels_it_had() -> None:
     assert describe_environment(device="cpu")["kernels"] == describe_kernels()
     assert describe_environment(device="meta")["kernels"] is None
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_anew")
+def test_the_doctor_names_the_kernels_or_says_what_keeps_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "kernels"]) == 0
+    assert capsys.readouterr().out == f"kernels in C: {describe_kernels()}\n"
+    forget()
+    monkeypatch.setattr(compiler.shutil, "which", lambda _: None)
+    assert main(["doctor", "kernels"]) == 1
+    assert "no C compiler was found" in capsys.readouterr().out
 
 
 @needs_compiler
