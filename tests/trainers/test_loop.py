@@ -72,6 +72,12 @@ def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
 
 
+@pytest.fixture(autouse=True)
+def kernels_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether this machine can have them is no matter of these tests."""
+    monkeypatch.setattr(loop, "why_no_kernels", lambda: None)
+
+
 def recipe(folder: Path, **run: Any) -> SFTRecipe:
     return SFTRecipe(
         run={"folder": str(folder), "save_every_steps": 2, "evaluate_every_steps": 2, **run},
@@ -99,6 +105,16 @@ def test_a_run_writes_one_line_per_step_and_one_before_the_first(tmp_path: Path)
     assert [line["step"] for line in lines(tmp_path / "run" / "samples.jsonl")] == [1, 2, 3, 4, 5]
     assert (tmp_path / "run" / "report.html").exists()
     assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["run"]["save_every_steps"] == 2
+
+
+def test_a_run_on_a_cpu_without_kernels_keeps_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "why_no_kernels", lambda: "no kernels in C: there is no compiler")
+    elsewhere = Counting()
+    elsewhere.device = "meta"
+    for name, task, said in (("cpu", None, 1), ("meta", elsewhere, 0)):
+        assert start(tmp_path / name, task) == 0
+        log = (tmp_path / name / "log.txt").read_text()
+        assert log.splitlines().count("no kernels in C: there is no compiler") == said
 
 
 def test_an_interrupted_run_ends_with_the_same_lines_and_weight(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from proximo.metrics.report_views import run_alarms
 from proximo.metrics.run_files import read_run
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Sum
+from proximo.native.library import why_no_kernels
 from proximo.trainers.cards import write_final_cards
 from proximo.trainers.extras import check_extras
 from proximo.trainers.inputs import inputs_of
@@ -139,6 +140,8 @@ class _Loop:
         course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
         progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
         try:
+            if self.task.device == "cpu" and (reason := why_no_kernels()) is not None:
+                progress.keep(f"{reason}\n")  # it was shown when the models were built
             for note in self.notes:
                 progress.note(note)
             for warning in deleted:
