@@ -80,10 +80,11 @@ def trainer(kind: str, seed: int, advantage: dict[str, Any]) -> PPOTrainer:
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=16, eos_token_id=len(LETTERS), **shape)
     )
-    optimizer = {"learning_rate": 3e-3}
+    optimizer = {"learning_rate": 4e-3}
     config = PPOConfig(
         num_steps=10_000,
         prompts_per_step=48,
+        epochs_per_step=1,
         rollout={"max_new_tokens": LENGTH, "min_new_tokens": 0},
         policy_optimizer=optimizer,
         value_optimizer={"learning_rate": 1e-5} if kind == "a shared trunk" else optimizer,

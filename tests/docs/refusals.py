@@ -17,9 +17,8 @@ from pydantic import ValidationError
 import proximo.config
 from proximo.config.loader import Kind, recipe_schema
 from proximo.config.overrides import apply_overrides, parse_override
-from recipe_files import PIPELINE, PPO, REWARD, SFT
+from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
 
-DPO = REWARD.replace("reward:", "dpo:")
 RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
 LLAMA = "{model_type: llama}"
 EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"

@@ -110,6 +110,7 @@ def moved(made: PPOTrainer, role: str) -> bool:
     before = {name: each.detach().clone() for name, each in made.learners[role].parameters.items()}
     lines = made.train(["a", "b"], reward=lambda prompts, responses, metadata: [1.0] * len(responses))
     flat = [line["advantage/flat"] for line in lines]
+    assert all(line["policy/approx_kl"] == 0 for line in lines if line["advantage/flat"])
     assert set(flat) == {float(made.config.advantage.least_spread is not None)}
     return any(not torch.equal(before[name], each) for name, each in made.learners[role].parameters.items())
 

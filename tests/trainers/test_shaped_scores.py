@@ -187,6 +187,7 @@ def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
         {
             "score/mean": 10 / 3,
             "score/std": pstdev([5, 3, 2]),
+            "score/best_fraction": 1 / 3,
             "score/shaped_mean": -1.0,
             "score/shaped_std": pstdev([4, 2, -2]) / (28 / 3) ** 0.5,
             "score/penalised_fraction": 1.0,

@@ -40,7 +40,7 @@ from proximo.trainers.policy_loss import (
 from proximo.trainers.ptx import JointUpdates, TextLoss
 from proximo.trainers.second_moment import mark_trusted
 from proximo.trainers.side_by_side import BOTH_UPDATES, trains_side_by_side, updates_beside
-from proximo.trainers.update_reports import Report, Taken, policy_metrics, scale_metrics, update_metrics
+from proximo.trainers.update_reports import AT_REST, Report, Taken, policy_metrics, scale_metrics, update_metrics
 
 Statistics = TypeVar("Statistics")
 
@@ -89,7 +89,8 @@ class UpdateCalls:
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
         """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there.
 
-        No update, and no metric of one, where nothing of the step would move the policy, or all of it is rejected.
+        No update where no response tells the policy anything, or all of them are rejected; in a flat step the metrics
+        say that nothing moved, in others they are left out.
         """
         learned = without_rejected(experience, self.config.policy_loss)
         if nothing_to_learn(experience, self.config) or (experience.mask.any() and not learned.mask.any()):
@@ -160,7 +161,7 @@ class UpdateCalls:
 
     def _no_update(self, experience: Experience) -> Report:
         metrics = behaviour_metrics(experience, self.config.policy_loss)
-        return Report(metrics=metrics, refusals=(), share_trained=0.0)
+        return Report(metrics=metrics | (AT_REST if experience.is_flat else {}), refusals=(), share_trained=0.0)
 
     def _with_texts(self) -> Learner | JointUpdates:
         """What takes this step's updates of the policy."""
