@@ -63,7 +63,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
         "reward=[{kind: model, path: a/b, dense: deltas}] ppo.advantage=group_centred ppo.responses_per_prompt=4",
     ),
     ("ppo", "Verifiers", "reward=[{kind: code, form: stdio, tests_columns: [tests]}]"),
-    ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, cpu_seconds: 10}]"),
+    ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, cpu_seconds: 30}]"),
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, memory_mib: 8192}]"),
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, wrong: 1.0}]"),
     ("ppo", "Verifiers", "reward=[{kind: code, form: asserts, sandbox_waived: [netwrk]}]"),

@@ -490,7 +490,7 @@ JUDGED = {
 CODE = {
     "test_every_field_of_the_section_is_an_option_of_the_judge": ("form",),
     "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
-    "test_a_program_that_sleeps_twice_fits_into_the_time_of_an_answer": ("answer_seconds",),
+    "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
     "test_a_guarantee_that_nobody_knows_cannot_be_waived": ("sandbox_waived",),
 }
 CODE_VERDICTS = {
@@ -513,6 +513,14 @@ SHOWN_ELSEWHERE = {
         for test, names in CODE_VERDICTS.items()
         for name in names
     },
+    (CodeRewardConfig, "idle_seconds"): (
+        "rewards/code/test_code_limits.py",
+        "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over",
+    ),
+    (CodeRewardConfig, "packages"): (
+        "rewards/code/test_code_rows.py",
+        "test_programs_and_tests_import_the_packages_that_are_named",
+    ),
     **{(rewards.JudgedRewardConfig, name): test for name, test in JUDGED.items()},
     (rewards.FunctionRewardConfig, "process"): (
         "rewards/test_function_process.py",
