@@ -19,6 +19,7 @@ from typing import Any
 import matplotlib as mpl
 from healthy_cases import CASES, HEALTHY, recipe
 from matplotlib.figure import Figure
+from tokenizers import Tokenizer
 
 from algorithms import model_of, run, sorting_sft
 from proximo.metrics.report_views import run_alarms
@@ -85,9 +86,10 @@ def prepare(folder: Path) -> None:
         shutil.copytree(model_of(folder / "models" / "countdown" / "sft", "policy"), wrong)
         settings = json.loads((wrong / "tokenizer_config.json").read_text())
         (wrong / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "~"}))
+        end = Tokenizer.from_file(str(wrong / "tokenizer.json")).token_to_id("~")
         for name in ("config.json", "generation_config.json"):
             settings = json.loads((wrong / name).read_text())
-            (wrong / name).write_text(json.dumps(settings | {"eos_token_id": ord("~") - ord("!")}))
+            (wrong / name).write_text(json.dumps(settings | {"eos_token_id": end}))
 
 
 def record(name: str, each: Run) -> dict[str, Any]:
