@@ -55,6 +55,9 @@ def scorer(**options: Any) -> dict[str, Any]:
     return {"reward": [{"kind": "model", "path": "$/reward_model", **options}]}
 
 
+CHATTING = {**scorer(), "data.as_messages": True, "data.max_prompt_tokens": 20}
+
+
 def function(**options: Any) -> dict[str, Any]:
     name = "knobs:share_of"
     return {"value": {"start": "policy"}, "reward": [{"kind": "function", "function": name, **options}]}
@@ -431,7 +434,7 @@ KNOBS = [
         scorer(path="owner/scorer", revision="second"),
         scorer(path="owner/scorer"),
     ),
-    Knob(rewards.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_tokenizer"), scorer()),
+    Knob(rewards.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_template"), CHATTING),
     Knob(rewards.ModelRewardConfig, "dense", "ppo", scorer(dense="deltas"), scorer()),
     Knob(rewards.ModelRewardConfig, "share_base", "ppo", scorer(path="$/reward_adapter"), ONE_BASE, "an adapter only"),
     Knob(rewards.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),

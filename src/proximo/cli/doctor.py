@@ -1,4 +1,4 @@
-"""`proximo doctor`: what this machine can promise. Not the trying: sandbox/doctor.py."""
+"""`proximo doctor`: what this machine can promise. Not the trying: sandbox/doctor.py, native/library.py."""
 
 import json
 from dataclasses import asdict
@@ -12,6 +12,16 @@ app = typer.Typer(help="What this machine can do.", no_args_is_help=True)
 @app.callback()
 def doctor() -> None:
     """What this machine can do."""
+
+
+@app.command()
+def kernels() -> int:
+    """Compile and load the kernels in C that a CPU is faster with. Exit status 1, and why, where there are none."""
+    from proximo.native.library import describe_kernels, why_no_kernels
+
+    reason = why_no_kernels()
+    print(f"kernels in C: {describe_kernels()}" if reason is None else reason)
+    return int(reason is not None)
 
 
 @app.command()
