@@ -190,4 +190,4 @@ def test_a_dry_run_names_the_texts() -> None:
     recipe = changed(
         recipe_of("ppo", Path("x")), {"ptx_data": {"sources": [{"path": "a/b"}]}, "ppo.ptx": {"coefficient": 1.0}}
     )
-    assert "a/b (Hub), 8 texts in each update" in describe(PPORecipe.model_validate(recipe))
+    assert "a/b (Hub: nothing here has that name), 8 texts in each update" in describe(PPORecipe.model_validate(recipe))
