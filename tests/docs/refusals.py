@@ -33,7 +33,6 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "KL and reference", "reference={path: owner/other, lora: {rank: 8}}"),
     ("ppo", "Advantages and values", "ppo.advantage=group_centred"),
     ("ppo", "Advantages and values", "ppo.advantage.standardise=group"),
-    ("ppo", "Advantages and values", "ppo.advantage={standardise: false, unbiased_variance: true}"),
     ("ppo", "Advantages and values", "ppo.advantage=return_to_go ppo.critic_warmup_steps=2"),
     ("ppo", "Advantages and values", "ppo.critic_warmup_steps=10"),
     ("ppo", "Advantages and values", "ppo.truncated=bootstrap"),
