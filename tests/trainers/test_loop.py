@@ -11,7 +11,7 @@ import torch
 from proximo.checkpoint import atomic
 from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.config.base import AbsentMeans
-from proximo.config.recipes import SFTRecipe
+from proximo.config.recipes import PPORecipe, SFTRecipe
 from proximo.config.run import RunConfig
 from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.metrics.report import write_report
@@ -252,6 +252,58 @@ def test_another_environment_that_was_allowed_is_noted(tmp_path: Path) -> None:
     torch.set_num_threads(2)
     start(tmp_path / "run", resume="must", allow_different_environment=True)
     assert "resumed in another environment: num_threads: 1 -> 2\n" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def delete_the_second_line(path: Path) -> None:
+    first, _, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first, *others]))
+
+
+@pytest.mark.parametrize("change", [delete_the_second_line, Path.unlink], ids=lambda change: change.__name__)
+@pytest.mark.parametrize(("name", "had"), [("metrics.jsonl", 5), ("samples.jsonl", 4)])
+def test_a_log_that_was_cut_is_told_and_the_training_goes_on(tmp_path: Path, change: Any, name: str, had: int) -> None:
+    start(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000004\n")
+    change(tmp_path / "run" / name)
+    resumed = Counting()
+    assert start(tmp_path / "run", resumed, resume="must") == 0
+    assert resumed.weight == 8.0625
+    found = 0 if change is Path.unlink else had - 1
+    told = f"{name} has {found} lines up to step 4, and had {had} when the checkpoint was saved"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count(told) == 1
+    assert log.count("when the checkpoint was saved") == 1
+
+
+def scoring(folder: Path, text: str) -> None:
+    (folder / "own_scoring.py").write_text(text)
+
+
+def test_another_source_of_a_reward_function_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    scoring(tmp_path, "def score(prompts, responses, metadata): return [0.0 for _ in responses]")
+    given = {"reward": [{"kind": "function", "function": "own_scoring:score"}], "policy": {"path": "m"}}
+    made = PPORecipe.model_validate(
+        {
+            **given,
+            "run": recipe(tmp_path / "run").run.model_dump(),
+            "data": {"sources": [{"path": "d.jsonl"}]},
+            "ppo": {"num_steps": 5, "prompts_per_step": 1, "rollout": {"max_new_tokens": 1}},
+        }
+    )
+
+    def go(task: Counting, **options: Any) -> int:
+        return run_task(lambda: task, made, made.run, RunOptions(quiet=True, **options))
+
+    with pytest.raises(KeyboardInterrupt):
+        go(Counting(fail_at=4))
+    scoring(tmp_path, "def score(prompts, responses, metadata): return [1.0 for _ in responses]")
+    hashed = '"source with sha256 [0-9a-f]{16}"'
+    named = rf"environment .*\n  functions.own_scoring:score: {hashed} -> {hashed}\n"
+    with pytest.raises(RunFolderError, match=named):
+        go(Counting(), resume="must")
+    assert go(Counting(), resume="must", allow_different_environment=True) == 0
+    assert "resumed in another environment: functions.own_scoring:score: " in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> None:

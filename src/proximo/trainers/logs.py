@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proximo.checkpoint.logs import JsonLines
-from proximo.checkpoint.run_folder import RunFolder
+from proximo.checkpoint.run_folder import METRICS, SAMPLES, RunFolder
 from proximo.config.run import RunConfig
 from proximo.metrics.alarm_watch import AlarmWatch
 from proximo.metrics.console import Course, ProgressView
@@ -65,7 +65,15 @@ class Logs:
         self.metrics.append({"step": step, **line})
         for sink in (self.progress, *self.files, *self.trackers):
             sink.write(step, line)
+        samples = [sample for record in records for sample in record.samples]
+        for tracker in self.trackers:
+            tracker.write_samples(step, samples)
         return line
+
+    @property
+    def num_lines(self) -> dict[str, int]:
+        """Of each file, by its name."""
+        return {METRICS: self.metrics.num_lines, SAMPLES: self.samples.num_lines}
 
     def sync(self) -> None:
         """Force the lines to the disk, so that no checkpoint is newer than the lines that belong to it."""

@@ -4,7 +4,7 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from proximo.trainers.logs import Logs, Record
 from proximo.trainers.memory import memory_advice
 from proximo.trainers.options import RunOptions
 from proximo.trainers.saved import verify_models
+from proximo.trainers.unchanged import function_sources
 
 MAY_CHANGE = (
     "run.folder",
@@ -117,12 +118,13 @@ class _Loop:
         self.store = CheckpointStore(
             folder.checkpoints, keep_last=run.keep_last, best="lowest" if task.best_is_lowest else "highest"
         )
+        self.num_log_lines: Mapping[str, int] = {}
         self.recipe = recipe
         self.resolved = recipe.model_dump(mode="json")
-        self.environment = describe_environment(device=task.device)
+        self.environment = describe_environment(device=task.device) | {"functions": function_sources(recipe)}
         self.fingerprints = Fingerprints(
             config=place_free(self.resolved, options.pipeline_folder),
-            inputs=task.inputs_fingerprint,
+            inputs=place_free(task.inputs_fingerprint, options.pipeline_folder),
             environment=self.environment,
         )
 
@@ -134,8 +136,7 @@ class _Loop:
         self.folder.forget_outcome()
         self.folder.write_config(self.options.recipe_text, self.resolved)
         self.folder.write_environment(self.environment)
-        for log in (self.folder.metrics, self.folder.samples):
-            cut_back(log, first if self.folder.resuming else -1)
+        deleted = list(self._cut_logs_back(first))
         course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
         progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
         try:
@@ -143,6 +144,8 @@ class _Loop:
                 progress.keep(f"{reason}\n")  # it was shown when the models were built
             for note in self.notes:
                 progress.note(note)
+            for warning in deleted:
+                progress.warn(warning)
             with (
                 progress_warnings(progress),
                 progress_messages(progress),
@@ -221,7 +224,11 @@ class _Loop:
 
     def _save(self, logs: Logs, step: int, metric: float | None) -> None:
         logs.sync()
-        state = {"task": dict(self.task.state()), "fingerprints": self.fingerprints.to_json()}
+        state = {
+            "task": dict(self.task.state()),
+            "fingerprints": self.fingerprints.to_json(),
+            "num_log_lines": logs.num_lines,
+        }
         self.store.save(step, self.task.writers(), state, metric=metric)
 
     def _restore(self) -> int:
@@ -236,9 +243,20 @@ class _Loop:
             may_change=(*MAY_CHANGE, *(ENVIRONMENT_SETTINGS if other_environment else ())),
             allow_different_environment=other_environment,
         )
+        self.num_log_lines = checkpoint.state["num_log_lines"]
         self.notes += [f"resumed in another environment: {line}" for line in differences]
         self.task.restore(checkpoint)
         return checkpoint.step
+
+    def _cut_logs_back(self, step: int) -> Iterator[str]:
+        """Drop what came after `step`; a sentence for each log that lacks lines which were there at the save."""
+        for log in (self.folder.metrics, self.folder.samples):
+            found, saved = cut_back(log, step if self.folder.resuming else -1), self.num_log_lines.get(log.name, 0)
+            if found != saved:
+                yield (
+                    f"{log} has {found} lines up to step {step}, and had {saved} when the checkpoint was saved: it was "
+                    "changed since. The training goes on with the same bits; curves and report show what is left"
+                )
 
     def _saved_fingerprints(self, checkpoint: Checkpoint) -> Fingerprints:
         """With the settings that did not exist yet when the checkpoint was saved."""
