@@ -126,6 +126,15 @@ KERNEL = (
         before="import fcntl\nlibrary = os.open(os.__file__, os.O_RDONLY)",
     ),
     tries(
+        "waking others who wait at a place in a file of the library",
+        *(f"syscall(202, 98, page, {operation}, 9, None, page, 0)" for operation in (1, 3, 4, 5, 10, 0x101)),
+        before="""
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(None, ctypes.c_size_t(4096), 1, 1, os.open(os.__file__, os.O_RDONLY), ctypes.c_long(0))
+""",
+    ),
+    tries(
         "whether other processes are there",
         "os.sched_getaffinity(VICTIM)",
         "os.sched_getscheduler(1)",

@@ -11,7 +11,19 @@ from proximo.sandbox.seccomp import ALLOW, AUDIT_ARCHITECTURES, ERRNO, ITSELF, K
 from proximo.sandbox.syscall_numbers import PROGRAM, SET_UP
 
 REFUSED, UNKNOWN = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
-CHECKED = {"kill", "tgkill", "tkill", "setrlimit", "prlimit64", "fcntl", "ioctl", "prctl", "clone", "utimensat"}
+CHECKED = {
+    "kill",
+    "tgkill",
+    "tkill",
+    "setrlimit",
+    "prlimit64",
+    "fcntl",
+    "ioctl",
+    "prctl",
+    "clone",
+    "utimensat",
+    "futex",
+}
 CHECKED |= {*seccomp.ABOUT_A_PROCESS, *seccomp.MODES, *seccomp.WITHOUT}
 FORBIDDEN = {
     # From arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h, by hand: (x86-64, aarch64).
@@ -107,6 +119,7 @@ def test_what_a_program_must_not_do_is_on_no_list(here):
         ("fcntl", [(1, 0), (1, 3), (1, 1030)], [(1, each) for each in (5, 6, 7, 8, 10, 36, 37, 38, 1024, 1031, 1033)]),
         ("fchmodat", [(3, 4096, 0o777), (3, 4096, 0)], [(3, 4096, each) for each in (0o1000, 0o2000, 0o4755, 0o7777)]),
         ("utimensat", [(3, 4096, 0, 0), (3, 2**32, 0, 0x100)], [(3, 0, 0, 0), (3, 4096, 0, 0x1000)]),
+        ("futex", [(8, 0x81), (8, 0), (8, 0x109)], [(8, each) for each in (1, 3, 4, 5, 10, 0x101, 0x10A)]),
         ("sched_getscheduler", [(0,), (ITSELF,)], [(1,), (ITSELF - 1,)]),
         ("getpriority", [(0, 0), (0, ITSELF)], [(0, 1), (2, 1000)]),
         ("ioctl", [(1, 0x5401), (1, 0x541B)], [(1, 0x5412), (1, 0x540E), (1, 0x89A2)]),

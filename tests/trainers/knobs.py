@@ -455,6 +455,10 @@ SINKS = {
     sinks.MLflowSinkConfig: "test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once",
     sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
 }
+SAMPLED = {
+    sinks.WandbSinkConfig: "test_weights_and_biases_gets_a_table_of_them_where_it_is_told_to",
+    sinks.MLflowSinkConfig: "test_mlflow_gets_them_as_a_file_of_each_step",
+}
 TEXTS = (
     rewards_texts.PatternRewardConfig,
     rewards_texts.JSONSchemaRewardConfig,
@@ -540,6 +544,7 @@ SHOWN_ELSEWHERE = {
         for name in rewards_remote.RemoteRewardConfig.model_fields
     },
     **{(s, name): ("trainers/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
+    **{(s, "samples"): ("trainers/test_sample_sinks.py", test) for s, test in SAMPLED.items()},
     (run.RunConfig, "folder"): (
         "trainers/test_loop.py",
         "test_a_run_writes_one_line_per_step_and_one_before_the_first",

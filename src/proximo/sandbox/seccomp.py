@@ -52,6 +52,10 @@ CHANGES = frozenset({*MODES, "utimensat"})
 WITHOUT = {"clone3": errno.ENOSYS, "listxattr": errno.ENOTSUP, "llistxattr": errno.ENOTSUP}
 """Calls that libraries know to do without where they are told so. The flags of clone3 lie behind a pointer; those of
 clone, which is used instead, can be read. Whoever copies a file asks for its extended attributes."""
+PRIVATE_FUTEX = 0x80
+SHARED_FUTEXES = (0, 9, 0x109)
+"""futex: waiting, as for the end of a thread. Waking across processes, by an address in a file that several have open,
+says how many wait there."""
 NOT_FOLLOWED = 0x100
 """AT_SYMLINK_NOFOLLOW."""
 DEVICE_COMMANDS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -68,12 +72,15 @@ def build_filter(*, threads: bool, changes: bool) -> bytes:
         "ioctl": (1, DEVICE_COMMANDS),
         "prctl": (0, PROCESS_OPTIONS),
         "clone": (0, THREAD_FLAGS if threads else ()),
+        "futex": (1, SHARED_FUTEXES),
         **{name: (argument, (0, ITSELF)) for name, argument in ABOUT_A_PROCESS.items()},
     }
     here = architecture()
     allowed = {name: numbers[here] for name, numbers in PROGRAM.items() if changes or name not in CHANGES}
     answers = {
-        number: _check_argument(*checked[name]) if name in checked else _answer_to(name)
+        number: _check_argument(*checked[name], bit=PRIVATE_FUTEX if name == "futex" else 0)
+        if name in checked
+        else _answer_to(name)
         for name, number in allowed.items()
         if number is not None
     }
@@ -151,10 +158,12 @@ def _unless(load: Instruction, test: Instruction) -> list[Instruction]:
     return [load, test, REFUSE, (RETURN, 0, 0, ALLOW)]
 
 
-def _check_argument(index: int, values: tuple[int, ...]) -> list[Instruction]:
+def _check_argument(index: int, values: tuple[int, ...], *, bit: int = 0) -> list[Instruction]:
+    """Allowed where the argument is one of the values, or has the bit."""
     comparisons = [(JUMP_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
     return [
         (LOAD_WORD, 0, 0, ARGUMENTS + 8 * index),
+        (JUMP_ANY_BIT, len(values) + 1, 0, bit),
         *comparisons,
         REFUSE,
         (RETURN, 0, 0, ALLOW),

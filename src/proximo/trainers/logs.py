@@ -65,6 +65,9 @@ class Logs:
         self.metrics.append({"step": step, **line})
         for sink in (self.progress, *self.files, *self.trackers):
             sink.write(step, line)
+        samples = [sample for record in records for sample in record.samples]
+        for tracker in self.trackers:
+            tracker.write_samples(step, samples)
         return line
 
     @property

@@ -11,7 +11,7 @@ from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
 from proximo.errors import ConfigError, UserError
-from proximo.metrics.sinks import Sink, history
+from proximo.metrics.sinks import SampleSink, Sink, history
 from proximo.metrics.trackers import MLflowSink, TrackedRun, TrackioSink, WandbSink
 from proximo.rewards.function import import_function
 
@@ -47,11 +47,15 @@ class GuardedSink:
         config: Mapping[str, Any],
         metrics_file: Path,
         warn: Callable[[str], None],
+        samples: bool = True,
     ) -> None:
+        """`samples`: whether a sink that takes samples is given them."""
         self.label = label
+        self._samples = samples
         self.num_failures = 0
         self._warn = warn
         self._in_a_row = 0
+        self._written = -1
         self._file = folder / f"{label.replace(':', '-')}.json"
         self._memory = _Memory(id=secrets.token_hex(16), last_step=-1)
         if self._file.is_file():
@@ -89,6 +93,16 @@ class GuardedSink:
                 self._close()
         else:
             self._in_a_row = 0
+            self._written = step
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """After the step's numbers: what was sampled, to a sink that took those just now and wants it."""
+        if not (samples and self._samples and step == self._written and isinstance(self._sink, SampleSink)):
+            return
+        try:
+            self._sink.write_samples(step, samples)
+        except Exception as error:
+            self._failed(error)
 
     def close(self) -> None:
         self._close()
@@ -126,6 +140,7 @@ def open_sinks(
             config=config,
             metrics_file=metrics_file,
             warn=warn,
+            samples=isinstance(sink, FunctionSinkConfig | TrackioSinkConfig) or sink.samples,
         )
         for sink in run.sinks
     ]
