@@ -43,8 +43,8 @@ class Input:
     problem: str | None = None
 
     def __str__(self) -> str:
-        """`models/sft (folder)`."""
-        return f"{self.name} ({self.kind})"
+        """`models/sft (folder)`; a mistyped folder may look like a name on the Hub."""
+        return f"{self.name} ({'Hub: nothing here has that name' if self.kind == 'Hub' else self.kind})"
 
 
 def check_inputs(recipe: Section) -> None:
