@@ -43,6 +43,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Advantages and values", "ppo.advantage=greedy_baseline ppo.score.minus_reference_answer=true"),
     ("ppo", "Advantages and values", "value.start=reward reward=[{kind: function, function: 'm:f'}]"),
     ("ppo", "Scores", "ppo.score.whiten_rewards=keep_mean ppo.advantage=return_to_go"),
+    ("ppo", "Rollout", "ppo.rollout.temperature=0"),
     ("ppo", "Rollout", "ppo.rollout={greedy: true, top_k: 50}"),
     ("ppo", "Rollout", "ppo.rollout.greedy=true ppo.responses_per_prompt=4"),
     ("ppo", "Scores", "ppo.score.min_tokens=3"),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from proximo.config.base import Section
 from proximo.config.ppo_advantage import AdvantageConfig
@@ -36,6 +36,15 @@ class RolloutConfig(Section):
     """Strings that end a response; tokens up to the one that completes the string stay."""
     max_rows: int = Field(64, ge=1)
     """Responses decoded at once; the rest wait for a free row. Samples do not depend on it."""
+
+    @field_validator("temperature", mode="before")
+    @classmethod
+    def _divides(cls, value: object) -> object:
+        if value == 0:
+            raise ValueError(
+                "logits cannot be divided by a temperature of 0; for the most likely token say greedy: true"
+            )
+        return value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
