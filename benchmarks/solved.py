@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--further", type=int, default=100, help="steps after the task is solved")
     parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["no KL", "KL in the reward"])
-    parser.add_argument("--rate", type=float, default=3e-3, help="learning rate of the further steps")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate of the further steps")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print("| kind | rule | seeds solved | below 0.95 of the best | worst share of the best | mean | steps flat |")
