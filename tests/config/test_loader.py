@@ -246,6 +246,8 @@ def test_keys_that_do_nothing_are_told(folder):
         "ppo.advantage.unbiased_variance has no effect: nothing is standardised",
         "ppo.evaluate_greedy has no effect: rollout.greedy holds for evaluations too",
     ]
+    split = unused_keys(load_recipe("ppo", path, ["data.split_seed=1"]).recipe)
+    assert split == ["data.split_seed has no effect: without proportions nothing is split"]
     whitened = [*sampled[:1], "ppo.score.whiten_rewards=zero_mean"]
     assert unused_keys(load_recipe("ppo", path, whitened).recipe) == []
     pipeline = write_recipe(folder, PIPELINE, "p.yaml")
