@@ -67,6 +67,7 @@ RECIPES = (
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
     _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
+    _override("limit by the name of other stages", "data.max_tokens=5", "did you mean data.max_prompt_tokens?"),
     _override(
         "best of all", "ppo={samples_per_prompt: 4, responses_per_prompt: 4}", "leaves nothing to choose", "exceed"
     ),
