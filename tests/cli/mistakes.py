@@ -105,7 +105,7 @@ RECIPES = (
         "evaluate_reference needs a reference that stays",
     ),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
-    _override("left out of one", "ppo.advantage=leave_one_out", "must be 2 or more", "return_to_go need only one"),
+    _override("left out of one", "ppo.advantage=leave_one_out", "must be 2 or more", "greedy_baseline need only one"),
     _override(
         "warm-up of no critic",
         "ppo={advantage: group_centred, responses_per_prompt: 2, critic_warmup_steps: 1}",
