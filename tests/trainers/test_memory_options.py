@@ -69,7 +69,7 @@ def test_a_run_in_the_backward_ends_with_the_weights_of_an_ordinary_one(
     ],
 )
 def test_what_an_update_in_the_backward_cannot_do_must_be_off(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValidationError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         OptimizerConfig(learning_rate=1e-3, in_backward=True, **options)
 
 

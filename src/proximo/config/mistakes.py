@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from proximo.config.base import Section
@@ -20,6 +21,7 @@ from proximo.config.fields import (
 )
 from proximo.config.overrides import Override
 from proximo.config.suggestions import suggestions
+from proximo.errors import ConfigError
 
 LONGEST_VALUE = 60
 WANTED = {
@@ -88,6 +90,23 @@ def explain(errors: Sequence[ErrorDetails], source: Source) -> list[Mistake]:
         grouped.setdefault(_path(error, source.tree), []).append(error)
     paths = sorted(grouped, key=lambda path: source.line(path) or sys.maxsize)
     return [Mistake(path=path, sentence=_sentence(path, grouped[path], source)) for path in paths]
+
+
+def message_of(mistakes: Sequence[Mistake], source: Source) -> str:
+    """All of them in one text, each with its place."""
+    places = [(source.place(mistake.path), mistake.sentence) for mistake in mistakes]
+    if len(places) == 1:
+        place, sentence = places[0]
+        return f"{source.document.origin}{f', {place}' if place else ''}: {sentence}"
+    lines = [f"  {f'{place}: ' if place else ''}{sentence}" for place, sentence in places]
+    return f"{source.document.origin} has {len(lines)} mistakes:\n" + "\n".join(lines)
+
+
+def refusal(error: ValidationError, schema: Any, values: dict[str, Any]) -> ConfigError:
+    """What is wrong with a section that was made in Python from these values."""
+    document = Document(origin=schema.__name__, text="", data=values, root=None)
+    source = Source(document=document, overrides=(), schema=schema, tree=values)
+    return ConfigError(message_of(explain(error.errors(include_url=False), source), source))
 
 
 def _without_echoes(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:

@@ -28,6 +28,7 @@ from proximo.trainers.extras import check_extras
 from proximo.trainers.logs import Logs, Record
 from proximo.trainers.memory import memory_advice
 from proximo.trainers.options import RunOptions
+from proximo.trainers.sinks import check_sinks
 
 MAY_CHANGE = (
     "run.folder",
@@ -92,6 +93,7 @@ def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options
     folder = Path(run.folder)
     check_run(folder, resume=options.resume, overwrite=options.overwrite)
     check_extras(run)
+    check_sinks(run)
     task = build()
     with open_run(folder, resume=options.resume, overwrite=options.overwrite) as opened:
         return _Loop(opened, task, recipe, run, options).run()

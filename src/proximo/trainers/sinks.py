@@ -7,12 +7,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from proximo.callables import calling_problem
 from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
-from proximo.errors import ConfigError, UserError
+from proximo.errors import ConfigError, UserError, redacted
 from proximo.metrics.sinks import Sink, history
-from proximo.metrics.trackers import MLflowSink, TrackedRun, TrackioSink, WandbSink
+from proximo.metrics.trackers import (
+    MLflowSink,
+    TrackedRun,
+    TrackioSink,
+    WandbSink,
+    mlflow_problem,
+    trackio_problem,
+    wandb_problem,
+)
 from proximo.rewards.function import import_function
 
 MOST_FAILURES_IN_A_ROW = 3
@@ -106,7 +115,9 @@ class GuardedSink:
     def _failed(self, error: Exception) -> None:
         self.num_failures += 1
         if self.num_failures == 1:
-            self._warn(f"{self.label} failed, and the run goes on ({type(error).__name__}: {str(error)[:300]})")
+            self._warn(
+                f"{self.label} failed, and the run goes on ({type(error).__name__}: {redacted(str(error))[:300]})"
+            )
 
     def _remember(self, memory: _Memory) -> None:
         self._memory = memory
@@ -143,6 +154,27 @@ def _opener(config: SinkConfig) -> OpenSink:
             return _user_sink(config)
 
 
+def check_sinks(run: RunConfig) -> None:
+    """Raises ConfigError for one of `run.sinks` that could not be opened; whether a server answers is not asked."""
+    for index, sink in enumerate(run.sinks):
+        if problem := _sink_problem(sink):
+            raise ConfigError(f"run.sinks.{index}: {problem}")
+
+
+def _sink_problem(sink: SinkConfig) -> str | None:
+    match sink:
+        case WandbSinkConfig():
+            return wandb_problem(sink.mode)
+        case MLflowSinkConfig():
+            return mlflow_problem(sink.tracking_uri)
+        case TrackioSinkConfig():
+            return trackio_problem(sink.space_id)
+        case FunctionSinkConfig():
+            problem = calling_problem(import_function(sink.function), [None], sink.arguments)
+            given = "".join(f", {key}=..." for key in sink.arguments)
+            return problem and f"{sink.function} is called as function(run{given}), but {problem}"
+
+
 def _user_sink(config: FunctionSinkConfig) -> OpenSink:
     function = import_function(config.function)
 
@@ -154,6 +186,8 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
                 f"{config.function} returned a {type(sink).__name__} without {' and '.join(lacking)}: a sink has "
                 "write(step, metrics) and close()"
             )
+        if problem := calling_problem(sink.write, [0, {}]) or calling_problem(sink.close):
+            raise ConfigError(f"{config.function} returned a {type(sink).__name__} that cannot be used: {problem}")
         return sink
 
     return open_sink
