@@ -127,7 +127,7 @@ def test_a_quantised_base_needs_an_adapter(section: type) -> None:
     ],
 )
 def test_combinations_without_a_sense_are_refused(sections: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValidationError, match=message):
         ppo(**sections)
 
 

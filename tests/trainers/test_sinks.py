@@ -190,7 +190,14 @@ def test_every_trainer_misses_a_package_before_anything_is_loaded(
 
 @pytest.mark.parametrize(
     ("address", "from_environment", "served"),
-    [(None, None, False), ("sqlite:///x.db", None, False), ("runs/mlflow", "http://server", False), ("http://server", None, True), ("databricks", None, True), (None, "https://server", True)],
+    [
+        (None, None, False),
+        ("sqlite:///x.db", None, False),
+        ("runs/mlflow", "http://server", False),
+        ("http://server", None, True),
+        ("databricks", None, True),
+        (None, "https://server", True),
+    ],
 )
 def test_the_small_package_of_mlflow_is_taken_for_servers_alone(
     address: str | None, from_environment: str | None, served: bool, monkeypatch: pytest.MonkeyPatch

@@ -181,7 +181,7 @@ def _lock(folder: Path) -> IO[str]:
     """
     try:
         atomic.make_folder(folder)
-        marker = (folder / MARKER).open("a+")
+        marker = (folder / MARKER).open("a+", encoding="utf-8")
     except OSError as error:
         raise RunFolderError(f"the run folder {folder} cannot be written: {error}") from error
     try:

@@ -1,6 +1,8 @@
 """The commands that use what was trained: generate, evaluate, export, report. Not their work: that is in trainers/."""
 
+import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -69,10 +71,22 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
 def _prompts_from_stdin() -> list[str]:
     if sys.stdin.isatty():
         raise UserError("no prompt: give one in quotes after the model, or pass a file of prompts to standard input")
-    prompts = [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
+    prompts = [line.rstrip("\r\n") for line in lines_of_stdin() if line.strip()]
     if not prompts:
         raise UserError("no prompt: standard input has no line that is not empty")
     return prompts
+
+
+def lines_of_stdin() -> Iterator[str]:
+    """What is piped in, which is UTF-8 as data files are, whatever the locale says. Raises UserError."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    try:
+        yield from sys.stdin
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"standard input is not UTF-8 text: byte {error.object[error.start]:#04x} cannot be read"
+        ) from error
 
 
 def evaluate(

@@ -141,8 +141,8 @@ def _tile(row: BeforeAfter) -> Tile:
     return Tile(
         label=row.label,
         unit="" if row.unit in UNITS_NOT_SHOWN else row.unit,
-        before=None if row.before is None else format_number(row.before),
-        after=format_number(row.after),
+        before=None if row.before is None else format_number(row.before, row.unit),
+        after=format_number(row.after, row.unit),
         change=format_change(row.before, row.after),
         verdict={True: "better", False: "worse", None: ""}[row.improved],
     )
@@ -184,7 +184,7 @@ def _telling(pairs: list[ScoredPair]) -> tuple[ScoredPair, ...]:
 
 def _metric_row(run: Run, name: str) -> MetricRow:
     metric = CATALOGUE.find(name)
-    return MetricRow(name, format_number(run.series(name).values[-1]), metric.unit, metric.definition)
+    return MetricRow(name, format_number(run.series(name).values[-1], metric.unit), metric.unit, metric.definition)
 
 
 def _as_yaml(values: object) -> str | None:

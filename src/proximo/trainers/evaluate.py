@@ -13,6 +13,7 @@ from proximo.checkpoint.logs import JsonLines
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import UserError
+from proximo.metrics.catalogue import CATALOGUE
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.trainers import dpo, ppo_run, reward, sft
@@ -96,5 +97,5 @@ def _print(record: Record, *, title: str) -> None:
     recorder.record_all(record.metrics)
     table = Table("metric", "value", title=title)
     for name, number in recorder.line().items():
-        table.add_row(name, format_number(number))
+        table.add_row(name, format_number(number, CATALOGUE.find(name).unit))
     Console().print(table)

@@ -3,6 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -62,12 +63,10 @@ class GuardedSink:
         self._warn = warn
         self._in_a_row = 0
         self._file = folder / f"{label.replace(':', '-')}.json"
-        self._memory = _Memory(id=secrets.token_hex(16), last_step=-1)
-        if self._file.is_file():
-            self._memory = _Memory(**json.loads(self._file.read_bytes()))
+        self._memory = self._remembered() or _Memory(id=secrets.token_hex(16), last_step=-1)
         self._sink: Sink | None = None
-        atomic.make_folder(folder)
         try:
+            atomic.make_folder(folder)
             self._sink = open_sink(TrackedRun(id=self._memory.id, name=name, folder=folder, config=config))
         except UserError:
             raise
@@ -84,11 +83,12 @@ class GuardedSink:
         if self._sink is None:
             self.num_failures += 1
             return
-        self._remember(_Memory(id=before.id, last_step=step))
         try:
+            self._remember(_Memory(id=before.id, last_step=step))
             self._sink.write(step, metrics)
         except Exception as error:
-            self._remember(before)
+            with suppress(OSError):
+                self._remember(before)
             self._failed(error)
             self._in_a_row += 1
             if self._in_a_row == MOST_FAILURES_IN_A_ROW:
@@ -118,6 +118,15 @@ class GuardedSink:
             self._warn(
                 f"{self.label} failed, and the run goes on ({type(error).__name__}: {redacted(str(error))[:300]})"
             )
+
+    def _remembered(self) -> _Memory | None:
+        if not self._file.is_file():
+            return None
+        try:
+            return _Memory(**json.loads(self._file.read_bytes()))
+        except (OSError, TypeError, ValueError) as error:
+            self._warn(f"{self._file} cannot be read ({error}): {self.label} begins a new run, with every step")
+            return None
 
     def _remember(self, memory: _Memory) -> None:
         self._memory = memory

@@ -25,7 +25,7 @@ def memory_bytes(device: str) -> int | None:
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _CONTROL_GROUP.read_text().strip() if _CONTROL_GROUP.is_file() else "max"
+    limit = _CONTROL_GROUP.read_text(encoding="ascii").strip() if _CONTROL_GROUP.is_file() else "max"
     return physical if limit == "max" else min(physical, int(limit))
 
 
