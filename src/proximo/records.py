@@ -60,6 +60,8 @@ class Scored:
     """What the same source gives the prompt's reference answer; None where nobody asked."""
     token_rewards: tuple[float, ...] | None = None
     """What each token of the response earns of the score, where a source says; the last one earns what they leave."""
+    prefix_scores: tuple[float, ...] | None = None
+    """[n + 1] the score of the prompt alone and after each token, where each token earns what it adds to it."""
 
     @property
     def valid(self) -> bool:

@@ -18,7 +18,7 @@ from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3, weighted_k3
 from proximo.algorithms.losses import clipped_policy_loss, clipped_value_loss
 from proximo.algorithms.masking import sum_per_token
 from proximo.algorithms.objectives import TokenLosses, cispo, gspo, sapo
-from proximo.algorithms.segments import value_positions
+from proximo.algorithms.segments import segment_sum, value_positions
 from proximo.algorithms.shaping import prefix_deltas, shape_rewards
 
 EOS, NUM_TOKENS, MAX_TOKENS = 2, 3, 3
@@ -166,14 +166,16 @@ def test_without_kl_the_policy_gradient_is_that_of_the_expected_score():
 
 
 def test_a_score_given_out_as_what_each_token_adds_to_it_has_the_same_gradient():
-    """Whatever the prefixes are worth: the last one is worth the score. Without a critic, which would hide it."""
+    """Whatever prompt and prefixes are worth: the last one is worth the score. No critic, which would hide it."""
     worth = {prefix: float(value) for prefix, value in zip(PREFIXES, random(len(PREFIXES), seed=17), strict=True)}
     scores = dict(zip(RESPONSES, SCORES.tolist(), strict=True))
-    ends = [response[: t + 1] for response in RESPONSES for t in range(len(response))]
+    ends = [response[:t] for response in RESPONSES for t in range(len(response) + 1)]
     prefix_scores = torch.tensor([scores.get(end) or worth[end] for end in ends], dtype=torch.float64)
     earned = prefix_deltas(prefix_scores, LENGTHS)
     no_kl = torch.zeros(len(TOKENS), dtype=torch.float64)
-    rewards = shape_rewards(no_kl, SCORES, EVERYTHING, LENGTHS, kl_coefficient=0.0, token_rewards=earned)
+    total = segment_sum(earned, LENGTHS)
+    torch.testing.assert_close(total, SCORES - worth[()])
+    rewards = shape_rewards(no_kl, total, EVERYTHING, LENGTHS, kl_coefficient=0.0, token_rewards=earned)
     assert (rewards - shape_rewards(no_kl, SCORES, EVERYTHING, LENGTHS, kl_coefficient=0.0)).abs().max() > 0.1
     logprobs = POLICY.token_logprobs()
     advantages = returns_to_go(rewards, EVERYTHING, LENGTHS, gamma=1.0)

@@ -229,8 +229,36 @@ class TestAReaL:
         ],
     )
     def test_dense_rewards(self, kind, rewards):
-        prefixes = numbers([0.1, 0.3, 0.6, 1.0], [0.0, 0.5, 0.25])
-        earned = prefix_deltas(prefixes, self.LENGTHS) if kind == "deltas" else prefixes
+        self.check_dense(kind, [0.0, 0.1, 0.3, 0.6, 1.0], [0.0, 0.0, 0.5, 0.25], wanted=rewards)
+
+    @pytest.mark.parametrize(
+        ("kind", "rewards"),
+        [
+            # Of the prompts: 0.5 and -0.2. Differences do not see what is added to all scores of a sequence.
+            ("deltas", [0.1, 0.18, 0.35, 0.36, 0, 0.52, -0.35]),
+            ("absolute", [0.6, 0.78, 1.15, 1.46, -0.2, 0.32, -0.05]),
+        ],
+    )
+    def test_dense_rewards_begin_at_what_the_prompt_is_worth(self, kind, rewards):
+        self.check_dense(kind, [0.5, 0.6, 0.8, 1.1, 1.5], [-0.2, -0.2, 0.3, 0.05], wanted=rewards)
+
+    @pytest.mark.parametrize(
+        ("kind", "rewards"),
+        [
+            # 1.1, 1.5 and 1.3 become 1, the -1.2 of the second prompt becomes -1.
+            ("deltas", [0.1, 0.18, 0.25, -0.04, 0.8, 0.52, 0.6]),
+            ("absolute", [0.6, 0.78, 1.05, 0.96, -0.2, 0.32, 0.9]),
+        ],
+    )
+    def test_dense_rewards_are_clipped_at_each_token_before_they_are_subtracted(self, kind, rewards):
+        scores = [0.5, 0.6, 0.8, 1.1, 1.5], [-1.2, -0.2, 0.3, 1.3]
+        self.check_dense(kind, *(clip_scores(numbers(row), 1.0).tolist() for row in scores), wanted=rewards)
+
+    def check_dense(self, kind: str, *scores: list[float], wanted: list[float]) -> None:
+        """`scores` of each sequence: the prompt's, and one after each token."""
+        prefixes = numbers(*scores)
+        after = numbers(*(row[1:] for row in scores))
+        earned = prefix_deltas(prefixes, self.LENGTHS) if kind == "deltas" else after
         found = shape_rewards(
             self.KL,
             segment_sum(earned, self.LENGTHS),
@@ -239,7 +267,7 @@ class TestAReaL:
             kl_coefficient=0.1,
             token_rewards=earned,
         )
-        assert_close(found, rewards)
+        assert_close(found, wanted)
 
     @pytest.mark.parametrize(
         ("gamma", "lam", "advantages"),

@@ -14,6 +14,7 @@ from proximo.algorithms.losses import (
     value_statistics,
 )
 from proximo.algorithms.objectives import ppo
+from proximo.trainers.update_reports import policy_metrics
 
 N = 12
 GENERATOR = torch.Generator().manual_seed(0)
@@ -33,6 +34,16 @@ def of_values(part: slice | Tensor = slice(None), mask: Tensor = MASK) -> ValueS
 
 def numbers(statistics: PolicyStatistics | ValueStatistics) -> dict[str, float]:
     return {f.name: getattr(statistics, f.name).item() for f in fields(statistics)}
+
+
+def test_the_effective_sample_size_is_that_of_torchrl_as_a_share() -> None:
+    """exp(2 logsumexp(w) - logsumexp(2 w)) / n of the log-ratios w of the tokens that count."""
+    log_ratios, mask = torch.tensor([0.1, -0.3, 0.5, 9.0, 0.25]), torch.tensor([True, True, True, False, True])
+    statistics = policy_statistics(log_ratios - 1, torch.full((5,), -1.0), torch.zeros(5, dtype=torch.bool), mask)
+    kept = log_ratios[mask].double()
+    wanted = (2 * kept.logsumexp(0) - (2 * kept).logsumexp(0)).exp().item() / 4
+    assert policy_metrics(statistics)["policy/effective_sample_size"].value == pytest.approx(wanted, rel=1e-6)
+    assert wanted == pytest.approx(0.93024, abs=1e-5)
 
 
 def test_policy_statistics_are_sums_over_the_mask():

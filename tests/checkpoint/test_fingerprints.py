@@ -62,7 +62,37 @@ def test_another_environment_is_allowed_on_request_and_nothing_else_is():
     with pytest.raises(RunFolderError) as caught:
         check_fingerprints(SAVED, now, allow_different_environment=True)
     assert "environment" not in str(caught.value)
-    assert 'prompts.sha256: "aa" -> (absent)' in str(caught.value)
+    assert 'prompts: {"num_rows": 100, "sha256": "aa"} -> (absent)' in str(caught.value)
+
+
+def test_an_allowed_environment_is_told():
+    told = check_fingerprints(SAVED, changed(environment={"torch": "3"}), allow_different_environment=True)
+    assert told == ["num_threads: 2 -> (absent)", 'torch: "2.13.0" -> "3"']
+    assert check_fingerprints(SAVED, SAVED) == []
+
+
+def test_a_section_that_was_null_is_one_line():
+    saved = Fingerprints(config={"lora": None}, inputs={}, environment={})
+    now = Fingerprints(config={"lora": {"rank": 4, "alpha": 8.0}}, inputs={}, environment={})
+    for before, after, line in (
+        (saved, now, 'lora: null -> {"rank": 4, "alpha": 8.0}'),
+        (now, saved, 'lora: {"rank": 4, "alpha": 8.0} -> null'),
+    ):
+        with pytest.raises(RunFolderError) as caught:
+            check_fingerprints(before, after)
+        assert [each.strip() for each in str(caught.value).splitlines()[2:-1]] == [line]
+
+
+def test_of_a_list_of_sections_the_item_and_its_key_are_named():
+    saved = changed(config={"reward": [{"kind": "a", "weight": 1.0}, {"kind": "b", "weight": 1.0}]})
+    now = changed(config={"reward": [{"kind": "a", "weight": 1.0}, {"kind": "b", "weight": 2.0}]})
+    with pytest.raises(RunFolderError, match=r"now\):\n  reward\.1\.weight: 1\.0 -> 2\.0\n  give"):
+        check_fingerprints(saved, now)
+    check_fingerprints(saved, now, may_change={"reward"})
+
+
+def test_an_input_that_was_not_looked_at_before_is_let_through():
+    check_fingerprints(SAVED, changed(inputs={"prompts": {**SAVED.inputs["prompts"], "new": 1}, "template": "cc"}))
 
 
 def test_an_empty_section_differs_from_an_absent_one():

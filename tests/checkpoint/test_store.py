@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from checkpoint_faults import FaultyDisk, is_whole, save
 
+from proximo.algorithms.scores import RunningMoments
+from proximo.checkpoint.manifest import DamagedError, read_manifest
+from proximo.checkpoint.state import as_record
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import CheckpointError
 
@@ -144,9 +147,9 @@ DAMAGES = {
     "missing manifest": (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json is missing", True),
     "torn manifest": (lambda folder: (folder / "manifest.json").write_text('{"format'), "is not a manifest", True),
     "foreign manifest": (lambda folder: (folder / "manifest.json").write_text("[]"), "is not a manifest", True),
-    "future manifest": (
+    "manifest without its hash": (
         lambda folder: (folder / "manifest.json").write_text('{"format": 2, "step": 3, "metric": null, "files": {}}'),
-        "has format 2, this version reads 1",
+        "has no hash of its own",
         True,
     ),
     "missing folder": (shutil.rmtree, r"manifest\.json is missing", True),
@@ -187,14 +190,6 @@ def test_a_pointer_that_names_nothing_sensible_is_an_error(tmp_path, disk):
         store.latest()
 
 
-def test_the_best_is_not_sought_in_damaged_checkpoints(tmp_path, disk):
-    store = CheckpointStore(tmp_path)
-    save(store, disk, 1, 0.9)
-    save(store, disk, 2, 0.5)
-    (tmp_path / "step-000001" / "manifest.json").unlink()
-    assert store.best().step == 2
-
-
 @pytest.mark.parametrize("state", [{"a": (1, 2)}, {"a": {1: 2}}, {"a": {"b": [(1,)]}}])
 def test_a_state_that_json_would_change_is_refused(state, tmp_path):
     with pytest.raises(TypeError, match="must come back from JSON as it went in"):
@@ -217,3 +212,97 @@ def test_a_writer_that_wrote_nothing_is_a_bug(tmp_path):
     with pytest.raises(ValueError, match="'policy' of the checkpoint of step 1 wrote nothing"):
         CheckpointStore(tmp_path).save(1, {"policy": lambda path: None}, {})
     assert CheckpointStore(tmp_path).latest() is None
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_another_format_is_refused_with_the_version_that_reads_it(number, tmp_path, disk, monkeypatch):
+    store = CheckpointStore(tmp_path)
+    save(store, disk, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr("proximo.checkpoint.manifest.FORMAT", number)
+        patch.setattr("proximo.checkpoint.manifest.installed_version", lambda package: "7.5")
+        save(store, disk, 2)
+    for read in (store.load, store.latest):
+        with pytest.raises(CheckpointError, match=rf"cannot be read: .*format {number}, .* saved it \(7\.5\)$"):
+            read()
+
+
+def test_every_bit_of_a_manifest_counts(tmp_path, disk):
+    """Each of the eight in turn. A digit becomes another digit, a space a letter; it still is a manifest by form."""
+    store = CheckpointStore(tmp_path)
+    save(store, disk, 1)
+    save(store, disk, 2, 0.25)
+    path = tmp_path / "step-000002" / "manifest.json"
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 13):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        with pytest.raises(DamagedError, match=r"manifest\.json"):
+            read_manifest(path.parent)
+    with pytest.raises(CheckpointError, match=r"step-000001 is complete"):
+        store.latest()
+    path.write_bytes(whole)
+    assert is_whole(store.load())
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(tmp_path, disk):
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        save(store, disk, step)
+    (tmp_path / "step-000002").rename(tmp_path / "step-000003")
+    (tmp_path / "latest").write_text("step-000003\n")
+    with pytest.raises(CheckpointError, match=r"holds the checkpoint of step 2.*step-000001 is complete"):
+        store.load()
+
+
+def test_the_hashes_of_some_parts_alone(tmp_path, disk):
+    store = CheckpointStore(tmp_path)
+    save(store, disk, 1)
+    damage_contents(tmp_path / "step-000001")
+    assert store.load(parts=("optimizer",)).step == 1
+    assert store.load(parts=("pol",)).step == 1
+    for parts in (("policy",), ("policy/model.safetensors",), None):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors has other contents"):
+            store.load(parts=parts)
+    save(store, disk, 2)
+    state = tmp_path / "step-000002" / "state.json"
+    state.write_bytes(state.read_bytes().replace(b"2", b"3"))
+    with pytest.raises(CheckpointError, match=r"state\.json has other contents"):
+        store.load(parts=())
+
+
+def test_the_best_is_not_told_where_a_manifest_is_damaged(tmp_path, disk):
+    store = CheckpointStore(tmp_path)
+    for step, metric in ((1, 0.9), (2, 0.5)):
+        save(store, disk, step, metric)
+    (tmp_path / "step-000001" / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"Remove .*step-000001 to choose among the others \(step-000002\)"):
+        store.best()
+    save(store, disk, 3, 0.1)  # a run that trains goes on
+    assert (tmp_path / "best").read_text() == "step-000002\n"
+    shutil.rmtree(tmp_path / "step-000001")
+    assert store.best().step == 2
+
+
+def test_only_a_newer_one_is_complete(tmp_path, disk):
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        save(store, disk, step)
+    damage_contents(tmp_path / "step-000001")
+    with pytest.raises(CheckpointError, match=r"No older .* start again.*step-000002 is complete, and --checkpoint"):
+        store.load(1)
+
+
+def test_state_of_another_version_is_refused_by_name_and_not_by_a_key_error(tmp_path):
+    CheckpointStore(tmp_path).save(1, {}, {"moments": {"mean": 1.0}})
+    state = CheckpointStore(tmp_path).load().state
+    with pytest.raises(CheckpointError, match=r"has no 'scale': another version of Proximo saved it"):
+        state["scale"]
+    with pytest.raises(CheckpointError, match=r"has no 'count'"):
+        state["moments"]["count"]
+    assert state["moments"].get("count", 3) == 3
+    assert as_record(RunningMoments, state["moments"]) == RunningMoments(mean=1.0)
+    for saved in ({"average": 1.0}, {"mean": 1.0, "average": 1.0}):
+        with pytest.raises(CheckpointError, match=r"does not fit .*average.*another version"):
+            as_record(RunningMoments, saved)

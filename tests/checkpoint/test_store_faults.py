@@ -1,16 +1,20 @@
 """A save that is stopped anywhere loses nothing: within and after every effect on the disk, and by power failure."""
 
 import errno
+import os
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import checkpoint_faults
+import numpy as np
 import pytest
 from checkpoint_faults import FaultyDisk, Stopped, is_whole, save
 from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.store import CheckpointStore
@@ -177,6 +181,24 @@ def test_everything_is_on_disk_before_the_name_is_given_and_the_name_before_the_
         ("rename", "latest"),
         ("sync", "checkpoints"),
     ]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_what_a_library_wrote_for_its_owner_alone_gets_the_mode_that_the_umask_leaves(umask, mode, tmp_path):
+    def write(path):
+        path.mkdir()
+        save_file({"weight": np.zeros(3)}, path / "model.safetensors")
+        (path / "config.json").write_text("{}")
+
+    before = os.umask(umask)
+    try:
+        saved = CheckpointStore(tmp_path / "checkpoints").save(1, {"policy": write}, {})
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
+    assert len(files) == 5
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in files} == {path.name: mode for path in files}
+    assert stat.S_IMODE(saved.folder.stat().st_mode) == 0o777 & ~umask
 
 
 def test_syncing_means_fsync_for_files_and_folders(tmp_path, monkeypatch):

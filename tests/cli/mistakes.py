@@ -124,11 +124,6 @@ RECIPES = (
         PPO.replace("owner/model", "owner/model\n  lora: {rank: 2}") + "  kl: {reference_every_steps: 2}\n",
         "base below the adapter, which cannot move",
     ),
-    _recipe(
-        "average of an adapter",
-        PPO.replace("owner/model", "owner/model\n  lora: {rank: 2}") + "  average_decay: 0.9\n",
-        "ppo.average_decay averages whole models",
-    ),
     _override("frozen layers below an adapter", "policy={path: a/b, lora: {rank: 2}, frozen_layers: 1}", "exclude"),
     _override(
         "second bound of a weight that is bounded",

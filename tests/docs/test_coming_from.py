@@ -12,6 +12,8 @@ import yaml
 from pages import CODE, COMING_FROM, FENCE, blocks, defined_names, find_path, links, named_path
 from pydantic import TypeAdapter, ValidationError
 from test_docs import METRIC, SETTING, fields_at
+from test_parity_page import PLANNED
+from test_parity_page import ROWS as PARITY
 from their_options import SECTIONS
 
 import proximo
@@ -36,19 +38,25 @@ OUR_WORDS = {
     '"@reward"',
     "kl_coef",
     "key=null",
+    "update",
+    "code",
+    "maths",
 }
 """Code words in the right column that are neither settings nor functions: files, columns, marks, an override."""
+
+DENIALS = ("not here", "no counterpart")
+"""How a row begins that has nothing for an option."""
 
 by_system = pytest.mark.parametrize("page", SYSTEMS, ids=lambda page: page.stem)
 
 
-def rows(text: str) -> Iterator[tuple[str, str]]:
-    """(theirs, here) of every row of the tables, without the heads."""
+def rows(text: str) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """(theirs, here, rows of the parity page) of every row of the tables, without the heads."""
     for line in FENCE.sub("", text).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
         if line.startswith("| ") and cells[1] != "here":
-            assert len(cells) == 2, line
-            yield cells[0], cells[1]
+            assert len(cells) == 3, line
+            yield cells[0], cells[1], () if cells[2] == "-" else tuple(cells[2].split(", "))
 
 
 def section(text: str, heading: str) -> str:
@@ -98,7 +106,7 @@ def public(path: str) -> Any:
 @pytest.mark.parametrize(("stem", "heading", "names"), SECTIONS, ids=[stem + heading for stem, heading, _ in SECTIONS])
 def test_no_option_of_the_other_system_is_missing(stem: str, heading: str, names: str) -> None:
     text = section((COMING_FROM / f"{stem}.md").read_text(), heading)
-    said = {word for theirs, _ in rows(text) for word in CODE.findall(theirs)}
+    said = {word for theirs, *_ in rows(text) for word in CODE.findall(theirs)}
     assert sorted(set(names.split()) - said) == []
 
 
@@ -106,15 +114,25 @@ def test_no_option_of_the_other_system_is_missing(stem: str, heading: str, names
 def test_what_stands_beside_an_option_exists_here(page: Path) -> None:
     known = list(rows(page.read_text()))
     assert known
-    for theirs, here in known:
+    for theirs, here, _ in known:
         assert here, theirs
         assert [word for word in CODE.findall(here) if not exists_here(word)] == [], theirs
 
 
 @by_system
 def test_an_option_without_a_name_here_has_a_reason(page: Path) -> None:
-    for theirs, here in rows(page.read_text()):
+    for theirs, here, _ in rows(page.read_text()):
         assert CODE.search(here) or len(here.split()) >= 2 or here in ("planned", "always"), theirs
+
+
+@by_system
+def test_a_row_denies_nothing_that_the_parity_page_has_and_promises_nothing_that_it_has_not(page: Path) -> None:
+    """What is planned there is planned here, and what is there is neither planned nor missing here."""
+    known = {row.id for row in PARITY}
+    for theirs, here, ids in rows(page.read_text()):
+        assert set(ids) <= known, theirs
+        assert ("planned" in here) == bool(PLANNED.intersection(ids)), theirs
+        assert not (ids and here.startswith(DENIALS)), theirs
 
 
 def test_the_index_links_each_page_and_names_each_preset_and_each_preset_names_its_page() -> None:

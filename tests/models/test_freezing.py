@@ -33,6 +33,18 @@ def test_a_step_moves_the_upper_layers_only(model_type: str, tied: bool) -> None
     assert moved == set(learner.parameters)
 
 
+def test_a_frozen_copy_shares_the_layers_that_do_not_train() -> None:
+    """The layers that TRL's reference should share with its policy."""
+    model = LanguageModel(tiny_language_model(num_hidden_layers=3))
+    freeze_layers(model.base, 2)
+    trained = {name for name, _ in model.trainable_parameters()}
+    reference = model.frozen_copy()
+    copied = dict(reference.model.named_parameters())
+    assert {name for name, each in model.model.named_parameters() if copied[name] is not each} == trained
+    assert not any(each.requires_grad for each in copied.values())
+    assert {name for name, _ in model.trainable_parameters()} == trained
+
+
 def test_a_scalar_model_has_frozen_layers_too() -> None:
     scalar = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.NORMAL)
     freeze_layers(scalar.base, 1)

@@ -82,9 +82,12 @@ def test_roles_that_read_other_ids_are_refused_with_an_example():
     other = tiny_tokenizer()
     other.add_special_tokens({"additional_special_tokens": ["<|tool|>"]})
     with pytest.raises(
-        ModelError, match=r"the value model must share .* 1 of its tokens differ, such as '<\|tool\|>' \(None"
+        ModelError, match=r"not that of the value model: they differ in 1 tokens, such as '<\|tool\|>' \(None"
     ):
         check_same_vocabulary(tiny_tokenizer(), other, role="value")
+    with pytest.raises(ModelError, match=r"such as '<\|tool\|>' \(63 in this stage, None beside the model\)"):
+        check_same_vocabulary(other, tiny_tokenizer(), role="value")
+    check_same_vocabulary(other, tiny_tokenizer(), role="value", added=["<|tool|>"])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma2", "gpt2", "phi", "opt"])

@@ -1,6 +1,7 @@
 """Rewards of single tokens, from a function, a reward model or a loop of one's own, on their way to the rewards."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.records import Experience, Finish, Response, Scored, ScoreState
-from proximo.rewards.dense import scored_by_token
+from proximo.rewards.dense import scored_by_prefix, scored_by_token
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.weighted import WeightedReward
@@ -99,13 +100,58 @@ def test_the_rewards_of_a_response_sum_to_its_score_whatever_is_made_of_it() -> 
     batch = [judged({"token_rewards": [1.0, 0.0, 2.0]})]
     scaled = rewards(batch, score={"scale": 0.5, "bias": 4.0})
     torch.testing.assert_close(scaled, torch.tensor([0.5, 0.0, 1.0 + 2.0]), **CLOSE)
-    clipped = rewards(batch, score={"clip": 2.0})
-    torch.testing.assert_close(clipped, torch.tensor([1.0, 0.0, 1.0]), **CLOSE)
     short = {"min_tokens": 3, "min_tokens_penalty": 0.25}
     cut = [judged({"token_rewards": [1.0, 2.0]}, response([7, 2]))]
     torch.testing.assert_close(rewards(cut, score=short), torch.tensor([1.0, 1.75]), **CLOSE)
     replaced = rewards(cut, score=short | {"penalty_mode": "replace"})
     torch.testing.assert_close(replaced, torch.tensor([0.0, -0.25]), **CLOSE)
+
+
+def test_a_clip_is_of_each_number_and_not_of_their_sum() -> None:
+    """200 tokens worth 0.5 stay so under a limit of 20; what they leave of the score is clipped by itself."""
+    many = response([7] * 200)
+    found = rewards([judged({"token_rewards": [0.5] * 200}, many)], score={"clip": 20.0})
+    torch.testing.assert_close(found, torch.full((200,), 0.5), **CLOSE)
+    cut = rewards([judged({"token_rewards": [3.0, -1.0, -9.0]})], score={"clip": 2.0})
+    torch.testing.assert_close(cut, torch.tensor([2.0, -1.0, -2.0]), **CLOSE)
+    both = replace(judged({"token_rewards": [1.0, 0.0, 3.0]}), score=14.0)  # 10 of it from a source without tokens
+    torch.testing.assert_close(rewards([both], score={"clip": 2.0}), torch.tensor([1.0, 0.0, 4.0]), **CLOSE)
+    short = rewards([both], score={"clip": 2.0, "min_tokens": 3, "min_tokens_penalty": 5.0, "scale": 0.5})
+    torch.testing.assert_close(short, torch.tensor([0.5, 0.0, 3.5]), **CLOSE)
+
+
+def judged_by_prefix(*prefix_scores: float) -> Scored:
+    return scored_by_prefix(response(), prefix_scores, name="model")
+
+
+def test_what_tokens_add_begins_at_what_the_prompt_is_worth_and_the_score_is_that_of_the_whole() -> None:
+    found = judged_by_prefix(0.5, 0.75, 0.25, 3.0)
+    assert found.score == 3.0
+    torch.testing.assert_close(rewards([found]), torch.tensor([0.25, -0.5, 2.75]), **CLOSE)
+    # The scores are clipped, then subtracted: 0.5, 0.75, 0.25 and 1.
+    torch.testing.assert_close(rewards([found], score={"clip": 1.0}), torch.tensor([0.25, -0.5, 0.75]), **CLOSE)
+    # A bias is added to the score of the response, and to it alone.
+    shifted = rewards([found], score={"scale": 2.0, "bias": 1.0})
+    torch.testing.assert_close(shifted, torch.tensor([0.5, -1.0, 5.5 + 2.0]), **CLOSE)
+
+
+def test_of_several_sources_prefixes_and_parts_stay_apart() -> None:
+    class Fixed:
+        def __init__(self, name: str, found: Scored) -> None:
+            self.name, self.found = name, found
+
+        def score(self, responses: Any) -> list[Scored]:
+            return [self.found]
+
+    sources = [Fixed("model", judged_by_prefix(0.5, 1.0, 1.0, 3.0)), Fixed("steps", judged({"token_rewards": {1: 3}}))]
+    (found,) = WeightedReward([(2.0, sources[0]), (1.0, sources[1])]).score([response()])
+    assert (found.score, found.prefix_scores) == (9.0, (1.0, 2.0, 2.0, 6.0))
+    torch.testing.assert_close(rewards([found]), torch.tensor([1.0, 3.0, 4.0]), **CLOSE)
+    torch.testing.assert_close(rewards([found], score={"clip": 2.5}), torch.tensor([1.0, 2.5, 0.5]), **CLOSE)
+
+
+def test_a_prefix_without_a_number_leaves_the_response_without_a_score() -> None:
+    assert judged_by_prefix(0.5, math.nan, 1.0, 3.0).state is ScoreState.INFRASTRUCTURE_FAULT
 
 
 def test_running_moments_divide_the_parts_too() -> None:
@@ -153,8 +199,11 @@ def test_a_reward_model_is_read_after_every_token_in_one_pass(dense: str) -> Non
     for one, sparse in zip(found, plain, strict=True):
         ids, asked = one.response.token_ids, one.response.prompt.token_ids
         prefixes = [float(model.sequence_scores(pack([(*asked, *ids[: t + 1])]))) for t in range(len(ids))]
-        wanted = [b - a for a, b in zip([0.0, *prefixes], prefixes, strict=False)] if dense == "deltas" else prefixes
-        assert (one.token_rewards or ()) == pytest.approx(tuple(wanted), abs=1e-5)
+        if dense == "deltas" and ids:
+            start = float(model.sequence_scores(pack([asked])))
+            assert one.prefix_scores == pytest.approx((start, *prefixes), abs=1e-5)
+        else:
+            assert (one.token_rewards or ()) == pytest.approx(tuple(prefixes), abs=1e-5)
         if dense == "deltas" or not ids:
             assert one.score == pytest.approx(sparse.score, abs=1e-5)
         else:

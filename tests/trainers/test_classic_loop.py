@@ -1,5 +1,6 @@
 """The loop that users of step(queries, responses, scores) know: tensors of ids, masks, their own data loader."""
 
+import copy
 import math
 
 import pytest
@@ -49,6 +50,24 @@ def test_generate_takes_ids_as_it_takes_their_text() -> None:
     from_ids = made.generate([torch.tensor(ids) for ids in IDS])
     assert [r.token_ids for r in from_ids] == [r.token_ids for r in from_text]
     assert [r.prompt.text for r in from_ids] == texts
+
+
+@torch.no_grad()
+def test_what_generate_of_transformers_samples_can_be_learned_from() -> None:
+    """With arguments that no setting here has: the log-probs are the policy's own, so that the ratio starts at 1."""
+    made = trainer()
+    twin = copy.deepcopy(made.policy.base, {id(each): each for each in made.policy.base.parameters()})
+    twin.set_attn_implementation("sdpa")
+    prompts = [torch.tensor(ids) for ids in IDS]
+    unusual = {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "do_sample": True, "min_p": 0.01}
+    responses = []
+    for ids in prompts:
+        whole = twin.generate(ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=6, **unusual)[0]
+        responses.append(whole[len(ids) :])
+    with torch.enable_grad():
+        line = made.step(prompts, responses, [float(len(ids)) for ids in responses])
+    assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+    assert line["response/tokens_mean"] == sum(map(len, responses)) / 4
 
 
 def test_a_data_loader_of_ones_own_feeds_it_and_statistics_come_back() -> None:

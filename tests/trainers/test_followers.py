@@ -7,13 +7,14 @@ import torch
 from safetensors.torch import load_file
 
 from builders import tiny_language_model, tiny_tokenizer
+from proximo.cli import main
 from proximo.config.ppo import PPOConfig
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo import PPOTrainer
-from tiny_runs import changed, make_inputs, recipe_of, run
+from tiny_runs import LORA, changed, make_inputs, recipe_of, run
 
 PROMPTS = ["ab", "cde", "f", "gh"]
 
@@ -81,11 +82,54 @@ def test_an_evaluation_of_the_average_is_one_of_the_policy_before_it_moved() -> 
     torch.testing.assert_close(weights(made.followers.average), weights(fresh.policy), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{"average_decay": 0.5}, {"kl": {"reference_every_steps": 1}}])
-def test_a_policy_with_an_adapter_is_refused(options) -> None:
+def test_the_base_below_an_adapter_does_not_move() -> None:
     adapted = LanguageModel(tiny_language_model()).with_adapter(LoRAOptions(rank=2))
-    with pytest.raises(ModelError, match="move whole models, but the policy has an adapter"):
-        PPOTrainer(adapted, tiny_tokenizer(), config=PPOConfig(**options))
+    with pytest.raises(ModelError, match="moves the reference, but that of a policy with an adapter is the base"):
+        PPOTrainer(adapted, tiny_tokenizer(), config=PPOConfig(kl={"reference_every_steps": 1}))
+
+
+def test_under_lora_the_average_is_one_of_the_adapter_on_the_policys_own_base() -> None:
+    adapted = LanguageModel(tiny_language_model()).with_adapter(LoRAOptions(rank=2))
+    options = {"num_steps": 3, "prompts_per_step": 4, "rollout": {"max_new_tokens": 4}, "average_decay": 0.75}
+    config = PPOConfig(**options, evaluate_average=True, policy_optimizer={"learning_rate": 1e-2})
+    made = PPOTrainer(adapted, tiny_tokenizer(), config=config)
+    average = made.followers.average
+    assert average is made.followers.evaluated.policy is not None
+    trained = dict(made.policy.trainable_parameters())
+    for name, parameter in average.model.named_parameters():
+        assert (parameter is dict(made.policy.model.named_parameters())[name]) == (name not in trained), name
+    wanted = {name: parameter.detach().clone() for name, parameter in trained.items()}
+
+    def check(step: int, line: object) -> None:
+        for name, parameter in average.model.named_parameters():
+            if name in trained:
+                wanted[name] = 0.75 * wanted[name] + 0.25 * trained[name].detach()
+                torch.testing.assert_close(parameter.detach(), wanted[name], rtol=0, atol=1e-6)
+
+    made.train(PROMPTS, reward=score, on_step=check)
+    assert max((trained[name] - wanted[name]).abs().max() for name in trained) > 1e-3
+
+
+def test_the_average_of_an_adapter_is_saved_as_one_resumed_and_exported(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    options = {"policy": {"path": str(place / "language_model"), "lora": LORA}, "ppo.average_decay": 0.5}
+    constant = {"ppo.policy_optimizer.schedule": "constant", "ppo.value_optimizer.schedule": "constant"}
+    recipe = changed(recipe_of("ppo", place), options | constant | {"ppo.evaluate_average": True})
+    again = changed(recipe, {"run.folder": str(place / "again"), "run.save_every_steps": 4})
+    assert run("ppo", recipe, RunOptions(quiet=True)) == 0
+    assert run("ppo", changed(again, {"ppo.num_steps": 4}), RunOptions(quiet=True)) == 0
+    assert run("ppo", again, RunOptions(quiet=True, resume="must")) == 0
+    adapters = {
+        (folder, role): load_file(place / f"{folder}/checkpoints/step-000005/{role}/adapter_model.safetensors")
+        for folder in ("run", "again")
+        for role in ("policy", "average")
+    }
+    whole, resumed, policy = adapters["run", "average"], adapters["again", "average"], adapters["run", "policy"]
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert any(not torch.equal(whole[name], policy[name]) for name in whole)
+    out = place / "out"
+    assert main(["export", str(place / "run"), str(out), "--role", "average", "--merge"]) == 0
+    assert (out / "model.safetensors").is_file()
 
 
 def test_both_are_saved_and_a_run_that_was_extended_has_the_bits_of_one_that_was_not(tmp_path: Path) -> None:

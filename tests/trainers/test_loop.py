@@ -3,14 +3,16 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.config.base import AbsentMeans
 from proximo.config.recipes import SFTRecipe
+from proximo.config.run import RunConfig
 from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Mean
@@ -179,6 +181,52 @@ def test_settings_that_choose_the_environment_may_differ_with_the_same_permissio
     with pytest.raises(RunFolderError, match=r"run.seed"):
         start(tmp_path / "run", run=other | {"seed": 7}, resume="must", allow_different_environment=True)
     assert start(tmp_path / "run", run=other, resume="must", allow_different_environment=True) == 0
+
+
+class LaterRun(RunConfig):
+    """Of a later version, which has settings more."""
+
+    new_key: int = 3
+    floor: Annotated[float, AbsentMeans(0.0)] = 0.1
+
+
+class LaterRecipe(SFTRecipe):
+    run: LaterRun
+
+
+def start_later(folder: Path, **run: Any) -> int:
+    made = LaterRecipe.model_validate(recipe(folder).model_dump() | {"run": {**recipe(folder).run.model_dump(), **run}})
+    return run_task(Counting, made, made.run, RunOptions(quiet=True, resume="must"))
+
+
+def test_a_run_survives_an_upgrade_that_adds_settings(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    with pytest.raises(
+        RunFolderError, match=r"settings .saved -> now.:\n  run.floor: 0.0 -> 0.1\n  give them the saved"
+    ):
+        start_later(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"\n  run.new_key: 3 -> 4\n  give"):
+        start_later(tmp_path / "run", floor=0, new_key=4)
+    assert start_later(tmp_path / "run", floor=0) == 0
+    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 6
+
+
+def test_a_setting_that_is_gone_is_refused_with_the_version_that_has_it(tmp_path: Path) -> None:
+    start(tmp_path / "run", run={"keep_last": 5})
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000004\n")
+    assert start_later(tmp_path / "run", floor=0, keep_last=5) == 0
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000005\n")
+    with pytest.raises(RunFolderError, match=r"(?s)run.floor \(saved as 0.0\): there is no such setting.*proximo \d"):
+        start(tmp_path / "run", resume="must")
+
+
+def test_another_environment_that_was_allowed_is_noted(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    torch.set_num_threads(2)
+    start(tmp_path / "run", resume="must", allow_different_environment=True)
+    assert "resumed in another environment: num_threads: 1 -> 2\n" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> None:

@@ -52,6 +52,10 @@ BUILT = {
         "ppo",
         {"value": {"start": "trunk"}, "policy.lora": LORA, "ppo.critic_warmup_steps": 1},
     ),
+    "a reference that shares frozen layers": (
+        "ppo",
+        {"policy.config.num_hidden_layers": 2, "policy.frozen_layers": 1, "value": {"start": "reward"}},
+    ),
     "four roles on one base": ("ppo", SHARED_BASE | {"value": {"start": "policy", "lora": LORA}}),
     "a value model from a reward model on the base": ("ppo", SHARED_BASE | {"value": {"start": "reward"}}),
 }

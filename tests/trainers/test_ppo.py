@@ -13,7 +13,7 @@ from proximo.config.ppo import PPOConfig
 from proximo.config.ppo_advantage import AdvantageConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
-from proximo.errors import ConfigError, DataError, ModelError, TrainingError
+from proximo.errors import DataError, ModelError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
@@ -212,21 +212,34 @@ def test_the_target_kl_ends_the_updates_of_the_policy_before_one_that_is_beyond_
     assert (whole["policy/stopped_updates"], free.policy_version) == (0, 8)
 
 
-def test_behaviour_weights_are_refused_where_every_one_would_be_one() -> None:
-    with pytest.raises(ConfigError, match="every weight 1"):
-        trainer(policy_loss={"behaviour_weight": "truncated"})
-
-
 @pytest.mark.parametrize("kind", ["truncated", "masked"])
-def test_behaviour_weights_compare_the_policy_with_a_sampler_of_its_own(kind: str) -> None:
-    """Responses of another sampler, whose log-probs are lower by 0.1; top-k has the policy compute its own."""
-    options = {"rollout": {"max_new_tokens": 6, "top_k": 60}, "policy_loss": {"behaviour_weight": kind}}
-    made = trainer(num_steps=1, **options)
+def test_behaviour_weights_compare_the_policy_with_a_sampler_of_its_own_in_float32_too(kind: str) -> None:
+    """Responses of another sampler, whose log-probs are lower by 0.1."""
+    made = trainer(num_steps=1, policy_loss={"behaviour_weight": kind})
     responses = [replace(each, logprobs=each.logprobs - 0.1) for each in made.generate(PROMPTS)]
     line = made.step(PROMPTS, responses, count_a(None, [r.text for r in responses], None))
     assert line["policy/behaviour_weight"] == pytest.approx(math.exp(0.1), rel=1e-4)
     assert line["policy/behaviour_beyond_cap"] == 0
     assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+
+
+def test_behaviour_weights_let_a_step_learn_from_responses_of_the_policy_before_the_last_step() -> None:
+    """The weight is policy / sampler, and the ratio starts at 1: without the weights such a step is refused."""
+    for weigh, stops in (("truncated", False), ("none", True)):
+        made = trainer(policy_loss={"behaviour_weight": weigh, "behaviour_cap": 50.0})
+        stale = made.generate(PROMPTS)
+        scores = count_a(None, [r.text for r in stale], None)
+        made.step(PROMPTS, stale, scores)
+        (now,) = made._inference.policy_logprobs(stale)
+        if stops:
+            with pytest.raises(TrainingError, match="sampler and learner disagree"):
+                made.step(PROMPTS, stale, scores)
+            continue
+        weights = (now - torch.cat([r.logprobs for r in stale])).exp()
+        assert (weights - 1).abs().max() > 0.05
+        line = made.step(PROMPTS, stale, scores)
+        assert line["policy/behaviour_weight"] == pytest.approx(weights.mean().item(), rel=1e-4)
+        assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
 
 
 @pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo", "sapo", "m2po"])

@@ -185,6 +185,34 @@ def equal_groups(outcomes: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
     return lowest >= highest
 
 
+@torch.no_grad()
+def standardised_in_groups(
+    advantages: Tensor,
+    group_ids: Tensor,
+    mask: Tensor,
+    lengths: Sequence[int],
+    *,
+    correction: int = 0,
+    epsilon: float = 1e-8,
+) -> Tensor:
+    """`masking.standardise` over the tokens of each group by itself: [T] from [T], 0 outside the mask.
+
+    Longer responses weigh more in their group. A group whose tokens all have one advantage gets 0. `group_ids` [R] as
+    in `group_centred`, `mask` [T] and `lengths` [R] as in `gae`. Source: the group normalisation of AReaL.
+    """
+
+    def group_sum(x: Tensor) -> Tensor:
+        """[T]: at each token the sum over its group."""
+        return broadcast_to_tokens(_group_sums(segment_sum(torch.where(mask, x, 0), lengths), group_ids), lengths)
+
+    counts = group_sum(torch.ones_like(advantages)).clamp(min=1)
+    deviations = advantages
+    for _ in range(2):  # the rounding of a large mean would otherwise be blown up where all entries are equal
+        deviations = torch.where(mask, deviations - group_sum(deviations) / counts, 0)
+    variance = group_sum(deviations.square()) / (counts - correction).clamp(min=1)
+    return deviations * torch.rsqrt(variance + epsilon)
+
+
 def broadcast_to_tokens(per_response: Tensor, lengths: Sequence[int]) -> Tensor:
     """[T] from [R]: every token of a response gets its response's number."""
     return per_response[segment_ids(lengths, device=per_response.device)]

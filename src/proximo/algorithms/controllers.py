@@ -6,12 +6,23 @@ The objects are for loops of your own; the trainer keeps its coefficient itself,
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 KLValues = Sequence[float] | Tensor
 """One number for each sequence: nats, the sum over its tokens of k1, policy from reference."""
+
+
+class KLController(Protocol):
+    """What keeps a KL coefficient: the two below, or an object of your own."""
+
+    coefficient: float
+    """Reward per nat, at least 0."""
+
+    def update(self, kl_values: KLValues) -> float:
+        """The next coefficient, from the KL of each sequence since the last update."""
+        ...
 
 
 def constant_kl(coefficient: float, *, observed: float, num_sequences: int) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from proximo.algorithms.segments import segment_ids, segment_sum, token_positions
+from proximo.algorithms.segments import segment_ids, segment_sum, value_positions
 
 
 def shape_rewards(
@@ -47,18 +47,18 @@ def shape_rewards(
 
 
 def prefix_deltas(prefix_scores: Tensor, lengths: Sequence[int]) -> Tensor:
-    """r_t = s_t - s_(t-1), what each token adds to the score of its response so far; the empty response has 0.
+    """r_t = s_t - s_(t-1), what each token adds to the score of the prompt with the response so far.
 
     Args:
-        prefix_scores: [T] the score of the response up to and including each token.
+        prefix_scores: [T + R] s_0, the score of the prompt alone, and s_t after each token, response by response.
         lengths: [R] tokens of each response.
 
     Returns:
-        [T], summing over a response to its last score. This is shaping by a potential (Ng, Harada and Russell 1999):
-        with gamma = 1 the expected policy gradient is that of the last score alone.
+        [T], summing over a response to s_n - s_0. This is shaping by a potential (Ng, Harada and Russell 1999): with
+        gamma = 1 the expected policy gradient is that of s_n alone, since s_0 does not depend on the response.
     """
-    first = token_positions(lengths, device=prefix_scores.device) == 0
-    return prefix_scores - torch.where(first, 0, prefix_scores.roll(1))
+    before = value_positions(lengths, device=prefix_scores.device)
+    return prefix_scores[before + 1] - prefix_scores[before]
 
 
 def clip_scores(scores: Tensor, limit: float) -> Tensor:

@@ -43,9 +43,15 @@ def make_folder(folder: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Sync every file below `folder`, then every folder, from the leaves up to `folder` itself."""
+    """Sync every file below `folder`, then every folder, from the leaves up to `folder` itself.
+
+    Files get the mode of `folder` but for execution, which is what the umask leaves: safetensors writes its own for
+    their owner alone.
+    """
+    mode = folder.stat().st_mode & 0o666
     for root, _, files in os.walk(folder, topdown=False):
         for name in sorted(files):
+            Path(root, name).chmod(mode)
             _sync(Path(root, name))
         _sync(Path(root))
 

@@ -1,11 +1,11 @@
 """What of the machine and the libraries decides the bits of a run. Not the settings of the run."""
 
 import platform
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from proximo.checkpoint.versions import installed_version
 from proximo.native.library import describe_kernels
 
 PACKAGES = ("proximo", "torch", "transformers", "tokenizers", "peft", "datasets", "safetensors", "numpy")
@@ -18,7 +18,7 @@ def describe_environment(*, device: str) -> dict[str, str | int | None]:
     """
     return {
         "python": platform.python_version(),
-        **{package: _version(package) for package in PACKAGES},
+        **{package: installed_version(package) for package in PACKAGES},
         "system": platform.system(),
         "machine": platform.machine(),
         "processor": _processor(),
@@ -28,13 +28,6 @@ def describe_environment(*, device: str) -> dict[str, str | int | None]:
         "device": device,
         "accelerator": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # run from a source folder, or a part that was left out
-        return None
 
 
 def _processor() -> str:

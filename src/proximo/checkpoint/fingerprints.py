@@ -35,14 +35,17 @@ def check_fingerprints(
     *,
     may_change: Collection[str] = (),
     allow_different_environment: bool = False,
-) -> None:
+) -> list[str]:
     """Raise RunFolderError that lists every field that differs, with both values.
 
-    may_change: dotted paths of settings that may differ, each with all that lies below it, such as "run.folder".
+    may_change: dotted paths of settings that may differ, each with all that lies below it, such as "run.folder". An
+    input that was not yet looked at when the run was saved cannot be compared, and is let through.
+    Returns what differs in the environment, where that is allowed.
     """
-    config = [line for path, line in _differences(saved.config, current.config) if not _covered(path, may_change)]
-    inputs = [line for _, line in _differences(saved.inputs, current.inputs)]
-    environment = [line for _, line in _differences(saved.environment, current.environment)]
+    changed = [each for each in _differences(saved.config, current.config) if not _covered(each.path, may_change)]
+    config = [str(each) for each in changed]
+    inputs = [str(each) for each in _differences(saved.inputs, current.inputs) if each.before is not _ABSENT]
+    environment = [str(each) for each in _differences(saved.environment, current.environment)]
     problems = []
     if config:
         problems.append(_listing("settings", config, "give them the saved values, or start a run in another folder"))
@@ -54,6 +57,7 @@ def check_fingerprints(
         problems.append(_listing("environment", environment, advice))
     if problems:
         raise RunFolderError("the run cannot be resumed with what has changed since.\n" + "\n".join(problems))
+    return environment
 
 
 def place_free(value: Any, pipeline_folder: str) -> Any:
@@ -67,27 +71,54 @@ def place_free(value: Any, pipeline_folder: str) -> Any:
     return value
 
 
+def placed(value: Any, pipeline_folder: str) -> Any:
+    """What `place_free` was given, for the folder where the pipeline is now."""
+    if isinstance(value, Mapping):
+        return {name: placed(part, pipeline_folder) for name, part in value.items()}
+    if isinstance(value, list):
+        return [placed(part, pipeline_folder) for part in value]
+    if isinstance(value, str) and pipeline_folder and value.startswith("@pipeline/"):
+        return f"{pipeline_folder}/{value.removeprefix('@pipeline/')}"
+    return value
+
+
 def _listing(what: str, lines: list[str], advice: str) -> str:
     return "\n".join([f"{what} (saved -> now):", *(f"  {line}" for line in lines), f"  {advice}"])
 
 
-def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, str]]:
-    before, now = dict(_leaves(saved)), dict(_leaves(current))
-    paths = sorted(before.keys() | now.keys())
-    pairs = [(path, before.get(path, _ABSENT), now.get(path, _ABSENT)) for path in paths]
-    return [(path, f"{path}: {_show(old)} -> {_show(new)}") for path, old, new in pairs if old != new]
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    path: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.path}: {_show(self.before)} -> {_show(self.now)}"
 
 
-def _leaves(content: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", value
+def _differences(saved: Any, current: Any, path: str = "") -> Iterator[_Difference]:
+    """Each value that differs; of a section that is there on one side only, the whole section at once."""
+    before, now = _parts(saved), _parts(current)
+    if before is None or now is None:
+        if saved != current:
+            yield _Difference(path, saved, current)
+        return
+    for name in sorted(before.keys() | now.keys()):
+        below = f"{path}.{name}" if path else name
+        yield from _differences(before.get(name, _ABSENT), now.get(name, _ABSENT), below)
+
+
+def _parts(value: Any) -> Mapping[str, Any] | None:
+    """Of a section, and of a list of sections, whose items go by number; None for a value."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+        return {str(number): each for number, each in enumerate(value)}
+    return None
 
 
 def _show(value: Any) -> str:
-    return value if value is _ABSENT else json.dumps(value)
+    return value if value is _ABSENT else json.dumps(value, ensure_ascii=False)
 
 
 def _covered(path: str, may_change: Collection[str]) -> bool:

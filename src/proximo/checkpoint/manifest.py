@@ -2,12 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from proximo.checkpoint.versions import installed_version
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+"""Of a whole checkpoint: the manifest, `state.json` and what the other files mean. Another number where a checkpoint of
+this one could not be resumed any more; what is only added has a default instead (`checkpoint/state.py`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,24 +32,30 @@ class Manifest:
     metric: float | None
     """What the checkpoint is worth to the one who chooses the best; None where it was not measured."""
     files: Mapping[str, FileEntry]
+    saved_by: str | None = field(default_factory=lambda: installed_version("proximo"))
+    """The version of Proximo, for a later one that cannot read the checkpoint."""
 
     def encode(self) -> bytes:
-        """The manifest as JSON."""
+        """The manifest as JSON, with a hash of its own."""
         files = {name: {"num_bytes": entry.num_bytes, "sha256": entry.sha256} for name, entry in self.files.items()}
-        content = {"format": FORMAT, "step": self.step, "metric": self.metric, "files": files}
-        return (json.dumps(content, indent=1, allow_nan=False) + "\n").encode()
+        described = {"format": FORMAT, "saved_by": self.saved_by, "step": self.step, "metric": self.metric}
+        return _sealed({**described, "files": files})
 
 
 class DamagedError(Exception):
     """A folder is not a complete checkpoint; the message names the file. Callers add where and what to do."""
 
 
+class OtherFormatError(DamagedError):
+    """A manifest is whole, but of a format that this version does not read; the message says what to do."""
+
+
 def describe_folder(folder: Path, *, step: int, metric: float | None) -> Manifest:
     """The manifest of the files that lie below `folder` now."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {
-        path.relative_to(folder).as_posix(): FileEntry(num_bytes=path.stat().st_size, sha256=sha256_of_file(path))
-        for path in paths
+        path.relative_to(folder).as_posix(): FileEntry(num_bytes=path.stat().st_size, sha256=digest)
+        for path, digest in zip(paths, _sha256_of(paths), strict=True)
     }
     return Manifest(step=step, metric=metric, files=files)
 
@@ -54,20 +66,36 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise DamagedError(f"{path} is missing")
     try:
-        content = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        content = json.loads(data)
+        seal = content.pop("sha256", None)
+        if seal is not None and _sealed(content) != data:
+            raise DamagedError(f"{path} has other contents than when it was saved (its sha256 differs)")
+        if content["format"] != FORMAT:
+            raise OtherFormatError(
+                f"{path} has format {content['format']!r}, and this version of Proximo reads format {FORMAT}: go on "
+                f"with the version that saved it ({content.get('saved_by') or 'its number is not known'})"
+            )
+        if seal is None:
+            raise DamagedError(f"{path} has no hash of its own")
         files = {name: FileEntry(**entry) for name, entry in content["files"].items()}
-        manifest = Manifest(step=content["step"], metric=content["metric"], files=files)
+        return Manifest(step=content["step"], metric=content["metric"], files=files, saved_by=content["saved_by"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{path} is not a manifest ({error})") from error
-    if content.get("format") != FORMAT:
-        raise DamagedError(f"{path} has format {content.get('format')!r}, this version reads {FORMAT}")
-    return manifest
 
 
-def verify_folder(folder: Path, *, with_hashes: bool) -> Manifest:
-    """The manifest, once every file that it lists is there with its size and, where asked, its hash.
+def _sealed(content: Mapping[str, Any]) -> bytes:
+    """The one text for a content, so that a reader who writes it again sees every bit that differs."""
+    text = json.dumps(content, indent=1, allow_nan=False)
+    sealed = {"sha256": hashlib.sha256(text.encode()).hexdigest(), **content}
+    return (json.dumps(sealed, indent=1, allow_nan=False) + "\n").encode()
 
-    Files that it does not list are nobody's business. Raises DamagedError at the first difference.
+
+def verify_folder(folder: Path, *, parts: Collection[str] | None) -> Manifest:
+    """The manifest, once every file that it lists is there with its size, and those of `parts` with their hash.
+
+    parts: files, and folders with all that is below them, by their path below `folder`; None all. Files that the
+    manifest does not list are nobody's business. Raises DamagedError at the first difference.
     """
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
@@ -77,12 +105,23 @@ def verify_folder(folder: Path, *, with_hashes: bool) -> Manifest:
         num_bytes = path.stat().st_size
         if num_bytes != entry.num_bytes:
             raise DamagedError(f"{path} has {num_bytes} bytes, the manifest says {entry.num_bytes}")
-        if with_hashes and sha256_of_file(path) != entry.sha256:
-            raise DamagedError(f"{path} has other contents than when it was saved (its sha256 differs)")
+    hashed = [name for name in manifest.files if parts is None or any(_is_in(name, part) for part in parts)]
+    for name, digest in zip(hashed, _sha256_of([folder / name for name in hashed]), strict=True):
+        if digest != manifest.files[name].sha256:
+            raise DamagedError(f"{folder / name} has other contents than when it was saved (its sha256 differs)")
     return manifest
 
 
-def sha256_of_file(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+def _is_in(name: str, part: str) -> bool:
+    return name == part or name.startswith(f"{part}/")
+
+
+def _sha256_of(files: Sequence[Path]) -> list[str]:
+    """Of each file, several at once: hashing leaves the interpreter's lock."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(_sha256, files))
+
+
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

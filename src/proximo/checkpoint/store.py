@@ -8,13 +8,21 @@ next save clears away.
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.manifest import MANIFEST, DamagedError, describe_folder, read_manifest, verify_folder
+from proximo.checkpoint.manifest import (
+    MANIFEST,
+    DamagedError,
+    OtherFormatError,
+    describe_folder,
+    read_manifest,
+    verify_folder,
+)
+from proximo.checkpoint.state import SavedState
 from proximo.errors import CheckpointError
 from proximo.failures import disk_refused
 
@@ -89,7 +97,7 @@ class CheckpointStore:
                 f"the checkpoint of step {step} could not be written to {self.folder}: {error}. The latest "
                 "complete checkpoint is untouched: make room, or mend the disk, and go on from it with --resume"
             ) from error
-        return _open(self._folder_of(step), with_hashes=False)
+        return self._read(step, parts=())
 
     def tidy(self) -> None:
         """Remove what is not to be kept, and whatever a crash left unfinished: the end of each save.
@@ -105,25 +113,38 @@ class CheckpointStore:
     def latest(self) -> Checkpoint | None:
         """The checkpoint that a resumed run goes on from: the one that `latest` names; None before the first save.
 
-        Raises CheckpointError where it lacks files or some have another size; `load` compares hashes as well.
+        Raises CheckpointError where it lacks files or some have another size; `load` compares their hashes.
         """
         step = self._latest_step()
-        return None if step is None else self._read(step, with_hashes=False)
+        return None if step is None else self._read(step, parts=())
 
-    def load(self, step: int | None = None) -> Checkpoint:
-        """The checkpoint of a step, or the latest, with every file's hash compared.
+    def load(self, step: int | None = None, *, parts: Collection[str] | None = None) -> Checkpoint:
+        """The checkpoint of a step, by default that of `latest`, with every file's hash compared.
 
-        Raises CheckpointError that names the damaged file and the newest older checkpoint that is complete.
+        parts: the names of writers whose files alone are hashed; None all. The rest must be there in the right size.
+        Raises CheckpointError that names the damaged file and the newest other checkpoint that is complete.
         """
         wanted = self._latest_step() if step is None else step
         if wanted is None:
             raise CheckpointError(f"{self.folder} holds no checkpoint yet: there is nothing to load")
-        return self._read(wanted, with_hashes=True)
+        return self._read(wanted, parts=parts)
 
     def best(self) -> Checkpoint | None:
-        """The complete checkpoint with the best metric; None where none was measured."""
+        """The checkpoint with the best metric, sizes compared; None where none was measured.
+
+        Raises CheckpointError where it cannot be told, since a manifest is damaged.
+        """
+        for step in self.steps():
+            try:
+                read_manifest(self._folder_of(step))
+            except DamagedError as damage:
+                others = ", ".join(self._folder_of(other).name for other in self.steps() if other != step)
+                raise CheckpointError(
+                    f"which checkpoint is the best cannot be told: {damage}. Remove {self._folder_of(step)} to choose "
+                    f"among the others ({others or 'none'}), or name one of them with --checkpoint"
+                ) from damage
         step = self._best_step()
-        return None if step is None else self._read(step, with_hashes=False)
+        return None if step is None else self._read(step, parts=())
 
     def steps(self) -> tuple[int, ...]:
         """The steps with a checkpoint, ascending, damaged ones too."""
@@ -135,7 +156,7 @@ class CheckpointStore:
     def _saved_before(self, step: int, state: Mapping[str, Any], metric: float | None) -> Checkpoint | None:
         if self._latest_step() != step:
             return None
-        latest = self._read(step, with_hashes=False)
+        latest = self._read(step, parts=())
         if latest.state != state or (metric is not None and latest.metric != metric):
             raise CheckpointError(
                 f"{latest.folder} is the latest checkpoint and holds another state or metric than the one to save now "
@@ -207,25 +228,38 @@ class CheckpointStore:
             if step not in kept and step != best:
                 atomic.remove(self._folder_of(step))
 
-    def _read(self, step: int, *, with_hashes: bool) -> Checkpoint:
+    def _read(self, step: int, *, parts: Collection[str] | None) -> Checkpoint:
         try:
-            return _open(self._folder_of(step), with_hashes=with_hashes)
+            return _open(self._folder_of(step), step=step, parts=parts)
+        except OtherFormatError as other:
+            raise CheckpointError(f"the checkpoint of step {step} cannot be read: {other}") from other
         except DamagedError as damage:
             raise CheckpointError(
                 f"the checkpoint of step {step} is not complete: {damage}. {self._advice(step)}"
             ) from damage
 
     def _advice(self, damaged: int | None) -> str:
-        for step in reversed(self.steps()):
-            if damaged is not None and step >= damaged:
-                continue
+        """What to do: the newest older one that is complete can be gone on from, a newer one only used."""
+        steps = self.steps()[::-1]
+        older = self._complete(step for step in steps if damaged is None or step < damaged)
+        if older is not None:
+            return (
+                f"{older} is complete: write {older} into {self.folder / LATEST} to resume from there, or give "
+                f"--checkpoint {older} to a command that only reads the run"
+            )
+        again = "No older checkpoint is complete: the run can only start again, with --overwrite"
+        newer = self._complete(step for step in steps if damaged is not None and step > damaged)
+        return again if newer is None else f"{again}; {newer} is complete, and --checkpoint {newer} reads it"
+
+    def _complete(self, steps: Iterable[int]) -> str | None:
+        """The name of the first that is whole."""
+        for step in steps:
             try:
-                verify_folder(self._folder_of(step), with_hashes=True)
-            except DamagedError:  # look further back
+                _open(self._folder_of(step), step=step, parts=None)
+            except DamagedError:  # look further
                 continue
-            name = self._folder_of(step).name
-            return f"{name} is complete: write {name} into {self.folder / LATEST} to resume from there"
-        return "No older checkpoint is complete: the run can only start again, with --overwrite"
+            return self._folder_of(step).name
+        return None
 
 
 def saved_steps(folder: Path) -> tuple[int, ...]:
@@ -234,13 +268,12 @@ def saved_steps(folder: Path) -> tuple[int, ...]:
     return tuple(sorted(int(name[1]) for name in names if name is not None))
 
 
-def _open(folder: Path, *, with_hashes: bool) -> Checkpoint:
-    manifest = verify_folder(folder, with_hashes=with_hashes)
-    try:
-        state = json.loads((folder / STATE).read_bytes())
-    except ValueError as error:
-        raise DamagedError(f"{folder / STATE} is not JSON ({error})") from error
-    return Checkpoint(step=manifest.step, folder=folder, state=state, metric=manifest.metric)
+def _open(folder: Path, *, step: int, parts: Collection[str] | None) -> Checkpoint:
+    manifest = verify_folder(folder, parts=None if parts is None else (STATE, *parts))
+    if manifest.step != step:
+        raise DamagedError(f"{folder} holds the checkpoint of step {manifest.step}: it was renamed")
+    state = json.loads((folder / STATE).read_bytes(), object_hook=SavedState)
+    return Checkpoint(step=step, folder=folder, state=state, metric=manifest.metric)
 
 
 def _encode_state(state: Mapping[str, Any]) -> bytes:

@@ -69,7 +69,7 @@ def _known_failure(error: BaseException) -> str | None:
             "of its container or of the machine allow; `proximo plan` with the recipe says what takes how much"
         )
     if disk_refused(error):
-        return f"the disk refuses: {told[:300]}; what was complete before is untouched (docs/checkpoint.md)"
+        return f"the disk refuses: {str(error)[:300]}; what was complete before is untouched (docs/checkpoint.md)"
     return None
 
 

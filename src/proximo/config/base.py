@@ -1,10 +1,23 @@
 """The base of every section of a recipe. Not the reading of files: that is loader.py."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 NUMBERS = (int, float, int | None, float | None)
+SAVED = "settings that a run was saved with"
+"""The context of a validation in which what is absent did not exist yet (`saved.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentMeans:
+    """What a run did that was saved before the setting existed, where this is not what its default does.
+
+    `floor: Annotated[float, AbsentMeans(0.0)] = 0.1`
+    """
+
+    value: Any
 
 
 class _Told(type(BaseModel)):
@@ -50,3 +63,18 @@ class Section(BaseModel, metaclass=_Told):
             name: str(value).lower() if isinstance(value, bool) and name in numbers else value
             for name, value in data.items()
         }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_absence_meant(cls, data: Any, info: ValidationInfo) -> Any:
+        """Only of saved settings. Stands last, since pydantic asks the last one first, and the defaults come after."""
+        if info.context != SAVED or not isinstance(data, dict):
+            return data
+        sections = {name: {} for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
+        meant = {
+            name: each.value
+            for name, field in cls.model_fields.items()
+            for each in field.metadata
+            if isinstance(each, AbsentMeans)
+        }
+        return sections | meant | data

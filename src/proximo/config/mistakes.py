@@ -87,7 +87,7 @@ def explain(errors: Sequence[ErrorDetails], source: Source) -> list[Mistake]:
     """One mistake per key, in the order of the file; those of overrides come last."""
     grouped: dict[Path, list[ErrorDetails]] = {}
     for error in _without_echoes(errors):
-        grouped.setdefault(_path(error, source.tree), []).append(error)
+        grouped.setdefault(key_path(error, source.tree), []).append(error)
     paths = sorted(grouped, key=lambda path: source.line(path) or sys.maxsize)
     return [Mistake(path=path, sentence=_sentence(path, grouped[path], source)) for path in paths]
 
@@ -126,7 +126,7 @@ def _without_echoes(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     ]
 
 
-def _path(error: ErrorDetails, tree: Any) -> Path:
+def key_path(error: ErrorDetails, tree: Any) -> Path:
     """The error's place without the names of union members, which pydantic puts between the keys."""
     path: list[str] = []
     node = tree

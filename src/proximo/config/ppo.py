@@ -24,6 +24,8 @@ class RolloutConfig(Section):
     """Draw the limit of each prompt's responses between this and `max_new_tokens`, both included; null: always that."""
     temperature: float = Field(1.0, gt=0)
     """Divides the logits, in the rollout, in the reference and in the update alike."""
+    greedy: bool = False
+    """Take the most likely token, in evaluations too: nothing is explored, see docs/ppo.md, "Greedy rollouts"."""
     top_k: int | None = Field(None, ge=1)
     """Sample among the k most likely tokens only."""
     top_p: float | None = Field(None, gt=0, le=1)
@@ -50,6 +52,8 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"shortest_limit ({self.shortest_limit}) must not be below min_new_tokens ({self.min_new_tokens})"
             )
+        if self.greedy and (self.top_k is not None or self.top_p is not None):
+            raise ValueError("greedy takes the most likely token, which top_k and top_p always keep: leave them out")
         if any(not text for text in self.stop_strings):
             raise ValueError("a stop string must not be empty")
         return self
@@ -57,7 +61,7 @@ class RolloutConfig(Section):
     @property
     def reshapes_distribution(self) -> bool:
         """True where more than the temperature shaped what was sampled (docs/ppo.md, sampled log-probs)."""
-        return self.top_k is not None or self.top_p is not None or self.min_new_tokens > 0
+        return self.greedy or self.top_k is not None or self.top_p is not None or self.min_new_tokens > 0
 
 
 class KLConfig(Section):
@@ -205,6 +209,11 @@ class PPOConfig(Section):
                 f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more; "
                 "gae and return_to_go need only one"
             )
+        if self.advantage.standardise == "group" and self.responses_per_prompt < 2:
+            raise ValueError(
+                "advantage.standardise: group is over the responses to one prompt: responses_per_prompt must be 2 or "
+                "more; true standardises over the step"
+            )
         if self.critic_warmup_steps and not self.uses_critic:
             raise ValueError(
                 f"critic_warmup_steps ({self.critic_warmup_steps}) trains a value model, and advantage "
@@ -228,10 +237,15 @@ class PPOConfig(Section):
 
     @model_validator(mode="after")
     def _evaluation_fits(self) -> Self:
-        if self.evaluate_greedy and self.evaluation_samples_per_prompt > 1:
+        if self.rollout.greedy and self.sampled_per_prompt > 1:
+            raise ValueError(
+                f"rollout.greedy gives one response to a prompt, and {self.sampled_per_prompt} are asked for: leave "
+                "samples_per_prompt out and responses_per_prompt at 1, or sample"
+            )
+        if (self.evaluate_greedy or self.rollout.greedy) and self.evaluation_samples_per_prompt > 1:
             raise ValueError(
                 f"evaluation_samples_per_prompt ({self.evaluation_samples_per_prompt}) would be as many copies of one "
-                "response: with evaluate_greedy it is 1"
+                "response: with evaluate_greedy or rollout.greedy it is 1"
             )
         if self.evaluate_reference and (self.kl.place == "none" or self.kl.reference_every_steps is not None):
             raise ValueError(

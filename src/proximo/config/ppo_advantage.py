@@ -25,9 +25,11 @@ class AdvantageConfig(Section):
     which has 0.05); null uses `lam` for all."""
     value_lam: float | None = Field(None, ge=0, le=1)
     """Decay for the returns that the value model learns (VAPO has 1); null uses that of the advantages."""
-    standardise: bool | None = None
-    """Advantages to mean 0 and variance 1 over the valid tokens of the step; null means yes for `gae` and the returns
-    to go, no for the others."""
+    standardise: bool | Literal["group"] | None = None
+    """Advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of each
+    prompt's responses; null means over the step for `gae` and the returns to go, and not at all for the others."""
+    unbiased_variance: bool = False
+    """The variance of standardising, and of `score.whiten_rewards`, divides by the count of tokens minus 1."""
 
     equal_groups: Literal["keep", "exclude"] = "keep"
     """Prompts all of whose responses have the same `ppo.outcome`: `exclude` leaves their responses out of the loss and
@@ -35,7 +37,9 @@ class AdvantageConfig(Section):
     `return_to_go`."""
 
     @model_validator(mode="after")
-    def _has_groups(self) -> Self:
+    def _consistent(self) -> Self:
+        if self.unbiased_variance and self.standardise is False:
+            raise ValueError("unbiased_variance is of standardising, and standardise is false: leave it out")
         if self.equal_groups == "exclude" and not self.compares_groups:
             raise ValueError(
                 f"equal_groups: exclude is for estimators that compare the responses of one prompt; for "
@@ -64,6 +68,6 @@ class AdvantageConfig(Section):
         return self.estimator in ("gae", "return_to_go", "group_return_to_go")
 
     @property
-    def standardises(self) -> bool:
+    def standardises(self) -> bool | Literal["group"]:
         """`standardise` with its default resolved."""
         return self.goes_by_token if self.standardise is None else self.standardise

@@ -20,7 +20,7 @@ class ScoreConfig(Section):
     """`scale` divides scores by their standard deviation over the run so far, this step's scores included;
     `standardise` subtracts their mean over the run first."""
     clip: float | None = Field(None, gt=0)
-    """Scores are clipped to plus and minus this. Penalties come after it."""
+    """Scores are clipped to plus and minus this; rewards of single tokens each by itself. Penalties come after it."""
     truncated: bool = True
     """Whether a response cut at the limit gets its score."""
     missing_eos_penalty: float | None = Field(None, gt=0)

@@ -115,6 +115,11 @@ class SFTRecipe(Section):
         _check_quantisation(self.model, "model", self.run)
         if self.tokenizer.train_vocab_size is None:
             _check_tokenizer(self.model, "model", self.tokenizer)
+        elif self.model.path is not None:
+            raise ValueError(
+                "tokenizer.train_vocab_size makes a new tokenizer, whose ids mean nothing to trained weights: give "
+                "model.config, or remove it"
+            )
         return self
 
     @model_validator(mode="after")
@@ -247,8 +252,6 @@ class PPORecipe(Section):
                 "with policy.lora the reference is the base below the adapter, which cannot move: remove "
                 "ppo.kl.reference_every_steps, or train without LoRA"
             )
-        if self.policy.lora is not None and self.ppo.average_decay is not None:
-            raise ValueError("ppo.average_decay averages whole models: remove it, or train without LoRA")
         if self.reference is not None and self.reference.lora is not None:
             raise ValueError("a reference is not trained: remove reference.lora")
         return self

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from proximo.config.rewards import JudgedRewardConfig
 from proximo.metrics.definitions import COMPONENT
 
-AnswerPlace = Literal["boxed", "hash", "phrase", "label", "number", "pattern", "whole"]
+AnswerPlace = Literal["boxed", "tags", "hash", "phrase", "label", "number", "pattern", "whole"]
 Operator = Literal["+", "-", "*", "/"]
 
 
@@ -22,8 +22,9 @@ class MathsRewardConfig(JudgedRewardConfig):
     """A mathematical answer, compared exactly."""
     name: str = Field("maths", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
-    answer_from: tuple[AnswerPlace, ...] = Field(("boxed", "hash", "phrase"), min_length=1)
-    """Where the answer is looked for; the first place that has one counts. `boxed`: \\boxed{}; `hash`: behind ####;
+    answer_from: tuple[AnswerPlace, ...] = Field(("boxed", "tags", "hash", "phrase"), min_length=1)
+    """Where the answer is looked for; the first place that has one counts. `boxed`: \\boxed{}; `tags`:
+    <answer>...</answer>; `hash`: behind ####;
     `phrase`: behind "the answer is"; `label`: a line `A: ...`; `number`: the last number; `pattern`: the key `pattern`;
     `whole`: the whole response."""
     answers_column: str | None = "answers"

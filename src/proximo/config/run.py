@@ -69,12 +69,14 @@ class TokenizerConfig(Section):
 
     path: str | None = None
     """A folder or Hub name; null takes the one that lies beside the model."""
-    train_vocab_size: int | None = Field(None, ge=64)
-    """Train a byte-level BPE tokenizer of this many tokens on the SFT data, instead of loading one."""
+    train_vocab_size: int | None = Field(None, ge=257)
+    """Train a byte-level BPE tokenizer of this many tokens (256 bytes, the end of text and merges) on the SFT data,
+    instead of loading one; for a random start."""
     chat_template: str | None = None
     """A Jinja chat template that replaces the tokenizer's own."""
     added_tokens: tuple[str, ...] = ()
-    """Special tokens to add; the embeddings of every role grow alike."""
+    """Special tokens to add, or that a tokenizer has beyond its model's embedding; the embeddings of every role grow
+    alike. A tokenizer that is larger for another reason is refused."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

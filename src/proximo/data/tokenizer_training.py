@@ -5,23 +5,14 @@ from collections.abc import Iterable
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
-from proximo.errors import DataError
-
 END_OF_TEXT = "<|endoftext|>"
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> PreTrainedTokenizerFast:
     """Byte-level BPE with `<|endoftext|>` (id 0) as beginning and end of sequence; any text can be written in it.
 
-    The result depends on the texts and their order alone. Raises DataError for a vocabulary too small for the 256
-    bytes and the special token.
+    The result depends on the texts and their order alone.
     """
-    smallest = 257
-    if vocab_size < smallest:
-        raise DataError(
-            f"tokenizer.train_vocab_size is {vocab_size}, but a byte-level tokenizer needs at least {smallest} tokens "
-            "(256 bytes and the end of text)"
-        )
     core = ByteLevelBPETokenizer()
     core.train_from_iterator(texts, vocab_size=vocab_size, special_tokens=[END_OF_TEXT], show_progress=False)
     return PreTrainedTokenizerFast(

@@ -104,8 +104,12 @@ class LanguageModel:
         return LanguageModel(add_adapter(self.base, options), precision=self.precision)
 
     def frozen_copy(self) -> "LanguageModel":
-        """A copy in eval mode that takes no gradient: the reference of a fully trained policy."""
-        model = copy.deepcopy(self.model).eval().requires_grad_(False)
+        """A copy in eval mode that takes no gradient: of what trains. Frozen layers, or the base below an adapter, are
+        the same tensors in both.
+        """
+        fixed = (each for each in self.model.parameters() if not each.requires_grad)
+        shared = {id(each): each for each in (*fixed, *beside_weights(self.model))}
+        model = copy.deepcopy(self.model, shared).eval().requires_grad_(False)
         return LanguageModel(model, precision=self.precision)
 
     def rollout_copy(self) -> "LanguageModel":

@@ -4,7 +4,7 @@ Weights are float32 whatever the checkpoint holds: they are the master weights o
 """
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,13 @@ from proximo.models.randomness import own_randomness
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, scalar_over
 from proximo.models.sources import ModelSource, adapter_base, first_part, read_config
 from proximo.models.trunk import HEAD_FILE, load_head
-from proximo.models.vocabulary import vocabulary_size
+from proximo.models.vocabulary import (
+    TOKENIZER_FILES,
+    check_same_vocabulary,
+    load_tokenizer,
+    refuse_unembedded,
+    vocabulary_size,
+)
 
 
 def load_language_model(
@@ -95,13 +101,49 @@ def load_scalar_model(
     return model
 
 
-def _from_trunk(folder: Path, *, device: torch.device, precision: Precision) -> ScalarModel:
+def check_tokenizer(
+    source: ModelSource, tokenizer: PreTrainedTokenizerBase, *, role: str, added: Collection[str] = ()
+) -> None:
+    """Raises ModelError where `tokenizer` is not the one of the model that `source` names. Reads no weights.
+
+    Its tokens must have the ids that they have in the tokenizer beside the model, if one lies there, and a row in the
+    embedding, which may have more. `added` are tokens that the stage adds on purpose; an adapter's tokenizer brings
+    those that its own training added.
+    """
+    own = None if tokenizer.name_or_path == source.path else _own_tokenizer(source)
+    if own is not None:
+        check_same_vocabulary(tokenizer, own, role=role, added=added)
+    if source.path is not None and (Path(source.path) / HEAD_FILE).is_file():
+        source = _trunk_below(Path(source.path))
+    base = adapter_base(source)
+    if base is not None:
+        added = {*added, *tokenizer.get_added_vocab()}
+    if source.config is None or "vocab_size" in source.config:
+        num_rows = read_config(base or source).get_text_config().vocab_size
+        refuse_unembedded(tokenizer, num_rows, role=role, added=added)
+
+
+def _own_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
+    if source.path is None:
+        return None
+    folder = Path(source.path)
+    if folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    return load_tokenizer(source.path, revision=source.revision)
+
+
+def _trunk_below(folder: Path) -> ModelSource:
+    """The policy whose layers a value head in `folder` sits on."""
     policy = folder.absolute().with_name("policy")
     if not policy.is_dir():
         raise ModelError(
             f"{folder} holds a value head alone; its layers are those of the policy beside it, and there is no {policy}"
         )
-    layers = load_language_model(ModelSource(path=str(policy)), device=device, precision=precision)
+    return ModelSource(path=str(policy))
+
+
+def _from_trunk(folder: Path, *, device: torch.device, precision: Precision) -> ScalarModel:
+    layers = load_language_model(_trunk_below(folder), device=device, precision=precision)
     model = scalar_from_language_model(layers, HeadStart.ZERO)
     load_head(model, folder)
     return model
@@ -123,7 +165,7 @@ def random_model(config: PreTrainedConfig, source: ModelSource) -> PreTrainedMod
     try:
         with own_randomness(torch.device("cpu"), seed=source.seed), quiet_transformers():
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError, ImportError) as error:
+    except (ValueError, TypeError, RuntimeError, KeyError, AttributeError, ImportError, AssertionError) as error:
         raise ModelError(f"{source.name} cannot be built from its config: {first_part(error)}") from error
 
 
@@ -134,6 +176,13 @@ def _fit_to_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBa
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if name not in given:
             setattr(config, name, getattr(tokenizer, name))
+            continue
+        ids = given[name] if isinstance(given[name], list) else [given[name]]
+        if max((index for index in ids if index is not None), default=0) >= config.vocab_size:
+            raise ModelError(
+                f"the config of a new {config.model_type} model has {name} {given[name]}, but only {config.vocab_size} "
+                f"tokens: leave {name} to the tokenizer, or give a larger vocab_size"
+            )
 
 
 def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:

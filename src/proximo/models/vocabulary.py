@@ -1,6 +1,6 @@
 """Tokenizers and the vocabularies of models: reading, comparing, growing. Not the tokenising of data."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +12,9 @@ from proximo.failures import memory_ran_out
 from proximo.models.randomness import own_randomness
 from proximo.models.sources import first_part, is_local, not_here
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "spiece.model")
+"""Of which a folder with a tokenizer holds at least one."""
+
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
     """From a folder or a Hub name. Raises ModelError where there is none or it cannot be read."""
@@ -19,8 +22,7 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
         folder = Path(path)
         if not folder.is_dir():
             raise ModelError(f"there is no folder {path}; give a tokenizer's folder, or a Hub name such as owner/name")
-        names = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "spiece.model")
-        if not any((folder / name).is_file() for name in names):
+        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
             raise ModelError(f"{path} holds no tokenizer: neither tokenizer.json nor tokenizer_config.json is in it")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
@@ -62,24 +64,42 @@ def end_of_sequence_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBa
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, role: str) -> None:
     """Raises ModelError where the tokenizer has ids that the model has no embedding for. Spare rows are allowed."""
-    wanted, rows = vocabulary_size(tokenizer), embedding_rows(model)
-    if wanted > rows:
-        raise ModelError(
-            f"the tokenizer has {wanted} tokens, but the {role} model embeds only {rows}; take the tokenizer that "
-            "belongs to the model, or let SFT add the tokens, which resizes every role"
-        )
+    refuse_unembedded(tokenizer, embedding_rows(model), role=role, added=())
 
 
-def check_same_vocabulary(tokenizer: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase, *, role: str) -> None:
-    """Raises ModelError where the model of `role` reads other ids than the policy writes."""
-    mine, theirs = tokenizer.get_vocab(), other.get_vocab()
-    if mine == theirs:
+def refuse_unembedded(tokenizer: PreTrainedTokenizerBase, num_rows: int, *, role: str, added: Collection[str]) -> None:
+    """Raises ModelError where a token has no row in an embedding of `num_rows`, unless it is among `added`."""
+    beyond = {token for token, index in tokenizer.get_vocab().items() if index >= num_rows} - set(added)
+    if not beyond:
         return
-    differing = sorted(token for token in mine.keys() | theirs.keys() if mine.get(token) != theirs.get(token))
+    # Tokens that were put on top of a vocabulary may be meant; a larger vocabulary is that of another model.
+    may_be_meant = beyond <= tokenizer.get_added_vocab().keys()
+    hint = f", or name {', '.join(sorted(beyond)[:4])} in tokenizer.added_tokens, for which rows are added"
     raise ModelError(
-        f"the {role} model must share the policy's vocabulary, but {len(differing)} of its tokens differ, such as "
-        f"{differing[0]!r} ({mine.get(differing[0])} for the policy, {theirs.get(differing[0])} for the {role} model)"
+        f"the tokenizer has {vocabulary_size(tokenizer)} tokens, but the {role} model embeds only {num_rows}; take the "
+        f"tokenizer that belongs to the model{hint if may_be_meant else ''}"
     )
+
+
+def check_same_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase, *, role: str, added: Collection[str] = ()
+) -> None:
+    """Raises ModelError where the model of `role` was trained with other ids than the tokenizer of the stage gives.
+
+    `own` lies beside the model; `added` are tokens that the stage adds on purpose.
+    """
+    used, known = tokenizer.get_vocab(), own.get_vocab()
+    if used == known:
+        return
+    names = (used.keys() | known.keys()) - {token for token in added if token not in known}
+    differing = sorted(token for token in names if used.get(token) != known.get(token))
+    if differing:
+        first = differing[0]
+        raise ModelError(
+            f"the tokenizer is not that of the {role} model: they differ in {len(differing)} tokens, such as {first!r} "
+            f"({used.get(first)} in this stage, {known.get(first)} beside the model); take the tokenizer that belongs "
+            "to the model, or a model with this one. Tokens that are new on purpose go in tokenizer.added_tokens"
+        )
 
 
 @torch.no_grad()

@@ -24,9 +24,17 @@ def scored_by_token(
     return Scored(response=response, score=math.fsum(numbers), components=components or {}, token_rewards=numbers)
 
 
-def weighted_sum(parts: Sequence[tuple[float, Scored]]) -> tuple[float, ...] | None:
-    """Weight times token rewards, added up over the sources that have them; None where none has."""
-    rows = [[weight * reward for reward in part.token_rewards] for weight, part in parts if part.token_rewards]
+def scored_by_prefix(response: Response, prefix_scores: Sequence[float], *, name: str) -> Scored:
+    """The response with the scores of its prompt alone and after each of its tokens; the last one is its score."""
+    if not all(math.isfinite(score) for score in prefix_scores):
+        reason = f"{name} gave a part of the response a score that is no number"
+        return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
+    return Scored(response=response, score=prefix_scores[-1], prefix_scores=tuple(prefix_scores))
+
+
+def weighted_sum(parts: Sequence[tuple[float, Sequence[float] | None]]) -> tuple[float, ...] | None:
+    """Weight times the numbers of each token, added up over the sources that have them; None where none has."""
+    rows = [[weight * number for number in numbers] for weight, numbers in parts if numbers]
     return tuple(math.fsum(column) for column in zip(*rows, strict=True)) if rows else None
 
 

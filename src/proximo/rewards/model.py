@@ -8,7 +8,6 @@ from typing import Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from proximo.algorithms.shaping import prefix_deltas
 from proximo.data.rendering import render_for
 from proximo.data.tokenise import Encoder
 from proximo.errors import ConfigError
@@ -17,7 +16,7 @@ from proximo.models.batching import plan_batches
 from proximo.models.packing import Packed, pack
 from proximo.models.scalar import ScalarModel
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.dense import scored_by_token
+from proximo.rewards.dense import scored_by_prefix, scored_by_token
 from proximo.rewards.statistics import BatchStatistics
 
 Dense = Literal["none", "deltas", "absolute"]
@@ -86,10 +85,10 @@ class ModelReward:
 
     def _scored(self, response: Response, scores: list[float], length: int) -> Scored:
         score = scores[-1] if scores else None
-        if self.dense != "none" and scores and response.token_ids:
-            prefixes = torch.tensor(scores[-len(response.token_ids) :], dtype=torch.float64)
-            rewards = prefix_deltas(prefixes, [len(prefixes)]) if self.dense == "deltas" else prefixes
-            return scored_by_token(response, rewards, name=self.name)
+        if self.dense == "deltas" and scores and response.token_ids:
+            return scored_by_prefix(response, scores[-len(response.token_ids) - 1 :], name=self.name)
+        if self.dense == "absolute" and scores and response.token_ids:
+            return scored_by_token(response, scores[-len(response.token_ids) :], name=self.name)
         if score is not None and math.isfinite(score):
             return Scored(response=response, score=score)
         reason = f"{self.name} gave {score}"

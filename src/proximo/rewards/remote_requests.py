@@ -1,10 +1,13 @@
 """One request to a reward service, and what its outcome means: verdicts, try again, or never. Not how often: remote.py.
 
-Redirects are not followed, and a service on this machine is reached without the environment's proxies.
+Redirects are not followed, and a service on this machine is reached without the environment's proxies. Requests run in
+an event loop of their own: it alone can end one at its deadline wherever it stands, also in the middle of a header.
 """
 
-import time
+import asyncio
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -23,6 +26,7 @@ from proximo.rewards.wire import (
 )
 
 MAX_REPLY_BYTES = 64 * 2**20
+CLOSING_SECONDS = 5.0
 Answer = TypeVar("Answer")
 TRY_AGAIN = frozenset({408, 425, 429})
 """Beside 500 and above: the request is fine, and the service cannot answer it now."""
@@ -47,7 +51,7 @@ class RefusedError(Exception):
 
 
 class Requests:
-    """Connections to one service; from any number of threads."""
+    """Connections to one service; from any number of threads. `close` ends its own thread."""
 
     def __init__(self, url: str, *, token: str | None, token_env: str | None, kept_connections: int) -> None:
         """`token_env` names where the token came from, for messages."""
@@ -57,18 +61,22 @@ class Requests:
         headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
-        self._client = httpx2.Client(
+        self._client = httpx2.AsyncClient(
+            timeout=None,  # the deadline is one for all of a request
             headers=headers,
             follow_redirects=False,
             trust_env=not is_loopback(address.hostname or ""),
             verify=address.scheme == "https",  # for http no certificates need be read
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=kept_connections),
         )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="reward-requests")
+        self._thread.start()
 
     def ask(self, body: bytes, responses: Sequence[Response], *, seconds: float) -> list[Scored]:
-        """The verdicts on `responses`, which `body` asks for, after at most about `seconds`.
+        """The verdicts on `responses`, which `body` asks for, within `seconds`.
 
-        Raises UnansweredError and RefusedError. An answer that comes in drops ends with the first drop that is late.
+        Raises UnansweredError and RefusedError.
         """
         return self._post(SCORE_PATH, body, lambda reply: read_reply(reply, responses), seconds=seconds)
 
@@ -78,16 +86,10 @@ class Requests:
 
     def _post(self, path: str, body: bytes, read: Callable[[bytes], Answer], *, seconds: float) -> Answer:
         seconds = max(seconds, 0.001)
-        ends = time.monotonic() + seconds
-        headers = {SECONDS_HEADER: f"{seconds:.3f}"}
         try:
-            with self._client.stream(
-                "POST", self.url + path, content=body, headers=headers, timeout=httpx2.Timeout(seconds)
-            ) as reply:
-                self._check_status(reply, ends)
-                return read(_read_body(reply, ends))
-        except httpx2.TimeoutException:
-            raise UnansweredError(f"no answer within {seconds:.3g} s", timed_out=True) from None
+            return read(asyncio.run_coroutine_threadsafe(self._reply(path, body, seconds), self._loop).result())
+        except TimeoutError:
+            raise UnansweredError(f"no whole answer within {seconds:.3g} s", timed_out=True) from None
         except httpx2.LocalProtocolError:  # its text quotes the header, and so the token
             raise RefusedError(f"no request can be sent to {self.url}: the token is not one that HTTP allows") from None
         except httpx2.TransportError as error:
@@ -97,17 +99,33 @@ class Requests:
         except WireError as error:
             raise UnansweredError(f"the service answered nonsense: {error}") from None
 
-    def close(self) -> None:
-        """Let go of the connections."""
-        self._client.close()
+    async def _reply(self, path: str, body: bytes, seconds: float) -> bytes:
+        headers = {SECONDS_HEADER: f"{seconds:.3f}"}
+        async with (
+            asyncio.timeout(seconds),
+            self._client.stream("POST", self.url + path, content=body, headers=headers) as reply,
+        ):
+            await self._check_status(reply)
+            return await _read_body(reply)
 
-    def _check_status(self, reply: httpx2.Response, ends: float) -> None:
+    def close(self) -> None:
+        """Let go of the connections, for CLOSING_SECONDS at most, and of the thread."""
+        if self._loop.is_closed():
+            return
+        with suppress(TimeoutError, httpx2.TransportError):
+            asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result(CLOSING_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CLOSING_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _check_status(self, reply: httpx2.Response) -> None:
         status = reply.status_code
         if status == httpx2.codes.OK:
             return
         if status >= 500 or status in TRY_AGAIN:
             raise UnansweredError(f"status {status}", not_before_seconds=_retry_after(reply))
-        said = "" if 300 <= status < 400 else _detail(_read_body(reply, ends))
+        said = "" if 300 <= status < 400 else _detail(await _read_body(reply))
         raise RefusedError(f"{self.url} refuses with status {status}{said}: {self._advice(status)}", status=status)
 
     def _advice(self, status: int) -> str:
@@ -128,17 +146,15 @@ def _retry_after(reply: httpx2.Response) -> float:
     return float(said) if said.isascii() and said.isdigit() else 0.0
 
 
-def _read_body(reply: httpx2.Response, ends: float) -> bytes:
-    """The whole body. Raises UnansweredError for one that is too long, compressed, or comes in drops."""
+async def _read_body(reply: httpx2.Response) -> bytes:
+    """The whole body. Raises UnansweredError for one that is too long or compressed."""
     if reply.headers.get("Content-Encoding", "identity") != "identity":
         raise UnansweredError("the service answered nonsense: a compressed body, which was not asked for")
     body = bytearray()
-    for piece in reply.iter_raw():
+    async for piece in reply.aiter_raw():
         body += piece
         if len(body) > MAX_REPLY_BYTES:
             raise UnansweredError(f"the service answered nonsense: more than {MAX_REPLY_BYTES} bytes")
-        if time.monotonic() > ends:
-            raise UnansweredError("no whole answer in time", timed_out=True)
     return bytes(body)
 
 

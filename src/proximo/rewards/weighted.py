@@ -60,13 +60,15 @@ class WeightedReward:
         failed = worst is ScoreState.INFRASTRUCTURE_FAULT
         score = math.nan if failed else sum(weight * part.score for (weight, _), part in named)
         reasons = [part.reason for part in parts if part.reason]
+        weighed = [] if failed else [(weight, part) for (weight, _), part in named]
         return Scored(
             response=response,
             score=score,
             components=components,
             state=worst,
             reason="; ".join(reasons) or None,
-            token_rewards=None if failed else weighted_sum([(weight, part) for (weight, _), part in named]),
+            token_rewards=weighted_sum([(weight, part.token_rewards) for weight, part in weighed]),
+            prefix_scores=weighted_sum([(weight, part.prefix_scores) for weight, part in weighed]),
         )
 
 

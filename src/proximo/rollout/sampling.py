@@ -43,7 +43,7 @@ class SamplingOptions:
     top_p: float | None = None
     """Draw among the most probable tokens that together reach this mass (after top_k); ties with the last stay."""
     greedy: bool = False
-    """Take the most probable token (the first of equals); refused for training."""
+    """Take the most probable token (the first of equals)."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response like the end of sequence, with `Finish.STOP`."""
     stop_strings: tuple[str, ...] = ()

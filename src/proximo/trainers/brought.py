@@ -45,7 +45,7 @@ def check_models(
 ) -> None:
     """Raises ModelError where the models of the roles do not fit together, or hold weights that cannot be trained.
 
-    `moves` says that the reference or an average follows the policy.
+    `moves` says that the reference follows the policy.
     """
     value = None if isinstance(value, str) else value
     for role, model in (("policy", policy), ("reference", reference), ("value", value)):
@@ -59,8 +59,8 @@ def check_models(
         )
     if policy.has_adapter and moves:
         raise ModelError(
-            "kl.reference_every_steps and average_decay move whole models, but the policy has an adapter: leave them "
-            "out, or bring a policy without an adapter"
+            "kl.reference_every_steps moves the reference, but that of a policy with an adapter is the base below it: "
+            "leave it out, or bring a policy without an adapter"
         )
     if reference is not None and reference.vocab_size != policy.vocab_size:
         raise ModelError(

@@ -1,6 +1,6 @@
 """From the sections of a recipe to tokenizers and models, on the device and with the threads that it names."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from proximo.errors import ConfigError, ModelError
 from proximo.models.compilation import check_compiler
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
-from proximo.models.loading import load_language_model, load_scalar_model
+from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.placement import Precision, resolve_device, resolve_precision
 from proximo.models.quantised import Quantisation
@@ -24,13 +24,7 @@ from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing import scalar_from_adapter
 from proximo.models.sources import ModelSource, adapter_base
 from proximo.models.trunk import copy_head, scalar_on
-from proximo.models.vocabulary import (
-    check_same_vocabulary,
-    check_vocabulary,
-    load_tokenizer,
-    resize_vocabulary,
-    vocabulary_size,
-)
+from proximo.models.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.rewards.model import ModelReward
 from proximo.rewards.source import RewardSource
 from proximo.trainers.reward_sources import build_source_without_model
@@ -76,16 +70,34 @@ def build_tokenizer(
     return tokenizer
 
 
+def check_readers(
+    config: TokenizerConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    models: Mapping[str, ModelConfig | ScalarModelConfig | ModelRewardConfig | None],
+) -> None:
+    """Raises ModelError where a model, by its role, does not read the ids of the stage's tokenizer. Reads no weights.
+
+    None for a role that needs no model of its own.
+    """
+    for role, model in models.items():
+        if model is not None:
+            start = None if isinstance(model, ModelRewardConfig) else model.config
+            source = ModelSource(path=model.path, revision=model.revision, config=start)
+            check_tokenizer(source, tokenizer, role=role, added=config.added_tokens)
+
+
 def build_language_model(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place, role: str
 ) -> LanguageModel:
-    """The model of a role with an embedding for every token, and its adapter if it has one."""
+    """The model of a role with an embedding for every token, and its adapter if it has one.
+
+    Whether the tokenizer is the model's was asked before (`check_readers`): what has no row here is meant to get one.
+    """
     source = model_source(config, seed=place.seed)
     if config.lora is not None:
         refuse_second_adapter(source, role=role)
     model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
-    check_vocabulary(model.base, tokenizer, role=role)
     if isinstance(model.model, PeftModel):
         # An adapter that was trained before is part of where this stage starts, and so of its reference.
         whole = merged_copy(model.model).requires_grad_(True)  # peft had frozen it
@@ -108,9 +120,7 @@ def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> Model
 
 
 def build_reference(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel:
-    """A frozen model to compare the policy with. Raises ModelError where it has another vocabulary than `tokenizer`."""
-    if config.path is not None:
-        check_same_vocabulary(tokenizer, load_tokenizer(config.path, revision=config.revision), role="reference")
+    """A frozen model to compare the policy with."""
     reference = build_language_model(config, tokenizer, place=place, role="reference")
     reference.model.requires_grad_(False)
     return reference
@@ -132,7 +142,6 @@ def build_scalar_model(
     *,
     fresh_head: HeadStart | None,
     place: Place,
-    role: str,
 ) -> ScalarModel:
     """A value or reward model from a path or config; `fresh_head` where the checkpoint has none, None refuses that."""
     source = model_source(config, seed=place.seed)
@@ -145,7 +154,6 @@ def build_scalar_model(
         tokenizer=tokenizer,
     )
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
-    check_vocabulary(model.base, tokenizer, role=role)
     return finish_scalar_model(model, config, place=place)
 
 
@@ -183,30 +191,16 @@ def build_reward_source(
     place: Place,
     tokens_per_microbatch: int,
     policy: LanguageModel | None = None,
+    own: PreTrainedTokenizerBase | None = None,
 ) -> RewardSource:
     """One source of scores. A reward model whose vocabulary or template differs reads text, never the policy's ids.
 
     `policy_tokenizer` is None where nobody's ids will come, and every reward model reads text. `policy` for a reward
-    model that shares its base.
+    model that shares its base; `own` for one whose tokenizer was loaded already.
     """
-    match config:
-        case ModelRewardConfig():
-            return _model_reward(
-                config, policy_tokenizer, place=place, tokens_per_microbatch=tokens_per_microbatch, policy=policy
-            )
-        case _:
-            return build_source_without_model(config)
-
-
-def _model_reward(
-    config: ModelRewardConfig,
-    policy_tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    place: Place,
-    tokens_per_microbatch: int,
-    policy: LanguageModel | None,
-) -> ModelReward:
-    own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
+    if not isinstance(config, ModelRewardConfig):
+        return build_source_without_model(config)
+    own = own or load_reward_tokenizer(config)
     if config.share_base:
         assert policy is not None
         model = scalar_from_adapter(policy, Path(config.path), role="reward")
@@ -214,13 +208,24 @@ def _model_reward(
         source = ModelSource(path=config.path, revision=config.revision)
         model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
     model.model.requires_grad_(False)
-    check_vocabulary(model.base, own, role="reward")
-    policys = policy_tokenizer
-    same = policys and own.get_vocab() == policys.get_vocab() and own.chat_template == policys.chat_template
     return ModelReward(
         model,
         name=config.name,
-        tokenizer=None if same else own,
+        tokenizer=None if reads_alike(own, policy_tokenizer) else own,
         tokens_per_microbatch=tokens_per_microbatch,
         dense=config.dense,
     )
+
+
+def load_reward_tokenizer(config: ModelRewardConfig) -> PreTrainedTokenizerBase:
+    """A reward model's own tokenizer. Raises ModelError where it is not that of the model."""
+    own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
+    check_tokenizer(ModelSource(path=config.path, revision=config.revision), own, role="reward")
+    return own
+
+
+def reads_alike(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase | None) -> bool:
+    """True where both give the same ids to the same texts and messages."""
+    if other is None:
+        return False
+    return own.get_vocab() == other.get_vocab() and own.chat_template == other.chat_template

@@ -277,5 +277,5 @@ def sampling_options(config: PPOConfig, *, greedy: bool = False) -> SamplingOpti
         shortest_limit=rollout.shortest_limit,
         stop_token_ids=rollout.stop_token_ids,
         stop_strings=rollout.stop_strings,
-        greedy=greedy,
+        greedy=greedy or rollout.greedy,
     )

@@ -11,7 +11,7 @@ from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.positions import check_lengths
 from proximo.models.sharing import base_alone
-from proximo.trainers.build import build_language_model, build_reference, build_tokenizer, prepare_place
+from proximo.trainers.build import build_language_model, build_reference, build_tokenizer, check_readers, prepare_place
 from proximo.trainers.dpo_task import DPOTask
 from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
@@ -32,6 +32,7 @@ def build_task(recipe: DPORecipe) -> DPOTask:
     check_optimizer(recipe.dpo.optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
+    check_readers(recipe.tokenizer, tokenizer, {"policy": recipe.model, "reference": recipe.reference})
     pairs = load_pairs(recipe.data, rows, tokenizer, cache=cache)
     _check_prompts(pairs.all)
     policy = build_language_model(recipe.model, tokenizer, place=place, role="policy")

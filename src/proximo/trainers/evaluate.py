@@ -18,10 +18,11 @@ from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.trainers import dpo, ppo_run, reward, sft
 from proximo.trainers.dpo_task import DPOTask
+from proximo.trainers.inputs import inputs_of
 from proximo.trainers.logs import Record
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reward_task import RewardTask
-from proximo.trainers.saved import find_checkpoint, find_run
+from proximo.trainers.saved import find_checkpoint, find_run, verify_models
 from proximo.trainers.saved_recipe import StageRecipe, saved_recipe
 from proximo.trainers.sft_task import SFTTask
 
@@ -69,7 +70,9 @@ def build_task(run: Path, changes: Mapping[str, Any]) -> Task:
 
     Raises RunFolderError where it is damaged, and UserError for changes that do not fit the run.
     """
-    match _with_changes(saved_recipe(run), changes):
+    recipe = _with_changes(saved_recipe(run), changes)
+    verify_models(inputs_of(recipe))
+    match recipe:
         case PPORecipe() as recipe:
             return ppo_run.build_task(recipe)
         case SFTRecipe() as recipe:

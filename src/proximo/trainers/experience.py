@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms import kl
+from proximo.algorithms.advantages import standardised_in_groups
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.algorithms.segments import segment_ids, value_positions
@@ -14,7 +15,7 @@ from proximo.algorithms.shaping import shape_rewards
 from proximo.config.ppo import PPOConfig
 from proximo.errors import ConfigError
 from proximo.records import Experience, Finish, Scored
-from proximo.trainers.estimates import estimate_advantages
+from proximo.trainers.estimates import estimate_advantages, group_numbers
 from proximo.trainers.groups import equal_outcomes
 from proximo.trainers.shaped_scores import ShapedScores, shape_scores
 
@@ -84,6 +85,13 @@ def make_experience(
         variance=float(masked_variance(advantages, mask)),
         num_tokens=int(mask.sum()),
     )
+    correction = int(config.advantage.unbiased_variance)
+    match config.advantage.standardises:
+        case "group":
+            groups = group_numbers(scored)
+            advantages = standardised_in_groups(advantages, groups, mask, lengths, correction=correction)
+        case True:
+            advantages = standardise(advantages, mask, correction=correction)
     experience = Experience(
         scored=tuple(scored),
         lengths=lengths,
@@ -92,7 +100,7 @@ def make_experience(
         reference_logprobs=passes.reference_logprobs,
         values=passes.values,
         rewards=rewards,
-        advantages=standardise(advantages, mask) if config.advantage.standardises else advantages,
+        advantages=advantages,
         returns=returns,
     )
     return experience, raw, shaped
@@ -138,9 +146,10 @@ def _rewards(
         penalty, shaped.values, mask, lengths, kl_coefficient=kl_coefficient, token_rewards=shaped.token_rewards
     )
     # Both leave 0 outside the mask, so that nothing of them reaches an earlier token through the estimator.
+    correction = int(config.advantage.unbiased_variance)
     if config.score.whiten_rewards == "zero_mean":
-        return standardise(rewards, mask)
-    return rescale(rewards, mask) if config.score.whiten_rewards == "keep_mean" else rewards
+        return standardise(rewards, mask, correction=correction)
+    return rescale(rewards, mask, correction=correction) if config.score.whiten_rewards == "keep_mean" else rewards
 
 
 def _kl_per_token(passes: Passes, measure: str) -> Tensor:

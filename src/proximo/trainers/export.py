@@ -24,7 +24,7 @@ from proximo.models.vocabulary import load_tokenizer, resize_vocabulary, vocabul
 from proximo.trainers.cards import write_card
 from proximo.trainers.hub import check_pushable, push_folder
 from proximo.trainers.model_card import SCALAR_ROLES
-from proximo.trainers.saved import find_checkpoint, find_run, model_of
+from proximo.trainers.saved import find_model, find_run
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -56,14 +56,14 @@ def run_export(run: Path, out: Path, options: ExportOptions) -> int:
     """
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
-    checkpoint = find_checkpoint(run, options.checkpoint)
-    source = model_of(checkpoint, options.role)
+    found = find_model(run, options.checkpoint, options.role)
+    source = found.folder
     if options.push is not None:
         check_pushable(source, merge=options.merge)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
 
     def add_card(folder: Path) -> None:
-        write_card(folder, find_run(run), role=source.name, step=checkpoint.step)
+        write_card(folder, find_run(run), role=source.name, step=found.step)
 
     export_model(source, out, merge=options.merge, dtype=dtype, finish=add_card)
     print(f"{out}: {source.name} of {source.parent}")

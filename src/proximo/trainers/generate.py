@@ -12,10 +12,10 @@ from proximo.data.rows import Row
 from proximo.errors import UserError
 from proximo.metrics.formatting import format_number
 from proximo.models.language import LanguageModel
-from proximo.models.loading import load_language_model
+from proximo.models.loading import check_tokenizer, load_language_model
 from proximo.models.placement import Precision, resolve_device
 from proximo.models.sources import ModelSource
-from proximo.models.vocabulary import check_vocabulary, load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.models.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.records import Response, Scored
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.source import RewardSource
@@ -75,12 +75,13 @@ def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions
         )
     is_function = FUNCTION_PATH.fullmatch(options.reward) is not None
     function = import_function(options.reward) if is_function else None  # a mistake in it costs no model
-    responses = generate(model, prompts, options)
+    path = language_model_path(model, options.checkpoint)
+    responses = _generate(path, prompts, options)
     if function is not None:
         source: RewardSource = FunctionReward(function)
     else:
         config = ModelRewardConfig(kind="model", path=reward_model_path(options.reward))
-        tokenizer = load_tokenizer(language_model_path(model, options.checkpoint))
+        tokenizer = load_tokenizer(path)
         place = Place(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)
         source = build_reward_source(config, tokenizer, place=place, tokens_per_microbatch=8192)
     return rank_by_score(source.score(responses), size=options.num_samples, keep=options.keep or options.num_samples)
@@ -101,7 +102,10 @@ def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> li
 
     Raises ModelError, RunFolderError or DataError for what cannot be loaded, UserError for a prompt that does not fit.
     """
-    path = language_model_path(model, options.checkpoint)
+    return _generate(language_model_path(model, options.checkpoint), prompts, options)
+
+
+def _generate(path: str, prompts: Sequence[str], options: GenerateOptions) -> list[Response]:
     tokenizer = load_tokenizer(path)
     rows = [Row(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(prompts, 1)]
     asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=options.chat))
@@ -112,10 +116,10 @@ def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> li
 
 def load_engine(path: str, tokenizer: PreTrainedTokenizerBase, *, device: str) -> tuple[LanguageModel, LocalEngine]:
     """A model, with its adapter where it has one, and the engine that samples from it."""
+    check_tokenizer(ModelSource(path=path), tokenizer, role="policy")
     language = load_language_model(ModelSource(path=path), device=resolve_device(device))
     if language.has_adapter:  # its base has no rows for the tokens that the run added
         resize_vocabulary(language.base, vocabulary_size(tokenizer))
-    check_vocabulary(language.base, tokenizer, role="policy")
     return language, LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
 
 

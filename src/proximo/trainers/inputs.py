@@ -25,7 +25,8 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
 FILE_FORMATS = ("json", "jsonl", "csv", "parquet", "text")
 MODEL_FILES = ("config.json", "adapter_config.json")
-VALUE_FILES = (*MODEL_FILES, "value_head.safetensors")
+VALUE_HEAD = "value_head.safetensors"
+VALUE_FILES = (*MODEL_FILES, VALUE_HEAD)
 """A checkpoint's value model may be a head alone, on the trunk of the policy beside it."""
 
 

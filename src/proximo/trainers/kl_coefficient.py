@@ -1,16 +1,41 @@
 """The KL coefficient of the next step. The formula is in algorithms/controllers.py."""
 
-from proximo.algorithms.controllers import adaptive_kl
+import math
+
+from proximo.algorithms.controllers import KLController, adaptive_kl
 from proximo.config.ppo import KLConfig
+from proximo.errors import ConfigError
 from proximo.records import Experience
 from proximo.trainers.step_metrics import counted_responses, sequence_kl
 
 
-def adapted_coefficient(coefficient: float, experience: Experience, config: KLConfig) -> float:
-    """Moved towards the target by the mean KL of the step; the same where it is constant, or no response counts."""
+def first_coefficient(config: KLConfig, controller: KLController | None) -> float:
+    """What a nat costs in the first step. Raises ConfigError for a controller that has nothing, or too much, to do."""
+    if controller is None:
+        return config.coefficient
+    if config.place == "none":
+        raise ConfigError("kl_controller needs a KL to control, and kl.place none has none: leave one of them out")
+    if config.target is not None or config.coefficient != KLConfig().coefficient:
+        raise ConfigError(
+            "kl_controller keeps the KL coefficient, and so do kl.coefficient and kl.target: leave these two out"
+        )
+    return _checked(controller.coefficient)
+
+
+def adapted_coefficient(
+    coefficient: float, experience: Experience, config: KLConfig, controller: KLController | None = None
+) -> float:
+    """What the controller says, or moved towards the target, by the KL of the step; the same where no response counts.
+
+    Raises ConfigError where the controller's answer is no number of at least 0.
+    """
     divergences = sequence_kl(experience)
     observed = [value for i in counted_responses(experience) if (value := divergences[i]) is not None]
-    if config.target is None or not observed:
+    if not observed:
+        return coefficient
+    if controller is not None:
+        return _checked(controller.update(observed))
+    if config.target is None:
         return coefficient
     return adaptive_kl(
         coefficient,
@@ -19,3 +44,9 @@ def adapted_coefficient(coefficient: float, experience: Experience, config: KLCo
         horizon=config.horizon,
         num_sequences=len(observed),
     )
+
+
+def _checked(coefficient: float) -> float:
+    if not isinstance(coefficient, int | float) or not math.isfinite(coefficient) or coefficient < 0:
+        raise ConfigError(f"the KL coefficient of kl_controller must be a number of at least 0, got {coefficient!r}")
+    return float(coefficient)

@@ -6,11 +6,12 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
 from proximo.checkpoint.environment import describe_environment
-from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free, placed
 from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.logs import cut_back
 from proximo.checkpoint.run_folder import RunFolder, check_run, open_run
@@ -18,6 +19,7 @@ from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import Checkpoint, CheckpointStore, Writer
 from proximo.config.base import Section
 from proximo.config.run import RunConfig
+from proximo.config.saved import read_saved
 from proximo.errors import RunFolderError
 from proximo.metrics.console import Course, LoggedProgress, ProgressView, open_progress
 from proximo.metrics.report import write_report
@@ -25,9 +27,11 @@ from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Sum
 from proximo.trainers.cards import write_final_cards
 from proximo.trainers.extras import check_extras
+from proximo.trainers.inputs import inputs_of
 from proximo.trainers.logs import Logs, Record
 from proximo.trainers.memory import memory_advice
 from proximo.trainers.options import RunOptions
+from proximo.trainers.saved import verify_models
 from proximo.trainers.sinks import check_sinks
 
 MAY_CHANGE = (
@@ -94,6 +98,7 @@ def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options
     check_run(folder, resume=options.resume, overwrite=options.overwrite)
     check_extras(run)
     check_sinks(run)
+    verify_models(inputs_of(recipe))
     task = build()
     with open_run(folder, resume=options.resume, overwrite=options.overwrite) as opened:
         return _Loop(opened, task, recipe, run, options).run()
@@ -105,11 +110,13 @@ class _Loop:
     def __init__(self, folder: RunFolder, task: Task, recipe: Section, run: RunConfig, options: RunOptions) -> None:
         self.folder = folder
         self.task = task
+        self.notes = list(task.notes)
         self.run_config = run
         self.options = options
         self.store = CheckpointStore(
             folder.checkpoints, keep_last=run.keep_last, best="lowest" if task.best_is_lowest else "highest"
         )
+        self.recipe = recipe
         self.resolved = recipe.model_dump(mode="json")
         self.environment = describe_environment(device=task.device)
         self.fingerprints = Fingerprints(
@@ -130,7 +137,7 @@ class _Loop:
         course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
         progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
         try:
-            for note in self.task.notes:
+            for note in self.notes:
                 progress.note(note)
             with (
                 progress_warnings(progress),
@@ -205,14 +212,21 @@ class _Loop:
             return 0
         checkpoint = self.store.load()
         other_environment = self.options.allow_different_environment
-        check_fingerprints(
-            Fingerprints.from_json(checkpoint.state["fingerprints"]),
+        differences = check_fingerprints(
+            self._saved_fingerprints(checkpoint),
             self.fingerprints,
             may_change=(*MAY_CHANGE, *(ENVIRONMENT_SETTINGS if other_environment else ())),
             allow_different_environment=other_environment,
         )
+        self.notes += [f"resumed in another environment: {line}" for line in differences]
         self.task.restore(checkpoint)
         return checkpoint.step
+
+    def _saved_fingerprints(self, checkpoint: Checkpoint) -> Fingerprints:
+        """With the settings that did not exist yet when the checkpoint was saved."""
+        saved, folder = Fingerprints.from_json(checkpoint.state["fingerprints"]), self.options.pipeline_folder
+        known = read_saved(type(self.recipe), placed(saved.config, folder), saved_by=saved.environment.get("proximo"))
+        return replace(saved, config=place_free(known.model_dump(mode="json"), folder))
 
     def _nothing_to_do(self, step: int) -> int:
         message = f"the run in {self.folder.path} is finished: step {step} of {self.task.num_steps}"

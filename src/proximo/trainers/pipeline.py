@@ -18,6 +18,7 @@ from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo_run import run_ppo
 from proximo.trainers.reward import run_reward
 from proximo.trainers.reward_sources import check_services
+from proximo.trainers.saved import verify_model
 from proximo.trainers.sft import run_sft
 
 AnyStage = SFTRecipe | RewardRecipe | PPORecipe
@@ -97,6 +98,7 @@ def stage_result(folder: Path, reference: str, *, merge: bool = True) -> Path:
     # What follows starts from whole models: the base of a later adapter is what this stage made, adapter included.
     merged = folder / stage / MERGED / checkpoint.folder.name
     if not merged.is_dir():
+        verify_model(str(found))
         merged.parent.mkdir(exist_ok=True)
         export_model(found, merged, merge=True)
     return merged

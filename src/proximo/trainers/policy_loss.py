@@ -11,19 +11,9 @@ from proximo.algorithms.masking import sum_of_response_means, sum_per_token
 from proximo.algorithms.objectives import TokenLosses
 from proximo.config.ppo import PPOConfig
 from proximo.config.ppo_losses import PolicyLossConfig
-from proximo.errors import ConfigError
 from proximo.metrics.values import Mean, MetricValue
 from proximo.records import Experience
 from proximo.trainers.microbatch import Microbatch
-
-
-def check_behaviour_weight(config: PolicyLossConfig, *, sampled_serve: bool) -> None:
-    """Raises ConfigError where every weight would be 1, since the sampler's log-probs serve as the old ones."""
-    if config.behaviour_weight != "none" and sampled_serve:
-        raise ConfigError(
-            f"policy_loss.behaviour_weight: {config.behaviour_weight} weighs the policy against its sampler, but in "
-            "float32 the sampler's log-probs are the policy's, and every weight 1: leave it out, or compute in bf16"
-        )
 
 
 def policy_columns(experience: Experience, config: PolicyLossConfig) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.algorithms.controllers import KLController
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo import PPOConfig
@@ -49,10 +50,9 @@ from proximo.trainers.calls import InferenceCalls, absent_inputs, step_graph
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
 from proximo.trainers.invariants import check_first_minibatch, likely_causes
-from proximo.trainers.kl_coefficient import adapted_coefficient
+from proximo.trainers.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.trainers.learners import make_learners
 from proximo.trainers.memory import check_release, release_cache, with_memory_advice
-from proximo.trainers.policy_loss import check_behaviour_weight
 from proximo.trainers.ptx import make_text_loss
 from proximo.trainers.roles import Followers, make_roles
 from proximo.trainers.score_guards import EqualSteps, refuse_equal
@@ -79,11 +79,13 @@ class PPOTrainer:
         seed: of all sampling and shuffling.
         extra_calls: calls of your own in the graph of every step (docs/dataflow.md).
         optimizers: optimizers of your own for "policy" and "value", in the place of those of the configuration.
+        kl_controller: keeps the KL coefficient in the place of `config.kl`; it is given the KL of each response that
+            counted, after each step in which the policy learned.
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
-        ConfigError: behaviour weights are asked for where every one would be 1; ptx without config.ptx, or the reverse;
-            an extra call, or an optimizer that was brought, that does not fit.
+        ConfigError: ptx without config.ptx, or the reverse; an extra call, an optimizer or a KL controller that was
+            brought and does not fit.
     """
 
     def __init__(  # noqa: PLR0913 - each is a part that a caller may bring
@@ -99,6 +101,7 @@ class PPOTrainer:
         seed: int = 0,
         extra_calls: Sequence[ExtraCall] = (),
         optimizers: Mapping[str, OwnOptimizer] | None = None,
+        kl_controller: KLController | None = None,
     ) -> None:
         if config is not None and not isinstance(config, PPOConfig):
             raise ConfigError(f"config must be a PPOConfig, got {type(config).__name__}: write PPOConfig(**config)")
@@ -111,13 +114,13 @@ class PPOTrainer:
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
         reference, value = as_reference(reference), as_value(value)
-        moves = self.config.average_decay is not None or self.config.kl.reference_every_steps is not None
+        moves = self.config.kl.reference_every_steps is not None
         check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
         check_release(self.config.release_cache, self.policy.device)
-        check_behaviour_weight(self.config.policy_loss, sampled_serve=self.sampled_logprobs_serve)
         self.roles = make_roles(self.policy, tokenizer, reference=reference, value=value, config=self.config, seed=seed)
         self.followers = Followers(self.roles, tokenizer, self.config)
-        self.kl_coefficient = self.config.kl.coefficient
+        self.kl_controller = kl_controller
+        self.kl_coefficient = first_coefficient(self.config.kl, kl_controller)
         self.score_moments: RunningMoments = NOTHING_SEEN
         self.equal_steps = EqualSteps()
         self.steps_done = 0
@@ -155,8 +158,12 @@ class PPOTrainer:
 
     @property
     def sampled_logprobs_serve(self) -> bool:
-        """True where the sampler's log-probs are those of the policy, so that no pass is needed for the old ones."""
-        return self.policy.precision == "float32" and not self.config.rollout.reshapes_distribution
+        """True where the sampler's log-probs are those of the policy, so that no pass is needed for the old ones.
+
+        Not where behaviour weights compare the two: the responses may then be those of any sampler.
+        """
+        weighed = self.config.policy_loss.behaviour_weight != "none"
+        return self.policy.precision == "float32" and not (weighed or self.config.rollout.reshapes_distribution)
 
     def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
         """Sample `samples_per_prompt`, or else `responses_per_prompt`, responses to each prompt, as this step would.
@@ -249,7 +256,9 @@ class PPOTrainer:
             extra=values_of(self.extra_calls, graph, outcome.values),
         )
         if step.policy is not None:  # while the critic warms up, the policy and its coefficient wait
-            self.kl_coefficient = adapted_coefficient(self.kl_coefficient, step.experience, self.config.kl)
+            self.kl_coefficient = adapted_coefficient(
+                self.kl_coefficient, step.experience, self.config.kl, self.kl_controller
+            )
         self.score_moments = outcome.values["shaped_scores"].moments
         self.equal_steps = self.equal_steps.after(step.sampled, outcome=self.config.outcome)
         self.steps_done += 1

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from proximo.config.data import PromptDataConfig
 from proximo.config.recipes import PPORecipe
 from proximo.config.rewards import ModelRewardConfig
 from proximo.data.examples import TextExample, load_text_examples
@@ -26,11 +27,12 @@ from proximo.rewards.model import ModelReward
 from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.trainers.build import (
-    Place,
     build_language_model,
     build_reference,
     build_reward_source,
     build_tokenizer,
+    check_readers,
+    load_reward_tokenizer,
     prepare_place,
 )
 from proximo.trainers.difficulty import make_difficulty_filter
@@ -43,7 +45,7 @@ from proximo.trainers.reference_answers import answer_responses
 from proximo.trainers.rows import read_split, token_cache
 from proximo.trainers.sections import check_optimizer, example_options
 from proximo.trainers.unchanged import inputs_fingerprint
-from proximo.trainers.value_start import build_value
+from proximo.trainers.value_start import build_value, value_reader
 
 
 def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
@@ -72,15 +74,12 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
-    data = recipe.data
-    how = PromptOptions(
-        max_tokens=data.max_prompt_tokens,
-        too_long=data.too_long,
-        as_messages=data.as_messages,
-        system=data.system,
-        first_words=data.first_words,
-        fill_to_max=data.fill_to_max,
-    )
+    reference_config = None if recipe.ppo.kl.place == "none" else recipe.reference
+    roles = {"policy": policy_config, "reference": reference_config, "value": value_reader(recipe)}
+    check_readers(recipe.tokenizer, tokenizer, roles)
+    configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
+    owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
+    how = _prompt_options(recipe.data)
     prompts, report = load_prompts(rows.training, tokenizer, how, cache=cache)
     difficulty = make_difficulty_filter(recipe, prompts)
     texts = _load_texts(recipe, tokenizer, cache)
@@ -88,7 +87,6 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     held_out: list[Prompt] = []
     if rows.held_out:
         held_out, _ = load_prompts(rows.held_out, tokenizer, how, cache=cache)
-    configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     build = partial(build_reward_source, policy_tokenizer=tokenizer, place=place, tokens_per_microbatch=budget(recipe))
     early = [None if isinstance(config, ModelRewardConfig) else build(config) for config in configs]
     for source in early:
@@ -97,13 +95,16 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_rows(early, rows.training, prompts)
     _check_rows(early, rows.held_out, held_out)
     policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
-    found = [source or build(config, policy=policy) for config, source in zip(configs, early, strict=True)]
+    found = [
+        source or build(config, policy=policy, own=own)
+        for config, source, own in zip(configs, early, owns, strict=True)
+    ]
     gold = found.pop() if recipe.gold else None
     sources = [(config.weight, source) for config, source in zip(recipe.reward, found, strict=True)]
     reward = WeightedReward(sources)
     # A reward model with a tokenizer of its own counts other tokens, and says of each answer whether it fits.
     judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
-    reference = _build_reference(recipe, tokenizer, place=place)
+    reference = build_reference(reference_config, tokenizer, place=place) if reference_config else None
     value = build_value(recipe, policy, tokenizer, place=place)
     readers = {**judges, "policy": policy, "reference": reference, "value": value}
     _check_positions(recipe, [*prompts, *held_out], readers)
@@ -136,6 +137,17 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
             *cache.notes,
             *_sharing_note(trainer, sources),
         ),
+    )
+
+
+def _prompt_options(data: PromptDataConfig) -> PromptOptions:
+    return PromptOptions(
+        max_tokens=data.max_prompt_tokens,
+        too_long=data.too_long,
+        as_messages=data.as_messages,
+        system=data.system,
+        first_words=data.first_words,
+        fill_to_max=data.fill_to_max,
     )
 
 
@@ -176,7 +188,10 @@ def _check_shared_bases(recipe: PPORecipe) -> None:
 def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> list[str]:
     """Which models run on the policy's own weights, where any do."""
     scorers = {source.name: source.model for _, source in sources if isinstance(source, ModelReward)}
-    others = {"reference": trainer.roles.reference, "value": trainer.roles.value, **scorers}
+    if not trainer.policy.has_adapter:
+        return []
+    own = {"reference": trainer.roles.reference, "value": trainer.roles.value, "average": trainer.followers.average}
+    others = own | scorers
     shared = [name for name, model in others.items() if model is not None and is_shared(model, trainer.policy)]
     return [f"one copy of the base serves the policy and {', '.join(shared)}"] if shared else []
 
@@ -220,10 +235,3 @@ def _check_answer_positions(answers: Sequence[Response], judges: Mapping[str, Sc
     prompt_tokens, answer_tokens = max(lengths, key=sum, default=(0, 0))
     for role, model in judges.items():
         check_lengths(model.base.config, role=role, max_prompt_tokens=prompt_tokens, max_response_tokens=answer_tokens)
-
-
-def _build_reference(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel | None:
-    """Another reference than the policy's own start, where the recipe names one."""
-    if recipe.reference is None or recipe.ppo.kl.place == "none":
-        return None
-    return build_reference(recipe.reference, tokenizer, place=place)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from proximo.algorithms.scores import RunningMoments
+from proximo.checkpoint.state import as_record
 from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.data.difficulty import DifficultyFilter, FilterState
 from proximo.data.order import rows_at
@@ -108,7 +109,6 @@ class PPOTask:
     def state(self) -> Mapping[str, Any]:
         """The KL coefficient, what is known of scores and returns, positions in schedules, who is left out."""
         return {
-            "steps_done": self.ppo.steps_done,
             "kl_coefficient": self.ppo.kl_coefficient,
             "score_moments": asdict(self.ppo.score_moments),
             "equal_steps": asdict(self.ppo.equal_steps),
@@ -121,10 +121,10 @@ class PPOTask:
         """Weights, optimizers, coefficient, units and counters."""
         restore_models(checkpoint, self._models(), self.ppo.learners, head=self._trunk_head())
         state = checkpoint.state["task"]
-        self.ppo.steps_done = state["steps_done"]
+        self.ppo.steps_done = checkpoint.step
         self.ppo.kl_coefficient = state["kl_coefficient"]
-        self.ppo.score_moments = RunningMoments(**state["score_moments"])
-        self.ppo.equal_steps = EqualSteps(**state["equal_steps"])
+        self.ppo.score_moments = as_record(RunningMoments, state["score_moments"])
+        self.ppo.equal_steps = as_record(EqualSteps, state["equal_steps"])
         self.ppo.value_scale.restore(state["value_scale"])
         if self.difficulty is not None:
             self.difficulty.state = FilterState.from_json(state["difficulty"])
@@ -184,6 +184,7 @@ def _sample(kind: str, scored: Scored, kl: float | None, gold: float | None) -> 
         "score": scored.score if scored.valid else None,
         "components": dict(scored.components),
         **({} if scored.token_rewards is None else {"token_rewards": scored.token_rewards}),
+        **({} if scored.prefix_scores is None else {"prefix_scores": scored.prefix_scores}),
         "gold": gold,
         "kl": kl,
         "num_tokens": len(response.token_ids),

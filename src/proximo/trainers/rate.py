@@ -28,8 +28,10 @@ from proximo.rollout.sampling import RandomKey
 from proximo.trainers.calls import InferenceCalls
 from proximo.trainers.evaluation import pass_metrics
 from proximo.trainers.groups import outcome_of
+from proximo.trainers.inputs import inputs_of
 from proximo.trainers.ppo_run import build_task
 from proximo.trainers.ppo_task import PPOTask
+from proximo.trainers.saved import verify_models
 from proximo.trainers.score_guards import refuse_faulty
 
 
@@ -43,6 +45,7 @@ def run_rate(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_pr
         raise UserError(f"{output} exists and is left as it is: give a file that does not exist yet")
     if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent} to write {output.name} to")
+    verify_models(inputs_of(recipe))
     task = build_task(sampling_only(recipe))
     config = recipe.ppo.model_copy(update={"responses_per_prompt": samples_per_prompt, "samples_per_prompt": None})
     unfinished = temporary_beside(output)

@@ -5,7 +5,7 @@ from proximo.errors import ConfigError
 from proximo.models.dropout import disable_dropout
 from proximo.models.positions import check_lengths
 from proximo.models.scalar import HeadStart
-from proximo.trainers.build import build_scalar_model, build_tokenizer, prepare_place
+from proximo.trainers.build import build_scalar_model, build_tokenizer, check_readers, prepare_place
 from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.pair_data import SplitPairs, load_pairs
@@ -28,8 +28,9 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     check_optimizer(recipe.reward.optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
+    check_readers(recipe.tokenizer, tokenizer, {"reward": recipe.model})
     pairs = load_pairs(recipe.data, rows, tokenizer, cache=cache)
-    model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, place=place, role="reward")
+    model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, place=place)
     check_lengths(model.base.config, role="reward", max_prompt_tokens=pairs.longest, max_response_tokens=0)
     if not recipe.reward.dropout:
         disable_dropout(model.model)

@@ -6,6 +6,7 @@ from typing import Any
 
 from proximo.checkpoint.run_folder import RESOLVED_CONFIG
 from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.saved import read_saved
 from proximo.errors import RunFolderError
 
 StageRecipe = SFTRecipe | RewardRecipe | DPORecipe | PPORecipe
@@ -17,13 +18,13 @@ def saved_recipe(run: Path) -> StageRecipe:
     if not saved.is_file():
         raise RunFolderError(f"{run} has no {RESOLVED_CONFIG}, so its models and data are not known")
     try:
-        content = json.loads(saved.read_text(encoding="utf-8"))
-        content = _where_it_lies(content, run)
+        content = _where_it_lies(json.loads(saved.read_text(encoding="utf-8")), run)
         kinds = {"policy": PPORecipe, "sft": SFTRecipe, "dpo": DPORecipe}
-        return next((kind for key, kind in kinds.items() if key in content), RewardRecipe).model_validate(content)
-    except (ValueError, TypeError, KeyError) as error:  # no JSON, no mapping, or not what a recipe holds
+        kind = next((kind for key, kind in kinds.items() if key in content), RewardRecipe)
+    except (ValueError, TypeError, KeyError) as error:  # no JSON, or not what a recipe holds
         reason = str(error).partition("\n")[0]
-        raise RunFolderError(f"{saved} is damaged, or of another version ({reason}): it cannot be read") from error
+        raise RunFolderError(f"{saved} is damaged ({reason}): it cannot be read") from error
+    return read_saved(kind, content, saved_by=None)
 
 
 def _where_it_lies(content: Any, run: Path) -> Any:

@@ -17,13 +17,16 @@ from proximo.config.rewards import ModelRewardConfig
 from proximo.config.rewards_remote import RemoteRewardConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Response, Scored
+from proximo.rewards.connections import BACKLOG, GuardedConnection
 from proximo.rewards.judged import JudgedReward
 from proximo.rewards.service import RewardService, ServiceLimits
 from proximo.rewards.source import ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.rewards.wire import SCHEMA
 from proximo.trainers.environment_secrets import read_secret
+from proximo.trainers.inputs import reward_inputs
 from proximo.trainers.reward_sources import build_source_without_model
+from proximo.trainers.saved import verify_models
 from proximo.trainers.serving_options import ServeOptions, is_ipv6
 
 TOKENS_PER_MICROBATCH = 8192
@@ -51,6 +54,8 @@ def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
                 lifespan="off",
                 ws="none",
                 server_header=False,
+                http=GuardedConnection,
+                backlog=BACKLOG,
                 timeout_graceful_shutdown=options.grace_seconds,
             )
         )
@@ -94,6 +99,7 @@ def _with_model(config: ModelRewardConfig) -> RewardSource:
 
     if config.share_base:
         raise ConfigError(f"reward source {config.name!r} has share_base, and there is no policy here: remove it")
+    verify_models(reward_inputs(config, "reward"))
     place = Place(device=resolve_device("auto"), precision=resolve_precision("float32"), seed=0)
     return build_reward_source(config, None, place=place, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
 

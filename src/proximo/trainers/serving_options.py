@@ -8,6 +8,9 @@ from proximo.config.addresses import is_loopback
 from proximo.errors import ConfigError, MissingExtraError
 from proximo.trainers.environment_secrets import read_secret
 
+MIN_TOKEN_CHARACTERS = 16
+"""Of a token that keeps out who can reach the address from other machines."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions:
@@ -37,7 +40,13 @@ def check_options(options: ServeOptions) -> None:
     if options.token_env is not None and options.without_token:
         raise ConfigError("--token-env and --without-token exclude each other: choose one")
     if options.token_env is not None:
-        read_secret(options.token_env)
+        token = read_secret(options.token_env)
+        if len(token) < MIN_TOKEN_CHARACTERS and not is_loopback(options.host):
+            raise ConfigError(
+                f"--host {options.host} can be reached from other machines, and the token in the environment variable "
+                f"{options.token_env} has {len(token)} characters: it needs {MIN_TOKEN_CHARACTERS} or more, such as "
+                "those of `openssl rand -hex 16`"
+            )
     elif not options.without_token and not is_loopback(options.host):
         raise ConfigError(
             f"--host {options.host} can be reached from other machines: name with --token-env the environment variable "

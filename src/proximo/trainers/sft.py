@@ -7,7 +7,7 @@ from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.rows import Row
 from proximo.models.dropout import disable_dropout
 from proximo.models.positions import check_lengths
-from proximo.trainers.build import build_language_model, build_tokenizer, prepare_place
+from proximo.trainers.build import build_language_model, build_tokenizer, check_readers, prepare_place
 from proximo.trainers.loop import run_task
 from proximo.trainers.options import RunOptions
 from proximo.trainers.rows import read_split, token_cache
@@ -29,6 +29,7 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
     tokenizer = build_tokenizer(
         recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision, texts=texts_of(rows.training)
     )
+    check_readers(recipe.tokenizer, tokenizer, {"policy": recipe.model})
     how = example_options(recipe.data)
     examples, report = load_text_examples(rows.training, tokenizer, how, cache=cache)
     held_out: list[TextExample] = []

@@ -1,14 +1,17 @@
 """From scores to what is rewarded for each response, in one fixed order (docs/ppo.md). Pure: no model."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from proximo.algorithms import scores as shaping
 from proximo.algorithms.scores import RunningMoments
-from proximo.algorithms.shaping import clip_scores
+from proximo.algorithms.segments import final_value_positions, segment_ids, segment_sum
+from proximo.algorithms.shaping import clip_scores, prefix_deltas
 from proximo.config.ppo import PPOConfig
 from proximo.records import Finish, Scored
 
@@ -52,18 +55,20 @@ def shape_scores(
     if options.running != "none":
         moments = shaping.update_moments(moments, values[counted])
         values = shaping.scale_by_moments(values, moments, subtract_mean=options.running == "standardise")
-    if options.clip is not None:
-        values = clip_scores(values, options.clip)
+    factor = options.scale / ((moments.deviation or 1.0) if options.running != "none" else 1.0)
+    values, earned = _clipped(scored, values, torch.where(scored_ones, factor, 0.0), limit=options.clip)
     penalised, replaced = None, torch.zeros_like(scored_ones)
     if options.penalises:
         values, penalised, replaced = _penalise(scored, values, config)
-    factor = options.scale / ((moments.deviation or 1.0) if options.running != "none" else 1.0)
+    if earned is not None:
+        lengths = [len(each.response.token_ids) for each in scored]
+        earned = torch.where(replaced[segment_ids(lengths)], 0.0, earned).float()
     return ShapedScores(
         values=torch.where(scored_ones, values, 0.0).float(),
         counted=counted,
         penalised=None if penalised is None else penalised & counted,
         moments=moments,
-        token_rewards=_token_rewards(scored, torch.where(scored_ones & ~replaced, factor, 0.0)),
+        token_rewards=earned,
     )
 
 
@@ -84,13 +89,32 @@ def _raw(scored: Scored, config: PPOConfig) -> float:
     return scored.score - scored.answer_score
 
 
-def _token_rewards(scored: Sequence[Scored], factors: Tensor) -> Tensor | None:
-    """[T] with the factor [R] of each response; all 0 for one whose score sits on its last token alone."""
-    if all(each.token_rewards is None for each in scored):
-        return None
-    rows = [each.token_rewards or (0.0,) * len(each.response.token_ids) for each in scored]
-    parts = [factor * torch.tensor(row, dtype=torch.float64) for factor, row in zip(factors, rows, strict=True)]
-    return torch.cat(parts).float()
+def _clipped(
+    scored: Sequence[Scored], values: Tensor, factors: Tensor, *, limit: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """[R] what each response is worth, clipped; and [T] what its tokens earn of that, or None where no source says.
+
+    Where tokens earn something, each number that a source gave one is clipped by itself, and so is what they leave of
+    the score: a limit for numbers of single tokens says nothing about their sum. `values` [R] are the scores,
+    `factors` [R] what numbers of tokens are multiplied with.
+    """
+    clip = partial(clip_scores, limit=math.inf if limit is None else limit)
+    if all(each.token_rewards is None and each.prefix_scores is None for each in scored):
+        return clip(values), None
+    lengths = [len(each.response.token_ids) for each in scored]
+    own = _rows([each.token_rewards for each in scored], lengths, factors)
+    prefixes = _rows([each.prefix_scores for each in scored], [length + 1 for length in lengths], factors)
+    rest = clip(values - segment_sum(own, lengths) - prefixes[final_value_positions(lengths)])
+    earned = clip(own) + prefix_deltas(clip(prefixes), lengths)
+    return rest + segment_sum(earned, lengths), earned
+
+
+def _rows(rows: Sequence[Sequence[float] | None], sizes: Sequence[int], factors: Tensor) -> Tensor:
+    """Rows of the given sizes end to end, each times its factor; zeros where there is none."""
+    given = [row or (0.0,) * size for row, size in zip(rows, sizes, strict=True)]
+    return torch.cat(
+        [factor * torch.tensor(row, dtype=torch.float64) for factor, row in zip(factors, given, strict=True)]
+    )
 
 
 def _penalise(scored: Sequence[Scored], values: Tensor, config: PPOConfig) -> tuple[Tensor, Tensor, Tensor]:

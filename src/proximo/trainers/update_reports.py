@@ -42,11 +42,12 @@ class Taken(Generic[Statistics]):
 
 
 def policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
-    """How far the policy moved, and how many tokens were clipped."""
+    """How far the policy moved, how many tokens were clipped, and how many tokens the others are worth."""
     count = total.num_tokens.item()
     return {
         "policy/clip_fraction": Mean(total.clipped.item(), count),
         "policy/ratio_mean": Mean(total.ratio.item(), count),
+        "policy/effective_sample_size": Mean(total.ratio.item() ** 2, count * total.ratio_squared.item()),
         "policy/approx_kl": Mean(total.k3.item(), count),
     }
 

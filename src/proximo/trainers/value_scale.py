@@ -14,6 +14,7 @@ from proximo.algorithms.value_units import (
     exponential_moments,
     followed_units,
 )
+from proximo.checkpoint.state import as_record
 from proximo.config.ppo import ValueLossConfig
 from proximo.models.scalar import ScalarModel
 
@@ -61,8 +62,8 @@ class ValueScale:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave; the head comes with the model."""
-        self.moments = ReturnMoments(**state["moments"])
-        self.units = ValueUnits(**state["units"])
+        self.moments = as_record(ReturnMoments, state["moments"])
+        self.units = as_record(ValueUnits, state["units"])
 
     def _with_returns(self, returns: Tensor, mask: Tensor) -> ReturnMoments:
         batch = {"mean": float(masked_mean(returns, mask)), "variance": float(masked_variance(returns, mask))}

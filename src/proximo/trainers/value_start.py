@@ -6,11 +6,11 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.config.recipes import PPORecipe
 from proximo.config.rewards import ModelRewardConfig
+from proximo.config.run import ScalarModelConfig
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing import scalar_from_adapter, value_on_base
 from proximo.models.sources import ModelSource
-from proximo.models.vocabulary import check_same_vocabulary, load_tokenizer
 from proximo.trainers.build import (
     Place,
     build_scalar_model,
@@ -26,7 +26,7 @@ def build_value(
 ) -> ScalarModel | None:
     """On the policy's backbone or a copy, from the reward model with its head, or from a checkpoint.
 
-    None where nothing needs a critic. Raises ModelError where it cannot be made, or has another vocabulary.
+    None where nothing needs a critic. Raises ModelError where it cannot be made.
     """
     config = recipe.value
     if not recipe.ppo.uses_critic:
@@ -37,9 +37,19 @@ def build_value(
         return _from_policy(recipe, policy, place=place)
     if config.start == "reward":
         return _from_reward(recipe, policy, tokenizer, place=place)
-    if config.path is not None:
-        check_same_vocabulary(tokenizer, load_tokenizer(config.path, revision=config.revision), role="value")
-    return build_scalar_model(config, tokenizer, fresh_head=HeadStart.ZERO, place=place, role="value")
+    return build_scalar_model(config, tokenizer, fresh_head=HeadStart.ZERO, place=place)
+
+
+def value_reader(recipe: PPORecipe) -> ScalarModelConfig | ModelRewardConfig | None:
+    """Whose embedding reads the policy's ids for the critic, where that is not the policy's own."""
+    config = recipe.value
+    if not recipe.ppo.uses_critic or config.start in ("policy", "trunk"):
+        return None
+    return _scorer(recipe) if config.start == "reward" else config
+
+
+def _scorer(recipe: PPORecipe) -> ModelRewardConfig:
+    return next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
 
 
 def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, place: Place) -> ScalarModel:
@@ -57,10 +67,9 @@ def _from_reward(
     recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, place: Place
 ) -> ScalarModel:
     config = recipe.value
-    scorer = next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
+    scorer = _scorer(recipe)
     path, revision = scorer.path, scorer.revision
-    check_same_vocabulary(tokenizer, load_tokenizer(path, revision=revision), role="value")
     if scorer.share_base:
         return finish_scalar_model(scalar_from_adapter(policy, Path(path), role="value"), config, place=place)
     start = config.model_copy(update={"start": "path", "path": path, "revision": revision})
-    return build_scalar_model(start, tokenizer, fresh_head=None, place=place, role="value")
+    return build_scalar_model(start, tokenizer, fresh_head=None, place=place)

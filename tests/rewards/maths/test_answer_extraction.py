@@ -33,6 +33,7 @@ def test_boxes_are_read_with_their_braces(text: str, found: list[str]) -> None:
 
 
 PLACED = (
+    ("tags", "<think>4?</think>\n<answer> 5 </answer>", ["5"]),
     ("hash", "2 + 2 = 4\n#### 4", ["4"]),
     ("hash", "#### 1,000 \n#### 2", ["1,000", "2"]),
     ("phrase", "The answer is 5. I hope it is right.", ["5"]),

@@ -171,7 +171,16 @@ def hang_up(connection: socket.socket, _: int) -> None:
 
 def dripping(connection: socket.socket, _: int) -> None:
     """A byte now and then, for ever."""
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+    drip(connection, b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+
+
+def dripping_headers(connection: socket.socket, _: int) -> None:
+    """A header that never ends."""
+    drip(connection, b"HTTP/1.1 200 OK\r\nX-Long: ")
+
+
+def drip(connection: socket.socket, start: bytes) -> None:
+    connection.sendall(start)
     while True:
         connection.sendall(b" ")
         threading.Event().wait(0.05)

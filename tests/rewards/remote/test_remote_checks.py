@@ -43,7 +43,7 @@ def test_a_service_that_accepts_and_never_answers_is_given_up_soon_after_the_sta
     monkeypatch.setattr(remote, "CHECK_SECONDS", 0.3)
     with ScriptedService(silent) as service:
         start = time.monotonic()
-        with pytest.raises(ConfigError, match="no reward service answers at .* .no answer within 0"):
+        with pytest.raises(ConfigError, match="no reward service answers at .* .no whole answer within 0"):
             source(service.url, request_seconds=40, step_seconds=45).check()
         assert time.monotonic() - start < 30  # not the 40 s of a request
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from reward_services import ScriptedService, dripping, good, hang_up, reply, silent, verdicts
+from reward_services import ScriptedService, dripping, dripping_headers, good, hang_up, reply, silent, verdicts
 
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored, ScoreState
@@ -114,8 +114,9 @@ def test_nonsense_is_asked_for_again_and_then_has_no_score(name: str) -> None:
         (hang_up, "RemoteProtocolError"),
         (reply(verdicts([1.0])[:20], claimed=500), "RemoteProtocolError"),
         (reply(b"x", "200 OK", "Content-Encoding: gzip"), "compressed"),
-        (silent, "no answer within 0.2 s"),
-        (dripping, "no whole answer in time"),
+        (silent, "no whole answer within 0.2 s"),
+        (dripping, "no whole answer within 0.2 s"),
+        (dripping_headers, "no whole answer within 0.2 s"),
     ],
 )
 def test_what_may_pass_is_tried_again_and_then_has_no_score(behaviour: Any, reason: str) -> None:

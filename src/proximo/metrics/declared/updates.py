@@ -70,6 +70,16 @@ POLICY = (
         phase=Phase.POLICY,
     ),
     Metric(
+        name="policy/effective_sample_size",
+        reduction=Mean,
+        unit="fraction",
+        definition="(sum of ratios)^2 / (tokens * sum of squared ratios) over the tokens of all updates: the share of "
+        "the tokens that the sample is worth for the policy as it is now. 1 where nothing moved; low where few tokens "
+        "carry the gradient, which fewer epochs or a lower rate mends.",
+        phase=Phase.POLICY,
+        better=Better.UP,
+    ),
+    Metric(
         name="policy/approx_kl",
         reduction=Mean,
         unit="nats per token",

@@ -5,37 +5,10 @@ Every pattern here is linear in the text, and texts are at most MAX_CHARACTERS l
 
 import re
 
+from proximo.rewards.maths.notation import BARE_TEXT, uniform
+
 MAX_CHARACTERS = 1000
 
-BARE_TEXT = r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mathsf|mbox|operatorname)\s*"
-_CHARACTERS = str.maketrans(
-    {
-        "\N{MINUS SIGN}": "-",
-        "\N{EN DASH}": "-",
-        "\N{MULTIPLICATION SIGN}": "*",
-        "·": "*",
-        "⋅": "*",
-        "÷": "/",
-        "π": "\\pi ",
-        "∞": "\\infty ",
-        "√": "\\sqrt ",
-        "±": "\\pm ",
-        "\N{UNION}": "\\cup ",
-        "∈": "\\in ",
-        "≈": "\\approx ",
-        "²": "^2",
-        "³": "^3",
-        "°": "",
-        "€": "",
-        "£": "",
-        "¥": "",
-        "\N{PRIME}": "'",
-        "\u00a0": " ",
-        "\u2009": " ",
-        "\u202f": " ",
-        "~": " ",
-    }
-)
 _STEPS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -64,23 +37,78 @@ _STEPS = tuple(
     )
 )
 _TEXT = re.compile(BARE_TEXT + r"\{([^{}]*)\}(\s*\^\s*(?:\{\d\}|\d))?")
+_SPACES = re.compile(r"\s+")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_SCALE = re.compile(r"(?<=[\d\s}])(hundred|thousand|million|billion|trillion)s?(?![A-Za-z])")
+_SCALE_WORD = rf"({'|'.join(_SCALES)})s?(?![A-Za-z])"
+_SCALE = re.compile(r"(?<=[\d\s}])" + _SCALE_WORD)
+_SCALE_IN_TEXT = re.compile(BARE_TEXT + r"\{\s*" + _SCALE_WORD)
+_RELATION = re.compile(r"[<>]|\\[lg]e(?![A-Za-z])")
+_OR = re.compile(rf"(?:, ?)?(?:{BARE_TEXT}\{{\s*or\s*\}}|(?<![A-Za-z\\])or(?![A-Za-z]))")
+_QUOTED = re.compile(r"""(?:"(.*)"|'(.*)'|`(.*)`|\u201c(.*)\u201d|\u2018(.*)\u2019)[.,]?""", re.DOTALL)
+_BEFORE = tuple(
+    re.compile(pattern, re.IGNORECASE)
+    for pattern in (
+        r"(?:(?:the|my) )?(?:(?:final|correct) )?answer(?: is\b| ?[:=])",
+        "(?:thus|therefore|hence|so|indeed|simply|just|then|exactly|precisely|about|approximately|roughly|around"
+        r"|equal to|given by|the number|the value|as follows:?)(?= )",
+        r"(?:=|\\approx(?![A-Za-z]))",
+        r"(?:USD|EUR|GBP|INR|Rs\.?)(?= ?\d)",
+        # total = 36, AB = 5, |AB| = 5, \angle ABC = 30
+        r"(?:the )?(?:[a-z]{4,} ){0,3}[a-z]{4,} ?[:=](?= ?[-+\\(\[{.\d])",
+        r"(?-i:[A-Z]{2,3}) ?=(?= ?[-+\\(.\d])",
+        r"(?:\|[a-z]{2}\||m? ?\\angle ?[a-z]{1,3}) ?=",
+    )
+)
+_NEGATIVE = re.compile(r"(?:negative|minus) (?=[\d\\.(])", re.IGNORECASE)
+_BEHIND = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        # 5th, 5^{\text{th}}
+        (rf"(?<=\d) ?(?:\^ ?)?(?:\{{ ?)?(?:{BARE_TEXT}\{{)?(?:st|nd|rd|th)(?![A-Za-z])\}}{{0,2}}", ""),
+        (rf"(?<=[\d)}}]) ?\\frac ?\{{ ?{BARE_TEXT}\{{[^{{}}]*\}} ?\}} ?\{{ ?{BARE_TEXT}\{{[^{{}}]*\}} ?\}}", ""),
+        # 1'000'000 and 1_000_000
+        (r"(?<=\d)['_](?=\d{3}(?!\d))", ""),
+        (r"^(-?\d+) over (-?\d+)$", r"\\frac{\1}{\2}"),
+        (r"^(\d+) to (\d+)$", r"\1:\2"),
+        (r"^no solutions?$", r"\\{\\}"),
+    )
+)
 
 
 def clean(text: str) -> str:
     """The answer without wrappers, spacing and words in LaTeX's text mode, in one way of writing."""
-    text = text.strip(" \t\n\r*").translate(_CHARACTERS)  # **5** is bold
+    text = uniform(unquoted(text))
+    if _RELATION.search(text):
+        text = _OR.sub(r" \\cup ", text)
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
+    text = _SCALE_IN_TEXT.sub(r" \1 \\text{", text)
     text = _SCALE.sub(lambda found: f" * 10^{_SCALES[found[1]]}", text)
+    for pattern, replacement in _BEHIND:
+        text = pattern.sub(replacement, text)
     text = _TEXT.sub(lambda found: _bare(found, text), text)
-    return text.strip().rstrip(".,;:").lstrip(":").strip()
+    return _without_lead(_SPACES.sub(" ", text).strip().rstrip(".,;:").lstrip(":").strip())
+
+
+def unquoted(text: str) -> str:
+    """The text without the quotation marks, backticks or asterisks around all of it."""
+    text = text.strip(" \t\n\r*")  # **5** is bold
+    quoted = _QUOTED.fullmatch(text)
+    return text if quoted is None else next(each for each in quoted.groups() if each is not None)
+
+
+def _without_lead(text: str) -> str:
+    """Without what leads to a value: `the answer is`, `therefore`, `total =`, a currency."""
+    for pattern in _BEFORE:
+        while (found := pattern.match(text)) is not None and text[found.end() :].strip():
+            text = text[found.end() :].strip()
+    return _NEGATIVE.sub("-", text, count=1) if _NEGATIVE.match(text) else text
 
 
 def _bare(found: re.Match[str], text: str) -> str:
     """Words in text mode after a value are its unit; elsewhere they stand for themselves."""
     before = text[: found.start()].rstrip()
-    if before and before[-1] in "0123456789)}]%" and not found[1].strip().isdecimal():
+    value = before and (before[-1] in "0123456789)}]%" or before.endswith("\\pi"))
+    if value and not found[1].strip().isdecimal():
         return " "
     return f" {found[1]} " + (found[2] or "")

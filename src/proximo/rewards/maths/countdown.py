@@ -1,6 +1,5 @@
 """The judge of countdown: make the target from the numbers. The expression is parsed and counted, never evaluated."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,11 +7,9 @@ from typing import Any, TypeGuard
 
 from proximo.errors import DataError
 from proximo.rewards.maths.expressions import Expression, MalformedError, read_equation
-from proximo.rewards.maths.extraction import boxed
+from proximo.rewards.maths.extraction import FINDERS
 from proximo.rewards.verdicts import Answer, Verdict
 from proximo.states import ScoreState
-
-_TAGS = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
 class CountdownJudge:
@@ -116,13 +113,6 @@ def _whole(value: Any) -> TypeGuard[int]:
 
 
 def _found(text: str, place: str) -> str | None:
-    match place:
-        case "tags":
-            found = _TAGS.findall(text)
-        case "boxed":
-            found = boxed(text)
-        case "last_line":
-            found = [line for line in text.splitlines() if line.strip()]
-        case _:
-            found = [text]
+    lines = place == "last_line"
+    found = [line for line in text.splitlines() if line.strip()] if lines else FINDERS[place](text, None)
     return found[-1] if found else None

@@ -9,6 +9,7 @@ from math import isqrt
 from proximo.rewards.maths.cleaning import MAX_CHARACTERS, clean
 from proximo.rewards.maths.quotients import Arithmetic, Polynomial, Quotient, RefusedError, rational
 from proximo.rewards.maths.readings import readings
+from proximo.rewards.maths.spelled import in_figures
 from proximo.rewards.maths.values import Equation, Infinity, Matrix, Several, Union, Value
 from proximo.rewards.maths.words import chosen_letter, words_of
 
@@ -27,6 +28,7 @@ def equivalent(reference: str, answer: str, *, relative_tolerance: float | None 
     """
     if len(answer) > MAX_CHARACTERS:
         raise RefusedError(f"an answer of more than {MAX_CHARACTERS} characters")
+    reference, answer = in_figures(reference), in_figures(answer)
     if (same := _same_text(reference, answer)) is not None:
         return same
     percent = "%" not in reference or "%" not in answer
@@ -43,14 +45,20 @@ def equivalent(reference: str, answer: str, *, relative_tolerance: float | None 
 
 
 def _same_text(reference: str, answer: str) -> bool | None:
-    """Equal as they are written, or words that are; None where that does not decide."""
+    """Equal as they are written, or words that are; None where that does not decide. Either may be the reference."""
     if _written(reference) == _written(answer):
         return True
-    words = words_of(reference)
+    found = {_same_words(reference, answer), _same_words(answer, reference)}
+    return True if True in found else False if False in found else None
+
+
+def _same_words(one: str, other: str) -> bool | None:
+    """Whether the other says the same as one; None where one is neither words nor the letter of a choice."""
+    words = words_of(one)
     if words is not None:
-        return chosen_letter(answer) == words if len(words) == 1 else words_of(answer) == words
-    bare = reference.strip("$ ")
-    chosen = chosen_letter(answer) if len(bare) == 1 and bare in "ABCDEFGHIJ" else None
+        return chosen_letter(other) == words if len(words) == 1 else words_of(other) == words
+    bare = one.strip("$ ")
+    chosen = chosen_letter(other) if len(bare) == 1 and bare in "ABCDEFGHIJ" else None
     if chosen == "":
         return False
     return True if chosen == bare.lower() else None
@@ -80,6 +88,11 @@ class Comparison:
                 return self.same(value, rest)
             case (Quotient() | Infinity(), Quotient() | Infinity()):
                 return self._same_number(one, other)
+            case (Matrix() as matrix, Several(opening="(") as rest) | (
+                Several(opening="(") as rest,
+                Matrix() as matrix,
+            ):
+                return rest.closing == ")" and self._same_vector(matrix, rest)
         return self._same_collection(one, other)
 
     def _same_number(self, one: Quotient | Infinity, other: Quotient | Infinity) -> bool:
@@ -104,6 +117,14 @@ class Comparison:
                 return False
         return None
 
+    def _same_vector(self, matrix: Matrix, vector: Several) -> bool | None:
+        """A row or a column is the vector with its entries."""
+        if len(matrix.rows) == 1:
+            return self._in_order(matrix.rows[0], vector.items)
+        return all(len(row) == 1 for row in matrix.rows) and self._in_order(
+            [row[0] for row in matrix.rows], vector.items
+        )
+
     def _same_several(self, one: Several, other: Several) -> bool | None:
         if one.ordered == other.ordered:
             if not one.ordered:
@@ -115,7 +136,8 @@ class Comparison:
             return not interval and self._in_order(one.items, other.items)
         # A list without brackets stands for a tuple, and for no interval or set.
         round_ = {"", "("} == {one.opening, other.opening} and "]" not in (one.closing, other.closing)
-        return round_ and self._in_order(one.items, other.items)
+        point = round_ and not (one.is_interval or other.is_interval)
+        return point and self._in_order(one.items, other.items)
 
     def _in_order(self, ones: Sequence[Value], others: Sequence[Value]) -> bool | None:
         if len(ones) != len(others):

@@ -2,7 +2,8 @@
 
 answer   = item { "," item }
 item     = [ name "=" ] union { "=" union } [ "\\approx" union ]
-union    = sum { \\cup sum }
+union    = range { \\cup range }
+range    = sum { ( "<" | ">" | \\le | \\ge ) sum }
 sum      = [ sign ] product { sign product }
 product  = power { [ "*" | "/" ] power }
 power    = primary [ "^" exponent ] { "!" } [ "%" ]
@@ -14,10 +15,10 @@ from fractions import Fraction
 from math import comb, factorial
 from typing import TypeVar
 
-from proximo.rewards.maths.equations import worth
+from proximo.rewards.maths.equations import RELATIONS, between, joined, worth
 from proximo.rewards.maths.lexer import Token
 from proximo.rewards.maths.quotients import Arithmetic, Quotient, RefusedError, UnreadableError, letter, rational
-from proximo.rewards.maths.values import Infinity, Matrix, Several, Union, Value, repeating, whole_number
+from proximo.rewards.maths.values import Infinity, Matrix, Several, Value, repeating, whole_number
 
 MAX_FACTORIAL = 200
 LETTERS = (
@@ -113,10 +114,17 @@ class Parser:
         return None
 
     def _union(self) -> Value:
-        parts = [self._sum()]
+        parts = [self._range()]
         while self._accept("\\cup"):
-            parts.append(self._sum())
-        return parts[0] if len(parts) == 1 else Union(tuple(parts))
+            parts.append(self._range())
+        return parts[0] if len(parts) == 1 else joined(parts)
+
+    def _range(self) -> Value:
+        sides, relations = [self._sum()], []
+        while self._next.text in RELATIONS:
+            relations.append(self._take().text)
+            sides.append(self._sum())
+        return between(sides, relations) if relations else sides[0]
 
     def _sum(self) -> Value:
         first: Value = rational(0)

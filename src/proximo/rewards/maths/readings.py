@@ -13,6 +13,7 @@ from proximo.rewards.maths.cleaning import clean
 from proximo.rewards.maths.grammar import Parser
 from proximo.rewards.maths.lexer import Token, has_groups, tokens_of
 from proximo.rewards.maths.quotients import Arithmetic, Quotient, RefusedError, UnreadableError
+from proximo.rewards.maths.spelled import as_mixed_number
 from proximo.rewards.maths.values import Several, Value
 from proximo.rewards.maths.words import without_unit
 
@@ -33,9 +34,10 @@ def readings(text: str, *, percent: bool) -> Readings:
     arithmetic = Arithmetic()  # all readings together may cost as much as one
     values: list[Value] = []
     try:
-        for tokens, hundredth in _variants(clean(text), percent=percent):
-            with suppress(UnreadableError):
-                values.append(_value(tokens, hundredth, arithmetic))
+        for written in dict.fromkeys((text, as_mixed_number(text))):
+            for tokens, hundredth in _variants(clean(written), percent=percent):
+                with suppress(UnreadableError):
+                    values.append(_value(tokens, hundredth, arithmetic))
     except RefusedError as error:
         return Readings(tuple(values), str(error))
     return Readings(tuple(values))

@@ -18,6 +18,7 @@ from typing import Any
 
 from proximo.errors import MissingExtraError
 from proximo.rewards.maths.cleaning import clean
+from proximo.rewards.maths.notation import uniform
 
 MAX_CHARACTERS = 300
 MAX_NESTING = 10
@@ -124,7 +125,8 @@ class SymbolicComparison:
         return False if False in found else None if None in found else True
 
     def _ask(self, reference: str, answer: str) -> bool | None:
-        """What math-verify says; None where it was not asked, or cannot read one of the two."""
+        """What math-verify says, either way round; None where it was not asked, or cannot read one of the two."""
+        reference, answer = uniform(reference), uniform(answer)
         if not is_fit(reference) or not is_fit(answer):
             return None
         if bool(_DECIMAL.search(reference)) != bool(_DECIMAL.search(answer)):
@@ -134,7 +136,10 @@ class SymbolicComparison:
             gold, target = (_parsed(self._package, each) for each in (reference, answer))
             if not gold or not target:
                 return None
-            return bool(self._package.verify(gold, target, timeout_seconds=None, raise_on_error=True))
+            return any(
+                self._package.verify(*pair, timeout_seconds=None, raise_on_error=True)
+                for pair in ((gold, target), (target, gold))
+            )
         except Exception:  # whatever sympy stumbles over, it has not compared the two
             return None
 

@@ -20,6 +20,8 @@ class Several:
     opening: str
     items: "tuple[Value, ...]"
     closing: str
+    is_interval: bool = False
+    """Known to be one, since an inequality says so; (1, 5) may also be a point."""
 
     @property
     def ordered(self) -> bool:

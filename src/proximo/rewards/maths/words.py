@@ -2,11 +2,12 @@
 
 import re
 
-from proximo.rewards.maths.cleaning import BARE_TEXT
+from proximo.rewards.maths.notation import BARE_TEXT
 
 _WHOLE_TEXT = re.compile(BARE_TEXT + r"\{([^{}]*)\}")
 _WORDS = re.compile(r"[A-Za-z][A-Za-z '-]*")
 _TAIL = re.compile(r"[A-Za-z /.*'-]*")
+_LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _UNIT_POWER = re.compile(r"(?<=[A-Za-z]) ?\^ ?(?:\{[23]\}|[23])$")
 SHORT_UNITS = "m g s h l L V N J W A K C F a"
 JOINED_UNITS = "cm mm km kg mg ml mL kWh kW Hz kHz mph km/h m/s in ft lb lbs oz yd min sec hr hrs"
@@ -22,14 +23,16 @@ _FUNCTIONS, _SHORT_WORDS = frozenset(FUNCTIONS.split()), frozenset(SHORT_WORDS.s
 def without_unit(text: str) -> str | None:
     """A cleaned text without the unit in plain words behind a value; None where there is none."""
     text = _UNIT_POWER.sub("", text)
-    end = max((text.rfind(mark) for mark in "0123456789)}%"), default=-1) + 1
+    end = max((text.rfind(mark) + len(mark) for mark in (*"0123456789)}%", "\\pi") if mark in text), default=0)
     tail = text[end:]
     if not end or not tail.strip() or not _TAIL.fullmatch(tail):
         return None
     words = re.split(r"[ /.*'-]+", tail.strip())
     if tail[0] not in " -/":
         return text[:end] if tail.strip() in _JOINED_UNITS else None
-    known = all((len(word) > 1 and word not in _FUNCTIONS) or word in _SHORT_UNITS or not word for word in words)
+    # Behind a formula with letters one more letter is a factor: the h of \\pi r^2 h is no hour.
+    short = frozenset() if _LETTER.search(text[:end]) else _SHORT_UNITS
+    known = all((len(word) > 1 and word not in _FUNCTIONS) or word in short or not word for word in words)
     return text[:end] if known else None
 
 

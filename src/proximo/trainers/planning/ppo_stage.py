@@ -31,7 +31,7 @@ def ppo_models(recipe: PPORecipe, origins: Origins, *, precision: Precision) -> 
     if recipe.ppo.kl.place != "none":
         models["reference"] = make_reference(recipe.reference, policy, origins, num_tokens)
     if recipe.ppo.average_decay is not None:
-        models["average"] = frozen(language_model(own, PLAIN, precision=precision))
+        models["average"] = policy.frozen_copy()
     if recipe.ppo.uses_critic:
         models["value"] = _value_model(recipe, origins, policy)
     for source in recipe.reward:
@@ -50,8 +50,9 @@ def make_reference(
     """The policy's base below an adapter; a copy of it; or the model that the recipe names."""
     if policy.has_adapter:
         return base_alone(policy)
-    config = policy.base.config if section is None else origins.sized(section, num_tokens)
-    return frozen(language_model(config, PLAIN, precision=policy.precision))
+    if section is None:
+        return policy.frozen_copy()
+    return frozen(language_model(origins.sized(section, num_tokens), PLAIN, precision=policy.precision))
 
 
 def _value_model(recipe: PPORecipe, origins: Origins, policy: LanguageModel) -> ScalarModel:

@@ -1,0 +1,35 @@
+"""State of a checkpoint as it is read back, perhaps by a later version. Not what a trainer keeps in it.
+
+What a later version adds to its state needs a default: `state.get(name, default)`, or a field of a record with one.
+What it cannot do without, and does not find, is refused with the reason.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Never, TypeVar
+
+from proximo.errors import CheckpointError
+
+Record = TypeVar("Record")
+_ANOTHER_VERSION = (
+    "another version of Proximo saved it (`saved_by` in its manifest.json says which). Go on with that version, or "
+    "start a run in another folder"
+)
+
+
+class SavedState(dict[str, Any]):
+    """A mapping that refuses with CheckpointError where it lacks what is asked for by `[]`."""
+
+    def __missing__(self, key: str) -> Never:
+        """Raises CheckpointError."""
+        raise CheckpointError(f"the state of the checkpoint has no {key!r}: {_ANOTHER_VERSION}")
+
+
+def as_record(kind: Callable[..., Record], saved: Mapping[str, Any]) -> Record:
+    """A dataclass whose fields were saved by name; a field that was not yet there has its default.
+
+    Raises CheckpointError for a value that it has no field for, and for a field without value or default.
+    """
+    try:
+        return kind(**saved)
+    except TypeError as error:
+        raise CheckpointError(f"the state of the checkpoint does not fit ({error}): {_ANOTHER_VERSION}") from error
