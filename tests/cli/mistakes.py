@@ -264,7 +264,7 @@ RECIPES = (
     _override(
         "optimizer of a value head on the policy's trunk",
         "value.start=trunk",
-        "have one optimizer, ppo.policy_optimizer",
+        "ppo.value_optimizer is not used on a shared trunk",
         "ppo.critic_warmup_steps",
         files={"r.yaml": PPO + "  value_optimizer: {learning_rate: 1.0e-4}\n"},
     ),

@@ -16,6 +16,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import OptimizerConfig
+from proximo.errors import ConfigError
 from proximo.models.backbone import Backbone
 from proximo.trainers import dpo, loop, ppo, ppo_run, reward, sft
 from proximo.trainers.memory import release_cache

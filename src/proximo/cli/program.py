@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -14,6 +15,22 @@ from proximo.errors import ProximoError, redacted
 from proximo.failures import disk_refused, memory_ran_out
 
 INTERRUPTED = 130
+ELSEWHERE = {
+    "eval": "`proximo evaluate`",
+    "finetune": "`proximo sft`",
+    "grpo": "`proximo ppo` with ppo.advantage=group_standardised, as in the recipe grpo-function",
+    "init": "`proximo recipes copy`",
+    "rlhf": "`proximo pipeline`, or `proximo ppo` for its last step",
+    "rloo": "`proximo ppo` with ppo.advantage=leave_one_out",
+    "rm": "`proximo reward`",
+    "run": "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`",
+    "sample": "`proximo generate`",
+    "serve": "`proximo serve-reward` for rewards; models are for other servers, from `proximo export`",
+    "train": "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`",
+}
+"""Commands of other tools."""
+SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
+"""`--ppo.num_steps=3`."""
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 # Plain help, and tracebacks left to Python: the rich variants cost start-up time and reflow the examples.
 app = typer.Typer(
@@ -44,7 +61,10 @@ def main(argv: Sequence[str]) -> int:
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
     except typer.TyperException as error:
-        return _refuse(f"{error.format_message()} (`proximo {_command_of(arguments)}--help` tells more)", 2)
+        if arguments[0] in ELSEWHERE:
+            return _refuse(f"there is no command {arguments[0]}; here that is {ELSEWHERE[arguments[0]]}", 2)
+        hint = _setting_hint(arguments) or f"`proximo {_command_of(arguments)}--help` tells more"
+        return _refuse(f"{error.format_message()} ({hint})", 2)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BaseException as error:
@@ -103,6 +123,14 @@ def _refuse(message: str, status: int) -> int:
     return status
 
 
+def _setting_hint(arguments: Sequence[str]) -> str | None:
+    """How a setting is written that was given as an option; None where none was."""
+    for argument in arguments[1:]:
+        if setting := SETTING.fullmatch(argument):
+            return f"settings are written without dashes: {setting[1]}{setting[2] or '=VALUE'}"
+    return None
+
+
 def _command_of(arguments: Sequence[str]) -> str:
     """The command's name with a space after it, where the arguments begin with a known one."""
     names = typer.main.get_group(app).commands
@@ -126,6 +154,7 @@ def _program(
     \b
     proximo recipes                           what is shipped to start from
     proximo recipes copy ppo my.yaml          start from one
+    proximo doctor                            what this machine has
     proximo ppo my.yaml --dry-run             what it would do, in numbers
     proximo plan my.yaml                      memory and work, before anything is loaded
     proximo rate my.yaml rated.jsonl          how hard its prompts are for the policy it starts from

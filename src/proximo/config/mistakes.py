@@ -1,5 +1,6 @@
 """What pydantic found wrong, in a user's words: which key, where it was written, what came, what is wanted."""
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,10 +67,14 @@ class Source:
     tree: dict[str, Any]
     """The values, overrides included, as they were given to the schema."""
 
-    def place(self, path: Path) -> str | None:
-        """The override or the line that gave the value at `path`."""
+    def place(self, path: Path, sentence: str) -> str | None:
+        """The override or the line that gave the value at `path`.
+
+        What is wrong with a section as a whole is blamed on an override in it only where the sentence names its key.
+        """
+        named = set(re.findall(r"\w+", sentence))
         for override in reversed(self.overrides):
-            if _touches(override, path):
+            if _touches(override, path) and (len(override.path) <= len(path) or override.path[-1] in named):
                 return f"override {override.text}"
         line = self.document.line_of(path)
         return None if line is None else f"line {line}"
@@ -94,7 +99,7 @@ def explain(errors: Sequence[ErrorDetails], source: Source) -> list[Mistake]:
 
 def message_of(mistakes: Sequence[Mistake], source: Source) -> str:
     """All of them in one text, each with its place."""
-    places = [(source.place(mistake.path), mistake.sentence) for mistake in mistakes]
+    places = [(source.place(mistake.path, mistake.sentence), mistake.sentence) for mistake in mistakes]
     if len(places) == 1:
         place, sentence = places[0]
         return f"{source.document.origin}{f', {place}' if place else ''}: {sentence}"

@@ -43,10 +43,6 @@ def run_evaluate(
 
     Raises RunFolderError for a folder without a run, and UserError where the run held out no data.
     """
-    if output is not None and output.exists():
-        raise UserError(f"{output} exists and is left as it is: give a file that does not exist yet")
-    if output is not None and not output.parent.is_dir():
-        raise UserError(f"there is no folder {output.parent} to write {output.name} to")
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
     task = build_task(run, ppo or {})
