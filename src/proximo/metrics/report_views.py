@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.before_after import BeforeAfter, before_after
 from proximo.metrics.calibration import Calibration, calibration
@@ -188,4 +189,5 @@ def _metric_row(run: Run, name: str) -> MetricRow:
 
 
 def _as_yaml(values: object) -> str | None:
-    return None if values is None else yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+    """For a page that is passed around: without what may be a secret in an address."""
+    return None if values is None else redacted(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))
