@@ -3,6 +3,7 @@
 The marker file makes a folder a run folder, and carries the lock. Nothing outside such a folder is ever replaced.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -193,9 +194,14 @@ def _lock(folder: Path) -> IO[str]:
         raise RunFolderError(
             f"another process ({holder}) is training in {folder}: wait for it, or give another folder"
         ) from error
-    marker.truncate(0)
-    marker.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    marker.flush()
+    try:
+        marker.truncate(0)
+        marker.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        marker.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # closing writes what is left, which the disk refuses again
+            marker.close()
+        raise RunFolderError(f"the run folder {folder} cannot be written: {error}") from error
     return marker
 
 
