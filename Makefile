@@ -26,7 +26,7 @@ $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed, $(PYTHON) is $$($(PYTHON) --version); say make PYTHON=python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	@# torch goes in first: a range with no torch installed pulls gigabytes of CUDA.
+	@# torch goes in first, by itself. PIP_EXTRA_INDEX_URL decides the build: README.
 	$(PIP) torch
 	@touch $@
 

@@ -1,99 +1,127 @@
-"""Healthy and sick runs of one small task, and what the report says of each: the figures of docs/healthy-runs.md.
+"""Healthy and sick runs of three small tasks, and what the report says of each: figures and table of healthy-runs.md.
 
     python benchmarks/healthy_runs.py --folder runs/healthy
 
-The task is that of sorting.py, and its fine-tuned model that of algorithms.py. Each run is the healthy one with one
-setting made wrong. Draws docs/healthy-runs/NAME.svg and prints the alarms that each run raised.
+What the runs are stands in healthy_cases.py. Makes the models that they start from, runs what is missing, prints the
+table, draws docs/healthy-runs/NAME.svg, and keeps what the rules read of each run in tests/metrics/recorded_runs.jsonl,
+so that a rule which changes is tried on all of them at once.
 """
 
 import argparse
+import json
+import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+from healthy_cases import CASES, HEALTHY, recipe
 from matplotlib.figure import Figure
 
-from algorithms import run, sorting_ppo, sorting_sft
-from proximo.metrics.alarms import find_alarms
-from proximo.metrics.declared.alarms_ppo import PPO_RULES
-from proximo.metrics.run_files import Run, read_run
+from algorithms import model_of, run, sorting_sft
+from proximo.metrics.report_views import run_alarms
+from proximo.metrics.run_files import Run, read_run, setting
 
-HEALTHY = "healthy"
+HERE = Path(__file__).parent
+PICTURES = HERE.parent / "docs" / "healthy-runs"
+RECORDED = HERE.parent / "tests" / "metrics" / "recorded_runs.jsonl"
 ALWAYS = {"score/mean": "score", "kl/sequence": "KL, nats", "policy/entropy": "entropy, nats"}
 """Metric -> title of the panels that every figure has; the fourth is the one that tells."""
-SICK: dict[str, tuple[dict[str, Any], str, str]] = {
-    "too-large-steps": (
-        {"ppo": {"policy_optimizer": {"learning_rate": 2e-2}}},
-        "policy/clip_fraction",
-        "clip fraction",
-    ),
-    "too-small-steps": (
-        {"ppo": {"policy_optimizer": {"learning_rate": 1e-7}}},
-        "policy/approx_kl",
-        "movement within a step",
-    ),
-    "useless-critic": (
-        {"ppo": {"value_optimizer": {"learning_rate": 0.3}}},
-        "value/explained_variance",
-        "explained variance",
-    ),
-    "cut-answers": ({"ppo": {"rollout": {"max_new_tokens": 6}}}, "response/finished_fraction", "finished answers"),
-    "paid-for-length": (
-        {
-            "reward": [{"kind": "function", "function": "sorting:length"}],
-            "ppo": {"rollout": {"max_new_tokens": 40}, "kl": {"coefficient": 0.001}},
-        },
-        "response/tokens_mean",
-        "tokens",
-    ),
-    "groups-without-a-signal": (
-        {
-            "reward": [{"kind": "function", "function": "sorting:mostly_written"}],
-            "ppo": {"advantage": "group_standardised", "prompts_per_step": 16, "responses_per_prompt": 8},
-        },
-        "group/equal_fraction",
-        "groups of equal scores",
-    ),
+DRAWN = {
+    "too-large-steps": ("policy/clip_fraction", "clip fraction"),
+    "too-small-steps": ("policy/approx_kl", "movement within a step"),
+    "useless-critic": ("value/explained_variance", "explained variance"),
+    "cut-answers": ("response/finished_fraction", "finished answers"),
+    "paid-for-length": ("response/tokens_mean", "tokens"),
+    "paid-for-shortness": ("score/length_correlation", "score with length"),
+    "too-much-kl": ("reward/mean", "score minus penalty"),
+    "no-kl": ("gold/mean", "gold score"),
+    "too-cold": ("group/equal_fraction", "groups of equal scores"),
 }
-"""Name -> what is wrong, the metric that tells, and its title."""
+"""Sick run -> the metric that tells, and its title."""
+READ = (
+    *("score/mean", "score/std", "score/best_fraction", "score/length_correlation", "gold/mean"),
+    *("kl/sequence", "kl/k3_per_token", "kl/coefficient", "value/explained_variance", "value/loss"),
+    *("response/tokens_mean", "response/finished_fraction", "response/distinct_2", "response/repeated_4"),
+    *("response/faulty", "group/equal_fraction", "policy/clip_fraction", "policy/approx_kl", "policy/entropy"),
+    *("policy/skipped_updates", "value/skipped_updates", "first_minibatch/refused", "progress/non_finite_metrics"),
+    *("evaluation/score", "evaluation/gold"),
+)
+"""The metrics that rules read."""
+SETTINGS = ("num_steps", "epochs_per_step", "solved_score", "kl", "policy_optimizer", "rollout", "policy_loss")
+"""The settings of `ppo` that they read, or the sections that hold them."""
 
 
 def main() -> None:
-    """Run what is missing; draw, and print the alarms."""
+    """Run what is missing; draw, print and keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path("runs/healthy"), help="where the runs go")
     parser.add_argument("--processes", type=int, default=2, help="runs at once, one thread each")
     options = parser.parse_args()
     folder = options.folder.resolve()
-    run("sft", sorting_sft(), folder / "digits in order" / "sft")
-    names = (HEALTHY, *SICK)
+    prepare(folder)
     with ThreadPoolExecutor(options.processes) as pool:
-        list(pool.map(lambda name: run("ppo", recipe(folder, name), folder / name), names))
-    found = {name: read_run(folder / name) for name in names}
-    pictures = Path(__file__).parent.parent / "docs" / "healthy-runs"
-    pictures.mkdir(exist_ok=True)
-    for name, (_, metric, title) in SICK.items():
-        draw(found[HEALTHY], found[name], {**ALWAYS, metric: title}, pictures / f"{name}.svg")
-    for name, each in found.items():
-        print(f"{name}: {'; '.join(alarm.title for alarm in find_alarms(each, PPO_RULES)) or 'no alarm'}")
+        list(pool.map(lambda name: run("ppo", recipe(folder, name), folder / name), CASES))
+    found = {name: read_run(folder / name) for name in CASES}
+    PICTURES.mkdir(exist_ok=True)
+    for name, (metric, title) in DRAWN.items():
+        healthy = found[CASES[name].task.partition("-")[0]]
+        draw(healthy, found[name], {**ALWAYS, metric: title}, PICTURES / f"{name}.svg")
+    RECORDED.write_text("".join(json.dumps(record(name, each)) + "\n" for name, each in found.items()))
+    print_table(found)
 
 
-def recipe(folder: Path, name: str) -> dict[str, Any]:
-    """The healthy recipe, or that with what is wrong."""
-    whole = sorting_ppo(folder)
-    whole["ppo"] |= {
-        "num_steps": 30,
-        "prompts_per_step": 128,
-        "kl": {"coefficient": 0.02},
-        "value_optimizer": {"learning_rate": 5e-4},
+def prepare(folder: Path) -> None:
+    """Make the models that the runs start from, and one whose tokenizer has the wrong end of sequence."""
+    run("sft", sorting_sft(), folder / "digits in order" / "sft")
+    for name in ("demo", "countdown"):
+        place = f"run.folder={folder / 'models' / name}"
+        program = [sys.executable, "-m", "proximo", "pipeline", name, place, "ppo.ppo.num_steps=2", "--resume=auto"]
+        subprocess.run([*program, "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    wrong = folder / "models" / "wrong end"
+    if not wrong.exists():
+        shutil.copytree(model_of(folder / "models" / "countdown" / "sft", "policy"), wrong)
+        settings = json.loads((wrong / "tokenizer_config.json").read_text())
+        (wrong / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "~"}))
+        for name in ("config.json", "generation_config.json"):
+            settings = json.loads((wrong / name).read_text())
+            (wrong / name).write_text(json.dumps(settings | {"eos_token_id": ord("~") - ord("!")}))
+
+
+def record(name: str, each: Run) -> dict[str, Any]:
+    """What the rules read, with four digits."""
+    steps = [int(line["step"]) for line in each.lines]
+    columns = {
+        metric: [float(f"{line[metric]:.4g}") if metric in line else None for line in each.lines]
+        for metric in READ
+        if len(each.series(metric))
     }
-    if name != HEALTHY:
-        changes = SICK[name][0]
-        whole |= {"reward": changes.get("reward", whole["reward"])}
-        for key, value in changes.get("ppo", {}).items():
-            whole["ppo"][key] = {**whole["ppo"].get(key, {}), **value} if isinstance(value, dict) else value
-    return whole
+    settings = {key: setting(each.config, "ppo", key) for key in SETTINGS}
+    alarm = CASES[name].alarm
+    return {"name": name, "alarm": alarm, "config": {"ppo": settings}, "step": steps, "metrics": columns}
+
+
+def print_table(found: dict[str, Run]) -> None:
+    """A row for each run: what was wrong, and what was raised."""
+    print("| run | task | what is wrong | first alarm | with it |\n|---|---|---|---|---|")
+    for name, each in found.items():
+        alarms = run_alarms(each)
+        first = f"*{alarms[0].title}*" if alarms else "none"
+        others = [*(alarms[0].consequences if alarms else ()), *alarms[1:]]
+        titles = ", ".join(alarm.title for alarm in others)
+        print(f"| `{name}` | {CASES[name].task} | {CASES[name].wrong} | {first} | {titles} |")
+    wrong = [name for name, each in found.items() if [a.title for a in run_alarms(each)][:1] != expected(name)]
+    print(
+        f"{len(HEALTHY)} healthy, {len(CASES) - len(HEALTHY)} sick; judged otherwise than expected: {wrong or 'none'}"
+    )
+
+
+def expected(name: str) -> list[str]:
+    """The alarm that has to come first; none for a healthy run."""
+    alarm = CASES[name].alarm
+    return [] if alarm is None else [alarm]
 
 
 def draw(healthy: Run, sick: Run, panels: dict[str, str], path: Path) -> None:

@@ -33,6 +33,12 @@ def in_order(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequenc
     return [float(text.split() == list(facts["answer"])) for text, facts in zip(responses, metadata, strict=True)]
 
 
+def begins_well(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    """An easier task: 1 where the first digit of the response is the smallest of all."""
+    del prompts
+    return [float(text.split()[:1] == [facts["answer"][0]]) for text, facts in zip(responses, metadata, strict=True)]
+
+
 def digits_sorted(prompt: str) -> str:
     """The right answer to a prompt of this task, without spaces."""
     return "".join(sorted(character for character in prompt if character.isdigit()))
@@ -44,12 +50,24 @@ def length(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[
     return [min(len(text.split()) / 20, 1.0) for text in responses]
 
 
-def mostly_written(
-    prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
-) -> list[float]:
-    """A reward that tells nothing: 1 for every response that has a digit in it."""
+def shortness(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    """A bad reward: less for every character."""
     del prompts, metadata
-    return [float(any(character.isdigit() for character in text)) for text in responses]
+    return [1 - min(len(text) / 20, 1.0) for text in responses]
+
+
+def always_one(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    """A reward that tells nothing."""
+    del prompts, metadata
+    return [1.0] * len(responses)
+
+
+def failing(
+    prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]
+) -> list[float | None]:
+    """A reward that cannot judge a tenth of the answers: those that end in a certain digit."""
+    del prompts, metadata
+    return [None if text.strip().endswith("7") else float(len(set(text)) / 8) for text in responses]
 
 
 def _problem(rng: random.Random, digits: int) -> dict[str, str]:

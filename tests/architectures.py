@@ -91,6 +91,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.5,
         "embedding_multiplier": 2.0,
     },
+    "stablelm": {**LLAMA_LIKE, "model_type": "stablelm", "partial_rotary_factor": 0.5},
+    "nemotron": {**LLAMA_LIKE, "model_type": "nemotron", "head_dim": 8},
+    "persimmon": {**LLAMA_LIKE, "model_type": "persimmon", "num_key_value_heads": 4},
     "cohere": {**LLAMA_LIKE, "model_type": "cohere", "logit_scale": 0.25},
 }
 """Arguments of `AutoConfig.for_model` by name."""

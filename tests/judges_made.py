@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.errors import ConfigError, DataError, MissingExtraError
-from proximo.rewards.verdicts import Answer, Judge, Verdict
+from proximo.rewards.verdicts import Answer, Judge, PostponedError, Verdict
 from proximo.states import ScoreState
 
 
@@ -29,6 +29,18 @@ class Letters(Judge):
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
         if metadata.get("unfit"):
             raise DataError("there is nothing to judge by")
+
+
+class Waiting(Letters):
+    """Waits for answers with a `z`, but in their first turn."""
+
+    def judge(self, answer: Answer) -> Verdict:
+        verdict = super().judge(answer)
+        if "z" in answer.text:
+            if answer.first_turn:
+                raise PostponedError
+            time.sleep(float(answer.text.count("z")))
+        return verdict
 
 
 class Everything(Judge):

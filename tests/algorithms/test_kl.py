@@ -52,6 +52,21 @@ def test_full_kl_does_not_see_a_constant_added_to_the_logits():
     )
 
 
+def test_full_kl_leaves_out_what_the_policy_cannot_choose():
+    logits = LOGITS.clone().requires_grad_()
+    masked = logits.index_fill(-1, torch.tensor([0, 3]), -torch.inf)
+    for reference in (REFERENCE_LOGITS, REFERENCE_LOGITS.index_fill(-1, torch.tensor([0]), -torch.inf)):
+        found = full_kl(masked, reference)
+        others = reference.log_softmax(-1)[..., [1, 2, 4]]
+        shares = logits[..., [1, 2, 4]].log_softmax(-1)
+        torch.testing.assert_close(found, (shares.exp() * (shares - others)).sum(-1))
+        (gradient,) = torch.autograd.grad(found.sum(), logits, retain_graph=True)
+        assert gradient.isfinite().all()
+        assert not gradient[..., [0, 3]].any()
+    assert full_kl(logits, masked.detach()).isposinf().all()
+    assert full_kl(torch.full_like(LOGITS, -torch.inf), REFERENCE_LOGITS).isnan().all()
+
+
 def test_full_kl_of_half_precision_logits_is_computed_in_float32():
     half = full_kl(LOGITS.bfloat16(), REFERENCE_LOGITS.bfloat16())
     assert half.dtype is torch.float32

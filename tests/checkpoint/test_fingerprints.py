@@ -112,6 +112,15 @@ def test_the_environment_says_what_decides_the_bits():
     assert all(found[name] for name in ("python", "transformers", "system", "machine", "instructions"))
 
 
+def test_a_variable_that_chooses_other_instructions_is_part_of_the_environment(monkeypatch):
+    monkeypatch.delenv("MKL_CBWR", raising=False)
+    before = Fingerprints(config={}, inputs={}, environment=describe_environment(device="cpu"))
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    now = Fingerprints(config={}, inputs={}, environment=describe_environment(device="cpu"))
+    with pytest.raises(RunFolderError, match=r'variables.MKL_CBWR: .absent. -> "COMPATIBLE"'):
+        check_fingerprints(before, now)
+
+
 def test_a_package_that_is_not_installed_is_none(monkeypatch):
     monkeypatch.setattr("proximo.checkpoint.environment.PACKAGES", ("no-such-package-here",))
     assert describe_environment(device="cpu")["no-such-package-here"] is None

@@ -241,6 +241,13 @@ def test_keys_that_do_nothing_are_told(folder):
     assert unused_keys(load_recipe("ppo", path, to_go).recipe) == [
         "ppo.advantage.value_lam has no effect: advantage return_to_go has no critic"
     ]
+    sampled = ["ppo.advantage={standardise: false, unbiased_variance: true}", "ppo.evaluate_greedy=true"]
+    assert unused_keys(load_recipe("ppo", path, [*sampled, "ppo.rollout.greedy=true"]).recipe) == [
+        "ppo.advantage.unbiased_variance has no effect: nothing is standardised",
+        "ppo.evaluate_greedy has no effect: rollout.greedy holds for evaluations too",
+    ]
+    whitened = [*sampled[:1], "ppo.score.whiten_rewards=zero_mean"]
+    assert unused_keys(load_recipe("ppo", path, whitened).recipe) == []
     pipeline = write_recipe(folder, PIPELINE, "p.yaml")
     score = ["running=standardise", "bias=1", "scale=2", "overlong_penalty=2", "penalty_mode=replace"]
     told = unused_keys(load_recipe("ppo", path, [f"ppo.score.{each}" for each in score]).recipe)

@@ -1,8 +1,9 @@
-"""What the assistant wrote is found under any prefix-stable chat template, and others are refused by name."""
+"""What the assistant wrote is found under every chat template, or refused by name where a loss needs to know."""
 
 import pytest
 
 from builders import tiny_tokenizer
+from proximo.data import chat, templates
 from proximo.data.chat import PLAIN_CHAT_TEMPLATE, end_of_turn_ids, render_conversation
 from proximo.data.tokenise import Encoder
 from proximo.errors import DataError, ModelError
@@ -41,8 +42,8 @@ def encoder_with(template: str | None) -> Encoder:
     return Encoder(tokenizer)
 
 
-def parts(template: str, prompt: list, *responses: list, append_eos: bool = True) -> list[list[tuple[str, bool]]]:
-    rendered = render_conversation(encoder_with(template), prompt, responses, origin="here", append_eos=append_eos)
+def parts(template: str, prompt: list, *responses: list, **options: bool) -> list[list[tuple[str, bool]]]:
+    rendered = render_conversation(encoder_with(template), prompt, responses, origin="here", **options)
     return [
         [(segment.text, segment.written) for segment in segments] for segments in (rendered.prompt, *rendered.responses)
     ]
@@ -87,7 +88,7 @@ def test_spaces_around_a_reply_stay_where_the_template_keeps_them() -> None:
 def test_an_empty_reply_is_its_end_of_turn() -> None:
     empty = {"role": "assistant", "content": ""}
     assert parts(TEMPLATES["chatml"], [ASK], [empty])[1] == [("<eos>", True)]
-    assert parts(TEMPLATES["no mark"], [ASK], [empty], append_eos=False)[1] == []
+    assert parts(TEMPLATES["no mark"], [ASK], [empty], finished=False)[1] == []
 
 
 @pytest.mark.parametrize(("name", "ids"), [("chatml", (2,)), ("trimming", (2,)), ("no mark", ()), ("plain", (2,))])
@@ -96,22 +97,90 @@ def test_a_rollout_learns_from_the_template_where_to_stop(name: str, ids: tuple[
     assert end_of_turn_ids(encoder_with(None)) == ()
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused_by_name() -> None:
-    with pytest.raises(ModelError, match=r"here: the chat template of 'the/tokenizer' is not prefix-stable.*message 2"):
-        parts(LAST_ONLY, [ASK, REPLY, ASK], [REPLY])
-    assert len(parts(LAST_ONLY, [ASK], [REPLY])) == 2
+def test_a_template_that_rewrites_earlier_turns_is_refused_only_where_each_of_them_is_learned() -> None:
+    turns, asked = ([ASK, REPLY, ASK], [REPLY]), "one<eos>one<eos>"
+    assert parts(LAST_ONLY, *turns) == [[(asked, False)], [("two", True), ("<eos>", True)]]
+    for prompt, response in (turns, ([ASK], [REPLY, ASK, REPLY])):
+        with pytest.raises(
+            ModelError, match=r"here: the chat template of 'the/tokenizer' renders message 2.*train_on: last_response"
+        ):
+            parts(LAST_ONLY, prompt, response, every_turn=True)
+    assert len(parts(LAST_ONLY, [ASK], [REPLY], every_turn=True)) == 2
 
 
-def test_a_generation_prompt_that_the_history_does_not_have_is_refused() -> None:
+def test_a_response_of_several_turns_to_a_prompt_that_it_rewrites_is_refused() -> None:
+    counting = "{{ messages | length }}" + LAST_ONLY
+    assert parts(counting, [ASK], [REPLY])[1] == [("two", True), ("<eos>", True)]
+    with pytest.raises(ModelError, match="renders the prompt in another way once the first turn of the response"):
+        parts(counting, [ASK], [REPLY, ASK, REPLY])
+
+
+def test_words_that_only_open_a_turn_stand_before_the_response_as_it_is() -> None:
+    """The template would drop them with the next rendering, but a policy is asked with them."""
     forced = TEMPLATES["chatml"].replace("'<|assistant|>\n'", "'<|assistant|>\nhm.\n'")
-    with pytest.raises(ModelError, match="not prefix-stable"):
-        parts(forced, [ASK], [REPLY])
+    assert parts(forced, [ASK], [REPLY]) == [
+        [("<|user|>\none<eos>\n<|assistant|>\nhm.\n", False)],
+        [("two", True), ("<eos>", True)],
+    ]
 
 
-def test_a_template_that_changes_what_was_written_is_refused() -> None:
+def test_a_response_that_the_template_would_write_in_another_way_stands_as_it_is() -> None:
     shouting = TEMPLATES["chatml"].replace("m['content'] +", "m['content'] | upper +")
-    with pytest.raises(ModelError, match=r"changes what the assistant wrote \('two'"):
-        parts(shouting, [ASK], [REPLY])
+    assert parts(shouting, [ASK], [REPLY])[1] == [("two", True), ("", True)]
+
+
+SPOKEN = TEMPLATES["chatml"].replace("<eos>", "(end)")
+
+
+def test_an_end_that_is_plain_text_is_part_of_every_turn() -> None:
+    """Behind the last one stands the EOS, at which a rollout stops."""
+    prompt, reply = parts(SPOKEN, [ASK, REPLY, ASK], [REPLY])
+    assert [text for text, written in prompt if written] == ["two", "(end)"]
+    assert reply == [("two", True), ("(end)", True), ("", True)]
+    assert parts(SPOKEN, [ASK], [REPLY], finished=False)[1] == [("two", True)]
+    assert end_of_turn_ids(encoder_with(SPOKEN)) == ()
+
+
+def test_a_conversation_may_begin_with_the_assistant() -> None:
+    assert parts(TEMPLATES["chatml"], [REPLY, ASK], [REPLY])[0] == [
+        ("<|assistant|>\n", False),
+        ("two", True),
+        ("<eos>", True),
+        ("\n<|user|>\none<eos>\n<|assistant|>\n", False),
+    ]
+    indexing = "{% if messages[0]['role'] == 'system' %}{{ 'S' }}{% endif %}" + TEMPLATES["chatml"]
+    assert parts(indexing, [REPLY, ASK], [REPLY])[0] == [
+        ("<|assistant|>\ntwo<eos>\n<|user|>\none<eos>\n<|assistant|>\n", False)
+    ]
+    with pytest.raises(ModelError, match="message 1, with which the assistant begins.*or leave that turn out"):
+        parts(indexing, [REPLY, ASK], [REPLY], every_turn=True)
+
+
+@pytest.mark.parametrize(
+    ("harm", "limit"),
+    [
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "1 s of computing"),
+        ("{{ 'a' * 10000000000 }}", "MiB of memory"),
+    ],
+)
+def test_a_template_that_would_never_end_is_one_message(harm: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "CPU_SECONDS", 1)
+    renderer = templates.TemplateRenderer()
+    monkeypatch.setattr(chat, "RENDERER", renderer)
+    encoder = encoder_with(harm + TEMPLATES["chatml"])
+    with pytest.raises(
+        ModelError, match=f"here: the chat template of 'the/tokenizer' could not be.*more than.*{limit}"
+    ):
+        render_conversation(encoder, [ASK], origin="here")
+    with pytest.raises(ModelError, match="end of turn: the chat template"):
+        end_of_turn_ids(encoder)
+    assert parts(TEMPLATES["chatml"], [ASK])[0], "the next rendering has a process of its own"
+    renderer.close()
+
+
+def test_what_a_template_may_not_touch_is_its_refusal() -> None:
+    with pytest.raises(DataError, match="refuses the messages .*unsafe"):
+        parts("{{ ''.__class__.__mro__ }}", [ASK])
 
 
 def test_a_tokenizer_without_a_template_is_refused_by_name() -> None:
@@ -125,8 +194,6 @@ def test_what_a_template_refuses_names_the_row_and_the_roles() -> None:
         DataError, match=r"here: .*'the/tokenizer' refuses the messages \(roles: user, user\): roles must"
     ):
         parts(strict, [ASK, ASK])
-    with pytest.raises(DataError, match=r"roles: none"):
-        parts(TEMPLATES["chatml"], [REPLY], [REPLY])
 
 
 def test_the_template_of_qwen_gives_the_ids_of_its_own_rendering(real_tokenizers) -> None:

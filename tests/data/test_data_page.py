@@ -39,7 +39,7 @@ def test_every_example_of_the_page_loads(kind: str, block: str) -> None:
 
 def test_the_page_shows_each_kind() -> None:
     kinds = [kind for kind, _ in EXAMPLES]
-    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"prompts": 4, "problems": 1, "texts": 3, "pairs": 5}
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"prompts": 4, "problems": 1, "texts": 5, "pairs": 6}
 
 
 def test_the_plain_template_of_the_page_is_the_one_that_is_shipped() -> None:

@@ -182,8 +182,14 @@ CONTENTS = [
     (
         "transcripts that share nothing",
         "pairs",
-        [{"chosen": "a", "rejected": "b"}],
+        [{"chosen": "Human: a", "rejected": "Human: b"}],
         ["row 1", "Assistant:", "column of its own"],
+    ),
+    (
+        "texts that share nothing",
+        "pairs",
+        [{"chosen": "ab c", "rejected": "abd c"}],
+        ["row 1", "no beginning in common", "column of its own"],
     ),
     (
         "conversations that share nothing",

@@ -61,13 +61,21 @@ FORMS = {
         {"as_messages": True},
         CHAT,
     ),
+    "implicit prompt": ({"chosen": "ask good", "rejected": "ask bad"}, {}, ("ask", " good<eos>", " bad<eos>")),
+    "implicit prompt, half a word": (
+        {"chosen": "ask bad", "rejected": "ask bed"},
+        {},
+        ("ask", " bad<eos>", " bed<eos>"),
+    ),
+    "implicit prompt, a line": ({"chosen": "ask\nbad", "rejected": "ask\nbed"}, {}, ("ask\n", "bad<eos>", "bed<eos>")),
+    "implicit prompt, one the beginning of the other": (
+        {"chosen": "ask it now", "rejected": "ask it"},
+        {},
+        ("ask", " it now<eos>", " it<eos>"),
+    ),
+    "implicit prompt in messages": ({"chosen": [USER, GOOD], "rejected": [USER, BAD]}, {}, CHAT),
     "outputs, first": ({"prompt": "ask", "output_1": "good", "output_2": "bad", "label": 1}, {}, TEXT),
     "outputs, second": ({"prompt": "ask", "output_1": "bad", "output_2": "good", "label": "2"}, {}, TEXT),
-    "without eos": (
-        {"prompt": "ask", "chosen": "good", "rejected": "bad"},
-        {"append_eos": False},
-        ("ask", "good", "bad"),
-    ),
 }
 
 
@@ -198,9 +206,15 @@ def test_a_truncated_conversation_loses_the_same_turns_for_both_responses() -> N
     assert shown(pair) == CHAT
 
 
-def test_a_pair_without_any_token_is_refused() -> None:
-    with pytest.raises(DataError, match=r"made, row 1: a response without any token"):
-        load({"prompt": "", "chosen": "a", "rejected": ""}, append_eos=False)
+def test_equal_pairs_are_kept_and_counted() -> None:
+    one, other = ({"prompt": "ask", "chosen": "good", "rejected": text} for text in ("bad", "so so"))
+    pairs, report = load(one, other, one, one)
+    assert len(pairs) == 4
+    assert report.num_duplicate_pairs == 2
+    assert "2 duplicate pairs" in str(report)
+
+
+def test_an_empty_response_is_its_end_of_sequence() -> None:
     assert load({"prompt": "", "chosen": "a", "rejected": ""})[0][0].prompt_token_ids == ()
     with pytest.raises(ConfigError, match="at least 2"):
         PairOptions(max_tokens=1)

@@ -10,7 +10,7 @@ import pytest
 from proximo.data.cells import messages_cell
 from proximo.data.mixing import mixture_counts
 from proximo.data.reading import load_rows, read_source
-from proximo.data.rows import fingerprint, row_ids
+from proximo.data.rows import fingerprints, row_ids
 from proximo.data.source import Source
 from proximo.data.split import Phase
 from proximo.errors import ConfigError, DataError
@@ -260,5 +260,9 @@ def test_ids_are_those_of_the_column_or_of_source_and_row(tmp_path: Path) -> Non
 
 def test_the_fingerprint_sees_cells_and_order_but_not_places(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl"), write_rows(tmp_path / "b.json"), write_rows(tmp_path / "c.jsonl", ROWS[::-1])
-    prints = [fingerprint(read_source(Source(path=str(tmp_path / name)))) for name in ("a.jsonl", "b.json", "c.jsonl")]
-    assert prints[0] == prints[1] != prints[2]
+    paths = [str(tmp_path / name) for name in ("a.jsonl", "b.json", "c.jsonl")]
+    together = fingerprints([row for path in paths for row in read_source(Source(path=path))])
+    assert list(together) == paths
+    assert together[paths[0]] == together[paths[1]] != together[paths[2]]
+    assert together[paths[0]].startswith(f"{len(ROWS)} rows, sha256 ")
+    assert fingerprints(read_source(Source(path=paths[2]))) == {paths[2]: together[paths[2]]}

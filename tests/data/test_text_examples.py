@@ -31,17 +31,25 @@ def shown(example: TextExample) -> str:
     ("values", "options", "expected"),
     [
         ({"text": "abc"}, {}, "aBC!"),
-        ({"text": "abc"}, {"append_eos": False}, "aBC"),
         ({"prompt": "ab", "response": "cd"}, {}, "abCD!"),
         ({"prompt": "ab", "response": "cd"}, {"train_on": "everything"}, "aBCD!"),
         ({"prompt": "", "response": "cd"}, {}, "cD!"),
         ({"prompt": "ab", "response": ""}, {}, "ab!"),
         ({"instruction": "ab", "input": "", "response": "cd"}, {}, "abCD!"),
+        ({"instruction": "ab", "input": "", "output": "cd"}, {}, "abCD!"),
+        ({"prompt": "ab", "completion": "cd"}, {}, "abCD!"),
+        ({"prompt": [USER], "completion": [REPLY]}, {}, "uask$aRE!"),
+        ({"prompt": "ab", "response": "cd", "output": "x"}, {}, "abCD!"),
         ({"prompt": "ab", "chosen": "cd", "rejected": "x"}, {}, "abCD!"),
         ({"prompt": "ab", "output_1": "x", "output_2": "cd", "label": 2}, {}, "abCD!"),
         ({"messages": [USER, REPLY]}, {}, "uask$aRE!"),
         ({"messages": [USER, REPLY]}, {"train_on": "everything"}, "uASK!ARE!"),
         ({"messages": [USER, REPLY, USER, REPLY]}, {}, "uask$aRE!uask$aRE!"),
+        ({"messages": [USER, REPLY, USER, REPLY]}, {"train_on": "last_response"}, "uask$are$uask$aRE!"),
+        ({"prompt": [USER], "response": [REPLY, USER, REPLY]}, {"train_on": "last_response"}, "uask$are$uask$aRE!"),
+        ({"messages": [REPLY, USER, REPLY]}, {"train_on": "last_response"}, "are$uask$aRE!"),
+        ({"prompt": "ab", "response": "cd"}, {"train_on": "last_response"}, "abCD!"),
+        ({"text": "abc"}, {"train_on": "last_response"}, "aBC!"),
         ({"messages": [USER, REPLY, USER]}, {}, "uask$aRE!"),
         ({"conversations": [{"from": "human", "value": "ask"}, {"from": "gpt", "value": "re"}]}, {}, "uask$aRE!"),
         ({"prompt": "ask", "response": "re"}, {"as_messages": True}, "uask$aRE!"),
@@ -61,7 +69,7 @@ def test_the_loss_counts_what_the_assistant_wrote_or_everything(values, options,
 def test_the_first_token_is_never_a_target() -> None:
     assert load({"text": "a"})[0][0].loss_mask == (False, True)
     with pytest.raises(DataError, match="1 without a token to learn, dropped"):
-        load({"text": "a"}, append_eos=False)
+        load({"text": ""})
 
 
 def test_the_form_of_a_source_is_that_of_its_first_row() -> None:

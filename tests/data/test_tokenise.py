@@ -80,12 +80,10 @@ def test_a_conversation_has_the_same_ids_in_every_part_of_the_pipeline(tokenizer
 
 def test_prompt_and_response_are_tokenised_apart(tokenizer) -> None:
     """The oracle is the tokenizer itself, called once per part."""
-    _, encoded = encode_exchanges(
-        Encoder(tokenizer), [Exchange(origin="", prompt="a: ", responses=("42", " b"))], append_eos=False
-    )
+    _, encoded = encode_exchanges(Encoder(tokenizer), [Exchange(origin="", prompt="a: ", responses=("42", " b"))])
     for response, text in zip(encoded[0].responses, ("42", " b"), strict=True):
         assert list(encoded[0].prompt.ids) == tokenizer("a: ", add_special_tokens=False)["input_ids"]
-        assert list(response.ids) == tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert list(response.ids) == [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
 
 def test_characters_that_the_tokenizer_cannot_write_are_counted(real_tokenizers) -> None:
@@ -160,10 +158,8 @@ def test_a_template_that_writes_the_bos_is_the_only_one_to_do_so() -> None:
 def test_a_tokenizer_without_eos_is_refused_where_one_is_wanted() -> None:
     tokenizer = tiny_tokenizer()
     tokenizer.eos_token = None
-    with pytest.raises(ModelError, match=r"has no end-of-sequence token.*append_eos"):
+    with pytest.raises(ModelError, match=r"has no end-of-sequence token.*set eos_token"):
         load_text_examples(rows({"text": "ab"}), tokenizer, ExampleOptions())
-    example = load_text_examples(rows({"text": "ab"}), tokenizer, ExampleOptions(append_eos=False))[0][0]
-    assert example.token_ids == (6, 7)
 
 
 def test_a_prompt_of_ids_alone_cannot_be_rendered_for_another_tokenizer() -> None:

@@ -3,14 +3,15 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_up_runs import ppo_line, write_dpo_run, write_ppo_run, write_reward_run, write_sft_run
 
-from proximo.metrics.alarms import Severity, correlation, fifth_noise, fifths, find_alarms
+from proximo.metrics.alarms import Rule, Severity, fifth_noise, fifths, find_alarms
 from proximo.metrics.catalogue import RULES
-from proximo.metrics.run_files import Run, Sample, Samples, Series, read_run
+from proximo.metrics.run_files import Run, Series, read_run
 from proximo.metrics.trainers import Trainer
 
 NUM_STEPS = 60
@@ -28,6 +29,16 @@ def ppo_run(**curves: Callable[[float], float]) -> Run:
         for line in lines:
             line[name.replace("__", "/")] = curve(line["step"] / NUM_STEPS)
     return Run(name="run", lines=tuple(lines))
+
+
+def wanders(part: float) -> float:
+    """A score that goes nowhere."""
+    return 0.2 + 0.1 * math.sin(9000 * part)
+
+
+def stuck(part: float) -> float:
+    """A score that rises a little, by less than answers differ, and then stays."""
+    return min(0.3, part)
 
 
 def titles(run: Run) -> list[str]:
@@ -69,19 +80,22 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
     ("title", "curves"),
     [
         ("The score rises while the gold score falls", {"gold__mean": lambda part: 0.5 + part * (1 - part)}),
-        ("The score does not rise", {"score__mean": lambda part: 0.2 + 0.1 * math.sin(9000 * part)}),
+        ("The score does not rise", {"score__mean": wanders}),
         ("KL rises fast", {"kl__sequence": lambda part: math.exp(5 * part)}),
         ("KL is negative", {"kl__sequence": lambda part: -2 * part}),
-        ("Entropy collapses", {"policy__entropy": lambda part: 2 * math.exp(-4 * part)}),
+        ("Entropy collapses", {"policy__entropy": lambda part: 2 * math.exp(-4 * part), "score__mean": stuck}),
         ("The clip fraction is high", {"policy__clip_fraction": lambda part: 0.5 * part}),
         (
             "The policy hardly moves",
-            {"policy__clip_fraction": lambda part: 0.0, "policy__approx_kl": lambda part: 1e-8},
+            {"policy__clip_fraction": lambda part: 0.0, "policy__approx_kl": lambda part: 1e-8, "score__mean": wanders},
         ),
-        ("The critic is no better than a constant", {"value__explained_variance": lambda part: -0.3 + 0.305 * part}),
+        (
+            "The critic is no better than a constant",
+            {"value__explained_variance": lambda part: -0.3 + 0.305 * part, "score__mean": stuck},
+        ),
         ("Nearly all answers are cut at the limit", {"response__finished_fraction": lambda part: 0.9 - 0.89 * part}),
-        ("The policy repeats itself", {"response__distinct_2": lambda part: 0.4 - 0.35 * part}),
-        ("Most groups teach nothing", {"group__equal_fraction": lambda part: part}),
+        ("The policy repeats itself", {"response__distinct_2": lambda part: 0.4 - 0.35 * part, "score__mean": stuck}),
+        ("Most groups teach nothing", {"group__equal_fraction": lambda part: part, "score__mean": stuck}),
         (
             "Form is rewarded and the task is not solved",
             {
@@ -160,24 +174,25 @@ def test_a_gold_score_that_is_only_held_out_is_watched_too():
     assert titles(Run(name="run", lines=tuple(lines))) == ["The score rises while the gold score falls"]
 
 
-def sample(num_tokens: int, score: float) -> Sample:
-    return Sample(
-        step=9, kind="train", prompt_id="p", prompt="", response="", score=score, num_tokens=num_tokens, finish="eos"
-    )
+@pytest.mark.parametrize(
+    ("r", "found"),
+    [(0.8, ["Longer answers score higher"]), (-0.99, ["Shorter answers score higher"]), (0.6, []), (-0.6, [])],
+)
+def test_the_sign_says_whether_length_or_shortness_is_paid_for(r, found):
+    assert titles(ppo_run(score__length_correlation=lambda part: r)) == found
 
 
-@pytest.mark.parametrize(("slope", "found"), [(1.0, True), (-1.0, True), (0.0, False)])
-def test_a_score_that_follows_length_is_found_in_the_samples(slope, found):
-    rng = random.Random(2)
-    lengths = [rng.randint(10, 60) for _ in range(50)]
-    samples = tuple(sample(length, slope * length + rng.gauss(0, 3)) for length in lengths)
-    run = Run(name="run", lines=tuple(healthy_lines()), samples=Samples(training=samples))
-    assert titles(run) == (["Score and length go together"] if found else [])
-
-
-def test_few_samples_prove_nothing():
-    samples = tuple(sample(length, length) for length in range(20))
-    assert titles(Run(name="run", lines=tuple(healthy_lines()), samples=Samples(training=samples))) == []
+def test_length_explains_nothing_where_scores_hardly_differ():
+    """A few long wrong answers of a task that is solved."""
+    curves = {
+        "score__std": lambda part: 0.5 if part < 0.5 else 0.02,
+        "score__length_correlation": lambda part: 0.1 if part < 0.5 else -0.95,
+    }
+    assert titles(ppo_run(**curves)) == []
+    curves["score__std"] = lambda part: 0.5
+    assert titles(ppo_run(**curves)) == []
+    curves["score__length_correlation"] = lambda part: -0.95
+    assert titles(ppo_run(**curves)) == ["Shorter answers score higher"]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +204,7 @@ def test_few_samples_prove_nothing():
         ),
         ("Accuracy is much higher in training than held out", {"reward_model/pair_accuracy": 0.99}),
         ("The reward model is surer than it should be", {"evaluation/calibration_error": 0.3}),
-        ("The held-out loss rises again", {"evaluation/loss": 0.46}),
+        ("The held-out loss rises again", {"evaluation/loss": 0.47}),
     ],
 )
 def test_a_sick_reward_model_is_found(title, last):
@@ -220,6 +235,116 @@ def test_noise_is_the_standard_error_of_a_fifth_and_knows_no_trend():
     assert fifth_noise(Series(tuple(range(2000)), values)) == pytest.approx(2 / math.sqrt(400), rel=0.1)
 
 
-def test_correlation_of_what_does_not_vary_is_unknown():
-    assert correlation([(1.0, 2.0), (1.0, 3.0)]) is None
-    assert correlation([(1.0, 2.0), (2.0, 0.0), (3.0, -2.0)]) == pytest.approx(-1)
+def test_a_rule_explains_what_stands_after_it_and_nothing_else():
+    """So that every alarm that is raised is shown, and once."""
+    of_others = {rule.title for trainer in (Trainer.SFT, Trainer.REWARD, Trainer.DPO) for rule in RULES[trainer]}
+    for trainer, rules in RULES.items():
+        titles = [rule.title for rule in rules]
+        assert len(titles) == len(set(titles))
+        for place, rule in enumerate(rules):
+            unknown = set(rule.explains) - set(titles[place + 1 :])
+            # The trainers with a loss share a rule, which names the effects in all of them.
+            assert unknown <= (set() if trainer is Trainer.PPO else of_others), (trainer, rule.title, unknown)
+
+
+def test_an_alarm_is_shown_under_the_first_cause_of_its_causes():
+    def rule(title: str, *explains: str, severity: Severity = Severity.WARNING, fires: bool = True) -> Rule:
+        return Rule(
+            title=title,
+            when="",
+            advice="",
+            severity=severity,
+            check=lambda run: "yes" if fires else None,
+            explains=explains,
+        )
+
+    rules = (
+        rule("a", "b", "d"),
+        rule("b", "c"),
+        rule("x", "e", fires=False),
+        rule("c"),
+        rule("d"),
+        rule("e", severity=Severity.PROBLEM),
+    )
+    found = find_alarms(Run(name="run"), rules)
+    assert [(alarm.title, [each.title for each in alarm.consequences]) for alarm in found] == [
+        ("e", []),
+        ("a", ["b", "c", "d"]),
+    ]
+    assert found[1].text == "a. yes  It explains: b, c, d."
+
+
+@pytest.mark.parametrize("solved", [None, 1.0])
+def test_a_solved_run_raises_no_alarm(solved):
+    """All alike, sure of itself, repeating itself, its critic idle, its groups equal: that is what was wanted."""
+    rng = random.Random(5)
+
+    def right(part: float) -> float:
+        return min(1.0, 0.35 + 3 * part)
+
+    curves = {
+        "score__mean": right,
+        "score__std": lambda part: math.sqrt(right(part) * (1 - right(part))),
+        "score__best_fraction": right,
+        "policy__entropy": lambda part: 0.8 * math.exp(-8 * part),
+        "value__explained_variance": lambda part: min(0.4, part) if part < 0.25 else rng.gauss(-9, 4),
+        "response__distinct_2": lambda part: 0.1 + 0.4 * math.exp(-8 * part),
+        "group__equal_fraction": lambda part: right(part) ** 8,
+    }
+    run = replace(ppo_run(**curves), config={"ppo": {"solved_score": solved}})
+    assert titles(run) == []
+    fails = {**curves, "score__mean": lambda part: 0.35, "score__best_fraction": lambda part: 0.35}
+    fails["score__std"] = lambda part: 0.48
+    run = replace(ppo_run(**fails), config={"ppo": {"solved_score": solved}})
+    assert {"Entropy collapses", "The critic is no better than a constant"} <= set(titles(run))
+
+
+def test_a_run_that_was_solved_from_the_start_raises_no_alarm():
+    rng = random.Random(5)
+    share = {step: 0.97 + rng.gauss(0, 0.01) for step in range(NUM_STEPS + 1)}
+    curves = {
+        "score__mean": lambda part: share[round(part * NUM_STEPS)],
+        "score__best_fraction": lambda part: share[round(part * NUM_STEPS)],
+        "score__std": lambda part: 0.17,
+    }
+    assert titles(ppo_run(**curves)) == []
+    curves["score__best_fraction"] = lambda part: 0.02
+    assert titles(ppo_run(**curves)) == ["The score does not rise"]
+
+
+def advice_of(run: Run) -> str:
+    (alarm,) = find_alarms(run, RULES[Trainer.PPO])
+    return alarm.advice
+
+
+@pytest.mark.parametrize(
+    ("clipped", "words"), [(0.0, "raise ppo.policy_optimizer"), (0.05, "not the reason"), (0.28, "not the reason")]
+)
+def test_advice_on_a_flat_score_has_the_direction_that_its_updates_ask_for(clipped, words):
+    assert words in advice_of(ppo_run(score__mean=wanders, policy__clip_fraction=lambda part: clipped))
+
+
+@pytest.mark.parametrize(("loss", "words"), [(0.4, "Raise the value model's"), (96.0, "lower ppo.value_optimizer")])
+def test_advice_on_a_useless_critic_looks_at_its_loss(loss, words):
+    curves = {"value__explained_variance": lambda part: 0.0, "score__mean": stuck}
+    assert words in advice_of(ppo_run(**curves, value__loss=lambda part: loss * math.exp(-9 * part)))
+
+
+def test_answers_that_no_longer_end_are_told_from_answers_that_never_did():
+    never = advice_of(ppo_run(response__finished_fraction=lambda part: 0.0))
+    no_longer = advice_of(ppo_run(response__finished_fraction=lambda part: 1 - part))
+    assert "eos_token" in never
+    assert "unlearned" in no_longer
+
+
+@pytest.mark.parametrize(
+    ("trainer", "loss"), [("sft", "sft/loss"), ("reward", "reward_model/loss"), ("dpo", "dpo/loss")]
+)
+def test_a_loss_that_leaps_names_the_step(trainer, loss):
+    values = [3.0] * 8 + [9.0] * 4 + [5.0] * 8
+    lines = tuple({"step": step, loss: value} for step, value in enumerate(values, 1))
+    (alarm,) = find_alarms(Run(name="run", lines=lines), RULES[Trainer(trainer)])
+    assert alarm.title == "The training loss leapt up"
+    assert " at step 9," in alarm.detail
+    level = tuple({"step": step, loss: 0.01 + 0.15 * (step % 2)} for step in range(20))
+    assert find_alarms(Run(name="run", lines=level), RULES[Trainer(trainer)]) == ()

@@ -24,6 +24,7 @@ CURVE = Curve(
     healthy="Rises.",
     guide=0.0,
 )
+SVG = '<svg viewBox="0 0 1 1"></svg>'
 TIME = next(curve for curve in CURVES[Trainer.PPO] if curve.stacked)
 
 
@@ -189,3 +190,42 @@ def test_smoothing_takes_noise_away_also_at_the_ends():
     series = Series(tuple(range(160)), tuple(rng.gauss(0, 1) for _ in range(160)))
     smooth = smoothed(series).values
     assert max(abs(value) for value in smooth) < 0.75 * max(abs(value) for value in series.values)
+
+
+def strokes(svg: str) -> list[str]:
+    """The paths of the curves themselves."""
+    return re.findall(r'<path d="([^"]+)"[^>]*clip-path[^>]*stroke: var\(--c1\)', svg)
+
+
+@pytest.mark.parametrize("style", list(Style))
+def test_two_measurements_are_points_and_three_are_joined(style):
+    for num_steps, joined in ((1, False), (2, False), (3, True)):
+        curve = Curve(key="k", title="t", unit="u", traces=(Trace("score/mean", "", style),), healthy="")
+        plot = draw_curve(curve, run_of(num_steps, "score/mean"), key="a")
+        assert plot is not None
+        assert bool(strokes(plot.svg)) == joined, num_steps
+        assert joined or plot.svg.count("<use") >= num_steps
+
+
+def test_a_share_is_drawn_from_0_to_1(monkeypatch):
+    """Whatever it was: 0.98 and 0.99 are nearly the same."""
+    limits = []
+    monkeypatch.setattr(plots, "figure_to_svg", lambda figure: limits.append(figure.axes[0].get_ylim()) or SVG)
+    plots._drawing.cache_clear()
+    shares = [curve for curves in CURVES.values() for curve in curves if curve.share]
+    assert {curve.key for curve in shares} == {"clip", "finished", "distinct", "groups", "accuracy"}
+    for curve in shares:
+        lines = tuple({"step": step, curve.traces[0].name: 0.98 + 0.001 * step} for step in range(9))
+        assert draw_curve(curve, Run(name="run", lines=lines), key="a") is not None
+    plots._drawing.cache_clear()
+    assert set(limits) == {(-0.03, 1.03)}
+
+
+def test_text_is_at_least_12_pixels_high_on_a_narrow_phone(tmp_path):
+    """A page of 320 pixels leaves what its style sheet says to a picture, which is as wide as its view box."""
+    plot = draw_curve(CURVE, run_of(50, "score/mean"), key="a")
+    assert plot is not None
+    width = float(re.search(r'viewBox="0 0 ([0-9.]+)', plot.svg).group(1))
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: ?([0-9.]+)px", plot.svg)]
+    assert sizes
+    assert min(sizes) * (320 - 2 * (10 + 1 + 8)) / width >= 11.9

@@ -70,6 +70,59 @@ def test_a_ppo_report_shows_headline_curves_samples_and_configuration(ppo_report
     assert page.tags.count("svg") > 12
 
 
+def test_the_head_says_model_task_device_duration_and_outcome(tmp_path: Path):
+    run = write_ppo_run(tmp_path / "run", num_steps=12)
+    settings = {
+        "run": {"precision": "bf16"},
+        "policy": {"path": "runs/sft", "lora": {"rank": 8}},
+        "data": {"sources": [{"path": "prompts.jsonl", "function": None}]},
+        "reward": [{"kind": "model", "path": "runs/judge"}, {"kind": "maths", "name": "maths"}],
+        "ppo": {"num_steps": 40, "advantage": {"estimator": "gae"}},
+    }
+    (run / "config.resolved.json").write_text(json.dumps(settings))
+    (run / "environment.json").write_text(json.dumps({"device": "cuda", "accelerator": "H200", "processor": "EPYC"}))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    write_lines(run / "metrics.jsonl", [line | {"time/step_seconds": 7, "time/evaluate_seconds": 1} for line in lines])
+    text = read_page(write_report(run)).text
+    head = text[text.index("Model") : text.index("No alarm")]
+    assert head.split("Outcome")[0] == (
+        "Model runs/sft, with LoRA of rank 8 Task PPO (gae) on prompts.jsonl, rewarded by runs/judge, maths "
+        "Device cuda, H200, bf16 Duration 1m44s of steps and evaluations "
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        (None, "under way, or ended without a word, after step 12 of 40"),
+        ({"state": "finished", "total_steps": 12, "reason": None}, "finished after step 12 of 12"),
+        ({"state": "stopped", "total_steps": 40, "reason": None}, "stopped by a signal after step 12 of 40; --resume"),
+        ({"state": "failed", "total_steps": 40, "reason": f"no answer: {HOSTILE}"}, "failed after step 12 of 40"),
+        ({"half": "written"}, "under way"),
+    ],
+)
+def test_the_head_says_how_the_run_ended_and_a_failure_stands_above_all(tmp_path: Path, outcome, words: str):
+    run = write_ppo_run(tmp_path / "run", num_steps=12)
+    (run / "config.resolved.json").write_text(json.dumps({"ppo": {"num_steps": 40}}))
+    if outcome:
+        (run / "outcome.json").write_text(json.dumps(outcome))
+    page = read_page(write_report(run))
+    assert words in page.text
+    failed = f"PPO failed. no answer: {HOSTILE} All of it stands in log.txt."
+    assert (failed in page.text.partition("12 steps")[0]) == ("failed" in words)
+
+
+def test_alarms_that_another_explains_are_folded_under_it(tmp_path: Path):
+    run = write_ppo_run(tmp_path / "run")
+    flat = {"score/mean": 1.0, "score/std": 0.0, "group/equal_fraction": 1.0}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    write_lines(run / "metrics.jsonl", [line | flat for line in lines])
+    page = read_page(write_report(run))
+    whole, folded = page.text, "It explains 2 more: Most groups teach nothing, The score does not rise"
+    assert whole.index("Every score is the same number.") < whole.index(folded)
+    assert (run / "report.html").read_text().count('<li class="') == 1
+
+
 def test_the_page_asks_for_nothing_outside_itself(ppo_report: Path):
     page = read_page(ppo_report)
     assert not {"script", "link", "img", "iframe", "object", "embed", "base"} & set(page.tags)
@@ -217,7 +270,7 @@ def test_a_run_of_one_step_has_points_and_no_judgement(tmp_path: Path):
     assert page.tags.count("svg") > 8
 
 
-def test_sample_pairs_join_the_same_prompts_and_keep_several_answers_in_order(tmp_path: Path):
+def test_sample_pairs_join_the_same_prompts_and_show_each_prompt_before_one_of_them_again(tmp_path: Path):
     answers = [("p0", "a"), ("p0", "b"), ("p1", "c"), ("p2", "d")]
     records = [sample(0, 0, prompt_id=prompt, response=text) for prompt, text in answers]
     records += [sample(5, 0, prompt_id=prompt, response="middle") for prompt, _ in answers]
@@ -225,7 +278,7 @@ def test_sample_pairs_join_the_same_prompts_and_keep_several_answers_in_order(tm
     write_lines(tmp_path / "samples.jsonl", records)
     pairs = pair_samples(read_run(tmp_path))
     found = [(pair.before.response, pair.after.response if pair.after else None) for pair in pairs if pair.before]
-    assert found == [("a", "B"), ("b", "A"), ("c", "C"), ("d", None)]
+    assert found == [("a", "B"), ("c", "C"), ("d", None), ("b", "A")]
 
 
 def test_one_evaluation_or_none_still_shows_samples(tmp_path: Path):

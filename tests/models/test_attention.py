@@ -12,6 +12,7 @@ from proximo.models.attention import (
     ATTENTION,
     AttentionOptions,
     PackedLayout,
+    attending,
     layout_attention,
     no_mask,
     register_attention,
@@ -133,8 +134,8 @@ def test_a_model_called_without_layout_is_a_clear_error():
 )
 def test_what_a_layout_cannot_honour_is_refused(given: dict, mask: Tensor | None, message: str):
     layout = PackedLayout(LENGTHS)
-    with pytest.raises(ModelError, match=message):
-        layout_attention(nn.Identity(), *random_inputs(), mask, layout=layout, **given)
+    with pytest.raises(ModelError, match=message), attending(layout):
+        layout_attention(nn.Identity(), *random_inputs(), mask, **given)
     assert layout.num_calls == 0
 
 
@@ -144,19 +145,20 @@ def test_a_mask_function_of_the_model_is_refused():
         no_mask(batch_size=1, use_vmap=True)
 
 
-def test_activation_checkpointing_gives_the_same_gradients():
+@pytest.mark.parametrize("architecture", ["gemma2", "stablelm"])
+def test_activation_checkpointing_gives_the_same_gradients(architecture: str):
     packed = pack(random_sequences(list(LENGTHS)))
     gradients = []
     for checkpointing in (False, True):
-        model = build_architecture("gemma2").train()
+        model = build_architecture(architecture).train()
         register_attention()
         model.set_attn_implementation(ATTENTION)
         if checkpointing:
             checkpoint_activations(model)
         layout = PackedLayout(packed.lengths)
-        model(
-            input_ids=packed.token_ids[None], position_ids=packed.position_ids[None], use_cache=False, layout=layout
-        ).logits.square().mean().backward()
+        with attending(layout):
+            output = model(input_ids=packed.token_ids[None], position_ids=packed.position_ids[None], use_cache=False)
+        output.logits.square().mean().backward()  # beyond the layout, as a trainer does it
         assert layout.num_calls == (4 if checkpointing else 2), "checkpointing runs each layer twice"
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):

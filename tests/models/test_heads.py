@@ -204,6 +204,85 @@ def test_the_full_kl_is_the_sum_over_the_vocabulary_and_so_is_its_gradient(form:
         torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-12)
 
 
+IMPOSSIBLE = torch.tensor([1, 4, 5])
+"""Tokens whose logit is -inf, by their bias."""
+POSSIBLE = torch.tensor([0, 2, 3, 6, 7, 8])
+
+
+def two_heads(dtype: torch.dtype) -> tuple[OutputHead, OutputHead]:
+    """One over the vocabulary in which some tokens are impossible, and one over the rest alone."""
+    whole = head_of({}, bias=True, dtype=dtype)
+    assert whole.bias is not None
+    rest = OutputHead(
+        weight=whole.weight.detach()[POSSIBLE].clone().requires_grad_(),
+        bias=whole.bias.detach()[POSSIBLE].clone().requires_grad_(),
+    )
+    with torch.no_grad():
+        whole.bias[IMPOSSIBLE] = -math.inf
+    return whole, rest
+
+
+def assert_gradients_are_those_of_the_rest(heads: tuple[OutputHead, OutputHead], hidden: list[Tensor]) -> None:
+    whole, rest = heads
+    tolerance = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(hidden[0].grad, hidden[1].grad, **tolerance)
+    for ours, expected in ((whole.weight, rest.weight), (whole.bias, rest.bias)):
+        assert ours is not None
+        assert expected is not None
+        assert ours.grad is not None
+        assert not ours.grad[IMPOSSIBLE].any()
+        torch.testing.assert_close(ours.grad[POSSIBLE], expected.grad, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_a_logit_of_minus_infinity_leaves_everything_to_the_rest(dtype: torch.dtype, scale: float):
+    """In float32 by the kernels where there are any. Far gradients, too, meet no infinity."""
+    heads, targets, found, states = two_heads(dtype), TARGETS % len(POSSIBLE), [], []
+    for head, given in zip(heads, (POSSIBLE[targets], targets), strict=True):
+        hidden = drawn(NUM_TOKENS, WIDTH, dtype=dtype).requires_grad_()
+        judged = token_logprobs(hidden, head, given, temperature=TEMPERATURE, entropy=True)
+        assert judged.entropy is not None
+        loss = (judged.logprobs * drawn(NUM_TOKENS, seed=3, dtype=dtype)).sum()
+        ((loss + (judged.entropy * drawn(NUM_TOKENS, seed=4, dtype=dtype) * scale).sum()) / scale).backward()
+        found.append((judged.logprobs.detach(), judged.entropy.detach()))
+        states.append(hidden)
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+    assert_gradients_are_those_of_the_rest(heads, states)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("biases", [[-math.inf] * VOCABULARY, [math.inf], [math.nan]])
+def test_a_row_without_a_distribution_has_no_log_prob_and_no_entropy(dtype: torch.dtype, biases: list[float]):
+    head = head_of({}, bias=True, dtype=dtype)
+    assert head.bias is not None
+    with torch.no_grad():
+        head.bias[: len(biases)] = torch.tensor(biases, dtype=dtype)
+    found = token_logprobs(drawn(NUM_TOKENS, WIDTH, dtype=dtype), head, TARGETS, entropy=True)
+    assert found.entropy is not None
+    assert found.entropy.isnan().all()
+    assert not found.logprobs.isfinite().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_full_kl_is_over_the_tokens_that_can_come(dtype: torch.dtype):
+    """Whether the reference could choose the others or not. What only the policy can choose makes it infinite."""
+    reference_hidden, found, states = drawn(NUM_TOKENS, WIDTH, seed=5, dtype=dtype), [], []
+    heads, references = two_heads(dtype), two_heads(dtype)
+    for head, reference in zip(heads, references, strict=True):
+        hidden = drawn(NUM_TOKENS, WIDTH, dtype=dtype).requires_grad_()
+        divergence = full_kl(hidden, head, reference_hidden, reference)
+        (divergence * drawn(NUM_TOKENS, seed=7, dtype=dtype)).sum().backward()
+        found.append(divergence.detach())
+        states.append(hidden)
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+    assert_gradients_are_those_of_the_rest(heads, states)
+    open_head = head_of({}, bias=True, dtype=dtype)
+    assert full_kl(states[0], heads[0], reference_hidden, open_head).isfinite().all()
+    assert full_kl(states[0], open_head, reference_hidden, references[0]).isposinf().all()
+
+
 def test_the_full_kl_of_a_model_to_itself_is_zero_and_the_reference_gets_no_gradient():
     hidden, head = drawn(NUM_TOKENS, WIDTH).requires_grad_(), head_of({}, bias=False)
     reference_hidden, reference = hidden.detach().clone().requires_grad_(), head_of({}, bias=False)

@@ -25,6 +25,24 @@ def test_one_step_of_training_changes_the_digest() -> None:
     assert model_digest(model) != before
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+def test_every_bit_of_every_value_enters(dtype: torch.dtype) -> None:
+    module = nn.ParameterList([nn.Parameter(torch.ones(n, 70, dtype=dtype), requires_grad=False) for n in (3, 70)])
+    seen = {model_digest(module)}
+    for parameter in module:
+        for index, bit in ((0, 0), (67, 3), (-1, 7)):
+            parameter.flatten().view(torch.uint8)[index] ^= 1 << bit
+            seen.add(model_digest(module))
+    assert len(seen) == 7
+
+
+def test_strides_do_not_enter() -> None:
+    plain, transposed = nn.Linear(3, 4), nn.Linear(3, 4)
+    transposed.weight.data = plain.weight.data.T.contiguous().T
+    transposed.bias.data = plain.bias.data
+    assert model_digest(plain) == model_digest(transposed)
+
+
 @pytest.mark.parametrize("other", [nn.Linear(4, 3), nn.Linear(3, 4).double(), nn.Sequential(nn.Linear(3, 4))])
 def test_names_types_and_shapes_enter(other: nn.Module) -> None:
     def filled(module: nn.Module) -> nn.Module:

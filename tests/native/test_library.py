@@ -1,10 +1,11 @@
 """Compiling and loading the kernels: once, into a folder of one's own, and never at the price of a run."""
 
-import logging
+import os
+import platform
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,23 +15,29 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from proximo.checkpoint.environment import describe_environment
+from proximo.cli import main
 from proximo.errors import UserError
+from proximo.native import compiler, kept
 from proximo.native import library as module
-from proximo.native.library import describe_kernels, kernels_for, library, pointer
+from proximo.native.library import describe_kernels, kernels_for, library, pointer, why_no_kernels
 
 needs_compiler = pytest.mark.skipif(library() is None, reason="there is no C compiler")
 
 
 @pytest.fixture
 def _anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing compiled yet, and a home of the test's own."""
+    """Nothing compiled yet, a home of the test's own, and a compiler that does not take its time."""
     monkeypatch.delenv(module.SWITCH, raising=False)
+    monkeypatch.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "-O0"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    found = (library, module._own_folder, module._fingerprint, module._version)
-    for each in found:
-        each.cache_clear()
+    forget()
     yield
-    for each in found:
+    forget()
+
+
+def forget() -> None:
+    """As in a new process."""
+    for each in (library, module._library_or_reason, kept._own_folder, compiler.fingerprint, compiler.version_of):
         each.cache_clear()
 
 
@@ -61,31 +68,143 @@ def test_kernels_are_compiled_once_into_a_folder_of_the_users_own(
     (path,) = made(tmp_path)
     described = describe_kernels()
     assert described is not None
-    assert path.name == f"kernels-{described.rpartition(', ')[2]}.so"
-    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    library.cache_clear()
-    monkeypatch.setattr(module, "_compile", None)
+    assert path.name.startswith(f"kernels-{described.rpartition(', ')[2]}-")
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (path, path.parent)] == [0o600, 0o700]
+    forget()
+    monkeypatch.setattr(module, "compile_kernels", None)
     assert library() is not None
 
 
-@needs_compiler
 @pytest.mark.usefixtures("_anew")
-def test_a_folder_that_others_may_write_to_is_not_trusted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("which", ["cache/proximo", "cache", "."])
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_folder_that_others_may_write_to_is_not_trusted(
+    which: str, mode: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = tmp_path / "cache" / "proximo"
     folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    assert library() is not None
+    (tmp_path / which).chmod(mode)
+    assert kept.folder_for_kernels() == kept._own_folder()
+    assert stat.S_IMODE(kept._own_folder().stat().st_mode) == 0o700
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        f"others may write to {(tmp_path / which).resolve()}"
+    ]
+
+
+@pytest.mark.usefixtures("_anew")
+def test_a_sticky_folder_above_will_do(tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "proximo"
+    folder.mkdir(parents=True)
+    (tmp_path / "cache").chmod(0o1777)
+    assert kept.folder_for_kernels() == folder.resolve()
+    folder.chmod(0o1777)
+    assert kept.folder_for_kernels() == kept._own_folder()
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("which", ["cache/proximo", "cache"])
+def test_a_folder_of_somebody_else_is_not_trusted(which: str, tmp_path: Path) -> None:
+    (tmp_path / "cache" / "proximo").mkdir(parents=True)
+    os.chown(tmp_path / which, 12345, 12345)
+    assert kept.folder_for_kernels() == kept._own_folder()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:4096])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def replace_by_link(path: Path) -> None:
+    elsewhere = path.parent.parent / path.name
+    path.replace(elsewhere)
+    path.symlink_to(elsewhere)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "cut": cut,
+    "empty": lambda path: path.write_bytes(b""),
+    "a bit": flip,
+    "writable by all": lambda path: path.chmod(0o777),
+    "writable by a group": lambda path: path.chmod(0o620),
+    "a link": replace_by_link,
+    "another's": lambda path: os.chown(path, 12345, 12345),
+}
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_library_that_is_damaged_or_open_to_others_is_made_again(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not loaded: one that is cut would end the process with SIGBUS."""
+    if damage == "another's" and os.getuid() != 0:
+        pytest.skip("only root can give files away")
+    content = Path(module.__file__).read_bytes()  # any file: what is kept is not loaded here
+    path = kept.keep(kept.folder_for_kernels(), "0123", content)
+    assert kept.find_kept(path.parent, "0123") == path
+    DAMAGES[damage](path)
+    assert kept.find_kept(path.parent, "0123") is None
     assert made(tmp_path) == []
-    assert stat.S_IMODE(module._own_folder().stat().st_mode) == 0o700
+    assert kept.keep(path.parent, "0123", content) == path
+    assert kept.find_kept(path.parent, "0123") == path
+    assert path.read_bytes() == content
 
 
 @needs_compiler
 @pytest.mark.usefixtures("_anew")
-def test_other_sources_or_flags_are_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = describe_kernels()
-    module._fingerprint.cache_clear()
-    monkeypatch.setattr(module, "_FLAGS", (*module._FLAGS, "-DANYTHING"))
-    assert describe_kernels() != before
+def test_a_library_cut_short_is_compiled_again_and_loaded(tmp_path: Path) -> None:
+    assert library() is not None
+    (path,) = made(tmp_path)
+    whole = path.read_bytes()
+    cut(path)
+    forget()
+    assert library() is not None
+    assert [each.read_bytes()[:4096] for each in made(tmp_path)] == [whole[:4096]]
+    assert len(made(tmp_path)[0].read_bytes()) == len(whole)
+
+
+@pytest.mark.usefixtures("_anew")
+def test_a_library_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, plain = [], os.fsync
+
+    def synced(descriptor: int) -> None:
+        seen.append([path.name for path in made(tmp_path) if path.is_file()])
+        plain(descriptor)
+
+    monkeypatch.setattr(kept.os, "fsync", synced)
+    path = kept.keep(kept.folder_for_kernels(), "0123", b"content")
+    assert seen == [[]]
+    assert made(tmp_path) == [path]
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_anew")
+def test_other_sources_flags_or_targets_are_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compiler.find_compiler()
+    assert found is not None
+    fingerprints = [compiler.fingerprint(found), compiler.fingerprint((*found, "-march=x86-64"))]
+    compiler.fingerprint.cache_clear()
+    monkeypatch.setattr(compiler, "_FLAGS", (*compiler._FLAGS, "-DANYTHING"))
+    fingerprints.append(compiler.fingerprint(found))
+    assert len(set(fingerprints)) == 3
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the target is an x86")
+def test_the_target_is_chosen_with_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = compiler_that(tmp_path, f'echo "$*" >> {tmp_path}/asked; exec gcc "$@"')
+    monkeypatch.setenv("CC", f"{asked} -march=x86-64")
+    assert library() is not None
+    said = (tmp_path / "asked").read_text()
+    assert "-march=x86-64" in said
+    assert "-march=native" not in said
 
 
 @pytest.mark.usefixtures("_anew")
@@ -93,13 +212,15 @@ def test_other_sources_or_flags_are_another_library(monkeypatch: pytest.MonkeyPa
 def test_a_compiler_that_fails_is_quoted_once_and_missed_by_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = compiler_that(tmp_path, '[ "$1" = --version ] || { echo "no such option: $1" >&2; exit 1; }')
+    says = 'printf "in a file\\nkernels.h:1: error: no such option: $1\\nand more\\n" >&2; exit 1'
+    broken = compiler_that(tmp_path, f'[ "$1" = --version ] || {{ {says}; }}')
     monkeypatch.setenv("CC", str(broken))
     assert library() is None
     assert library() is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert f"{broken} could not make the kernels" in caplog.text
-    assert "no such option: -O3" in caplog.text
+    (message,) = caplog.messages
+    assert message == why_no_kernels()
+    assert message.endswith(f"{broken} could not make them: kernels.h:1: error: no such option: -march=native")
     assert made(tmp_path) == []
 
 
@@ -108,9 +229,10 @@ def test_a_compiler_that_fails_is_quoted_once_and_missed_by_nobody(
 def test_without_a_compiler_it_is_said_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module.shutil, "which", lambda _: None)
-    with caplog.at_level(logging.INFO, "proximo"):
-        assert library() is None
+    monkeypatch.setattr(compiler.shutil, "which", lambda _: None)
+    assert library() is None
+    assert library() is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "install gcc" in caplog.text
 
 
@@ -129,7 +251,7 @@ def test_what_a_compiler_says_may_be_in_any_encoding(
 @pytest.mark.usefixtures("_anew")
 def test_a_compiler_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "nice gcc")
-    assert module._compiler() == ("nice", "gcc")
+    assert compiler.find_compiler() == ("nice", "gcc")
     assert library() is not None
 
 
@@ -143,32 +265,20 @@ def test_a_compiler_that_is_no_command_is_refused(monkeypatch: pytest.MonkeyPatc
 
 @needs_compiler
 @pytest.mark.usefixtures("_anew")
-def test_a_library_cut_short_is_made_again(tmp_path: Path) -> None:
-    compiler = module._compiler()
-    assert compiler is not None
-    path = module._folder() / f"kernels-{module._fingerprint(compiler)}.so"
-    path.write_bytes(b"\x7fELF")
-    assert library() is not None
-    assert made(tmp_path) == [path]
-    assert path.stat().st_size > 1000
-
-
-@needs_compiler
-@pytest.mark.usefixtures("_anew")
 def test_nobody_needs_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(module.Path, "home", nowhere)
+    monkeypatch.setattr(kept.Path, "home", nowhere)
     assert library() is not None
-    assert len(list(module._own_folder().iterdir())) == 1
+    assert len(list(kept._own_folder().iterdir())) == 1
 
 
 @needs_compiler
 @pytest.mark.usefixtures("_anew")
 def test_a_package_without_sources_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(module, "_sources", list)
+    monkeypatch.setattr(compiler, "_sources", list)
     assert library() is None
     assert "sources are missing from the package" in caplog.text
 
@@ -193,6 +303,19 @@ def test_they_can_be_turned_off(said: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_run_on_a_cpu_notes_which_kernels_it_had() -> None:
     assert describe_environment(device="cpu")["kernels"] == describe_kernels()
     assert describe_environment(device="meta")["kernels"] is None
+
+
+@needs_compiler
+@pytest.mark.usefixtures("_anew")
+def test_the_doctor_names_the_kernels_or_says_what_keeps_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "kernels"]) == 0
+    assert capsys.readouterr().out == f"kernels in C: {describe_kernels()}\n"
+    forget()
+    monkeypatch.setattr(compiler.shutil, "which", lambda _: None)
+    assert main(["doctor", "kernels"]) == 1
+    assert "no C compiler was found" in capsys.readouterr().out
 
 
 @needs_compiler

@@ -150,7 +150,7 @@ def test_a_verdict_of_which_the_judge_says_that_the_clock_decided_is_not_remembe
 
 
 def test_a_judge_without_a_verdict_for_time_outs_gives_them_0(tmp_path: Path) -> None:
-    with made("Slow", answer_seconds=0.2, options={"folder": "/nowhere"}, attempts=1) as source:
+    with made("Slow", answer_seconds=0.2, options={"folder": str(tmp_path / "nowhere")}, attempts=1) as source:
         (fault,) = source.score(texts("5"))
     assert fault.state is ScoreState.INFRASTRUCTURE_FAULT, "a folder that is not there is nobody's slow answer"
     with made("Slow", answer_seconds=0.4, options={"folder": str(tmp_path)}) as source:

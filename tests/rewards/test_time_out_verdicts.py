@@ -1,10 +1,13 @@
 """What each judge says of an answer that it was killed over: no part is missing, and nothing else is worth less."""
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proximo.rewards.judged import JudgedReward
 from proximo.rewards.maths.countdown import CountdownJudge
 from proximo.rewards.maths.judge import MathsJudge
 from proximo.rewards.texts.json_schema import JSONSchemaJudge
@@ -15,6 +18,7 @@ from proximo.rewards.texts.think_answer import ThinkAnswerJudge
 from proximo.rewards.verdicts import Answer
 from proximo.rewards.workers.main import judge_service
 from proximo.states import ScoreState
+from records_made import response
 
 COUNTDOWN = {
     "answer_from": ["tags", "last_line"],
@@ -82,3 +86,25 @@ def test_the_clock_of_a_verifier_is_that_of_the_whole_verdict() -> None:
     asked = {"text": "b", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
     assert serve({"judge": asked})["by_clock"] is True
     assert about["by_clock"] is False
+
+
+def test_answers_that_make_their_judge_wait_come_after_all_others(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    source = JudgedReward("judges_made:Waiting", name="j", options={"seen": str(seen)}, answer_seconds=60.0)
+    try:
+        found = source.score([response(text=text) for text in ("z1", "a", "z2", "aa", "a1")])
+    finally:
+        source.close()
+    assert [json.loads(line) for line in seen.read_text().splitlines()] == ["z1", "a", "z2", "aa", "a1", "z1", "z2"]
+    assert {each.state for each in found} == {ScoreState.SCORED}
+
+
+def test_an_answer_that_gave_up_its_turn_is_at_fault_where_there_is_no_time_for_another() -> None:
+    source = JudgedReward("judges_made:Waiting", name="j", answer_seconds=600.0, step_seconds=3.0)
+    try:
+        found = source.score([response(text=text) for text in ("z" * 400, "z" * 401, "a")])
+    finally:
+        source.close()
+    assert [each.state for each in found] == [ScoreState.MODEL_FAULT, ScoreState.MODEL_FAULT, ScoreState.SCORED]
+    reason = "idle for longer than a first turn, and not asked again before step_seconds were over"
+    assert {each.reason for each in found[:2]} == {reason}

@@ -37,6 +37,38 @@ def chi_square(counts: Tensor, expected: Tensor) -> float:
     return (statistic - degrees) / math.sqrt(2 * degrees)
 
 
+FILTERS = ({}, {"greedy": True}, {"top_k": 2}, {"top_k": 9}, {"top_p": 0.6}, {"top_k": 4, "top_p": 0.999999})
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+def test_tokens_of_minus_infinity_are_as_if_they_were_not_there(options: dict) -> None:
+    possible = torch.tensor([1, 4, 5, 9])
+    logits = torch.full((11,), -math.inf)
+    logits[possible] = torch.tensor([0.3, 1.0, -2.0, 0.9])
+    streams, positions = streams_of(2000), torch.zeros(2000, dtype=torch.long)
+    given = {"streams": streams, "positions": positions, "ending_ids": NO_IDS}
+    made = SamplingOptions(max_new_tokens=1, **options)
+    tokens, logprobs = sample(logits.expand(2000, -1), **given, options=made)
+    assert set(tokens.tolist()) <= set(possible.tolist())
+    alone = logits[possible].log_softmax(0)
+    exact = torch.full((11,), -math.inf).index_copy(0, possible, alone)[tokens]
+    torch.testing.assert_close(logprobs, exact, rtol=1e-6, atol=1e-6)
+    drawn_share = tokens.bincount(minlength=11)[possible] / 2000
+    allowed = restrict(logits[possible][None], positions=positions[:1], options=made, ending_ids=NO_IDS)[0].softmax(0)
+    if not options.get("greedy"):
+        torch.testing.assert_close(drawn_share, allowed, rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_without_a_distribution_has_no_log_prob(options: dict, dtype: torch.dtype) -> None:
+    rows = torch.zeros(3, 11, dtype=dtype)
+    rows[0], rows[1, 7], rows[2, 7] = -math.inf, math.inf, math.nan
+    made = SamplingOptions(max_new_tokens=1, **options)
+    given = {"streams": streams_of(3), "positions": torch.zeros(3, dtype=torch.long), "ending_ids": NO_IDS}
+    assert not sample(rows, **given, options=made)[1].isfinite().any()
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_draws_follow_the_softmax_at_the_temperature(temperature: float) -> None:
     logits = torch.randn(12, generator=torch.Generator().manual_seed(1))

@@ -25,7 +25,7 @@ from sandbox import (
     hostile_space,
 )
 from sandbox.cases import Case
-from sandbox.host import Host, make_host, processes_of, shared_objects
+from sandbox.host import Host, make_host, mark_processes, processes_of, shared_objects
 
 GROUPS: dict[str, tuple[Case, ...]] = {
     "network": hostile_escapes.NETWORK,
@@ -51,6 +51,7 @@ def main(groups: str, *without: str) -> None:
     folder = Path(tempfile.mkdtemp(prefix="battery-"))
     tempfile.tempdir = str(folder)
     host = make_host(folder)
+    mark = mark_processes()
     before = shared_objects()
     try:
         # The host must notice what programs leave, whatever they may do: nothing but what `without` takes is waived.
@@ -64,7 +65,7 @@ def main(groups: str, *without: str) -> None:
             }
             results |= {f"{group}/{name}": problems for name, problems in run_cases(sandbox, host, run).items()}
         sandbox.close()
-        results[HOST] = host.changes() + _differences(before, str(folder))
+        results[HOST] = host.changes() + _differences(before, mark, str(folder))
     finally:
         host.close()
         shutil.rmtree(folder)
@@ -98,13 +99,13 @@ def _reason_to_skip(case: Case, missing: set[str]) -> str | None:
     return f"needs {case.needs}" if case.needs and needed[case.needs] in missing else None
 
 
-def _differences(before: dict[str, str], mark: str) -> list[str]:
+def _differences(before: dict[str, str], mark: int, folder: str) -> list[str]:
     deadline = time.monotonic() + 5
     while processes_of(mark) and time.monotonic() < deadline:
         time.sleep(0.02)
     after = shared_objects()
     found = [f"{name} has changed: {after[name]}" for name in after if after[name] != before[name]]
-    left = [name for name in os.listdir(mark) if name.startswith("proximo-sandbox-")]
+    left = [name for name in os.listdir(folder) if name.startswith("proximo-sandbox-")]
     return [*found, *(f"process {pid} is left" for pid in processes_of(mark)), *(f"{name} is left" for name in left)]
 
 

@@ -137,6 +137,33 @@ open(os.devnull, "w").write("x")
 """,
         "hello ['a', 'd.txt'] 5\n",
     ),
+    says(
+        "modes, times and copies of its own files",
+        """
+import shelve, shutil
+with open("a", "w") as file: file.write("x")
+os.utime("a", (5, 6))
+shutil.copy("a", "b"), shutil.copy2("a", "c"), os.chmod("b", 0o640)
+with shelve.open("shelf") as shelf: shelf["k"] = [1]
+with shelve.open("shelf") as shelf: print(dict(shelf), os.stat("c").st_mtime, oct(os.stat("b").st_mode & 0o777))
+""",
+        "{'k': [1]} 6.0 0o640\n",
+        needs="names",
+    ),
+    says(
+        "an event loop",
+        """
+import asyncio
+async def double(x):
+    await asyncio.sleep(0.001)
+    return 2 * x
+async def main():
+    return await asyncio.gather(*map(double, range(3)), asyncio.to_thread(lambda: 7))
+print(asyncio.run(main()), asyncio.run(double(4)))
+""",
+        "[0, 2, 4, 7] 8\n",
+        needs="thread_count",
+    ),
     Case(
         name="files that it was given",
         source="import helper\nprint(helper.twice(4), open('data.txt', 'rb').read())",

@@ -115,6 +115,36 @@ KERNEL = (
         before="import fcntl",
     ),
     tries(
+        "locks by which programs could speak to each other",
+        "fcntl.flock(library, fcntl.LOCK_SH)",
+        "fcntl.flock(library, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+        "fcntl.flock(os.open('.', os.O_RDONLY), fcntl.LOCK_EX)",
+        "fcntl.lockf(library, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 77)",
+        *(f"fcntl.fcntl(library, {command}, bytes(32))" for command in (5, 6, 7, 36, 37, 38)),
+        *(f"fcntl.fcntl(library, {command}, 0)" for command in (1024, 1025, 1026)),
+        "syscall(73, 32, library, 1)",
+        before="import fcntl\nlibrary = os.open(os.__file__, os.O_RDONLY)",
+    ),
+    tries(
+        "waking others who wait at a place in a file of the library",
+        *(f"syscall(202, 98, page, {operation}, 9, None, page, 0)" for operation in (1, 3, 4, 5, 10, 0x101)),
+        before="""
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+page = libc.mmap(None, ctypes.c_size_t(4096), 1, 1, os.open(os.__file__, os.O_RDONLY), ctypes.c_long(0))
+""",
+    ),
+    tries(
+        "whether other processes are there",
+        "os.sched_getaffinity(VICTIM)",
+        "os.sched_getscheduler(1)",
+        "os.sched_getparam(os.getpid() - 1)",
+        "os.getpgid(1)",
+        "os.getsid(os.getpid() + 1)",
+        "os.getpriority(os.PRIO_PROCESS, 1)",
+        "os.getpriority(os.PRIO_USER, 1000)",
+    ),
+    tries(
         "clocks and names of the machine",
         "time.clock_settime(time.CLOCK_REALTIME, 0)",
         "socket.sethostname('x')",

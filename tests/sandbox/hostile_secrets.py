@@ -22,6 +22,27 @@ print(sys.argv, sys.orig_argv[1:], foreign)
         "['program.py'] ['program.py'] []\n",
     ),
     says(
+        "nothing that it can read says where the caller's package is",
+        """
+import gc, traceback
+count, given = ctypes.c_int(), ctypes.POINTER(ctypes.c_wchar_p)()
+ctypes.pythonapi.Py_GetArgcArgv(ctypes.byref(count), ctypes.byref(given))
+seen = [given[number] for number in range(count.value)]
+frame = sys._getframe()
+while frame:
+    seen += [frame.f_code.co_filename, *map(str, frame.f_globals.values()), *map(str, frame.f_locals.values())]
+    frame = frame.f_back
+for each in gc.get_objects():
+    seen += [each.co_filename] if hasattr(each, "co_filename") else []
+    seen += [str(value) for value in each.values() if isinstance(value, (str, bytes))] if type(each) is dict else []
+seen += [*sys.path_importer_cache, *map(str, sys.modules.values())]
+own = "this very program's text"
+print(count.value, len(seen) > 100, {text for text in seen if "PROJECT" in text and own not in text} - {"PROJECT"})
+""",
+        "8 True set()\n",
+    ),
+    says("the machine has no name", "print(os.uname().nodename)", "sandbox\n", needs="names"),
+    says(
         "its process is nobody in particular",
         """
 print(os.getenv("USER"), os.isatty(0), os.isatty(1), os.getcwd() == os.environ["TMPDIR"])

@@ -211,27 +211,29 @@ def test_a_zygote_that_dies_is_a_fault_of_the_infrastructure_and_the_next_progra
         assert run(sandbox, "print(1)").stdout == b"1\n"
 
 
-def test_nothing_outlives_a_caller_that_is_killed(tmp_path):
+def test_nothing_outlives_a_caller_that_is_killed():
     source = """
-        import sys, tempfile, time
-        tempfile.tempdir = sys.argv[1]
+        import time
+        from sandbox.host import mark_processes
+        mark = mark_processes()
         from proximo.sandbox.jobs import Program
         from proximo.sandbox.runner import Sandbox
         sandbox = Sandbox()
         jobs = [sandbox.start(Program(source="while True: pass")) for _ in range(2)]
-        print("running", flush=True)
+        print(mark, flush=True)
         time.sleep(60)
     """
-    command = [sys.executable, "-c", textwrap.dedent(source), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as caller:
+    command = [sys.executable, "-c", textwrap.dedent(source)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as caller:
         assert caller.stdout is not None
-        assert caller.stdout.readline() == b"running\n"
-        assert len(processes_of(str(tmp_path))) >= 4
+        mark = int(caller.stdout.readline())
+        assert len(processes_of(mark)) >= 5, "caller, two of the zygote, two programs"
         caller.kill()
     deadline = time.monotonic() + 10
-    while processes_of(str(tmp_path)) and time.monotonic() < deadline:
+    while processes_of(mark) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert processes_of(str(tmp_path)) == []
+    assert processes_of(mark) == []
 
 
 def test_a_hundred_programs_leave_the_zygote_and_the_caller_as_they_were(sandbox):
@@ -255,3 +257,32 @@ def test_a_signal_that_the_caller_ignores_is_none_that_programs_ignore(whole_san
     finally:
         signal.signal(number, before)
     assert (found.ending, found.status) == (Ending.SIGNAL, number)
+
+
+@pytest.fixture
+def crowded(whole_sandbox: None) -> Iterator[None]:
+    """One processor for this process and what it starts, with four others that always want it."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    spinning = [sys.executable, "-S", "-c", "while True: pass"]
+    # A session each: some kernels share a processor out by sessions.
+    others = [subprocess.Popen(spinning, start_new_session=True) for _ in range(4)]
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+@pytest.mark.usefixtures("crowded")
+def test_what_waits_for_a_processor_is_not_idle_and_what_sleeps_is():
+    limits = replace(QUICK, cpu_seconds=5.0, wall_seconds=120.0, idle_seconds=0.25)
+    with Sandbox() as made:
+        busy = made.run(Program(source="import time\nwhile time.process_time() < 0.4: pass", limits=limits))
+        asleep = made.run(Program(source="import time\ntime.sleep(100)", limits=limits))
+    assert (busy.ending, asleep.ending) == (Ending.EXIT, Ending.IDLE)
+    assert busy.wall_seconds > 0.25 + busy.cpu_seconds, "it was kept waiting for longer than it may be idle"
+    assert busy.lost_seconds is not None
+    assert busy.lost_seconds > 0.25

@@ -55,6 +55,9 @@ def scorer(**options: Any) -> dict[str, Any]:
     return {"reward": [{"kind": "model", "path": "$/reward_model", **options}]}
 
 
+CHATTING = {**scorer(), "data.as_messages": True, "data.max_prompt_tokens": 20}
+
+
 def function(**options: Any) -> dict[str, Any]:
     name = "knobs:share_of"
     return {"value": {"start": "policy"}, "reward": [{"kind": "function", "function": name, **options}]}
@@ -431,7 +434,7 @@ KNOBS = [
         scorer(path="owner/scorer", revision="second"),
         scorer(path="owner/scorer"),
     ),
-    Knob(rewards.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_tokenizer"), scorer()),
+    Knob(rewards.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_template"), CHATTING),
     Knob(rewards.ModelRewardConfig, "dense", "ppo", scorer(dense="deltas"), scorer()),
     Knob(rewards.ModelRewardConfig, "share_base", "ppo", scorer(path="$/reward_adapter"), ONE_BASE, "an adapter only"),
     Knob(rewards.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
@@ -451,6 +454,10 @@ SINKS = {
     sinks.TrackioSinkConfig: "test_trackio_is_told_a_name_that_carries_the_id",
     sinks.MLflowSinkConfig: "test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once",
     sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
+}
+SAMPLED = {
+    sinks.WandbSinkConfig: "test_weights_and_biases_gets_a_table_of_them_where_it_is_told_to",
+    sinks.MLflowSinkConfig: "test_mlflow_gets_them_as_a_file_of_each_step",
 }
 TEXTS = (
     rewards_texts.PatternRewardConfig,
@@ -486,7 +493,7 @@ JUDGED = {
 CODE = {
     "test_every_field_of_the_section_is_an_option_of_the_judge": ("form",),
     "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
-    "test_a_program_that_sleeps_twice_fits_into_the_time_of_an_answer": ("answer_seconds",),
+    "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
     "test_a_guarantee_that_nobody_knows_cannot_be_waived": ("sandbox_waived",),
 }
 CODE_VERDICTS = {
@@ -509,6 +516,14 @@ SHOWN_ELSEWHERE = {
         for test, names in CODE_VERDICTS.items()
         for name in names
     },
+    (CodeRewardConfig, "idle_seconds"): (
+        "rewards/code/test_code_limits.py",
+        "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over",
+    ),
+    (CodeRewardConfig, "packages"): (
+        "rewards/code/test_code_rows.py",
+        "test_programs_and_tests_import_the_packages_that_are_named",
+    ),
     **{(rewards.JudgedRewardConfig, name): test for name, test in JUDGED.items()},
     (rewards.FunctionRewardConfig, "process"): (
         "rewards/test_function_process.py",
@@ -529,6 +544,7 @@ SHOWN_ELSEWHERE = {
         for name in rewards_remote.RemoteRewardConfig.model_fields
     },
     **{(s, name): ("trainers/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
+    **{(s, "samples"): ("trainers/test_sample_sinks.py", test) for s, test in SAMPLED.items()},
     (run.RunConfig, "folder"): (
         "trainers/test_loop.py",
         "test_a_run_writes_one_line_per_step_and_one_before_the_first",

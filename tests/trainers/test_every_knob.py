@@ -20,7 +20,7 @@ import datasets
 import huggingface_hub.constants
 import pytest
 import torch
-from knobs import KNOBS, SHOWN_ELSEWHERE, Changes, Knob, rows
+from knobs import KNOBS, SHOWN_ELSEWHERE, TEMPLATE, Changes, Knob, rows
 from torch.nn.modules.module import register_module_forward_hook
 
 from builders import tiny_language_model, tiny_tokenizer
@@ -49,6 +49,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(scorer.model, place / "other_scorer", tokenizer)
     tokenizer.save_pretrained(place / "other_tokenizer")
     swap_ids(place / "other_tokenizer" / "tokenizer.json", "a", "b")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(place / "other_template")
     write_rows(place / "other.jsonl", rows())
     write_rows(place / "both.jsonl", [{"text": row["prompt"], **row} for row in rows()])
     (place / "lines.txt").write_text("\n\n".join(f"a text\n--\nof {row['prompt']}" for row in rows()))

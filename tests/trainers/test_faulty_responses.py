@@ -15,6 +15,7 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.records import Scored, ScoreState
 from proximo.trainers.calls import InferenceCalls, Roles
 from proximo.trainers.experience import Passes, make_experience
+from proximo.trainers.ppo_task import rows_to_show
 from proximo.trainers.step_metrics import StepOutcome, experience_metrics
 from proximo.trainers.updates import UpdateCalls
 from records_made import prompt, response
@@ -102,3 +103,11 @@ def test_it_would_matter_if_a_fault_were_a_score_of_0(setting: str) -> None:
     wanted, _ = learn(batch(left_out=FAULTY), SETTINGS[setting], sizes=len(GROUPS) - len(FAULTY))
     distance = sum(float(torch.linalg.vector_norm(a - b)) for a, b in zip(found, wanted, strict=True))
     assert distance > 0.1 * sum(float(torch.linalg.vector_norm(each)) for each in wanted)
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, []), (2, [0, 3, 1]), (3, [0, 3, 6, 1]), (5, [0, 3, 6, 1, 4, 5]), (99, [0, 3, 6, 1, 4, 7, 2, 5, 8])],
+)
+def test_samples_are_of_several_prompts_and_one_without_a_score_is_among_them(count: int, shown: list[int]) -> None:
+    assert rows_to_show(batch(faulty=FAULTY), count) == shown

@@ -238,6 +238,20 @@ def test_a_report_is_written_for_a_run_and_for_a_pipeline(folder, capsys):
     assert "<html" in Path("runs/p/report.html").read_text()
 
 
+def test_a_report_says_its_alarms_beside_the_place_of_the_file(folder, capsys):
+    losses = [1.0, 1.0, 1.0, 4.0, 4.0, 4.0]
+    for stage in ("sft", "ppo"):
+        path = folder / "runs" / "p" / stage / "metrics.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(f'{{"step": {n}, "sft/loss": {loss}}}\n' for n, loss in enumerate(losses, 1)))
+    assert main(["report", "runs/p/sft"]) == 0
+    said = capsys.readouterr()
+    assert said.out == "runs/p/sft/report.html\n"
+    assert said.err.startswith("sft: problem: The training loss leapt up. It went from 1.00 to 2.80 at step 4,")
+    assert main(["report", "runs/p"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["sft", "ppo"]
+
+
 class Evaluated:
     """A run's task with one sample that could not be scored."""
 

@@ -11,9 +11,10 @@ import torch
 from proximo.checkpoint import atomic
 from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.config.base import AbsentMeans
-from proximo.config.recipes import SFTRecipe
+from proximo.config.recipes import PPORecipe, SFTRecipe
 from proximo.config.run import RunConfig
 from proximo.errors import DataError, RunFolderError, TrainingError
+from proximo.metrics.report import write_report
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Mean
 from proximo.trainers import loop
@@ -31,15 +32,23 @@ class Counting:
     best_metric = "evaluation/loss"
     best_is_lowest = True
 
-    def __init__(self, num_steps: int = 5, *, data: str = "rows", fail_at: int | None = None) -> None:
+    def __init__(
+        self,
+        num_steps: int = 5,
+        *,
+        data: str = "rows",
+        fail_at: int | None = None,
+        fails: BaseException | None = None,
+    ) -> None:
         self.num_steps = num_steps
         self.inputs_fingerprint: Mapping[str, Any] = {"rows": data}
         self.weight = 0.0
-        self.fail_at = fail_at
+        self.fail_at = 1 if fails and fail_at is None else fail_at
+        self.fails = fails or KeyboardInterrupt()
 
     def step(self, step: int) -> Record:
         if step == self.fail_at:
-            raise KeyboardInterrupt
+            raise self.fails
         self.weight = self.weight * 0.5 + step
         return Record(metrics={"sft/loss": Mean(self.weight, 1)}, samples=[{"kind": "train", "text": f"{self.weight}"}])
 
@@ -61,6 +70,12 @@ def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """Plots take most of the time of a run of five steps."""
     if "one_line_per_step" not in request.node.name:
         monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+
+
+@pytest.fixture(autouse=True)
+def kernels_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether this machine can have them is no matter of these tests."""
+    monkeypatch.setattr(loop, "why_no_kernels", lambda: None)
 
 
 def recipe(folder: Path, **run: Any) -> SFTRecipe:
@@ -90,6 +105,16 @@ def test_a_run_writes_one_line_per_step_and_one_before_the_first(tmp_path: Path)
     assert [line["step"] for line in lines(tmp_path / "run" / "samples.jsonl")] == [1, 2, 3, 4, 5]
     assert (tmp_path / "run" / "report.html").exists()
     assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["run"]["save_every_steps"] == 2
+
+
+def test_a_run_on_a_cpu_without_kernels_keeps_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "why_no_kernels", lambda: "no kernels in C: there is no compiler")
+    elsewhere = Counting()
+    elsewhere.device = "meta"
+    for name, task, said in (("cpu", None, 1), ("meta", elsewhere, 0)):
+        assert start(tmp_path / name, task) == 0
+        log = (tmp_path / name / "log.txt").read_text()
+        assert log.splitlines().count("no kernels in C: there is no compiler") == said
 
 
 def test_an_interrupted_run_ends_with_the_same_lines_and_weight(tmp_path: Path) -> None:
@@ -229,6 +254,58 @@ def test_another_environment_that_was_allowed_is_noted(tmp_path: Path) -> None:
     assert "resumed in another environment: num_threads: 1 -> 2\n" in (tmp_path / "run" / "log.txt").read_text()
 
 
+def delete_the_second_line(path: Path) -> None:
+    first, _, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first, *others]))
+
+
+@pytest.mark.parametrize("change", [delete_the_second_line, Path.unlink], ids=lambda change: change.__name__)
+@pytest.mark.parametrize(("name", "had"), [("metrics.jsonl", 5), ("samples.jsonl", 4)])
+def test_a_log_that_was_cut_is_told_and_the_training_goes_on(tmp_path: Path, change: Any, name: str, had: int) -> None:
+    start(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000004\n")
+    change(tmp_path / "run" / name)
+    resumed = Counting()
+    assert start(tmp_path / "run", resumed, resume="must") == 0
+    assert resumed.weight == 8.0625
+    found = 0 if change is Path.unlink else had - 1
+    told = f"{name} has {found} lines up to step 4, and had {had} when the checkpoint was saved"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count(told) == 1
+    assert log.count("when the checkpoint was saved") == 1
+
+
+def scoring(folder: Path, text: str) -> None:
+    (folder / "own_scoring.py").write_text(text)
+
+
+def test_another_source_of_a_reward_function_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    scoring(tmp_path, "def score(prompts, responses, metadata): return [0.0 for _ in responses]")
+    given = {"reward": [{"kind": "function", "function": "own_scoring:score"}], "policy": {"path": "m"}}
+    made = PPORecipe.model_validate(
+        {
+            **given,
+            "run": recipe(tmp_path / "run").run.model_dump(),
+            "data": {"sources": [{"path": "d.jsonl"}]},
+            "ppo": {"num_steps": 5, "prompts_per_step": 1, "rollout": {"max_new_tokens": 1}},
+        }
+    )
+
+    def go(task: Counting, **options: Any) -> int:
+        return run_task(lambda: task, made, made.run, RunOptions(quiet=True, **options))
+
+    with pytest.raises(KeyboardInterrupt):
+        go(Counting(fail_at=4))
+    scoring(tmp_path, "def score(prompts, responses, metadata): return [1.0 for _ in responses]")
+    hashed = '"source with sha256 [0-9a-f]{16}"'
+    named = rf"environment .*\n  functions.own_scoring:score: {hashed} -> {hashed}\n"
+    with pytest.raises(RunFolderError, match=named):
+        go(Counting(), resume="must")
+    assert go(Counting(), resume="must", allow_different_environment=True) == 0
+    assert "resumed in another environment: functions.own_scoring:score: " in (tmp_path / "run" / "log.txt").read_text()
+
+
 def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path / "run", Counting(fail_at=4))
@@ -236,19 +313,65 @@ def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> Non
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     steps = [line.split()[1] for line in log if line.startswith("step ")]
     assert steps == ["0/5", "1/5", "2/5", "3/5", "3/5", "4/5", "5/5"]
-    assert log[-1].startswith("finished: 5 steps")
+    assert [line for line in log if line.startswith("finished: 5 steps")]
     start(tmp_path / "run", overwrite=True)
-    assert len((tmp_path / "run" / "log.txt").read_text().splitlines()) == 7
+    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert [line.split()[0] for line in log if line.startswith(("step ", "finished"))] == ["step"] * 6 + ["finished:"]
 
 
-def test_what_ended_a_run_stands_in_its_log(tmp_path: Path) -> None:
+def test_what_ended_a_run_stands_in_its_log_and_on_top_of_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "write_report", write_report)
     task = Counting()
     task.step = lambda step: 1 // 0
     with pytest.raises(ZeroDivisionError):
         start(tmp_path / "run", task)
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "Traceback" in log
-    assert log.endswith("ZeroDivisionError: integer division or modulo by zero\n")
+    assert "ZeroDivisionError: integer division or modulo by zero\n" in log
+    assert f"failed, report in {tmp_path}/run/report.html" in log
+    page = (tmp_path / "run" / "report.html").read_text()
+    reason = page.index("ZeroDivisionError: integer division or modulo by zero")
+    assert reason < page.index("<main>")
+    assert "failed before the first step" in page
+
+
+def test_a_report_that_cannot_be_written_hides_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> Path:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(loop, "write_report", refuse)
+    with pytest.raises(ZeroDivisionError):
+        start(tmp_path / "run", Counting(fails=ZeroDivisionError()))
+
+
+def test_how_a_run_ended_is_kept_until_it_goes_on(tmp_path: Path) -> None:
+    def outcome() -> dict[str, Any]:
+        return json.loads((tmp_path / "run" / "outcome.json").read_text())
+
+    with pytest.raises(TrainingError):
+        start(tmp_path / "run", Counting(fail_at=4, fails=TrainingError("the judge\n  is gone")))
+    assert outcome() == {"state": "failed", "total_steps": 5, "reason": "the judge is gone"}
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4), resume="must")
+    assert not (tmp_path / "run" / "outcome.json").exists()
+    start(tmp_path / "run", resume="must")
+    assert outcome() == {"state": "finished", "total_steps": 5, "reason": None}
+    start(tmp_path / "run", resume="auto")
+    assert outcome()["state"] == "finished"
+
+
+def test_an_alarm_is_said_once_when_it_comes_and_again_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(tmp_path / "run")  # the loss of this task goes up
+    told = [line for line in capsys.readouterr().err.splitlines() if "leapt up" in line]
+    assert [line.partition(":")[0] for line in told] == ["warning"]
+    assert "step 4, problem: The training loss leapt up. It went from 1.00 to " in told[0]
+    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert [line.split(":")[0] for line in log if "leapt up" in line] == ["warning", "problem"]
+    assert log.index(told[0]) < next(place for place, line in enumerate(log) if line.startswith("step 5/5"))
 
 
 def failed_cpu_allocation() -> RuntimeError:

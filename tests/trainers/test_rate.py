@@ -25,7 +25,7 @@ RECIPE = {
         "prompts_per_step": 3,
         "outcome": "right",
         "solved_score": 1.0,
-        "rollout": {"max_new_tokens": 4},
+        "rollout": {"max_new_tokens": 4, "greedy": True},
         "kl": {"reference_every_steps": 1},
         "average_decay": 0.9,
     },
@@ -108,4 +108,5 @@ def test_too_many_responses_without_a_score_end_it_and_leave_no_file(
 def test_rating_asks_for_no_model_but_the_policy() -> None:
     recipe = sampling_only(PPORecipe.model_validate(RECIPE))
     assert (recipe.ppo.kl.place, recipe.ppo.uses_critic, recipe.gold) == ("none", False, None)
-    assert recipe.ppo.rollout == PPORecipe.model_validate(RECIPE).ppo.rollout
+    greedy = PPORecipe.model_validate(RECIPE).ppo.rollout
+    assert recipe.ppo.rollout == greedy.model_copy(update={"greedy": False}), "equal responses would rate nothing"

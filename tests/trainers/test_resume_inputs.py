@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.errors import RunFolderError
@@ -59,3 +61,26 @@ def test_another_start_of_what_the_checkpoint_holds_does_not_matter(tmp_path: Pa
     assert run("sft", made, RunOptions(quiet=True)) == 0
     other_base(place)
     assert run("sft", made, RunOptions(quiet=True, resume="auto")) == 0
+
+
+def test_changed_data_are_named_by_their_file(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    made = changed(recipe_of("sft", place), {"sft.num_epochs": 1})
+    assert run("sft", made, RunOptions(quiet=True)) == 0
+    texts = place / "texts.jsonl"
+    texts.write_text(texts.read_text() + texts.read_text().splitlines()[0] + "\n")
+    line = rf'data\.{texts}: "12 rows, sha256 \w{{16}}" -> "13 rows, sha256 \w{{16}}"\n'
+    with pytest.raises(RunFolderError, match=rf"inputs \(saved -> now\):\n  {line}  bring the same data"):
+        run("sft", made, RunOptions(quiet=True, resume="auto"))
+
+
+def test_one_bit_of_a_frozen_model_is_seen(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    made = changed(recipe_of("ppo", place), {"ppo.num_steps": 2})
+    assert run("ppo", made, RunOptions(quiet=True)) == 0
+    weights = place / "reward_model" / "model.safetensors"
+    tensors = load_file(weights)
+    max(tensors.values(), key=torch.numel).flatten().view(torch.int32)[5] ^= 1
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(RunFolderError, match=r"models\.reward_model: "):
+        run("ppo", made, RunOptions(quiet=True, resume="auto"))

@@ -16,6 +16,7 @@ from proximo.trainers.invariants import broken_limits
 from proximo.trainers.step_metrics import (
     StepOutcome,
     experience_metrics,
+    score_metrics,
     sequence_kl,
     time_metrics,
     update_metrics,
@@ -73,6 +74,9 @@ def k3(difference: float) -> float:
 EXPECTED = {
     "score/mean": 1.0,
     "score/std": 1.0,
+    "score/best_fraction": 0.5,
+    # the longer of the two has the higher score
+    "score/length_correlation": 1.0,
     "score/style/mean": 2.0,
     "score/form/mean": 5.0,
     "reward/mean": (2.3 + 0.1) / 2,
@@ -98,6 +102,17 @@ EXPECTED = {
 
 def test_a_step_in_numbers_worked_by_hand() -> None:
     assert line(experience_metrics(outcome(experience()))) == pytest.approx(EXPECTED, rel=1e-5)
+
+
+def test_length_and_score_are_correlated_where_both_differ() -> None:
+    lengths, scores = (1, 2, 4, 5), (4.0, 3.0, 3.0, 0.0)
+    many = [scored(score, of=response((7,) * length)) for length, score in zip(lengths, scores, strict=True)]
+    found = line(score_metrics(many))
+    # deviations -2, -1, 1, 2 and 1.5, 0.5, 0.5, -2.5
+    assert found["score/length_correlation"] == pytest.approx(-8 / math.sqrt(10 * 9))
+    assert found["score/best_fraction"] == 0.25
+    for equal in ([many[0]] * 3, [many[1], replace(many[2], score=9.0, response=many[1].response)], many[:1], []):
+        assert "score/length_correlation" not in line(score_metrics(equal))
 
 
 def test_a_response_without_a_token_that_counts_has_no_part_in_the_means_of_reward_and_kl() -> None:

@@ -62,9 +62,11 @@ def weighted_k3(logprobs: Tensor, old_logprobs: Tensor, reference_logprobs: Tens
 def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
     """The KL itself, summed over the vocabulary: [..., V] -> [...], in float32 or wider.
 
-    Logits must be finite and already divided by the temperature. No estimate, and so no noise; the price is that it
-    needs the logits of both models (`models.heads` has the form that never holds them all).
+    Logits must be divided by the temperature already. A logit of -inf is a token that cannot come: of the policy's it
+    adds nothing, and where only the reference's is, the KL is infinite. No estimate, and so no noise; the price is that
+    it needs the logits of both models (`models.heads` has the form that never holds them all).
     """
     dtype = torch.promote_types(logits.dtype, torch.float32)
     logprobs = logits.to(dtype).log_softmax(-1)
-    return (logprobs.exp() * (logprobs - reference_logits.to(dtype).log_softmax(-1))).sum(-1)
+    log_ratios = logprobs - reference_logits.to(dtype).log_softmax(-1)
+    return (logprobs.exp() * log_ratios.masked_fill(logprobs.isneginf(), 0.0)).sum(-1)

@@ -1,7 +1,9 @@
 """What of the machine and the libraries decides the bits of a run. Not the settings of the run."""
 
+import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,10 +13,32 @@ from proximo.native.library import describe_kernels
 PACKAGES = ("proximo", "torch", "transformers", "tokenizers", "peft", "datasets", "safetensors", "numpy")
 
 
-def describe_environment(*, device: str) -> dict[str, str | int | None]:
-    """Versions, thread count, processor, kernels in C and, for a CUDA device, the accelerator.
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+    "MKL_DOMAIN_NUM_THREADS",
+    "MKL_DYNAMIC",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_NUM_THREADS",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_DYNAMIC",
+    "OMP_THREAD_LIMIT",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_NUM_THREADS",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""With which one chooses other instructions or numbers of threads than the rest of the environment says."""
 
-    JSON, flat, the same on every call.
+
+def describe_environment(*, device: str) -> dict[str, Any]:
+    """Versions, thread count, processor, kernels in C, variables and, for a CUDA device, the accelerator.
+
+    JSON, the same on every call.
     """
     return {
         "python": platform.python_version(),
@@ -26,6 +50,7 @@ def describe_environment(*, device: str) -> dict[str, str | int | None]:
         "kernels": describe_kernels() if torch.device(device).type == "cpu" else None,
         "num_threads": torch.get_num_threads(),
         "device": device,
+        "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "accelerator": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
     }
 

@@ -53,7 +53,10 @@ def check_fingerprints(
         advice = "bring the same data and models back, or start a run in another folder"
         problems.append(_listing("inputs", inputs, advice))
     if environment and not allow_different_environment:
-        advice = "--allow-different-environment goes on, but the bits may differ from those of an uninterrupted run"
+        advice = (
+            "bring it back; or --allow-different-environment goes on, but the bits may differ from those of an "
+            "uninterrupted run"
+        )
         problems.append(_listing("environment", environment, advice))
     if problems:
         raise RunFolderError("the run cannot be resumed with what has changed since.\n" + "\n".join(problems))
@@ -63,7 +66,7 @@ def check_fingerprints(
 def place_free(value: Any, pipeline_folder: str) -> Any:
     """Settings in which paths below the pipeline's folder begin with `@pipeline`, so that the folder may be moved."""
     if isinstance(value, Mapping):
-        return {name: place_free(part, pipeline_folder) for name, part in value.items()}
+        return {place_free(name, pipeline_folder): place_free(part, pipeline_folder) for name, part in value.items()}
     if isinstance(value, list):
         return [place_free(part, pipeline_folder) for part in value]
     if isinstance(value, str) and pipeline_folder and value.startswith(f"{pipeline_folder}/"):

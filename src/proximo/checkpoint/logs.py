@@ -22,6 +22,7 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         atomic.make_folder(path.parent)
         self._file = path.open("ab")
+        self.num_lines = path.read_bytes().count(b"\n")
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add a record with an integer "step". Numbers that are not finite become null, which JSON can say."""
@@ -30,6 +31,7 @@ class JsonLines:
         text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
         self._file.write(text.encode("utf-8", errors="replace") + b"\n")
         self._file.flush()
+        self.num_lines += 1
 
     def sync(self) -> None:
         """Return once every line is on disk."""
@@ -47,7 +49,7 @@ class JsonLines:
 
 
 def cut_back(path: Path, step: int) -> int:
-    """Drop every record after `step`, and a last line that a crash cut off; gives the number of lines dropped.
+    """Drop every record after `step`, and a last line that a crash cut off; gives the number of lines left.
 
     The file is replaced as a whole; one that does not exist is fine. Raises CheckpointError for a line before the last
     that is no record: that is damage which no crash of ours explains.
@@ -69,7 +71,7 @@ def cut_back(path: Path, step: int) -> int:
     wanted = b"".join(kept)
     if wanted != content:
         atomic.write_bytes_atomically(path, wanted)
-    return len(lines) - len(kept)
+    return len(kept)
 
 
 def _step_of(line: bytes) -> int | None:

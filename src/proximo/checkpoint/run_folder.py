@@ -18,6 +18,7 @@ from proximo.checkpoint.store import saved_steps
 from proximo.errors import RunFolderError
 
 Resume = Literal["never", "must", "auto"]
+EndState = Literal["finished", "stopped", "failed"]
 
 MARKER = ".proximo-run"
 CHECKPOINTS = "checkpoints"
@@ -30,6 +31,8 @@ TENSORBOARD = "tensorboard"
 TRACKERS = "trackers"
 """What the sinks of experiment trackers keep: where they are, and what is not sent yet."""
 REPORT = "report.html"
+OUTCOME = "outcome.json"
+"""How the run ended; not there while it is under way."""
 LOG = "log.txt"
 MERGED = "merged"
 """Models of a stage with their adapters added in, for the stages that start from them."""
@@ -43,6 +46,7 @@ REPLACED = (
     TENSORBOARD,
     TRACKERS,
     REPORT,
+    OUTCOME,
     LOG,
     MERGED,
 )
@@ -101,6 +105,15 @@ class RunFolder:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Keep what `describe_environment` found."""
         atomic.write_bytes_atomically(self.path / ENVIRONMENT, _json(environment))
+
+    def write_outcome(self, state: EndState, *, total_steps: int, reason: str | None = None) -> None:
+        """Keep how the run ended: finished, stopped by a signal, or failed for a reason."""
+        outcome = {"state": state, "total_steps": total_steps, "reason": reason}
+        atomic.write_bytes_atomically(self.path / OUTCOME, _json(outcome))
+
+    def forget_outcome(self) -> None:
+        """Remove it: the run goes on."""
+        (self.path / OUTCOME).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Release the lock."""

@@ -1,4 +1,4 @@
-"""`proximo doctor`: what this machine has and can promise. Not the trying: machine.py, sandbox/doctor.py."""
+"""`proximo doctor`: what this machine has and can promise. Not the trying: machine.py, sandbox/, native/."""
 
 import json
 from dataclasses import asdict
@@ -20,6 +20,7 @@ def doctor(
     \b
     proximo doctor
     proximo doctor sandbox                    every guarantee of the sandbox, tried
+    proximo doctor kernels                    the kernels in C, made anew where need be
     """
     if context.invoked_subcommand is not None:
         return
@@ -30,6 +31,16 @@ def doctor(
         return
     for name, finding in examine_machine():
         print(f"{name:12}{finding}", flush=True)
+
+
+@app.command()
+def kernels() -> int:
+    """Compile and load the kernels in C that a CPU is faster with. Exit status 1, and why, where there are none."""
+    from proximo.native.library import describe_kernels, why_no_kernels
+
+    reason = why_no_kernels()
+    print(f"kernels in C: {describe_kernels()}" if reason is None else reason)
+    return int(reason is not None)
 
 
 @app.command()

@@ -49,9 +49,9 @@ def _threads() -> str:
 
 
 def _kernels() -> str:
-    from proximo.native.library import describe_kernels
+    from proximo.native.library import describe_kernels, why_no_kernels
 
-    return describe_kernels() or "none: torch's operators work on a CPU, slower; install gcc, or see PROXIMO_KERNELS"
+    return why_no_kernels() or str(describe_kernels())
 
 
 def _memory() -> str:

@@ -187,19 +187,28 @@ def _check_hub_name(push: str | None, *, private: bool) -> None:
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a pipeline's.")]) -> None:
     """Write report.html into a run folder: curves, samples before and after, the configuration. One file, no network.
 
+    The place of the file goes to stdout, the alarms to stderr.
+
     \b
     proximo report runs/ppo
     proximo report runs/demo                  of a pipeline: all stages on one page
     """
     _existing_run(run)
     from proximo.metrics.report import STAGES, write_pipeline_report, write_report
+    from proximo.metrics.report_views import run_alarms
+    from proximo.metrics.run_files import read_run
 
+    stages = [run / stage for stage in STAGES if (run / stage / "metrics.jsonl").is_file()]
     if (run / "metrics.jsonl").is_file():
+        stages = [run]
         print(write_report(run))
-    elif any((run / stage / "metrics.jsonl").is_file() for stage in STAGES):
+    elif stages:
         print(write_pipeline_report(run))
     else:
         raise RunFolderError(f"{run} holds no run: there is no metrics.jsonl in it or in a stage below it")
+    for stage in stages:
+        for alarm in run_alarms(read_run(stage)):
+            print(f"{stage.name}: {alarm.severity}: {alarm.text}", file=sys.stderr)
 
 
 def _existing_run(run: Path) -> None:

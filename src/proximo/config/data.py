@@ -95,8 +95,9 @@ class TextDataConfig(DataConfig):
 
     form: Literal["auto", "text", "prompt_response", "messages"] = "auto"
     """What a row holds; `auto` goes by its columns."""
-    train_on: Literal["responses", "everything"] = "responses"
-    """Tokens that count in the loss: what the assistant wrote, or all. Plain text always counts in full."""
+    train_on: Literal["responses", "last_response", "everything"] = "responses"
+    """Tokens that count in the loss: what the assistant wrote, its last turn alone, or all. Plain text always counts in
+    full."""
     layout: Literal["examples", "blocks"] = "examples"
     """One example per row, or plain texts joined and cut into blocks of `max_tokens`."""
     max_tokens: int = Field(1024, ge=2)
@@ -106,7 +107,7 @@ class TextDataConfig(DataConfig):
 class PreferenceDataConfig(DataConfig):
     """Data of the reward model: pairs of a chosen and a rejected answer."""
 
-    form: Literal["auto", "text", "conversational", "transcript", "sharegpt", "outputs"] = "auto"
+    form: Literal["auto", "text", "conversational", "transcript", "implicit_prompt", "sharegpt", "outputs"] = "auto"
     """What a row holds; `auto` goes by its columns. docs/data.md shows each."""
     max_tokens: int = Field(1024, ge=2)
     """Limit of tokens of prompt and answer together."""

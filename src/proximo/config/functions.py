@@ -1,6 +1,7 @@
 """Whether `package.module:function` exists, found without importing it: a user's module may import half the world."""
 
 import ast
+import hashlib
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +25,12 @@ def function_problem(import_path: str) -> str | None:
     if function not in names:
         return f"{source} defines no {function}"
     return f"{import_path} is async, and nobody would wait for it: write it with def" if names[function] else None
+
+
+def source_digest(import_path: str) -> str | None:
+    """The start of the SHA-256 of the source file that an import path leads to; None where there is none."""
+    _, source = _module_file(import_path.partition(":")[0])
+    return None if source is None else f"source with sha256 {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
 
 
 def _module_file(module_name: str) -> tuple[bool, Path | None]:

@@ -37,9 +37,7 @@ class AdvantageConfig(Section):
     `return_to_go`."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.unbiased_variance and self.standardise is False:
-            raise ValueError("unbiased_variance is of standardising, and standardise is false: leave it out")
+    def _has_groups(self) -> Self:
         if self.equal_groups == "exclude" and not self.compares_groups:
             raise ValueError(
                 f"equal_groups: exclude is for estimators that compare the responses of one prompt; for "

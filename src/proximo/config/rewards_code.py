@@ -8,7 +8,7 @@ from proximo.config.rewards import JudgedRewardConfig
 from proximo.metrics.definitions import COMPONENT
 from proximo.sandbox.guarantees import check_names
 
-WALL_PER_CPU = 10.0
+LEAST_WALL_PER_CPU = 2.0
 """As in rewards/code/judge.py."""
 
 
@@ -22,9 +22,11 @@ class CodeRewardConfig(JudgedRewardConfig):
     name: str = Field("code", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     answer_seconds: float = Field(120.0, gt=0)
-    """Wall-clock limit of one answer with all its tests. It has to leave room for two runs of a program that sleeps:
-    more than 20 times `cpu_seconds`. With `limit_each_test` more than 4 times `cpu_seconds` for each test of a row,
-    too: a row with more tests stops the run before it starts."""
+    """Wall-clock limit of one answer with all its tests, from when its judge begins with it; in line it may wait for as
+    long as `step_seconds` let it. 0.45 of it are the wall-clock limit of a run, so that there is time for a second one
+    where the machine kept the first waiting. More than 4 times `cpu_seconds` and 2 times `idle_seconds`; with
+    `limit_each_test` `cpu_seconds` count for each test of a row, and a row with more tests stops the run before it
+    starts."""
     form: Literal["asserts", "check", "stdio", "input_output"]
     """What tests a row has. `asserts`: statements that call a function (MBPP). `check`: a function `check(candidate)`
     (HumanEval). `stdio`: inputs and outputs in two columns. `input_output`: both in one column of JSON, with `fn_name`
@@ -47,8 +49,10 @@ class CodeRewardConfig(JudgedRewardConfig):
     unfenced: bool = False
     """An answer without a fenced block is taken whole. Without it such an answer has no program."""
     cpu_seconds: float = Field(4.0, gt=0)
-    """CPU time that a program may use on all of a row's tests together. Its wall-clock limit is ten times that, but no
-    more than 0.45 of `answer_seconds`."""
+    """CPU time that a program may use on all of a row's tests together."""
+    idle_seconds: float = Field(5.0, gt=0)
+    """Wall-clock time that a program may be idle on all of a row's tests together: neither computing nor waiting for a
+    processor, as one that sleeps."""
     limit_each_test: bool = False
     """`cpu_seconds` are for each test: where a program runs once for each input exactly, else as one limit that is
     multiplied by their number."""
@@ -66,6 +70,10 @@ class CodeRewardConfig(JudgedRewardConfig):
     """Score where one does not."""
     no_program: float = 0.0
     """Score of an answer without a program."""
+    packages: list[str] = Field(default_factory=list)
+    """Installed packages that programs and tests may import beside the standard library, by the name that is imported
+    (`numpy`), with all that they require. One that is not installed here, or cannot be imported in the sandbox, stops
+    the run before it starts."""
     sandbox_waived: list[str] = Field(default_factory=list)
     """Guarantees of the sandbox that this machine cannot give and that the run does without. docs/sandbox.md."""
 
@@ -91,17 +99,17 @@ class CodeRewardConfig(JudgedRewardConfig):
 
     @property
     def shortest_answer_seconds(self) -> float:
-        """Two runs of a program that sleeps."""
-        return 2 * WALL_PER_CPU * self.cpu_seconds
+        """Two runs, each with twice its CPU seconds and its idle ones."""
+        return 2 * (LEAST_WALL_PER_CPU * self.cpu_seconds + self.idle_seconds)
 
     @model_validator(mode="after")
     def _time_for_two_runs(self) -> Self:
         shortest = self.shortest_answer_seconds
         if self.answer_seconds <= shortest:
             raise ValueError(
-                f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}, two wall limits of cpu_seconds "
-                f"({self.cpu_seconds:g}): a program that sleeps is run twice; raise answer_seconds, or lower "
-                "cpu_seconds"
+                f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}, four times cpu_seconds "
+                f"({self.cpu_seconds:g}) and twice idle_seconds ({self.idle_seconds:g}): a program that the machine "
+                "keeps waiting is run twice; raise answer_seconds, or lower the other two"
             )
         return self
 

@@ -36,7 +36,8 @@ class RunConfig(Section):
     evaluate_every_steps: int | None = Field(None, ge=1)
     """Steps between evaluations; null evaluates before the first and after the last step only."""
     samples_per_step: int = Field(2, ge=0)
-    """Responses written to samples.jsonl at each PPO step; an evaluation writes all of its own."""
+    """Responses written to samples.jsonl at each PPO step, to different prompts where there are so many, and one that
+    could not be scored besides; an evaluation writes all of its own."""
     token_cache: str | None = None
     """A folder for the token ids of data, which any number of runs may share; null tokenises at every start."""
     tensorboard: bool = True

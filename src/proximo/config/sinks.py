@@ -20,6 +20,8 @@ class WandbSinkConfig(Section):
     """The run's name; null takes the run folder as the recipe writes it."""
     mode: Literal["online", "offline"] = "online"
     """`offline` writes below the run folder, in `trackers/wandb`, to be sent later with `wandb sync`."""
+    samples: bool = False
+    """Send the rows of samples.jsonl too, prompts and responses among them, as a table for each step that has some."""
 
     @property
     def label(self) -> str:
@@ -35,6 +37,8 @@ class MLflowSinkConfig(Section):
     """The experiment of the run; made where there is none."""
     tracking_uri: str | None = None
     """The server or database; null leaves it to MLflow (its environment variable, or its default)."""
+    samples: bool = False
+    """Send the rows of samples.jsonl too, prompts and responses among them, as a file for each step that has some."""
     name: str | None = None
     """The run's name; null takes the run folder as the recipe writes it."""
 

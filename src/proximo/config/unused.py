@@ -62,6 +62,10 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         yield from _given(ppo.kl, ("reference_decay",), f"{prefix}kl.", "without reference_every_steps it stays")
     yield from _unused_in_losses(ppo, prefix)
     yield from _unused_in_score(ppo, f"{prefix}score.")
+    if not ppo.advantage.standardises and ppo.score.whiten_rewards == "none":
+        yield from _given(ppo.advantage, ("unbiased_variance",), f"{prefix}advantage.", "nothing is standardised")
+    if ppo.rollout.greedy:
+        yield from _given(ppo, ("evaluate_greedy",), prefix, "rollout.greedy holds for evaluations too")
     if ppo.policy_optimizer is not None:
         yield from _unused_in_optimizer(ppo.policy_optimizer, f"{prefix}policy_optimizer.")
     if ppo.uses_critic:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 from proximo.data.exchange import Exchange, in_form
@@ -16,6 +17,9 @@ from proximo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+
+TrainOn = Literal["responses", "last_response", "everything"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,8 +42,9 @@ class ExampleOptions:
     """How rows become texts to learn."""
 
     form: TextForm = "auto"
-    train_on: Literal["responses", "everything"] = "responses"
-    """What counts in the loss: what the assistant wrote, or every token. Plain text counts in full."""
+    train_on: TrainOn = "responses"
+    """What counts in the loss: what the assistant wrote, its last turn alone, or every token. Plain text counts in
+    full."""
     max_tokens: int | None = None
     too_long: TooLong = "drop"
     """A truncated example keeps its beginning, and does not end with the EOS."""
@@ -48,7 +53,6 @@ class ExampleOptions:
     as_messages: bool = False
     """Prompt and response become messages, rendered with the chat template."""
     system: str | None = None
-    append_eos: bool = True
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a limit that leaves no target, and blocks without a limit."""
@@ -77,7 +81,7 @@ def load_text_examples(
     ]
     exchanges = in_form([each for _, each in paired], to_messages=options.as_messages, system=options.system)
     identities = [identity for identity, _ in paired]
-    rendered, encoded = encode_exchanges(encoder, exchanges, append_eos=options.append_eos)
+    rendered, encoded = encode_exchanges(encoder, exchanges, every_turn=options.train_on == "responses")
     if options.layout == "blocks":
         examples, num_characters = _blocks(exchanges, encoded, options)
         counts = {"num_kept_rows": len(exchanges), "num_characters": num_characters}
@@ -109,10 +113,11 @@ def _one_per_row(
     examples: list[TextExample] = []
     num_characters = num_too_long = num_truncated = num_without_targets = 0
     for identity, segments, item in zip(identities, rendered, encoded, strict=True):
-        tokens = item.prompt + item.responses[0]
+        tokens = _marked(item, options.train_on)
         is_long = options.max_tokens is not None and len(tokens) > options.max_tokens
         kept = tokens.first(options.max_tokens or len(tokens))
-        example = _example(identity, kept, everything=options.train_on == "everything")
+        # Nothing comes before the first token, so nothing predicts it.
+        example = TextExample(id=identity, token_ids=kept.ids, loss_mask=(False, *kept.written[1:])[: len(kept)])
         if is_long and (options.too_long == "drop" or not example.num_targets):
             num_too_long += 1
         elif not example.num_targets:
@@ -130,10 +135,16 @@ def _one_per_row(
     }
 
 
-def _example(identity: str, tokens: Tokens, *, everything: bool) -> TextExample:
-    # Nothing comes before the first token, so nothing predicts it.
-    targets = [everything or written for written in tokens.written[1:]]
-    return TextExample(id=identity, token_ids=tokens.ids, loss_mask=(False, *targets)[: len(tokens)])
+def _marked(item: Encoded, train_on: TrainOn) -> Tokens:
+    """Prompt and response, with the tokens to learn as the written ones."""
+    tokens = item.prompt + item.responses[0]
+    if train_on == "everything":
+        return Tokens(tokens.ids, (True,) * len(tokens))
+    if train_on == "last_response":
+        written = list(tokens.written)
+        num_last = len(list(takewhile(bool, reversed(written))))
+        return Tokens(tokens.ids, (*[False] * (len(written) - num_last), *written[len(written) - num_last :]))
+    return tokens
 
 
 def _num_characters(
@@ -142,10 +153,11 @@ def _num_characters(
     if is_long:
         targets = [token for token, is_target in zip(example.token_ids, example.loss_mask, strict=True) if is_target]
         return len(encoder.text(targets))
+    learned = [*segments.prompt, *segments.responses[0]]
+    if options.train_on == "last_response":
+        learned = list(takewhile(lambda segment: segment.written, reversed(learned)))
     everything = options.train_on == "everything"
-    return sum(
-        len(segment.text) for segment in (*segments.prompt, *segments.responses[0]) if segment.written or everything
-    )
+    return sum(len(segment.text) for segment in learned if segment.written or everything)
 
 
 def _blocks(

@@ -20,6 +20,8 @@ from proximo.errors import DataError
 TextForm = Literal["auto", "text", "prompt_response", "messages"]
 Made = TypeVar("Made")
 
+_ANSWERS = ("response", "completion", "output")
+
 
 def prompt_exchanges(rows: Sequence[Row]) -> list[Exchange]:
     """The prompt of each row, without responses; of a pair, what its two responses answer.
@@ -45,6 +47,11 @@ def preference_exchanges(rows: Sequence[Row], form: PreferenceForm = "auto") -> 
         return lambda each: preference_exchange(each, found)
 
     return _by_source(rows, reader)
+
+
+def _response_field(row: Row) -> str | None:
+    """The column with the response to a prompt: `response`, TRL's `completion`, Alpaca's `output`; None without one."""
+    return next((field for field in _ANSWERS if field in row.values), None)
 
 
 def _by_source(rows: Sequence[Row], reader_of: Callable[[Row], Callable[[Row], Made]]) -> list[Made]:
@@ -93,7 +100,7 @@ def _text_reader(first: Row, form: TextForm) -> Callable[[Row], Exchange | None]
 
 
 def _text_form(row: Row) -> TextForm:
-    if has_prompt(row) and "response" in row.values:
+    if has_prompt(row) and _response_field(row) is not None:
         return "prompt_response"
     if "messages" in row.values or "conversations" in row.values:
         return "messages"
@@ -101,18 +108,19 @@ def _text_form(row: Row) -> TextForm:
         return "text"
     wanted = "response" if has_prompt(row) else "prompt"
     raise DataError(
-        f"{row.origin}: the columns are no text to train on: wanted text, or prompt and response, or messages; "
+        f"{row.origin}: the columns are no text to train on: wanted text, or prompt and response (or completion, or "
+        "output), or messages; "
         f"columns found: {columns_found(row)}{nearest(wanted, row.values)}. "
         f"Name the column that holds it under columns: `{wanted}: <column>`"
     )
 
 
 def _prompt_response(row: Row) -> Exchange:
-    prompt = asked_in(row)
+    prompt, field = asked_in(row), _response_field(row) or _ANSWERS[0]
     if isinstance(prompt, str):
-        return Exchange(origin=row.origin, prompt=prompt, responses=(text_cell(row, "response"),))
-    is_text = isinstance(row.values.get("response"), str)
-    response = said(text_cell(row, "response")) if is_text else messages_cell(row, "response")
+        return Exchange(origin=row.origin, prompt=prompt, responses=(text_cell(row, field),))
+    is_text = isinstance(row.values.get(field), str)
+    response = said(text_cell(row, field)) if is_text else messages_cell(row, field)
     if response[0]["role"] != "assistant" or response[-1]["role"] != "assistant":
         raise DataError(f"{row.origin}: the response must begin and end with a turn of the assistant")
     return Exchange(origin=row.origin, prompt=prompt, responses=(response,))

@@ -17,6 +17,8 @@ class LoadReport:
     """Kept, but cut to the limit."""
     num_duplicate_prompts: int = 0
     """Kept, although an earlier row asks exactly the same."""
+    num_duplicate_pairs: int = 0
+    """Kept, although an earlier row holds exactly the same pair."""
     num_identical_pairs: int = 0
     """Dropped, as chosen and rejected are the same."""
     num_too_short: int = 0
@@ -48,6 +50,7 @@ class LoadReport:
             "with too short a response, dropped": self.num_too_short,
             "without a token to learn, dropped": self.num_without_targets,
             "duplicate prompts": self.num_duplicate_prompts,
+            "duplicate pairs": self.num_duplicate_pairs,
             "empty responses": self.num_empty_responses,
         }
         parts += [f"{count:,} {what}" for what, count in counts.items() if count]

@@ -13,7 +13,7 @@ from proximo.data.exchange import Exchange, Messages, asked, said
 from proximo.data.rows import Row, columns_found, nearest
 from proximo.errors import DataError
 
-PreferenceForm = Literal["auto", "text", "conversational", "transcript", "sharegpt", "outputs"]
+PreferenceForm = Literal["auto", "text", "conversational", "transcript", "implicit_prompt", "sharegpt", "outputs"]
 
 _ASKING = ("prompt", "messages", "conversations")
 
@@ -55,7 +55,9 @@ def preference_form(row: Row) -> PreferenceForm:
         return "outputs"
     if not isinstance(values["chosen"], str) or any(_is_list(values.get(field)) for field in _ASKING):
         return "conversational"
-    return "text" if has_prompt(row) else "transcript"
+    if has_prompt(row):
+        return "text"
+    return "transcript" if transcripts.is_transcript(values["chosen"]) else "implicit_prompt"
 
 
 def preference_exchange(row: Row, form: PreferenceForm) -> Exchange | None:
@@ -72,6 +74,9 @@ def preference_exchange(row: Row, form: PreferenceForm) -> Exchange | None:
                 text_cell(row, "chosen"), text_cell(row, "rejected"), row.origin
             )
             return Exchange(origin=row.origin, prompt=prompt, responses=tuple(responses), is_transcript=True)
+        case "implicit_prompt":
+            prompt, *responses = _split_text(row, text_cell(row, "chosen"), text_cell(row, "rejected"))
+            return Exchange(origin=row.origin, prompt=prompt, responses=tuple(responses))
         case "outputs":
             return _voted(row)
         case _:
@@ -90,6 +95,23 @@ def preference_prompt(row: Row, form: PreferenceForm) -> Exchange:
 def _text_prompt(row: Row) -> str:
     prompt = asked_in(row)
     return prompt if isinstance(prompt, str) else text_cell(row, "prompt")
+
+
+def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
+    """(prompt, chosen, rejected) of two texts with the same beginning: what they share, up to a whole word.
+
+    A space belongs to the response that it begins, a line end to the prompt that it ends.
+    """
+    shared = chosen[: transcripts.num_shared(chosen, rejected)]
+    last = next((place for place in reversed(range(len(shared))) if shared[place].isspace()), None)
+    if last is None:
+        raise DataError(
+            f"{row.origin}: 'chosen' and 'rejected' have no beginning in common that could be their prompt (chosen "
+            f"begins {chosen[:40]!r}, rejected {rejected[:40]!r}); give the prompt in a column of its own, or map an "
+            "empty one"
+        )
+    cut = last if shared[last] == " " else last + 1
+    return chosen[:cut], chosen[cut:], rejected[cut:]
 
 
 def _voted(row: Row) -> Exchange | None:

@@ -56,7 +56,6 @@ class PairOptions:
     as_messages: bool = False
     """Text becomes messages, rendered with the chat template."""
     system: str | None = None
-    append_eos: bool = True
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a limit below 2."""
@@ -84,7 +83,7 @@ def load_preference_pairs(
     num_with_preference = len(found)
     found = [each for each in found if min(map(_num_words, each[2].responses)) >= options.min_response_words]
     exchanges = in_form([each for _, _, each in found], to_messages=options.as_messages, system=options.system)
-    rendered, encoded = encode_exchanges(encoder, exchanges, append_eos=options.append_eos)
+    rendered, encoded = encode_exchanges(encoder, exchanges)
     differing = [
         (row, identity, fit(encoder, exchange, item, max_tokens=options.max_tokens, too_long=options.too_long))
         for (row, identity, _), exchange, item in zip(found, exchanges, encoded, strict=True)
@@ -99,6 +98,8 @@ def load_preference_pairs(
         num_ties=len(rows) - num_with_preference,
         num_too_short=num_with_preference - len(found),
         num_identical_pairs=len(found) - len(differing),
+        num_duplicate_pairs=len(pairs)
+        - len({(pair.prompt_token_ids, pair.chosen_token_ids, pair.rejected_token_ids) for pair in pairs}),
         num_too_long=len(differing) - len(kept),
         num_truncated=sum(fitted.is_truncated for _, _, fitted in kept),
         num_empty_responses=sum(not text for _, _, fitted in kept for text in fitted.exchange.responses),
@@ -124,10 +125,6 @@ def _num_words(response: str | Messages) -> int:
 def _pair(row: Row, identity: str, fitted: Fitted) -> PreferencePair:
     prompt_ids = fitted.encoded.prompt.ids
     chosen, rejected = fitted.encoded.responses
-    if not prompt_ids and not (chosen.ids and rejected.ids):
-        raise DataError(
-            f"{row.origin}: a response without any token to a prompt without any: there is nothing to score"
-        )
     return PreferencePair(
         id=identity,
         prompt_token_ids=prompt_ids,

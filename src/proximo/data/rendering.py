@@ -1,6 +1,6 @@
 """Exchanges to segments to tokens: of data at load, and of responses for a reward model with its own tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from proximo.data.chat import render_conversation
 from proximo.data.exchange import Exchange, said
@@ -9,25 +9,31 @@ from proximo.errors import DataError
 from proximo.records import Prompt
 
 
-def render(encoder: Encoder, exchange: Exchange, *, append_eos: bool = True) -> Rendered:
-    """Segments of an exchange: text as it is with BOS and EOS by id, messages by the tokenizer's chat template."""
+def render(encoder: Encoder, exchange: Exchange, *, finished: bool = True, every_turn: bool = False) -> Rendered:
+    """Segments of an exchange: text as it is with BOS and EOS by id, messages by the tokenizer's chat template.
+
+    Responses that are not `finished` have no end. `every_turn` is for a loss that learns several turns of the assistant
+    (`render_conversation`).
+    """
     if not isinstance(exchange.prompt, str):
         responses = [response for response in exchange.responses if not isinstance(response, str)]
-        return render_conversation(encoder, exchange.prompt, responses, origin=exchange.origin, append_eos=append_eos)
+        return render_conversation(
+            encoder, exchange.prompt, responses, origin=exchange.origin, finished=finished, every_turn=every_turn
+        )
     texts = [str(response) for response in exchange.responses]
     # A text without a prompt may bring its own BOS.
     begins = encoder.start(exchange.prompt or (texts[0] if texts else ""))
     return Rendered(
         prompt=(*begins, *_spoken(exchange.prompt, written=False)),
-        responses=tuple((*_spoken(text, written=True), *(encoder.end(text) if append_eos else ())) for text in texts),
+        responses=tuple((*_spoken(text, written=True), *(encoder.end(text) if finished else ())) for text in texts),
     )
 
 
 def encode_exchanges(
-    encoder: Encoder, exchanges: Sequence[Exchange], *, append_eos: bool = True
+    encoder: Encoder, exchanges: Sequence[Exchange], *, every_turn: bool = False
 ) -> tuple[list[Rendered], list[Encoded]]:
     """Segments and tokens of each exchange, tokenised in one call."""
-    rendered = [render(encoder, exchange, append_eos=append_eos) for exchange in exchanges]
+    rendered = [render(encoder, exchange, every_turn=every_turn) for exchange in exchanges]
     return rendered, encoder.rendered(rendered)
 
 
@@ -39,21 +45,26 @@ def render_for(
     The same ids as a reward model of this tokenizer was trained on. `finished` says that the policy ended its answer:
     then the end of turn (or EOS) follows, else not. Raises DataError for a prompt that has token ids alone.
     """
-    if prompt.messages is not None:
-        exchange = Exchange(origin=prompt.id, prompt=prompt.messages, responses=(said(response_text),))
-    elif prompt.text is not None:
-        exchange = Exchange(origin=prompt.id, prompt=prompt.text, responses=(response_text,))
-    else:
-        raise DataError(
-            f"prompt '{prompt.id}' has token ids only; the tokenizer '{encoder.name}' is not the policy's, "
-            "so it needs text or messages"
-        )
-    rendered = render(encoder, exchange, append_eos=finished)
-    response = rendered.responses[0]
-    if not finished and response and response[-1].text in encoder.marks:
-        response = response[:-1]
-    encoded = encoder.rendered([Rendered(prompt=rendered.prompt, responses=(response,))])[0]
+    rendered = render(encoder, _asked_again(encoder, prompt, response_text), finished=finished)
+    encoded = encoder.rendered([rendered])[0]
     return encoded.prompt.ids, encoded.responses[0].ids
+
+
+def check_rendering(encoder: Encoder, prompts: Iterable[Prompt]) -> None:
+    """Raises what `render_for` would raise for the first of these prompts that it cannot render, without tokens."""
+    for prompt in prompts:
+        render(encoder, _asked_again(encoder, prompt, "a"))
+
+
+def _asked_again(encoder: Encoder, prompt: Prompt, response_text: str) -> Exchange:
+    if prompt.messages is not None:
+        return Exchange(origin=f"prompt '{prompt.id}'", prompt=prompt.messages, responses=(said(response_text),))
+    if prompt.text is not None:
+        return Exchange(origin=f"prompt '{prompt.id}'", prompt=prompt.text, responses=(response_text,))
+    raise DataError(
+        f"prompt '{prompt.id}' has token ids only; the tokenizer '{encoder.name}' is not the policy's, "
+        "so it needs text or messages"
+    )
 
 
 def _spoken(text: str, *, written: bool) -> tuple[Segment, ...]:

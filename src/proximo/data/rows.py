@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -72,10 +73,13 @@ def _row_id(row: Row) -> str:
     return str(value)
 
 
-def fingerprint(rows: Iterable[Row]) -> str:
-    """SHA-256 of the contents of rows in their order: what a resumed run compares. Places do not enter it."""
-    digest = hashlib.sha256()
+def fingerprints(rows: Iterable[Row]) -> dict[str, str]:
+    """Of each source, by its name, the number of rows and a hash of their contents in their order."""
+    digests: dict[str, Any] = {}
+    counts: Counter[str] = Counter()
     for row in rows:
+        digest = digests.setdefault(row.source, hashlib.sha256())
         digest.update(json.dumps(row.values, sort_keys=True, default=repr).encode())
         digest.update(b"\n")
-    return digest.hexdigest()
+        counts[row.source] += 1
+    return {name: f"{counts[name]} rows, sha256 {digest.hexdigest()[:16]}" for name, digest in digests.items()}

@@ -110,7 +110,7 @@ class Encoder:
         if self.end_id is None:
             raise ModelError(
                 f"the tokenizer '{self.name}' has no end-of-sequence token, so responses cannot be taught to end; "
-                "set eos_token in its tokenizer_config.json, or append_eos to false"
+                "set eos_token in its tokenizer_config.json"
             )
         if text.endswith(str(self.tokenizer.eos_token)):
             return ()

@@ -16,7 +16,7 @@ def split_pair(chosen: str, rejected: str, origin: str) -> tuple[str, str, str]:
     The prompt is what they share, back to the last `\\n\\nAssistant:` in it; where two transcripts part earlier than
     in the last turn, the turns behind that point belong to the responses.
     """
-    cut = chosen.rfind(_ASSISTANT, 0, _num_shared(chosen, rejected))
+    cut = chosen.rfind(_ASSISTANT, 0, num_shared(chosen, rejected))
     if cut < 0:
         raise DataError(
             f"{origin}: the chosen and the rejected transcript share no turn up to '\\n\\nAssistant:' "
@@ -25,6 +25,11 @@ def split_pair(chosen: str, rejected: str, origin: str) -> tuple[str, str, str]:
         )
     cut += len(_ASSISTANT)
     return chosen[:cut], chosen[cut:], rejected[cut:]
+
+
+def is_transcript(text: str) -> bool:
+    """True for a text with turns of `Human:` and `Assistant:`."""
+    return _TURN.search(text) is not None
 
 
 def prompt_messages(prompt: str, origin: str) -> tuple[Message, ...]:
@@ -43,7 +48,8 @@ def reply_messages(response: str, origin: str) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def _num_shared(first: str, second: str) -> int:
+def num_shared(first: str, second: str) -> int:
+    """Characters that both texts begin with."""
     pairs = enumerate(zip(first, second, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
 

@@ -1,18 +1,22 @@
 """Says what is wrong with a run from its numbers alone, by fixed rules. Not a judgement that all else is well.
 
-A rule looks at the run in fifths: the mean of each fifth of the steps that have the metric. It is silent where there
-are fewer than five, so a run that has just begun raises no alarm.
+Most rules look at the run in fifths: the mean of each fifth of the steps that have the metric. They are silent where
+there are fewer than five, so a run that has just begun raises no alarm. A sickness shows in many curves at once: a rule
+names the alarms that it brings about, and these are shown under it.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, pstdev
 
 from proximo.metrics.formatting import format_number
 from proximo.metrics.run_files import Run, Series
+
+PATIENCE_STEPS = 200
+"""After so many steps a trend is judged, however long the run is to be."""
 
 
 class Severity(StrEnum):
@@ -24,6 +28,14 @@ class Severity(StrEnum):
     """Worth a look."""
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check found, with advice where the run's own numbers say more than the rule can."""
+
+    detail: str
+    advice: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
     """One sickness: when it is diagnosed, what to do, and the check that gives the figures (or None)."""
@@ -32,7 +44,12 @@ class Rule:
     when: str
     advice: str
     severity: Severity
-    check: Callable[[Run], str | None]
+    check: Callable[[Run], str | Finding | None]
+    trend: bool = False
+    """True where the end of the run is compared with its beginning: such a rule is silent until half of the steps are
+    taken, or `PATIENCE_STEPS`."""
+    explains: tuple[str, ...] = ()
+    """Titles of alarms that this sickness brings about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,16 +60,49 @@ class Alarm:
     detail: str
     advice: str
     severity: Severity
+    consequences: tuple["Alarm", ...] = ()
+    """Alarms that this one explains."""
+
+    @property
+    def text(self) -> str:
+        """All of it in one line, for a terminal."""
+        words = f"{self.title}. {self.detail} {self.advice}"
+        with_it = ", ".join(alarm.title for alarm in self.consequences)
+        return f"{words} It explains: {with_it}." if with_it else words
 
 
 def find_alarms(run: Run, rules: Sequence[Rule]) -> tuple[Alarm, ...]:
-    """The rules that fire on the run, problems first."""
-    found = []
+    """The rules that fire on the run, problems first, each with the alarms that it explains.
+
+    Rules stand in the order of cause and effect: of two that explain an alarm the first one has it.
+    """
+    found: dict[str, Alarm] = {}
+    explained: dict[str, str] = {}
     for rule in rules:
-        detail = rule.check(run)
-        if detail is not None:
-            found.append(Alarm(title=rule.title, detail=detail, advice=rule.advice, severity=rule.severity))
-    return tuple(sorted(found, key=lambda alarm: alarm.severity is not Severity.PROBLEM))
+        alarm = _alarm(rule, run) if not rule.trend or _has_settled(run) else None
+        if alarm is None:
+            continue
+        found[rule.title] = alarm
+        for effect in rule.explains:
+            explained.setdefault(effect, explained.get(rule.title, rule.title))
+    roots = [alarm for title, alarm in found.items() if title not in explained]
+    whole = [
+        replace(root, consequences=tuple(found[title] for title in found if explained.get(title) == root.title))
+        for root in roots
+    ]
+    return tuple(sorted(whole, key=lambda alarm: alarm.severity is not Severity.PROBLEM))
+
+
+def _alarm(rule: Rule, run: Run) -> Alarm | None:
+    found = rule.check(run)
+    if found is None:
+        return None
+    finding = Finding(found) if isinstance(found, str) else found
+    return Alarm(title=rule.title, detail=finding.detail, advice=finding.advice or rule.advice, severity=rule.severity)
+
+
+def _has_settled(run: Run) -> bool:
+    return run.total_steps is None or len(run.lines) >= min(run.total_steps / 2, PATIENCE_STEPS)
 
 
 def fifths(series: Series) -> tuple[float, ...] | None:
@@ -68,16 +118,6 @@ def fifth_noise(series: Series) -> float:
     """The standard error of the mean of a fifth, from how much neighbouring points differ (trends cancel)."""
     steps = [later - earlier for earlier, later in pairwise(series.values)]
     return pstdev(steps) / math.sqrt(2) / math.sqrt(max(1, len(series) / 5)) if len(steps) > 1 else 0.0
-
-
-def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Pearson's correlation; None where one side does not vary."""
-    first, second = [left for left, _ in pairs], [right for _, right in pairs]
-    spread = pstdev(first) * pstdev(second)
-    if spread == 0:
-        return None
-    mean_first, mean_second = fmean(first), fmean(second)
-    return fmean((left - mean_first) * (right - mean_second) for left, right in pairs) / spread
 
 
 def counted(run: Run, *names: str) -> str | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from proximo.metrics.alarms import Rule
 from proximo.metrics.curves import Curve
 from proximo.metrics.declared.alarms_dpo import DPO_RULES
-from proximo.metrics.declared.alarms_other import COMMON_RULES, HELD_OUT_RULE, REWARD_RULES
+from proximo.metrics.declared.alarms_other import COMMON_RULES, REWARD_RULES, SFT_RULES
 from proximo.metrics.declared.alarms_ppo import PPO_RULES
 from proximo.metrics.declared.curves_dpo import DPO as DPO_CURVES
 from proximo.metrics.declared.curves_other import MEMORY, SPEED
@@ -37,7 +37,7 @@ CURVES: Mapping[Trainer, tuple[Curve, ...]] = {
 }
 
 RULES: Mapping[Trainer, tuple[Rule, ...]] = {
-    Trainer.SFT: (HELD_OUT_RULE, *COMMON_RULES),
+    Trainer.SFT: (*SFT_RULES, *COMMON_RULES),
     Trainer.REWARD: (*REWARD_RULES, *COMMON_RULES),
     Trainer.DPO: (*DPO_RULES, *COMMON_RULES),
     Trainer.PPO: (*PPO_RULES, *COMMON_RULES),

@@ -43,6 +43,8 @@ class Curve:
     section: Section = Section.MAIN
     view: tuple[float, float] | None = None
     """The lowest and highest value that the picture ever shows: one early outlier must not flatten the rest."""
+    share: bool = False
+    """True for a part of a whole: the picture goes from 0 to 1, so that 0.98 and 0.99 look alike."""
     from_zero: bool = False
     """True where the picture would mislead without its zero."""
     guide: float | None = None

@@ -22,11 +22,15 @@ from proximo.metrics.formatting import format_number
 from proximo.metrics.run_files import Run, Series
 from proximo.metrics.svg import GRID, INK, MUTED, SERIES, figure_to_svg, place_svg
 
-WIDTH_INCHES, HEIGHT_INCHES = 4.6, 2.1
+WIDTH_INCHES, HEIGHT_INCHES = 4.6, 2.5
+POINTS_PER_TEXT = 14
+"""A picture is 331 points wide, and 290 pixels on the narrowest phones: text is at least 12 pixels there."""
 MAX_POINTS = 160
 MAX_STACKED_POINTS = 60
 MAX_MARKS = 60
 SMOOTHED_FROM = 30
+JOINED_FROM = 3
+"""Two points are two measurements: a line between them would show a course that nobody saw."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +91,7 @@ def draw_calibration(calibration: Calibration, *, key: str) -> Plot:
         axes.plot(confidence, accuracy, color=SERIES[0], linewidth=1.2, zorder=2)
         axes.scatter(confidence, accuracy, s=areas, color=SERIES[0], alpha=0.75, linewidths=0, zorder=3)
         axes.set(xlim=(0.48, 1.02), ylim=(min([0.45, *accuracy]) - 0.03, 1.03), xlabel="confidence")
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         _place(axes)
         words = ", ".join(f"{part.accuracy:.2f} right at {part.confidence:.2f} sure" for part in bins)
         drawn = figure_to_svg(figure)
@@ -119,11 +123,12 @@ def _description(curve: Curve, traces: Sequence[tuple[Trace, Series]]) -> str:
 
 def _draw(axes: Axes, trace: Trace, series: Series, colour: int) -> None:
     tone = SERIES[colour]
-    if trace.style is Style.POINTS:
+    if len(series) < JOINED_FROM:
+        axes.plot(series.steps, series.values, marker="o", markersize=5, linestyle="none", color=tone)
+    elif trace.style is Style.POINTS:
         axes.plot(series.steps, series.values, marker="o", markersize=3.6, linewidth=0.9, linestyle="--", color=tone)
     elif len(series) < SMOOTHED_FROM:
-        mark = "o" if len(series) == 1 else None
-        axes.plot(series.steps, series.values, linewidth=1.6, marker=mark, markersize=3.6, color=tone)
+        axes.plot(series.steps, series.values, linewidth=1.6, color=tone)
     else:
         axes.plot(series.steps, series.values, linewidth=0.8, alpha=0.35, color=tone)
         smooth = smoothed(series)
@@ -193,6 +198,8 @@ def _limit(axes: Axes, curve: Curve) -> None:
         low, high = max(low, curve.view[0]), min(high, curve.view[1])
     if curve.from_zero:
         low, high = 0.0, high + 0.1 * max(0.0, high)
+    if curve.share:
+        low, high = -0.03, 1.03
     axes.set_ylim(low, high)
 
 
@@ -204,7 +211,7 @@ def _canvas() -> Generator[tuple[Figure, Axes]]:
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(
-            {"svg.fonttype": "none", "svg.hashsalt": "proximo", "font.size": 9.5, "text.parse_math": False}
+            {"svg.fonttype": "none", "svg.hashsalt": "proximo", "font.size": POINTS_PER_TEXT, "text.parse_math": False}
         )
         fonts.setLevel(logging.ERROR)  # "building the font cache" is no news to the reader of a run's output
         try:
@@ -224,8 +231,8 @@ def _style(axes: Axes) -> None:
     axes.grid(axis="y", color=GRID, linewidth=0.7, zorder=0)
     axes.tick_params(colors=MUTED, labelcolor=MUTED, length=0)
     axes.margins(x=0.02, y=0.1)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(_tick))
     axes.set_axisbelow(True)
     axes.set_xlabel("step", color=MUTED)
@@ -240,5 +247,5 @@ def _place(axes: Axes) -> None:
     """Leaves as much room on the left as the longest number there needs (matplotlib's own layout doubles the time)."""
     low, high = axes.get_ylim()
     longest = max((len(_tick(number, 0)) for number in axes.get_yticks() if low <= number <= high), default=1)
-    points = 8 + 5.4 * longest
-    axes.set_position((points / (72 * WIDTH_INCHES), 0.215, 0.985 - points / (72 * WIDTH_INCHES), 0.755))
+    points = 8 + 0.57 * POINTS_PER_TEXT * longest
+    axes.set_position((points / (72 * WIDTH_INCHES), 0.255, 0.985 - points / (72 * WIDTH_INCHES), 0.71))

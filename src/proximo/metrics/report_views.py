@@ -13,6 +13,7 @@ from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
 from proximo.metrics.curves import Curve, Section
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.plots import Plot, draw_calibration, draw_curve
+from proximo.metrics.report_head import facts
 from proximo.metrics.run_files import Run, Sample, ScoredPair
 from proximo.metrics.sample_pairs import SamplePair, pair_samples
 from proximo.metrics.trainers import Trainer
@@ -79,6 +80,10 @@ class Stage:
     trainer: Trainer | None
     short_title: str
     title: str
+    facts: tuple[tuple[str, str], ...]
+    """What is said in words: model, task, device, duration, outcome."""
+    failure: str | None
+    """Why the run failed."""
     last_step: int | None
     first_evaluation: int | None
     last_evaluation: int | None
@@ -106,13 +111,15 @@ def stage_view(run: Run, *, key: str) -> Stage:
         trainer=trainer,
         short_title=TITLES[trainer][0],
         title=TITLES[trainer][1],
+        facts=facts(run),
+        failure=run.outcome.reason or "no reason given" if run.outcome and run.outcome.state == "failed" else None,
         last_step=run.last_step,
         first_evaluation=_step(run.samples.first_evaluation),
         last_evaluation=_step(run.samples.last_evaluation),
         num_unreadable=run.num_unreadable + run.samples.num_unreadable,
         tiles=tuple(_tile(row) for row in before_after(run)),
         judged=len(run.lines) >= 5,
-        alarms=find_alarms(run, RULES[trainer]) if trainer else (),
+        alarms=run_alarms(run),
         cards={section: tuple(_cards(run, section, key)) for section in Section},
         samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
         num_samples=len(samples),
@@ -122,6 +129,11 @@ def stage_view(run: Run, *, key: str) -> Stage:
         config=_as_yaml(run.config),
         environment=_as_yaml(run.environment),
     )
+
+
+def run_alarms(run: Run) -> tuple[Alarm, ...]:
+    """By the rules of the run's trainer; none for a run that has recorded nothing."""
+    return find_alarms(run, RULES[run.trainer]) if run.trainer else ()
 
 
 def glance(stages: Sequence[Stage]) -> tuple[Glance, ...]:

@@ -81,6 +81,18 @@ class Series:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a run ended, as outcome.json says."""
+
+    state: str
+    """`finished`, `stopped` (by a signal, to be resumed) or `failed`."""
+    total_steps: int
+    """Steps that were to be taken."""
+    reason: str | None = None
+    """What went wrong, where it failed."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """Everything that a run folder says about its run."""
 
@@ -90,6 +102,10 @@ class Run:
     samples: Samples = field(default_factory=Samples)
     config: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
+    outcome: Outcome | None = None
+    """None for a run that is under way, or was killed."""
+    total_steps: int | None = None
+    """Steps of the whole run; None where only the steps taken are known."""
     num_unreadable: int = 0
     """Lines of metrics.jsonl that could not be read."""
 
@@ -117,14 +133,31 @@ def read_run(folder: Path, *, name: str | None = None) -> Run:
     if not folder.is_dir():
         raise FileNotFoundError(f"a run folder was to be read, but there is no folder {folder}")
     lines, num_unreadable = _read_lines(folder / "metrics.jsonl")
+    outcome, config = _read_outcome(folder / "outcome.json"), _read_json(folder / "config.resolved.json")
     return Run(
         name=name or folder.resolve().name,
         lines=lines,
         samples=_read_samples(folder / "samples.jsonl"),
-        config=_read_json(folder / "config.resolved.json"),
+        config=config,
         environment=_read_json(folder / "environment.json"),
+        outcome=outcome,
+        total_steps=outcome.total_steps if outcome else setting(config, "ppo", "num_steps"),
         num_unreadable=num_unreadable,
     )
+
+
+def setting(config: object, *keys: str) -> Any:
+    """The value of nested settings; None where one of them is missing."""
+    for key in keys:
+        config = config.get(key) if isinstance(config, Mapping) else None
+    return config
+
+
+def _read_outcome(path: Path) -> Outcome | None:
+    try:
+        return Outcome(**(_read_json(path) or {}))
+    except TypeError:
+        return None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -3,9 +3,9 @@
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -31,6 +31,15 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Write out what is held back; nothing is written afterwards."""
+        ...
+
+
+@runtime_checkable
+class SampleSink(Protocol):
+    """A sink that wants the samples of a step too, after its numbers."""
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """Take the rows of samples.jsonl that belong to one step, one or more."""
         ...
 
 

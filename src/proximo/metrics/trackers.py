@@ -3,8 +3,9 @@
 A package is imported when its sink is opened, and nowhere else.
 """
 
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -76,6 +77,12 @@ class WandbSink:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
 
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        columns = list(dict.fromkeys(name for row in samples for name in row))
+        rows = [[_cell(row.get(name)) for name in columns] for row in samples]
+        table = import_module("wandb").Table(columns=columns, data=rows)
+        self._run.log({"samples": table}, step=step)
+
     def close(self) -> None:
         self._run.finish()
 
@@ -125,8 +132,17 @@ class MLflowSink:
         batch = [self._metric(name, number, now, step) for name, number in metrics.items()]
         self._client.log_batch(self._run_id, metrics=batch)
 
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        lines = "".join(json.dumps(row) + "\n" for row in samples)
+        self._client.log_text(self._run_id, lines, f"samples/step-{step:06}.jsonl")
+
     def close(self) -> None:
         self._client.set_terminated(self._run_id)
+
+
+def _cell(value: Any) -> Any:
+    """Of a column that has one type: what is no text and no number as JSON."""
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
 
 
 def _leaves(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,8 +1,9 @@
 """The attention function that transformers calls in every layer, and attention over packed sequences.
 
 Linear layers see `[1, T]` packed tokens; only this function knows where sequences begin. It is registered with
-transformers' own extension points, so no model code is rewritten. The caller passes a layout through the model's
-keyword arguments, and the layout decides who attends to whom. Cached decoding has its layout in `cache.py`.
+transformers' own extension points, so no model code is rewritten. The caller sets a layout
+for the pass, and the layout decides who attends to whom. It is a context variable, since the layers of some models drop
+keyword arguments. Cached decoding has its layout in `cache.py`.
 
 Legend: T packed tokens, S sequences, L tokens of one sequence, H query heads, K head width.
 """
@@ -11,7 +12,9 @@ import importlib
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -59,6 +62,24 @@ class AttentionLayout(Protocol):
         ...
 
 
+_LAYOUT: ContextVar[AttentionLayout | None] = ContextVar("layout", default=None)
+
+
+@contextmanager
+def attending(layout: AttentionLayout | None) -> Generator[None]:
+    """Layers that are called within, in this thread, attend as the layout says."""
+    before = _LAYOUT.set(layout)
+    try:
+        yield
+    finally:
+        _LAYOUT.reset(before)
+
+
+def attending_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """For activation checkpointing: a layer that runs again in the backward pass does so under the layout of now."""
+    return nullcontext(), attending(_LAYOUT.get())
+
+
 def register_attention(*, compiled: bool = True) -> None:
     """Make `ATTENTION` known to transformers. Calling it again changes nothing, but that `compiled=False` keeps it out
     of what torch.compile compiles, from then on."""
@@ -72,15 +93,15 @@ def register_attention(*, compiled: bool = True) -> None:
 def layout_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
 ) -> tuple[Tensor, None]:
-    """Called by a transformers layer; hands over to the `layout` among the keyword arguments.
+    """Called by a transformers layer; hands over to the layout of the pass.
 
     Raises ModelError for what a layout cannot honour: a ready-made mask, a position bias, attention in both directions.
     """
-    layout: AttentionLayout | None = given.get("layout")
+    layout = _LAYOUT.get()
     where = type(module).__name__
     if layout is None:
         raise ModelError(
-            f"{where} was called without a layout: LanguageModel and ScalarModel pass one to the models they own; "
+            f"{where} was called without a layout: LanguageModel and ScalarModel set one for the models they own; "
             "before calling it or its generate() yourself, say model.set_attn_implementation('sdpa')"
         )
     if attention_mask is not None or given.get("position_bias") is not None:

@@ -14,7 +14,14 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from proximo.errors import ModelError
-from proximo.models.attention import ATTENTION, AttentionLayout, PackedLayout, register_attention
+from proximo.models.attention import (
+    ATTENTION,
+    AttentionLayout,
+    PackedLayout,
+    attending,
+    attending_again,
+    register_attention,
+)
 from proximo.models.compilation import compile_layers
 from proximo.models.decoding import DecodingLayers
 from proximo.models.fused_layers import FusedLayers
@@ -47,7 +54,9 @@ def checkpoint_activations(base: PreTrainedModel) -> None:
     with warnings.catch_warnings():
         # Newer versions of transformers have another name for it, older ones only this.
         warnings.filterwarnings("ignore", message="`gradient_checkpointing_enable`", category=FutureWarning)
-        base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        base.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": attending_again}
+        )
 
 
 class Backbone:
@@ -129,12 +138,12 @@ class Backbone:
     ) -> Tensor:
         """token_ids and position_ids [B, T] -> hidden states [B, T, D]."""
         layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
-        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision is Precision.BF16):
+        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision is Precision.BF16)
+        with half, attending(layout):
             output = layers(
                 input_ids=token_ids,
                 position_ids=position_ids,
                 past_key_values=cache,
                 use_cache=cache is not None,
-                layout=layout,
             )
         return output.last_hidden_state

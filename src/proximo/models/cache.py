@@ -5,10 +5,12 @@ the row of each sample, and every decoding pass then writes one token per row in
 Active rows are always the first ones, so a pass reads a view and copies nothing. The two passes, for a model whose
 attention goes through `attention.py`:
 
-    model(input_ids=packed.token_ids[None], position_ids=packed.position_ids[None],
-          past_key_values=PromptCache(packed.lengths), layout=PackedLayout(packed.lengths))
+    with attending(PackedLayout(packed.lengths)):
+        model(input_ids=packed.token_ids[None], position_ids=packed.position_ids[None],
+              past_key_values=PromptCache(packed.lengths))
     layout = row_cache.advance(num_rows)
-    model(input_ids=tokens[:, None], position_ids=layout.positions[:, None], past_key_values=row_cache, layout=layout)
+    with attending(layout):
+        model(input_ids=tokens[:, None], position_ids=layout.positions[:, None], past_key_values=row_cache)
 
 Legend: B active rows, H query heads, H_kv key/value heads, K head width, M longest row, T packed tokens.
 """

@@ -90,7 +90,7 @@ def _sequences(base: PreTrainedModel) -> list[list[int]]:
         [(7 + 31 * i * i + 11 * s) % vocabulary for i in range(n + extra)] for s, n in enumerate(PROBE_LENGTHS)
     ]
     for sequence in sequences:
-        if sequence[-1] == text.pad_token_id:
+        if sequence[-1] == getattr(text, "pad_token_id", None):  # not every configuration has one
             sequence[-1] = (sequence[-1] + 1) % vocabulary
     return sequences
 

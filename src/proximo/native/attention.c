@@ -136,7 +136,11 @@ INLINE long first_block(const Attention *work, long begin, long query) {
 /* Asks for a row to be read or written soon: the next tile's are elsewhere, or the next head's, and nothing else would
    foresee them. */
 INLINE void foresee(const int writing, const float *row, long width) {
-    for (long i = 0; i < width; i += 16) __builtin_prefetch(row + i, writing, 2);
+    for (long i = 0; i < width; i += 16)
+        if (writing)
+            __builtin_prefetch(row + i, 1, 2);
+        else
+            __builtin_prefetch(row + i, 0, 2);
 }
 
 /* At most BLOCK queries. */
@@ -253,16 +257,27 @@ static void attend_back(const Attention *work, const Tiles *t, long group, const
     }
 }
 
-INLINE void each_unit(const Attention *work, void (*unit)(const Attention *, const Tiles *, long, const int64_t *)) {
-    long next = 0, count = work->num_pieces * work->num_key_heads;
-    int wanted = (int)smaller(work->num_threads, count);
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        long size = attention_scratch(work->width, 1);
-        Tiles tiles = tiles_of(work, work->scratch + omp_get_thread_num() * size);
-        for (long i; (i = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < count;)
-            unit(work, &tiles, i % work->num_key_heads, work->pieces + i / work->num_key_heads * 3);
-    }
+typedef struct {
+    const Attention *work;
+    void (*unit)(const Attention *, const Tiles *, long, const int64_t *);
+    long next; /* the first unit that nobody has begun */
+} Units;
+
+/* One thread, and which: its part of the scratch numbers. */
+static void run_units(void *given, long thread, long last) {
+    Units *units = given;
+    const Attention *work = units->work;
+    long count = work->num_pieces * work->num_key_heads;
+    if (thread == last) return;
+    Tiles tiles = tiles_of(work, work->scratch + thread * attention_scratch(work->width, 1));
+    for (long i; (i = __atomic_fetch_add(&units->next, 1, __ATOMIC_RELAXED)) < count;)
+        units->unit(work, &tiles, i % work->num_key_heads, work->pieces + i / work->num_key_heads * 3);
+}
+
+static void each_unit(const Attention *work, void (*unit)(const Attention *, const Tiles *, long, const int64_t *)) {
+    Units units = {work, unit, 0};
+    int wanted = (int)smaller(work->num_threads, work->num_pieces * work->num_key_heads);
+    share_out(run_units, &units, wanted, 1, wanted);
 }
 
 EXPORT void attention_forward(const Attention *work) { each_unit(work, attend); }

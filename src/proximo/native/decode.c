@@ -141,43 +141,58 @@ static void run(const Model *model, const Pass *pass, int thread, int num_thread
     for (long i = 0; i < model->num_layers; i++) {
         const Layer *layer = model->layers + i;
         norm(pass->hidden, s.normed, layer->first_norm, layer->first_epsilon, width, first_row, last_row);
-#pragma omp barrier
+        GOMP_barrier();
         linear(s.normed, width, rows, layer->query, layer->query_bias, width, SHARE(of_heads), s.heads, s.heads_row);
         linear(s.normed, width, rows, layer->key, layer->key_bias, width, SHARE(of_keys), s.heads + of_heads, s.heads_row);
         linear(s.normed, width, rows, layer->value, layer->value_bias, width, SHARE(of_keys), s.heads + of_heads + of_keys,
                s.heads_row);
-#pragma omp barrier
+        GOMP_barrier();
         for (long item = thread; item < rows * model->num_key_heads; item += num_threads)
             attend(model, layer, pass, &s, i, item / model->num_key_heads, item % model->num_key_heads, scores);
-#pragma omp barrier
+        GOMP_barrier();
         add_product(s.attended, of_heads, rows, layer->output, of_heads, SHARE(width), pass->hidden, width);
-#pragma omp barrier
+        GOMP_barrier();
         norm(pass->hidden, s.normed, layer->second_norm, layer->second_epsilon, width, first_row, last_row);
-#pragma omp barrier
+        GOMP_barrier();
         linear(s.normed, width, rows, layer->gate, 0, width, SHARE(gated), s.gates, gated);
         linear(s.normed, width, rows, layer->up, 0, width, SHARE(gated), s.ups, gated);
         for (long at = 0; at < rows * gated; at += gated) open_row(s.gates + at, s.ups + at, s.gates + at, SHARE(gated));
-#pragma omp barrier
+        GOMP_barrier();
         add_product(s.gates, gated, rows, layer->down, gated, SHARE(width), pass->hidden, width);
-#pragma omp barrier
+        GOMP_barrier();
     }
     norm(pass->hidden, pass->hidden, model->last_norm, model->last_epsilon, width, first_row, last_row);
 }
 
+typedef struct {
+    const Model *model;
+    const Pass *pass;
+} Whole;
+
+static void run_thread(void *given) {
+    const Whole *whole = given;
+    run(whole->model, whole->pass, omp_get_thread_num(), omp_get_num_threads());
+}
+
 EXPORT void decode(const Model *model, const Pass *pass) {
-    int wanted = (int)pass->num_threads;
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    run(model, pass, omp_get_thread_num(), omp_get_num_threads());
+    Whole whole = {model, pass};
+    GOMP_parallel(run_thread, &whole, (unsigned)pass->num_threads, 0);
+}
+
+typedef struct {
+    const float *x, *w, *bias;
+    float *y;
+    long num_rows, inputs, outputs;
+} Linear;
+
+static void linear_part(void *work, long first, long last) {
+    const Linear *l = work;
+    linear(l->x, l->inputs, l->num_rows, l->w, l->bias, l->inputs, first, last, l->y, l->outputs);
 }
 
 /* x w' + bias: x [rows, inputs], w [outputs, inputs] -> y [rows, outputs]. `bias` may be null. */
 EXPORT void linear_rows(const float *x, const float *w, const float *bias, float *y, int64_t num_rows, int64_t inputs,
                         int64_t outputs, int64_t num_threads) {
-    int wanted = (int)num_threads;
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        linear(x, inputs, num_rows, w, bias, inputs, part(outputs, 16, thread, threads),
-               part(outputs, 16, thread + 1, threads), y, outputs);
-    }
+    Linear all = {x, w, bias, y, num_rows, inputs, outputs};
+    share_out(linear_part, &all, outputs, 16, (int)num_threads);
 }

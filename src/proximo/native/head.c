@@ -1,6 +1,7 @@
 /* What the head of a language model says about given tokens, from scores that are there. The formulas of models/heads.py.
 
-   A row of scores is read twice, the second time from a cache. NaN among scores makes all that is said of their row NaN.
+   A row of scores is read twice, the second time from a cache. A score of minus infinity has no share in anything. NaN or
+   infinity among scores makes all that is said of their row NaN, and so do scores that are all minus infinity.
 
    Legend: C rows, V vocabulary; z scores, p = softmax(z). */
 #include "kernels.h"
@@ -27,7 +28,7 @@ typedef struct {
 INLINE void add_shares(const int MOMENT, vec x, vec *shares, vec *moment) {
     vec share = exp_up_to_88(x);
     *shares += share;
-    if (MOMENT) *moment += share * x;
+    if (MOMENT) *moment += share * if_shared(x);
 }
 
 INLINE Sums sums_of_row(const int MOMENT, const float *row, float top, long count) {
@@ -40,12 +41,7 @@ INLINE Sums sums_of_row(const int MOMENT, const float *row, float top, long coun
             add_shares(MOMENT, load(row + i + WIDTH) - top, &b, &of_b);
         }
         for (; i + WIDTH <= last; i += WIDTH) add_shares(MOMENT, load(row + i) - top, &a, &of_a);
-        if (i < last) {
-            vec rest = load_some(row + i, last - i, 0) - top;
-            /* Not -infinity, whose share of 0 times itself would be NaN. */
-            for (long j = last - i; j < WIDTH; j++) rest[j] = -100;
-            add_shares(MOMENT, rest, &b, &of_b);
-        }
+        if (i < last) add_shares(MOMENT, load_some(row + i, last - i, -INFINITY) - top, &b, &of_b);
         sums.shares += sum_of(a + b);
         if (MOMENT) sums.moment += sum_of(of_a + of_b);
     }
@@ -58,25 +54,33 @@ static int is_outside(const int64_t *targets, long num_rows, long vocabulary) {
     return 0;
 }
 
+typedef struct {
+    const float *scores;
+    const int64_t *targets;
+    float *normalisers, *logprobs, *entropies;
+    long vocabulary;
+} Judged;
+
+static void judge_rows(void *work, long i, long last) {
+    const Judged *j = work;
+    for (; i < last; i++) {
+        const float *row = j->scores + i * j->vocabulary;
+        float top = top_of(row, j->vocabulary);
+        Sums sums = j->entropies ? sums_of_row(1, row, top, j->vocabulary) : sums_of_row(0, row, top, j->vocabulary);
+        double above = log(sums.shares);
+        j->normalisers[i] = (float)(top + above);
+        j->logprobs[i] = (float)(((double)row[j->targets[i]] - top) - above);
+        if (j->entropies) j->entropies[i] = (float)(above - sums.moment / sums.shares);
+    }
+}
+
 /* scores [C, V], targets [C] -> log sum exp z, log p of the target and, unless null, the entropy -sum p log p: [C] each.
    Returns 1, with nothing done, where a target is no token. */
 EXPORT int score_tokens(const float *scores, const int64_t *targets, float *normalisers, float *logprobs, float *entropies,
                         int64_t num_rows, int64_t vocabulary, int64_t num_threads) {
     if (is_outside(targets, num_rows, vocabulary)) return 1;
-    int wanted = threads_for(num_rows * vocabulary, num_threads);
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        for (long i = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads); i < last; i++) {
-            const float *row = scores + i * vocabulary;
-            float top = top_of(row, vocabulary);
-            Sums sums = entropies ? sums_of_row(1, row, top, vocabulary) : sums_of_row(0, row, top, vocabulary);
-            double above = log(sums.shares);
-            normalisers[i] = (float)(top + above);
-            logprobs[i] = (float)(((double)row[targets[i]] - top) - above);
-            if (entropies) entropies[i] = (float)(above - sums.moment / sums.shares);
-        }
-    }
+    Judged all = {scores, targets, normalisers, logprobs, entropies, vocabulary};
+    share_out(judge_rows, &all, num_rows, 1, threads_for(num_rows * vocabulary, num_threads));
     return 0;
 }
 
@@ -85,7 +89,7 @@ INLINE void score_some_back(const int ENTROPY, float *row, float normaliser, flo
                             long left) {
     vec x = take(row, left) - normaliser, share = exp_up_to_88(x);
     if (ENTROPY)
-        put(row, share * ((x + entropy) * slope + factor), left);
+        put(row, share * ((if_shared(x) + entropy) * slope + factor), left);
     else
         put(row, share * factor, left);
 }
@@ -97,24 +101,32 @@ INLINE void score_row_back(const int ENTROPY, float *row, float normaliser, floa
     if (j < count) score_some_back(ENTROPY, row + j, normaliser, entropy, slope, factor, count - j);
 }
 
+typedef struct {
+    float *scores;
+    const int64_t *targets;
+    const float *normalisers, *entropies, *of_logprobs, *of_entropies;
+    long vocabulary;
+} JudgedBack;
+
+static void judge_rows_back(void *work, long i, long last) {
+    const JudgedBack *j = work;
+    for (; i < last; i++) {
+        float *row = j->scores + i * j->vocabulary, normaliser = j->normalisers[i];
+        if (j->of_entropies)
+            score_row_back(1, row, normaliser, j->entropies[i], -j->of_entropies[i], -j->of_logprobs[i], j->vocabulary);
+        else
+            score_row_back(0, row, normaliser, 0, 0, -j->of_logprobs[i], j->vocabulary);
+        row[j->targets[i]] += j->of_logprobs[i];
+    }
+}
+
 /* From the gradients of log p and, unless null, of the entropies H: that of z, in place of the scores [C, V],
    [j = t] g - p_j g - p_j (log p_j + H) g', with the normalisers and entropies of `score_tokens`. Returns as it does. */
 EXPORT int score_tokens_back(float *scores, const int64_t *targets, const float *normalisers, const float *entropies,
                              const float *of_logprobs, const float *of_entropies, int64_t num_rows, int64_t vocabulary,
                              int64_t num_threads) {
     if (is_outside(targets, num_rows, vocabulary)) return 1;
-    int wanted = threads_for(num_rows * vocabulary, num_threads);
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        for (long i = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads); i < last; i++) {
-            float *row = scores + i * vocabulary, normaliser = normalisers[i];
-            if (of_entropies)
-                score_row_back(1, row, normaliser, entropies[i], -of_entropies[i], -of_logprobs[i], vocabulary);
-            else
-                score_row_back(0, row, normaliser, 0, 0, -of_logprobs[i], vocabulary);
-            row[targets[i]] += of_logprobs[i];
-        }
-    }
+    JudgedBack all = {scores, targets, normalisers, entropies, of_logprobs, of_entropies, vocabulary};
+    share_out(judge_rows_back, &all, num_rows, 1, threads_for(num_rows * vocabulary, num_threads));
     return 0;
 }

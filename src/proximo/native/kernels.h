@@ -1,12 +1,12 @@
 /* What all kernels share: vectors, the exponential, products of rows with a matrix. float32 throughout.
 
    Every number is computed in one order that depends on neither the number of threads nor the other rows of a batch.
-   Vectors are GCC's own, so that the same text serves every processor; loads and stores need no alignment. */
+   Vectors are GCC's own, so that the same text serves every processor; loads and stores need no alignment. GCC from 9 on
+   and clang from 13 on compile it. */
 #ifndef PROXIMO_KERNELS_H
 #define PROXIMO_KERNELS_H
 
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -18,7 +18,9 @@
 
 typedef float vec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef int32_t ivec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t ivec8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float vec4 __attribute__((vector_size(16), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
@@ -35,25 +37,48 @@ INLINE vec load(const float *from) { return *(const vec *)from; }
 INLINE void store(float *to, vec value) { *(vec *)to = value; }
 INLINE vec spread(float value) { return value - (vec){0}; }
 
+/* SHUFFLED: the numbers of a, and of b after them, in the order of the constants, which are of type `kind`; GCC before 12
+   knows its own form alone. INDEPENDENT: a loop whose turns do not depend on each other. UNROLLED: a loop of at most 16
+   turns, written out before values are given their registers; GCC before 12 would keep the sums of a tile in memory. */
+#ifdef __clang__
+#define SHUFFLED(kind, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#define UNROLLED _Pragma("clang loop unroll(full)")
+#else
+#define SHUFFLED(kind, a, b, ...) __builtin_shuffle(a, b, (kind){__VA_ARGS__})
+#define INDEPENDENT _Pragma("GCC ivdep")
+#define UNROLLED _Pragma("GCC unroll 16")
+#endif
+
+/* The sum of both halves. */
 INLINE vec8 halved(vec value) {
 #if WIDTH == 16
-    return __builtin_shufflevector(value, value, 0, 1, 2, 3, 4, 5, 6, 7) +
-           __builtin_shufflevector(value, value, 8, 9, 10, 11, 12, 13, 14, 15);
+    union {
+        vec whole;
+        vec8 half[2];
+    } both = {value};
+    return both.half[0] + both.half[1];
 #else
     return value;
 #endif
 }
 
+INLINE vec4 quartered(vec8 value) {
+    union {
+        vec8 whole;
+        vec4 half[2];
+    } both = {value};
+    return both.half[0] + both.half[1];
+}
+
 /* Sums of neighbours, of a and b in turn within each half. */
 INLINE vec8 pairs(vec8 a, vec8 b) {
-    return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
-           __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
+    return SHUFFLED(ivec8, a, b, 0, 2, 8, 10, 4, 6, 12, 14) + SHUFFLED(ivec8, a, b, 1, 3, 9, 11, 5, 7, 13, 15);
 }
 
 /* The sums over four vectors, side by side. */
 INLINE vec4 sums_of_four(vec a, vec b, vec c, vec d) {
-    vec8 all = pairs(pairs(halved(a), halved(b)), pairs(halved(c), halved(d)));
-    return __builtin_shufflevector(all, all, 0, 1, 2, 3) + __builtin_shufflevector(all, all, 4, 5, 6, 7);
+    return quartered(pairs(pairs(halved(a), halved(b)), pairs(halved(c), halved(d))));
 }
 
 INLINE float sum_of(vec a) { return sums_of_four(a, a, a, a)[0]; }
@@ -100,7 +125,7 @@ INLINE vec exp_within(vec x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    ivec exponent = ((ivec)shifted << 23) + 0x3F800000;
+    uvec exponent = ((uvec)shifted << 23) + 0x3F800000u; /* unsigned: beyond the ends it wraps around */
     return p * (vec)exponent;
 }
 
@@ -113,10 +138,41 @@ INLINE vec exp_of(vec x) {
 /* exp(x) for x <= 88: 0 below -87.3, and NaN for NaN. */
 INLINE vec exp_up_to_88(vec x) { return (vec)((ivec)exp_within(x) & ~(x < -87.3f)); }
 
+/* x, and 0 where that share of it is 0: minus infinity times 0 would be NaN. */
+INLINE vec if_shared(vec x) { return (vec)((ivec)x & ~(x < -87.3f)); }
+
+/* The OpenMP that torch has brought into the process, by the names that GCC calls. Called by them here, it serves what
+   every compiler made, and no compiler needs an OpenMP of its own, whose threads would stand beside torch's. */
+void GOMP_parallel(void (*of_thread)(void *), void *given, unsigned num_threads, unsigned flags);
+void GOMP_barrier(void);
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
+
 /* Of `count` units of `size`, where the part of one thread begins. */
 INLINE long part(long count, long size, int thread, int num_threads) {
     long units = (count + size - 1) / size, first = units * thread / num_threads * size;
     return first < count ? first : count;
+}
+
+typedef struct {
+    void (*run)(void *work, long first, long last);
+    void *work;
+    long count, size;
+} Shared;
+
+static void run_part(void *given) {
+    Shared *all = given;
+    int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    all->run(all->work, part(all->count, all->size, thread, threads), part(all->count, all->size, thread + 1, threads));
+}
+
+/* Runs `count` numbers of work from first to last, each thread a part of whole units of `size`. */
+INLINE void share_out(void (*run)(void *work, long first, long last), void *work, long count, long size, int num_threads) {
+    Shared all = {run, work, count, size};
+    if (num_threads > 1)
+        GOMP_parallel(run_part, &all, (unsigned)num_threads, 0);
+    else
+        run(work, 0, count);
 }
 
 /* How many threads should work on so many numbers: it takes 5 to 10 microseconds to wake them. */

@@ -8,32 +8,43 @@
 
 #define BLOCK 64 /* rows whose sum is made by one thread */
 
+typedef struct {
+    const float *x, *weight;
+    float epsilon, *inverse, *y;
+    long width;
+} Norm;
+
+static void norm_some(void *work, long row, long last) {
+    const Norm *n = work;
+    for (; row < last; row++) {
+        n->inverse[row] = inverse_rms(n->x + row * n->width, n->epsilon, n->width);
+        scale_row(n->x + row * n->width, n->inverse[row], n->weight, n->y + row * n->width, n->width);
+    }
+}
+
 /* x [T, D], weight [D] -> inverse [T], 1 / sqrt(mean(x^2) + epsilon), and y [T, D], weight * x * inverse. */
 EXPORT void norm_rows(const float *x, const float *weight, float epsilon, float *inverse, float *y, int64_t num_rows,
                       int64_t width, int64_t num_threads) {
-    int wanted = threads_for(num_rows * width, num_threads);
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        long row = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads);
-        for (; row < last; row++) {
-            inverse[row] = inverse_rms(x + row * width, epsilon, width);
-            scale_row(x + row * width, inverse[row], weight, y + row * width, width);
-        }
-    }
+    Norm all = {x, weight, epsilon, inverse, y, width};
+    share_out(norm_some, &all, num_rows, 1, threads_for(num_rows * width, num_threads));
+}
+
+typedef struct {
+    const float *x, *weight, *inverse;
+    float *y;
+    long width;
+} Scale;
+
+static void scale_some(void *work, long row, long last) {
+    const Scale *s = work;
+    for (; row < last; row++) scale_row(s->x + row * s->width, s->inverse[row], s->weight, s->y + row * s->width, s->width);
 }
 
 /* y of `norm_rows` again, from the inverse that it found. */
 EXPORT void scale_rows(const float *x, const float *weight, const float *inverse, float *y, int64_t num_rows,
                        int64_t width, int64_t num_threads) {
-    int wanted = threads_for(num_rows * width, num_threads);
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        long row = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads);
-        for (; row < last; row++)
-            scale_row(x + row * width, inverse[row], weight, y + row * width, width);
-    }
+    Scale all = {x, weight, inverse, y, width};
+    share_out(scale_some, &all, num_rows, 1, threads_for(num_rows * width, num_threads));
 }
 
 /* Adds inverse * gradient * x to `sums` and returns the sum of weight * gradient * x. */
@@ -74,29 +85,59 @@ INLINE void norm_back_row(const int HAS_MORE, const float *gradient, const float
 
 EXPORT int64_t norm_back_blocks(int64_t num_rows) { return (num_rows + BLOCK - 1) / BLOCK; }
 
+typedef struct {
+    const float *gradient, *x, *weight, *inverse, *more;
+    float *for_x, *sums;
+    long num_rows, width;
+} NormBack;
+
+static void norm_back_blocks_of(void *work, long block, long last_block) {
+    const NormBack *n = work;
+    long width = n->width;
+    for (; block < last_block; block++) {
+        long first = block * BLOCK, last = first + BLOCK < n->num_rows ? first + BLOCK : n->num_rows;
+        float *own = n->sums + block * width;
+        memset(own, 0, 4 * width);
+        for (long row = first, at = first * width; row < last; row++, at += width)
+            if (n->more)
+                norm_back_row(1, n->gradient + at, n->x + at, n->weight, n->inverse[row], n->more + at, n->for_x + at, own,
+                              width);
+            else
+                norm_back_row(0, n->gradient + at, n->x + at, n->weight, n->inverse[row], 0, n->for_x + at, own, width);
+    }
+}
+
 /* From the gradient of y [T, D]: that of x [T, D], plus `more` [T, D] unless it is null, and that of the weight [D].
    `for_x` may be `gradient`. sums [norm_back_blocks(T), D] is overwritten. */
 EXPORT void norm_back(const float *gradient, const float *x, const float *weight, const float *inverse, const float *more,
                       float *for_x, float *sums, float *for_weight, int64_t num_rows, int64_t width, int64_t num_threads) {
-    int wanted = threads_for(num_rows * width, num_threads);
+    NormBack all = {gradient, x, weight, inverse, more, for_x, sums, num_rows, width};
     long num_blocks = norm_back_blocks(num_rows);
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        for (long block = part(num_blocks, 1, thread, threads); block < part(num_blocks, 1, thread + 1, threads); block++) {
-            long first = block * BLOCK, last = first + BLOCK < num_rows ? first + BLOCK : num_rows;
-            float *own = sums + block * width;
-            memset(own, 0, 4 * width);
-            for (long at = first * width; at < last * width; at += width)
-                if (more)
-                    norm_back_row(1, gradient + at, x + at, weight, inverse[at / width], more + at, for_x + at, own, width);
-                else
-                    norm_back_row(0, gradient + at, x + at, weight, inverse[at / width], 0, for_x + at, own, width);
-        }
-    }
+    share_out(norm_back_blocks_of, &all, num_blocks, 1, threads_for(num_rows * width, num_threads));
     memset(for_weight, 0, 4 * width);
     for (long block = 0; block < num_blocks; block++)
         for (long i = 0; i < width; i++) for_weight[i] += sums[block * width + i];
+}
+
+typedef struct {
+    const float *from;
+    long from_row, from_head;
+    float *to;
+    long to_row, to_head;
+    const float *cosines, *sines;
+    long angles_row;
+    float sign;
+    long num_heads, half;
+} Rotation;
+
+static void rotate_some(void *work, long row, long last) {
+    const Rotation *r = work;
+    for (; row < last; row++) {
+        const float *cosine = r->cosines + row * r->angles_row, *sine = r->sines + row * r->angles_row;
+        for (long head = 0; head < r->num_heads; head++)
+            rotate(r->from + row * r->from_row + head * r->from_head, r->to + row * r->to_row + head * r->to_head, cosine,
+                   sine, r->sign, r->half);
+    }
 }
 
 /* Rotary positions: each head [a, b] becomes [a cos - b sin, b cos + a sin], or turns by the negative angle where
@@ -105,28 +146,24 @@ EXPORT void norm_back(const float *gradient, const float *x, const float *weight
 EXPORT void rotate_rows(const float *from, int64_t from_row, int64_t from_head, float *to, int64_t to_row, int64_t to_head,
                         const float *cosines, const float *sines, int64_t angles_row, float sign, int64_t num_rows,
                         int64_t num_heads, int64_t half, int64_t num_threads) {
-    int wanted = threads_for(2 * num_rows * num_heads * half, num_threads);
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        long row = part(num_rows, 1, thread, threads), last = part(num_rows, 1, thread + 1, threads);
-        for (; row < last; row++) {
-            const float *cosine = cosines + row * angles_row, *sine = sines + row * angles_row;
-            for (long head = 0; head < num_heads; head++)
-                rotate(from + row * from_row + head * from_head, to + row * to_row + head * to_head, cosine, sine, sign,
-                       half);
-        }
-    }
+    Rotation all = {from, from_row, from_head, to, to_row, to_head, cosines, sines, angles_row, sign, num_heads, half};
+    share_out(rotate_some, &all, num_rows, 1, threads_for(2 * num_rows * num_heads * half, num_threads));
+}
+
+typedef struct {
+    const float *gates, *ups;
+    float *opened;
+} Gates;
+
+static void open_part(void *work, long first, long last) {
+    const Gates *g = work;
+    open_row(g->gates, g->ups, g->opened, first, last);
 }
 
 /* silu(gates) * ups, of `count` numbers. */
 EXPORT void open_gates(const float *gates, const float *ups, float *opened, int64_t count, int64_t num_threads) {
-    int wanted = threads_for(count, num_threads);
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        open_row(gates, ups, opened, part(count, WIDTH, thread, threads), part(count, WIDTH, thread + 1, threads));
-    }
+    Gates all = {gates, ups, opened};
+    share_out(open_part, &all, count, WIDTH, threads_for(count, num_threads));
 }
 
 /* With s = sigmoid(g): silu(g)' = s (1 + g (1 - s)). */
@@ -139,18 +176,22 @@ INLINE void open_some_back(const float *gates, const float *ups, float *for_gate
     if (opened) put(opened, open * up, left);
 }
 
+typedef struct {
+    const float *gates, *ups;
+    float *for_gates, *for_ups, *opened;
+} GatesBack;
+
+static void open_part_back(void *work, long i, long last) {
+    const GatesBack *g = work;
+    for (; i < last; i += WIDTH)
+        open_some_back(g->gates + i, g->ups + i, g->for_gates + i, g->for_ups + i, g->opened ? g->opened + i : 0,
+                       last - i < WIDTH ? last - i : WIDTH);
+}
+
 /* From the gradient of silu(gates) * ups, in `for_gates`: the gradients of gates, which overwrite it, and of ups, and
    `opened`, what the product was, unless that is null. */
 EXPORT void open_gates_back(const float *gates, const float *ups, float *for_gates, float *for_ups, float *opened,
                             int64_t count, int64_t num_threads) {
-    int wanted = threads_for(count, num_threads);
-#pragma omp parallel num_threads(wanted) if (wanted > 1)
-    {
-        int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        long i = part(count, WIDTH, thread, threads), last = part(count, WIDTH, thread + 1, threads);
-#define AT(array) (array ? array + i : 0)
-        for (; i + WIDTH <= last; i += WIDTH)
-            open_some_back(gates + i, ups + i, for_gates + i, for_ups + i, AT(opened), WIDTH);
-        if (i < last) open_some_back(gates + i, ups + i, for_gates + i, for_ups + i, AT(opened), last - i);
-    }
+    GatesBack all = {gates, ups, for_gates, for_ups, opened};
+    share_out(open_part_back, &all, count, WIDTH, threads_for(count, num_threads));
 }

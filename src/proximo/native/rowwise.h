@@ -32,7 +32,7 @@ INLINE void scale_row(const float *x, float inverse, const float *weight, float 
 /* Rotary positions of one head: [a, b] becomes [a cos - b sin, b cos + a sin], or turns by the negative angle where `sign`
    is -1 and not 1. y may be x. */
 INLINE void rotate(const float *x, float *y, const float *cosines, const float *sines, float sign, long half) {
-#pragma GCC ivdep
+    INDEPENDENT
     for (long i = 0; i < half; i++) {
         float a = x[i], b = x[i + half], turned = sign * sines[i];
         y[i] = a * cosines[i] - b * turned;

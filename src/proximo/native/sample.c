@@ -4,13 +4,11 @@
    Legend: B rows, V vocabulary. */
 #include "kernels.h"
 
-typedef uint32_t uvec __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-
 /* log(x) of positive normal numbers, within 1e-7 of the larger of 1 and itself: x = 2^n m, and a polynomial in m - 1,
    sqrt(1/2) <= m < sqrt(2) (Cephes, logf). */
 INLINE vec log_of(vec x) {
     ivec n = ((ivec)x - 0x3F3504F3) >> 23;
-    vec f = (vec)((ivec)x - (n << 23)) - 1.0f, square = f * f, power = __builtin_convertvector(n, vec);
+    vec f = (vec)((uvec)x - ((uvec)n << 23)) - 1.0f, square = f * f, power = __builtin_convertvector(n, vec);
     vec p = spread(7.0376836292e-2f);
     p = p * f - 1.1514610310e-1f;
     p = p * f + 1.1676998740e-1f;
@@ -89,14 +87,27 @@ static void draw(const float *logits, long count, uint64_t key, float temperatur
     *logprob = logits[*token] / temperature - (logf(sum_of(total)) + largest);
 }
 
+typedef struct {
+    const float *logits;
+    const int64_t *streams, *positions;
+    float temperature;
+    int64_t *tokens;
+    float *logprobs;
+    int64_t vocabulary;
+} Draws;
+
+static void draw_rows(void *work, long row, long last) {
+    const Draws *d = work;
+    for (; row < last; row++)
+        draw(d->logits + row * d->vocabulary, d->vocabulary,
+             mixed((uint64_t)d->streams[row] + (uint64_t)d->positions[row] * 0x9E3779B97F4A7C15u), d->temperature,
+             d->tokens + row, d->logprobs + row);
+}
+
 /* logits [B, V] -> tokens [B] and log softmax(logits / temperature) of them [B]; NaN for a row with a NaN or without a
    finite largest logit. `streams` and `positions` [B] say which draw each row makes. */
 EXPORT void sample(const float *logits, const int64_t *streams, const int64_t *positions, float temperature,
                    int64_t *tokens, float *logprobs, int64_t num_rows, int64_t vocabulary, int64_t num_threads) {
-    int wanted = (int)num_threads;
-#pragma omp parallel for schedule(static) num_threads(wanted) if (wanted > 1)
-    for (long row = 0; row < num_rows; row++)
-        draw(logits + row * vocabulary, vocabulary,
-             mixed((uint64_t)streams[row] + (uint64_t)positions[row] * 0x9E3779B97F4A7C15u), temperature, tokens + row,
-             logprobs + row);
+    Draws all = {logits, streams, positions, temperature, tokens, logprobs, vocabulary};
+    share_out(draw_rows, &all, num_rows, 1, (int)num_threads);
 }

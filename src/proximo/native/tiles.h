@@ -14,10 +14,10 @@ INLINE long smaller(long a, long b) { return a < b ? a : b; }
 INLINE long greater(long a, long b) { return a > b ? a : b; }
 
 #if WIDTH == 16
-#define TURNED(a, by) __builtin_shufflevector(a, a, 0 ^ by, 1 ^ by, 2 ^ by, 3 ^ by, 4 ^ by, 5 ^ by, 6 ^ by, 7 ^ by, \
-                                              8 ^ by, 9 ^ by, 10 ^ by, 11 ^ by, 12 ^ by, 13 ^ by, 14 ^ by, 15 ^ by)
+#define TURNED(a, by) SHUFFLED(ivec, a, a, 0 ^ by, 1 ^ by, 2 ^ by, 3 ^ by, 4 ^ by, 5 ^ by, 6 ^ by, 7 ^ by, \
+                               8 ^ by, 9 ^ by, 10 ^ by, 11 ^ by, 12 ^ by, 13 ^ by, 14 ^ by, 15 ^ by)
 #else
-#define TURNED(a, by) __builtin_shufflevector(a, a, 0 ^ by, 1 ^ by, 2 ^ by, 3 ^ by, 4 ^ by, 5 ^ by, 6 ^ by, 7 ^ by)
+#define TURNED(a, by) SHUFFLED(ivec, a, a, 0 ^ by, 1 ^ by, 2 ^ by, 3 ^ by, 4 ^ by, 5 ^ by, 6 ^ by, 7 ^ by)
 #endif
 
 /* As largest_of, but in steps of halves. */
@@ -34,22 +34,30 @@ INLINE float top_of(vec a) {
 INLINE void tile(const int R, const int C, const float *a, long a_row, long a_step, const float *b, long depth, float *y,
                  long y_row, int add) {
     vec sums[ROWS][2];
+    UNROLLED
     for (int r = 0; r < R; r++)
+        UNROLLED
         for (int c = 0; c < C; c++) sums[r][c] = add ? load(y + r * y_row + c * WIDTH) : (vec){0};
     for (long k = 0; k < depth; k++) {
         vec of_b[2];
+        UNROLLED
         for (int c = 0; c < C; c++) {
             of_b[c] = load(b + k * PANEL + c * WIDTH);
             KEEP(of_b[c]);
         }
+        UNROLLED
         for (int r = 0; r < R; r++) {
             vec of_a = spread(a[r * a_row + k * a_step]);
+            UNROLLED
             for (int c = 0; c < C; c++) sums[r][c] += of_a * of_b[c];
         }
     }
+    UNROLLED
     for (int r = 0; r < R; r++)
+        UNROLLED
         for (int c = 0; c < C; c++) store(y + r * y_row + c * WIDTH, sums[r][c]);
 }
+
 
 #define CASES(C, a_row, a_step)                                            \
     switch (rows) {                                                        \
@@ -93,17 +101,17 @@ INLINE void turn_square(const float *from, long row, long count, float factor, f
         if (i < count) a[i] = *(const vec8 *)(from + i * row) * factor;
     }
     for (int i = 0; i < 8; i += 2) {
-        b[i] = __builtin_shufflevector(a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-        b[i + 1] = __builtin_shufflevector(a[i], a[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+        b[i] = SHUFFLED(ivec8, a[i], a[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+        b[i + 1] = SHUFFLED(ivec8, a[i], a[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
     }
     for (int i = 0; i < 8; i += 4)
         for (int j = 0; j < 2; j++) {
-            a[i + 2 * j] = __builtin_shufflevector(b[i + j], b[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-            a[i + 2 * j + 1] = __builtin_shufflevector(b[i + j], b[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+            a[i + 2 * j] = SHUFFLED(ivec8, b[i + j], b[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+            a[i + 2 * j + 1] = SHUFFLED(ivec8, b[i + j], b[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
         }
     for (int i = 0; i < 4; i++) {
-        *(vec8 *)(to + i * PANEL) = __builtin_shufflevector(a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
-        *(vec8 *)(to + (i + 4) * PANEL) = __builtin_shufflevector(a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+        *(vec8 *)(to + i * PANEL) = SHUFFLED(ivec8, a[i], a[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+        *(vec8 *)(to + (i + 4) * PANEL) = SHUFFLED(ivec8, a[i], a[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
     }
 }
 

@@ -134,8 +134,11 @@ class JudgedReward:
             case Done(value=value):
                 return self._as_verdict(value)
             case TimedOut(seconds=seconds, times=times):
-                often = "twice" if times > 1 else "and not again before step_seconds were over"
-                reason = f"not judged within answer_seconds = {seconds:g}, {often}"
+                reason = {
+                    0: "idle for longer than a first turn, and not asked again before step_seconds were over",
+                    1: f"not judged within answer_seconds = {seconds:g}, and not again before step_seconds were over",
+                    2: f"not judged within answer_seconds = {seconds:g}, twice",
+                }[times]
                 given = self._pool.about
                 verdict = Verdict(score=0.0) if given is None else self._as_verdict(given)
                 return replace(verdict, state=ScoreState.MODEL_FAULT, reason=reason, by_clock=True)

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from proximo.data.rendering import render_for
+from proximo.data.templates import RenderingError, TemplateLimitError
 from proximo.data.tokenise import Encoder
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
@@ -56,20 +57,28 @@ class ModelReward:
     def score(self, responses: Sequence[Response]) -> list[Scored]:
         """One score per response, the same in whatever company it is scored.
 
-        A response that is too long for a model with its own tokenizer, or whose score is no number, is a fault.
+        A response that is too long for a model with its own tokenizer, that its chat template refuses, or whose score
+        is no number, is a fault.
         """
         start = time.monotonic()
-        sequences = [self._token_ids(response) for response in responses]
+        sequences, refusals = self._token_ids(responses)
         lengths = [len(sequence) for sequence in sequences]
         limit = self.model.position_limit
         # The policy's own ids were measured before training: here too many of them are a mistake of the caller.
-        readable = [i for i, length in enumerate(lengths) if self.encoder is None or limit is None or length <= limit]
+        readable = [
+            i
+            for i, length in enumerate(lengths)
+            if i not in refusals and (self.encoder is None or limit is None or length <= limit)
+        ]
         scores: list[list[float]] = [[]] * len(sequences)
         for batch in plan_batches([lengths[i] for i in readable], token_budget=self.tokens_per_microbatch):
             packed = pack([sequences[readable[i]] for i in batch], device=self.model.device)
             for index, found in zip(batch, self._scores(packed), strict=True):
                 scores[readable[index]] = found
-        scored = [self._scored(*found) for found in zip(responses, scores, lengths, strict=True)]
+        scored = [
+            self._scored(response, scores[i], refusals.get(i) or self._too_long(lengths[i]))
+            for i, response in enumerate(responses)
+        ]
         self._statistics.count(scored, time.monotonic() - start)
         return scored
 
@@ -83,7 +92,8 @@ class ModelReward:
             return [[score] for score in self.model.sequence_scores(packed).tolist()]
         return [piece.tolist() for piece in self.model.token_scores(packed).split(list(packed.lengths))]
 
-    def _scored(self, response: Response, scores: list[float], length: int) -> Scored:
+    def _scored(self, response: Response, scores: list[float], unread: str) -> Scored:
+        """`unread`: why there is no score where there is none."""
         score = scores[-1] if scores else None
         if self.dense == "deltas" and scores and response.token_ids:
             return scored_by_prefix(response, scores[-len(response.token_ids) - 1 :], name=self.name)
@@ -91,14 +101,23 @@ class ModelReward:
             return scored_by_token(response, scores[-len(response.token_ids) :], name=self.name)
         if score is not None and math.isfinite(score):
             return Scored(response=response, score=score)
-        reason = f"{self.name} gave {score}"
-        if score is None:
-            reason = f"{self.name} reads at most {self.model.position_limit} of its tokens, the response makes {length}"
+        reason = unread if score is None else f"{self.name} gave {score}"
         return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
 
-    def _token_ids(self, response: Response) -> tuple[int, ...]:
-        if self.encoder is None:
-            return (*response.prompt.token_ids, *response.token_ids)
-        finished = response.finish.terminated
-        prompt_ids, response_ids = render_for(self.encoder, response.prompt, response.text, finished=finished)
-        return (*prompt_ids, *response_ids)
+    def _too_long(self, length: int) -> str:
+        return f"{self.name} reads at most {self.model.position_limit} of its tokens, the response makes {length}"
+
+    def _token_ids(self, responses: Sequence[Response]) -> tuple[list[tuple[int, ...]], dict[int, str]]:
+        """Prompt and response of each, and by index what the chat template says of those that it cannot render."""
+        sequences: list[tuple[int, ...]] = []
+        refusals: dict[int, str] = {}
+        for index, response in enumerate(responses):
+            parts = response.prompt.token_ids, response.token_ids
+            if self.encoder is not None:
+                finished = response.finish.terminated
+                try:
+                    parts = render_for(self.encoder, response.prompt, response.text, finished=finished)
+                except (RenderingError, TemplateLimitError) as error:
+                    parts, refusals[index] = ((), ()), f"{self.name}: {error}"
+            sequences.append((*parts[0], *parts[1]))
+        return sequences, refusals

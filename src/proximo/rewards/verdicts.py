@@ -25,6 +25,12 @@ class Answer:
     finish: Finish = Finish.EOS
     num_tokens: int = 0
     """Tokens of the response, end-of-sequence token included."""
+    first_turn: bool = False
+    """The judge may raise PostponedError: it is asked again when the other answers have had their turn."""
+
+
+class PostponedError(Exception):
+    """An answer that makes its judge wait, in its first turn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,8 @@ import types
 from collections.abc import Collection
 from typing import NoReturn
 
+from proximo.sandbox.events import EventLoopFinder
+
 OUT_OF_MEMORY_STATUS = 102
 """Exit status of a program that ends with a MemoryError nobody caught. One that chooses it is told apart by nobody,
 and gains nothing: neither is a success."""
@@ -37,6 +39,7 @@ def make_ordinary(preloaded: Collection[str]) -> None:
         if name not in preloaded:
             del sys.modules[name]
     sys.argv, sys.orig_argv = [PROGRAM_NAME], [sys.executable, PROGRAM_NAME]
+    sys.meta_path.insert(0, EventLoopFinder)
     site.setquit()
     _make_streams()
 

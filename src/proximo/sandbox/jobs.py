@@ -15,7 +15,10 @@ class Limits:
     cpu_seconds: float = 4.0
     """CPU time of the program, start of the interpreter left out."""
     wall_seconds: float = 40.0
-    """From start to end."""
+    """From start to end, whatever the machine has else to do."""
+    idle_seconds: float | None = None
+    """Of those in which it neither runs nor waits for a processor: it sleeps, or waits for something else. None for no
+    limit but that of `wall_seconds`."""
     memory_bytes: int = 512 * MIB
     """Of all its memory, what it writes to its folder included."""
     scratch_bytes: int = 16 * MIB
@@ -26,6 +29,14 @@ class Limits:
     threads: int = 16
     """At once, the first included; there are no other processes. Where a machine cannot count the threads of one
     program there is the first only."""
+
+    def exceeded(self, *, cpu_seconds: float, wall_seconds: float, idle_seconds: float) -> "Ending | None":
+        """The limit of time that this exceeds, whoever was quicker: the program's end, or who was to end it."""
+        if cpu_seconds >= self.cpu_seconds:
+            return Ending.CPU
+        if wall_seconds >= self.wall_seconds:
+            return Ending.WALL
+        return Ending.IDLE if self.idle_seconds is not None and idle_seconds >= self.idle_seconds else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +59,7 @@ class Ending(StrEnum):
     SIGNAL = "signal"
     CPU = "cpu_limit"
     WALL = "wall_limit"
+    IDLE = "idle_limit"
     MEMORY = "memory_limit"
     OUTPUT = "output_limit"
     SCRATCH = "scratch_limit"
@@ -58,7 +70,12 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a program. Everything here was seen from outside of it."""
+    """What became of a program. Everything here was seen from outside of it.
+
+    A limit that was exceeded is the ending, also of a program that came to its own end before it was stopped: it counts
+    what the program used, not who was quicker. What the kernel refuses at once (memory, files, threads, processes) is
+    no ending by itself: the program meets it where it asks.
+    """
 
     ending: Ending
     status: int
@@ -67,10 +84,16 @@ class Outcome:
     stderr: bytes
     cpu_seconds: float
     wall_seconds: float
+    idle_seconds: float
+    lost_seconds: float | None
+    """Waited for a processor by the program, or by those who serve it; None where the kernel does not count it."""
 
 
 class Job(Protocol):
     """A program that runs."""
+
+    name: int
+    """By which its runner knows it."""
 
     def wait(self) -> Outcome:
         """Waits for its end, for `limits.wall_seconds` at most; nothing of the program is left after it."""
@@ -84,8 +107,9 @@ class Job(Protocol):
 class Runner(Protocol):
     """Starts programs, confined. Several may run at once. Used from one thread."""
 
-    def start(self, program: Program) -> Job:
-        """Raises SandboxError where no program can be started."""
+    def start(self, program: Program, *, helps: Job | None = None) -> Job:
+        """Raises SandboxError where no program can be started. While it works, a program that it `helps` is not
+        idle."""
         ...
 
     def close(self) -> None:

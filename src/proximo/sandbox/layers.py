@@ -121,4 +121,4 @@ def _try_landlock() -> None:
 
 def _try_seccomp() -> None:
     give_up_privileges()
-    seccomp.install(seccomp.build_filter(threads=True))
+    seccomp.install(seccomp.build_filter(threads=True, changes=True))

@@ -10,10 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from proximo.errors import SandboxError
+from proximo.sandbox.packages import find_packages
 from proximo.sandbox.syscalls import architecture
 
 ANSWER_SECONDS = 60.0
@@ -23,12 +25,13 @@ MAX_MESSAGE_BYTES = 1 << 16
 BOOT = """
 import sys, types
 package = types.ModuleType("proximo")
-package.__path__ = [sys.argv[1]]
+package.__path__ = [f"/proc/self/fd/{sys.argv[1]}"]
 sys.modules["proximo"] = package
 from proximo.sandbox.boot import main
-main(sys.argv[2:])
+main(sys.argv[1:])
 """
-"""The package without its `__init__.py`, which needs what is installed beside the library."""
+"""The package without its `__init__.py`, which needs what is installed beside the library. It is reached through a
+descriptor, so that no frame, module or argument that a program can read says where it is."""
 ENVIRONMENT = {
     **{"PATH": "", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC0", "PYTHONUTF8": "1"},
     # A program's sets have the same order in every run.
@@ -42,27 +45,35 @@ LINKING = {"LD_BIND_NOW": "1"}
 class ZygoteLink:
     """A zygote that runs. Raises SandboxError where it cannot be started."""
 
-    def __init__(self, *, without: Collection[str], preload: Sequence[str]) -> None:
+    def __init__(self, *, without: Collection[str], preload: Sequence[str], modules: Collection[str]) -> None:
+        packages = find_packages(modules)
         try:
             architecture()
         except OSError as error:
             raise SandboxError(f"{error}; run what needs it on such a machine (docs/sandbox.md)") from None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        given = {"without": sorted(without), "preload": list(preload), "forget": list(LINKING)}
-        order = {"control": theirs.fileno(), "folders": tempfile.gettempdir(), **given}
-        package = str(Path(__file__).parents[1])
+        order = {
+            **{"without": sorted(without), "preload": list(preload), "forget": list(LINKING)},
+            **{"modules": list(modules), "packages": packages, "folders": tempfile.gettempdir()},
+        }
         self.control = ours
-        with theirs:
+        package = os.open(Path(__file__).parents[1], os.O_PATH | os.O_CLOEXEC)
+        try:
             self.process = subprocess.Popen(
-                [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", BOOT, package, json.dumps(order)],
+                [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", BOOT, str(package), str(theirs.fileno())],
                 env=ENVIRONMENT | LINKING,
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[package, theirs.fileno()],
                 start_new_session=True,
             )
+        finally:
+            os.close(package)
+            theirs.close()
+        with suppress(OSError):
+            self.send(order)
         hello = self.receive(time.monotonic() + ANSWER_SECONDS)
         if hello is None:
             raise SandboxError(f"the sandbox could not be started: {self.end()}")

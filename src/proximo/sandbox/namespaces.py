@@ -5,7 +5,8 @@ folder of its own, and, under an ordinary user, a user namespace of its own in w
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from proximo.sandbox.jobs import MIB
 from proximo.sandbox.syscalls import call
@@ -19,6 +20,8 @@ DETACH = 2
 AT_FOLDER, EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
 
 JOB_FOLDER = "/job"
+PACKAGES_FOLDER = "/packages"
+NO_PACKAGES: Mapping[str, str] = MappingProxyType({})
 MAX_FILES = 2048
 """Files and folders in a program's folder."""
 HIDDEN_FOLDERS = ("site-packages", "dist-packages")
@@ -60,12 +63,15 @@ def map_user(uid: int, gid: int, processes: int) -> None:
             os.close(descriptor)
 
 
-def enter_minimal_root(library: Iterable[str], *, workplace: str) -> None:
-    """Make the folders `library`, read-only and under their own names, and /dev/null all that there is.
+def enter_minimal_root(library: Iterable[str], *, workplace: str, packages: Mapping[str, str] = NO_PACKAGES) -> None:
+    """Make the folders `library`, read-only and under their own names, and /dev/null all that there is, and what is in
+    `packages` (name -> path), read-only and in a folder of its own.
 
     Nothing is mounted where others could see it: over `workplace`, any folder that exists, in this namespace alone.
     """
-    sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (*library, "/dev/null")}
+    places = {path: path for path in (*library, "/dev/null")}
+    places |= {f"{PACKAGES_FOLDER}/{name}": path for name, path in packages.items()}
+    sources = {place: os.open(path, os.O_PATH | os.O_CLOEXEC) for place, path in places.items()}
     _mount(None, "/", flags=RECURSIVE | PRIVATE)
     _mount("tmpfs", workplace, flags=NO_SETUID | NO_DEVICES, options=f"size={MIB},nr_inodes=1024,mode=755")
     for path, descriptor in sources.items():

@@ -16,8 +16,8 @@ LEAST_MEMORY_BYTES = 128 * MIB
 def check_program(program: Program) -> None:
     """Raises ValueError for what the caller cannot have meant."""
     limits = program.limits
-    for name in ("cpu_seconds", "wall_seconds", "scratch_bytes", "output_bytes", "threads"):
-        if not getattr(limits, name) > 0:
+    for name in ("cpu_seconds", "wall_seconds", "idle_seconds", "scratch_bytes", "output_bytes", "threads"):
+        if getattr(limits, name) is not None and not getattr(limits, name) > 0:
             raise ValueError(f"limits.{name} must be above 0, not {getattr(limits, name)}")
     if limits.memory_bytes - limits.scratch_bytes < LEAST_MEMORY_BYTES:
         raise ValueError(

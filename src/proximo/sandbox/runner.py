@@ -1,5 +1,6 @@
 """The sandbox as its caller has it: starts programs, takes their output, waits. Not what confines them: child.py."""
 
+import math
 import os
 import select
 import time
@@ -11,7 +12,7 @@ from typing import Any, Self
 
 from proximo.errors import SandboxError
 from proximo.sandbox.guarantees import check_names, refuse_missing
-from proximo.sandbox.jobs import Ending, Limits, Outcome, Program
+from proximo.sandbox.jobs import MIB, Ending, Job, Limits, Outcome, Program
 from proximo.sandbox.layers import Layers
 from proximo.sandbox.link import ANSWER_SECONDS, ZygoteLink
 from proximo.sandbox.payload import check_program, open_payload, open_stdin
@@ -19,6 +20,8 @@ from proximo.sandbox.payload import check_program, open_payload, open_stdin
 GRACE_SECONDS = 10.0
 """Beyond a program's wall limit, after which not the program is at fault but what watches it."""
 CHUNK_BYTES = 1 << 16
+IMPORT_LIMITS = Limits(cpu_seconds=30.0, wall_seconds=300.0, memory_bytes=1024 * MIB)
+"""Of the program that imports a package, perhaps from a disk that has not read it before."""
 LIMITS = tuple(each.name for each in fields(Limits))
 
 
@@ -28,7 +31,8 @@ class SandboxJob:
     def __init__(self, sandbox: "Sandbox", name: int, program: Program, outputs: tuple[int, int]) -> None:
         self.name = name
         self.limits = program.limits
-        self.deadline = time.monotonic() + program.limits.wall_seconds + GRACE_SECONDS
+        self.deadline = math.inf
+        """Known when it has started."""
         self.end: Mapping[str, Any] | None = None
         """What the zygote says of its end."""
         self.failure: str | None = None
@@ -61,12 +65,15 @@ class SandboxJob:
             raise SandboxError("the kernel killed a program that was within its limits: the machine is out of memory")
         stdout, stderr = (bytes(each[: self.limits.output_bytes]) for each in self._outputs.values())
         return Outcome(
-            ending=Ending.OUTPUT if self._flooded and ending in (Ending.EXIT, Ending.KILLED) else ending,
+            # Bytes are counted and times measured: what it wrote is the same in every run.
+            ending=Ending.OUTPUT if self._flooded else ending,
             status=self.end["status"],
             stdout=stdout,
             stderr=stderr,
             cpu_seconds=self.end["cpu_seconds"],
             wall_seconds=self.end["wall_seconds"],
+            idle_seconds=self.end["idle_seconds"],
+            lost_seconds=self.end["lost_seconds"],
         )
 
     def kill(self) -> None:
@@ -109,10 +116,17 @@ class Sandbox:
     Raises SandboxError where this machine cannot give a guarantee that is not in `waived`. `without` names means of
     confinement (layers.py) to do without, as on a machine that does not have them. `preload` names modules of this
     package that programs may import, though they can read nothing of it: they need the standard library alone.
+    `packages` names modules of installed packages (`numpy`) that programs may import beside the library; SandboxError
+    where one is not installed, or cannot be imported in the sandbox.
     """
 
     def __init__(
-        self, *, waived: Collection[str] = (), without: Collection[str] = (), preload: Sequence[str] = ()
+        self,
+        *,
+        waived: Collection[str] = (),
+        without: Collection[str] = (),
+        preload: Sequence[str] = (),
+        packages: Collection[str] = (),
     ) -> None:
         check_names(waived, without)
         self._waived = frozenset(waived)
@@ -120,7 +134,9 @@ class Sandbox:
         self._preload = tuple(preload)
         self._jobs: dict[int, SandboxJob] = {}
         self._started = 0
+        self._packages = tuple(packages)
         self._link = self._connect()
+        self._try_packages()
 
     @property
     def layers(self) -> Layers:
@@ -138,8 +154,11 @@ class Sandbox:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def start(self, program: Program) -> SandboxJob:
-        """Raises ValueError for a program that cannot be meant, and SandboxError where none can be started."""
+    def start(self, program: Program, *, helps: Job | None = None) -> SandboxJob:
+        """Raises ValueError for a program that cannot be meant, and SandboxError where none can be started.
+
+        While it works, a program that it `helps` is not idle.
+        """
         check_program(program)
         if not self._link.alive:
             self._link = self._connect()
@@ -153,7 +172,7 @@ class Sandbox:
             given.append(writer)
         numbers = [0, 1, 2, *program.descriptors]
         limits = {each: getattr(program.limits, each) for each in LIMITS}
-        order = {"start": name, "numbers": numbers, "limits": limits}
+        order = {"start": name, "numbers": numbers, "limits": limits, "helps": helps.name if helps else 0}
         job = self._jobs[name] = SandboxJob(self, name, program, (outputs[0], outputs[1]))
         try:
             self._link.send(order, [*given, *program.descriptors.values()])
@@ -190,13 +209,21 @@ class Sandbox:
             self._serve(job.deadline)
 
     def _connect(self) -> ZygoteLink:
-        link = ZygoteLink(without=self._without, preload=self._preload)
+        link = ZygoteLink(without=self._without, preload=self._preload, modules=self._packages)
         try:
             refuse_missing(Layers(**link.hello["layers"]), self._waived)
         except SandboxError:
             link.end()
             raise
         return link
+
+    def _try_packages(self) -> None:
+        for name in self._packages:
+            tried = self.run(Program(source=f"import {name}", limits=IMPORT_LIMITS))
+            if (tried.ending, tried.status) != (Ending.EXIT, 0):
+                self.close()
+                said = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+                raise SandboxError(f"package {name!r} cannot be imported in the sandbox: {said or tried.ending.value}")
 
     def _wait_for_start(self, job: SandboxJob) -> None:
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -205,6 +232,7 @@ class Sandbox:
             if message is None:
                 self._lose("the zygote has ended, or does not answer")
             elif message.get("started") == job.name:
+                job.deadline = time.monotonic() + job.limits.wall_seconds + GRACE_SECONDS
                 return
             else:
                 self._take(message)

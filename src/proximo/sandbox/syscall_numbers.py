@@ -56,8 +56,12 @@ PROGRAM = {
     "copy_file_range": (326, 285),
     "fsync": (74, 82),
     "fdatasync": (75, 83),
-    "flock": (73, 32),
     "umask": (95, 166),
+    "chmod": (90, None),
+    "fchmodat": (268, 53),
+    "utimensat": (280, 88),
+    "listxattr": (194, 11),
+    "llistxattr": (195, 12),
     # Descriptors
     "dup": (32, 23),
     "dup2": (33, None),

@@ -12,11 +12,12 @@ import select
 import signal
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from proximo.sandbox import scratch
 from proximo.sandbox.child import Assignment, Surroundings, confine, move_up
+from proximo.sandbox.delays import Delays
 from proximo.sandbox.execution import OUT_OF_MEMORY_STATUS, make_at_home, run_as_main
 from proximo.sandbox.jobs import Ending, Limits
 from proximo.sandbox.layers import UIDS_PER_ZYGOTE, program_uid
@@ -42,6 +43,12 @@ class Child:
     folder: str
     start_seconds: float
     start_cpu_seconds: float
+    start_lost_seconds: float
+    lost_seconds: float = 0.0
+    """When it was last looked at."""
+    helpers: list["Child"] = field(default_factory=list)
+    busy_seconds: float = 0.0
+    """When it had ended."""
     ending: Ending | None = None
     """Why it was ended, where it was."""
 
@@ -50,6 +57,17 @@ class Child:
         """Used so far, start left out."""
         # CPUCLOCK_SCHED of another process: include/linux/posix-timers_types.h.
         return time.clock_gettime((~self.pid << 3) | 2) - self.start_cpu_seconds
+
+    @property
+    def wall_seconds(self) -> float:
+        """Since its start."""
+        return time.monotonic() - self.start_seconds
+
+    @property
+    def idle_seconds(self) -> float:
+        """At most: what was lost since it was last looked at is still in it."""
+        helped = sum(each.busy_seconds or each.cpu_seconds + each.lost_seconds for each in self.helpers)
+        return max(0.0, self.wall_seconds - self.cpu_seconds - self.lost_seconds - helped)
 
     def end(self, ending: Ending) -> None:
         """Kills it; the first reason counts."""
@@ -62,12 +80,20 @@ class Zygote:
     """Serves one caller over `control` until it is gone."""
 
     def __init__(
-        self, control: socket.socket, caller: int, surroundings: Surroundings, *, owner: int | None, folders: str
+        self,
+        control: socket.socket,
+        caller: int,
+        surroundings: Surroundings,
+        *,
+        owner: int | None,
+        folders: str,
+        delays: Delays,
     ) -> None:
         """`caller` is a pidfd. `owner` is what programs' uids are made of, where they have uids of their own.
 
         `folders` is where they have their folders, where they cannot have a file system of their own.
         """
+        self.delays = delays
         self.control = control
         self.caller = caller
         self.surroundings = surroundings
@@ -109,8 +135,9 @@ class Zygote:
         for child in self.children.values():
             rate = min(os.cpu_count() or 1, child.limits.threads)
             cpu = (child.limits.cpu_seconds - child.cpu_seconds) / rate
-            wall = child.start_seconds + child.limits.wall_seconds - time.monotonic()
-            waits.append(max(SHORTEST_LOOK_SECONDS, min(cpu, wall)))
+            wall = child.limits.wall_seconds - child.wall_seconds
+            idle = wall if child.limits.idle_seconds is None else child.limits.idle_seconds - child.idle_seconds
+            waits.append(max(SHORTEST_LOOK_SECONDS, min(cpu, wall, idle)))
             if self.folders is not None:
                 waits.append(FOLDER_LOOK_SECONDS)
         return min(waits, default=None)
@@ -118,13 +145,33 @@ class Zygote:
     def _check_limits(self, child: Child) -> None:
         if child.cpu_seconds >= child.limits.cpu_seconds:
             child.end(Ending.CPU)
-        elif time.monotonic() - child.start_seconds >= child.limits.wall_seconds:
+        elif child.wall_seconds >= child.limits.wall_seconds:
             child.end(Ending.WALL)
+        elif child.limits.idle_seconds is not None and self._idled(child, child.limits.idle_seconds):
+            child.end(Ending.IDLE)
         elif self.folders is not None and scratch.exceeds(child.folder, num_bytes=child.limits.scratch_bytes):
             child.end(Ending.SCRATCH)
 
+    def _idled(self, child: Child, limit: float) -> bool:
+        if child.idle_seconds < limit:
+            return False
+        self._look_for_losses(child)
+        return child.idle_seconds >= limit
+
+    def _look_for_losses(self, child: Child) -> None:
+        """Its own, its helpers', and those of the two that it cannot do without: this process, and the caller, who
+        reads what it writes."""
+        for each in (child, *child.helpers):
+            if not each.busy_seconds:
+                losses = self.delays.of(each.pidfd) + self._losses_of_those_who_serve() - each.start_lost_seconds
+                each.lost_seconds = max(each.lost_seconds, losses)
+
+    def _losses_of_those_who_serve(self) -> float:
+        return (self.delays.own() or 0.0) + self.delays.of(self.caller)
+
     def _report_end(self, child: Child) -> None:
-        wall = time.monotonic() - child.start_seconds
+        self._look_for_losses(child)
+        wall, idle = child.wall_seconds, child.idle_seconds
         _, status, usage = os.wait4(child.pid, 0)
         self.poll.unregister(child.pidfd)
         os.close(child.pidfd)
@@ -133,12 +180,19 @@ class Zygote:
             # What cannot be removed now, for whatever reason, must not end the other programs.
             with contextlib.suppress(OSError):
                 scratch.remove(child.folder)
-        ending, number = _how_it_ended(status)
+        how, number = _how_it_ended(status)
         cpu = usage.ru_utime + usage.ru_stime - child.start_cpu_seconds
-        if (ending, number) == (Ending.SIGNAL, signal.SIGKILL) and cpu >= child.limits.cpu_seconds:
-            # RLIMIT_CPU, where this process itself was too late.
-            ending = Ending.CPU
-        self._say(ended=child.name, ending=child.ending or ending, status=number, cpu_seconds=cpu, wall_seconds=wall)
+        child.busy_seconds = cpu + child.lost_seconds
+        exceeded = child.limits.exceeded(cpu_seconds=cpu, wall_seconds=wall, idle_seconds=idle)
+        self._say(
+            ended=child.name,
+            ending=exceeded or child.ending or how,
+            status=number,
+            cpu_seconds=cpu,
+            wall_seconds=wall,
+            idle_seconds=idle,
+            lost_seconds=child.lost_seconds if self.delays.is_known else None,
+        )
 
     def _obey(self) -> bool:
         message, descriptors, *_ = socket.recv_fds(self.control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
@@ -175,7 +229,7 @@ class Zygote:
         pid, start_cpu_seconds = self._fork(assignment)
         pidfd = os.pidfd_open(pid)
         self.poll.register(pidfd, select.POLLIN)
-        self.children[order["start"]] = Child(
+        child = self.children[order["start"]] = Child(
             name=order["start"],
             slot=slot,
             pid=pid,
@@ -184,7 +238,10 @@ class Zygote:
             folder=folder,
             start_seconds=time.monotonic(),
             start_cpu_seconds=start_cpu_seconds,
+            start_lost_seconds=self._losses_of_those_who_serve(),
         )
+        if order["helps"] in self.children:
+            self.children[order["helps"]].helpers.append(child)
         self._say(started=order["start"])
 
     def _fork(self, assignment: Assignment) -> tuple[int, float]:

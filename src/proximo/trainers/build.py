@@ -11,6 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from proximo.config.reward_kinds import RewardSourceConfig
 from proximo.config.rewards import ModelRewardConfig
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
+from proximo.data.chat import end_of_turn_ids
+from proximo.data.tokenise import Encoder
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError, ModelError
 from proximo.models.compilation import check_compiler
@@ -67,6 +69,7 @@ def build_tokenizer(
         tokenizer.chat_template = config.chat_template
     if config.added_tokens:
         tokenizer.add_special_tokens({"additional_special_tokens": list(config.added_tokens)})
+    end_of_turn_ids(Encoder(tokenizer))  # a template that cannot be rendered is refused before anything is read
     return tokenizer
 
 
@@ -218,9 +221,10 @@ def build_reward_source(
 
 
 def load_reward_tokenizer(config: ModelRewardConfig) -> PreTrainedTokenizerBase:
-    """A reward model's own tokenizer. Raises ModelError where it is not that of the model."""
+    """A reward model's own tokenizer. Raises ModelError where it is not that of the model, or has a broken template."""
     own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
     check_tokenizer(ModelSource(path=config.path, revision=config.revision), own, role="reward")
+    end_of_turn_ids(Encoder(own))
     return own
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proximo.checkpoint.logs import JsonLines
-from proximo.checkpoint.run_folder import RunFolder
+from proximo.checkpoint.run_folder import METRICS, SAMPLES, RunFolder
 from proximo.config.run import RunConfig
-from proximo.metrics.console import ProgressView
+from proximo.metrics.alarm_watch import AlarmWatch
+from proximo.metrics.console import Course, ProgressView
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.sinks import Sink, TensorBoardSink
 from proximo.metrics.values import Last, MetricValue, Sum
@@ -24,11 +25,22 @@ class Record:
 
 
 class Logs:
-    """Writes each step's line to metrics.jsonl, its samples, and every sink."""
+    """Writes each step's line to metrics.jsonl, its samples, and every sink, among them the one that raises alarms."""
 
-    def __init__(self, folder: RunFolder, progress: ProgressView, run: RunConfig, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        progress: ProgressView,
+        run: RunConfig,
+        settings: Mapping[str, Any],
+        *,
+        course: Course,
+    ) -> None:
         self.progress = progress
-        self.files: list[Sink] = [TensorBoardSink(folder.tensorboard, folder.metrics)] if run.tensorboard else []
+        watch = AlarmWatch(course, settings, metrics_file=folder.metrics, tell=progress.warn)
+        self.files: list[Sink] = [watch]
+        if run.tensorboard:
+            self.files.append(TensorBoardSink(folder.tensorboard, folder.metrics))
         self.trackers = open_sinks(
             run, settings, folder=folder.trackers, metrics_file=folder.metrics, warn=progress.warn
         )
@@ -53,7 +65,15 @@ class Logs:
         self.metrics.append({"step": step, **line})
         for sink in (self.progress, *self.files, *self.trackers):
             sink.write(step, line)
+        samples = [sample for record in records for sample in record.samples]
+        for tracker in self.trackers:
+            tracker.write_samples(step, samples)
         return line
+
+    @property
+    def num_lines(self) -> dict[str, int]:
+        """Of each file, by its name."""
+        return {METRICS: self.metrics.num_lines, SAMPLES: self.samples.num_lines}
 
     def sync(self) -> None:
         """Force the lines to the disk, so that no checkpoint is newer than the lines that belong to it."""

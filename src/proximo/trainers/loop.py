@@ -4,8 +4,8 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -14,17 +14,20 @@ from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free, placed
 from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.logs import cut_back
-from proximo.checkpoint.run_folder import RunFolder, check_run, open_run
+from proximo.checkpoint.run_folder import EndState, RunFolder, check_run, open_run
 from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import Checkpoint, CheckpointStore, Writer
 from proximo.config.base import Section
 from proximo.config.run import RunConfig
 from proximo.config.saved import read_saved
-from proximo.errors import RunFolderError
+from proximo.errors import ProximoError, RunFolderError
 from proximo.metrics.console import Course, LoggedProgress, ProgressView, open_progress
 from proximo.metrics.report import write_report
+from proximo.metrics.report_views import run_alarms
+from proximo.metrics.run_files import read_run
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Sum
+from proximo.native.library import why_no_kernels
 from proximo.trainers.cards import write_final_cards
 from proximo.trainers.extras import check_extras
 from proximo.trainers.inputs import inputs_of
@@ -33,6 +36,7 @@ from proximo.trainers.memory import memory_advice
 from proximo.trainers.options import RunOptions
 from proximo.trainers.saved import verify_models
 from proximo.trainers.sinks import check_sinks
+from proximo.trainers.unchanged import function_sources
 
 MAY_CHANGE = (
     "run.folder",
@@ -116,12 +120,13 @@ class _Loop:
         self.store = CheckpointStore(
             folder.checkpoints, keep_last=run.keep_last, best="lowest" if task.best_is_lowest else "highest"
         )
+        self.num_log_lines: Mapping[str, int] = {}
         self.recipe = recipe
         self.resolved = recipe.model_dump(mode="json")
-        self.environment = describe_environment(device=task.device)
+        self.environment = describe_environment(device=task.device) | {"functions": function_sources(recipe)}
         self.fingerprints = Fingerprints(
             config=place_free(self.resolved, options.pipeline_folder),
-            inputs=task.inputs_fingerprint,
+            inputs=place_free(task.inputs_fingerprint, options.pipeline_folder),
             environment=self.environment,
         )
 
@@ -130,26 +135,46 @@ class _Loop:
         last = self.task.num_steps
         if first >= last and first > 0:
             return self._nothing_to_do(first)
+        self.folder.forget_outcome()
         self.folder.write_config(self.options.recipe_text, self.resolved)
         self.folder.write_environment(self.environment)
-        for log in (self.folder.metrics, self.folder.samples):
-            cut_back(log, first if self.folder.resuming else -1)
+        deleted = list(self._cut_logs_back(first))
         course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
         progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
         try:
+            if self.task.device == "cpu" and (reason := why_no_kernels()) is not None:
+                progress.keep(f"{reason}\n")  # it was shown when the models were built
             for note in self.notes:
                 progress.note(note)
+            for warning in deleted:
+                progress.warn(warning)
             with (
                 progress_warnings(progress),
                 progress_messages(progress),
-                Logs(self.folder, progress, self.run_config, self.resolved) as logs,
+                Logs(self.folder, progress, self.run_config, self.resolved, course=course) as logs,
             ):
-                return self._steps(first, last, logs, progress)
-        except Exception:
+                status = self._steps(first, last, logs, progress)
+            self._end(progress, "stopped" if status else "finished")
+            return status
+        except Exception as error:
             progress.keep(traceback.format_exc())
+            with suppress(Exception):  # a full disk, say: what ended the run is what must be told
+                self._end(progress, "failed", reason=_reason(error))
             raise
         finally:
             progress.close()
+
+    def _end(self, progress: ProgressView, state: EndState, *, reason: str | None = None) -> None:
+        """Keep how the run ended, and say what it came to. One that is to be resumed has no report yet."""
+        if state == "finished":
+            write_final_cards(self.folder.path)
+        self.folder.write_outcome(state, total_steps=self.task.num_steps, reason=reason)
+        if state == "stopped":
+            return
+        steps = f": {self.task.num_steps} steps" if state == "finished" else ""
+        progress.note(f"{state}{steps}, report in {write_report(self.folder.path)}")
+        for alarm in run_alarms(read_run(self.folder.path)):
+            progress.note(f"{alarm.severity}: {alarm.text}")
 
     def _steps(self, first: int, last: int, logs: Logs, progress: ProgressView) -> int:
         schedule = SaveSchedule(
@@ -174,8 +199,6 @@ class _Loop:
                 if stopping:
                     progress.note(f"stopped by a signal after step {step}; go on with --resume")
                     return interruption.exit_status
-        write_final_cards(self.folder.path)
-        progress.note(f"finished: {last} steps, report in {write_report(self.folder.path)}")
         return 0
 
     def _finish_step(self, logs: Logs, progress: ProgressView, step: int, record: Record) -> float | None:
@@ -203,7 +226,11 @@ class _Loop:
 
     def _save(self, logs: Logs, step: int, metric: float | None) -> None:
         logs.sync()
-        state = {"task": dict(self.task.state()), "fingerprints": self.fingerprints.to_json()}
+        state = {
+            "task": dict(self.task.state()),
+            "fingerprints": self.fingerprints.to_json(),
+            "num_log_lines": logs.num_lines,
+        }
         self.store.save(step, self.task.writers(), state, metric=metric)
 
     def _restore(self) -> int:
@@ -218,9 +245,20 @@ class _Loop:
             may_change=(*MAY_CHANGE, *(ENVIRONMENT_SETTINGS if other_environment else ())),
             allow_different_environment=other_environment,
         )
+        self.num_log_lines = checkpoint.state["num_log_lines"]
         self.notes += [f"resumed in another environment: {line}" for line in differences]
         self.task.restore(checkpoint)
         return checkpoint.step
+
+    def _cut_logs_back(self, step: int) -> Iterator[str]:
+        """Drop what came after `step`; a sentence for each log that lacks lines which were there at the save."""
+        for log in (self.folder.metrics, self.folder.samples):
+            found, saved = cut_back(log, step if self.folder.resuming else -1), self.num_log_lines.get(log.name, 0)
+            if found != saved:
+                yield (
+                    f"{log} has {found} lines up to step {step}, and had {saved} when the checkpoint was saved: it was "
+                    "changed since. The training goes on with the same bits; curves and report show what is left"
+                )
 
     def _saved_fingerprints(self, checkpoint: Checkpoint) -> Fingerprints:
         """With the settings that did not exist yet when the checkpoint was saved."""
@@ -243,9 +281,16 @@ class _Loop:
         """What a crash after the last checkpoint may have left undone: the end of its save, cards and report."""
         self.store.tidy()
         write_final_cards(self.folder.path)
+        self.folder.write_outcome("finished", total_steps=self.task.num_steps)
         report, metrics = self.folder.report, self.folder.metrics
         if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
             write_report(self.folder.path)
+
+
+def _reason(error: Exception) -> str:
+    """In one line: those raised on purpose say what is wrong, of the others the kind says as much as the words."""
+    words = " ".join(str(error).split())
+    return words if isinstance(error, ProximoError) and words else f"{type(error).__name__}: {words}".rstrip(": ")
 
 
 @contextmanager

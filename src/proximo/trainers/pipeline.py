@@ -1,6 +1,7 @@
 """The three steps in a row: SFT, reward model, PPO. Finished stages are skipped. Not the stages themselves."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,7 +44,12 @@ def run_pipeline(recipe: PipelineRecipe, options: RunOptions) -> int:
     # Asked again when PPO begins, but by then the stages before it have cost their time.
     check_services([*recipe.ppo.reward, *([recipe.ppo.gold] if recipe.ppo.gold else [])])
     for stage in stages:
-        status = _run_stage(resolve_references(stage, folder), options)
+        try:
+            status = _run_stage(resolve_references(stage, folder), options)
+        except Exception:
+            with suppress(Exception):  # what ended the stage is what must be told
+                write_pipeline_report(folder)
+            raise
         if status != 0:
             return status
     report = write_pipeline_report(folder)

@@ -15,8 +15,10 @@ from proximo.config.recipes import PPORecipe
 from proximo.config.rewards import ModelRewardConfig
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.rendering import check_rendering
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
+from proximo.data.tokenise import Encoder
 from proximo.models.language import LanguageModel
 from proximo.models.positions import check_lengths
 from proximo.models.scalar import ScalarModel
@@ -34,6 +36,7 @@ from proximo.trainers.build import (
     check_readers,
     load_reward_tokenizer,
     prepare_place,
+    reads_alike,
 )
 from proximo.trainers.difficulty import make_difficulty_filter
 from proximo.trainers.loop import run_task
@@ -87,6 +90,9 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     held_out: list[Prompt] = []
     if rows.held_out:
         held_out, _ = load_prompts(rows.held_out, tokenizer, how, cache=cache)
+    for own in owns:
+        if own is not None and not reads_alike(own, tokenizer):
+            check_rendering(Encoder(own), [*prompts, *held_out])
     build = partial(build_reward_source, policy_tokenizer=tokenizer, place=place, tokens_per_microbatch=budget(recipe))
     early = [None if isinstance(config, ModelRewardConfig) else build(config) for config in configs]
     for source in early:

@@ -9,6 +9,7 @@ from proximo.checkpoint.state import as_record
 from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.data.difficulty import DifficultyFilter, FilterState
 from proximo.data.order import rows_at
+from proximo.metrics.sample_pairs import by_turns
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, Max, Mean, MetricValue
 from proximo.models.language import LanguageModel
@@ -83,7 +84,7 @@ class PPOTask:
         metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | self._gold_statistics() | progress
         metrics["memory/peak_mib"] = Max(peak_memory_mib(self.ppo.policy.device))
         divergences = sequence_kl(outcome.experience)
-        rows = range(min(self.samples_per_step, len(scored)))
+        rows = rows_to_show(scored, self.samples_per_step)
         samples = [_sample("train", scored[i], divergences[i], gold[i]) for i in rows]
         return Record(metrics=metrics, samples=samples)
 
@@ -151,6 +152,13 @@ class PPOTask:
     def _gold_statistics(self) -> dict[str, MetricValue]:
         """Under a name that no reward source has."""
         return {name.replace("/", "/gold.", 1): value for name, value in statistics_of(self.gold).items()}
+
+
+def rows_to_show(scored: Sequence[Scored], count: int) -> list[int]:
+    """So many responses, one to each prompt before a second to any; and the first that has no score, which says why."""
+    rows = by_turns(range(len(scored)), lambda row: scored[row].response.prompt.id)[:count]
+    faulty = [row for row, each in enumerate(scored) if not each.valid and row not in rows]
+    return rows + (faulty[:1] if count else [])
 
 
 def _repeat_note(ppo: PPOTrainer, prompts: Sequence[Prompt]) -> list[str]:

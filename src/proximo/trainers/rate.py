@@ -73,6 +73,7 @@ def sampling_only(recipe: PPORecipe) -> PPORecipe:
             "kl": recipe.ppo.kl.model_copy(update={"place": "none", "reference_every_steps": None}),
             "advantage": AdvantageConfig(estimator="return_to_go"),
             "score": ScoreConfig(),
+            "rollout": recipe.ppo.rollout.model_copy(update={"greedy": False}),
             "ptx": None,
             "evaluate_reference": False,
             "average_decay": None,

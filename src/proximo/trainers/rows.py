@@ -7,7 +7,7 @@ from pathlib import Path
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.run import RunConfig
 from proximo.data.reading import load_rows
-from proximo.data.rows import Row, fingerprint
+from proximo.data.rows import Row, fingerprints
 from proximo.data.source import Source
 from proximo.data.split import Phase, hold_out
 from proximo.data.token_cache import TokenCache
@@ -25,8 +25,8 @@ class SplitRows:
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Of the contents of both."""
-        return {"training": fingerprint(self.training), "held_out": fingerprint(self.held_out)}
+        """Of the contents of both, by source: which row is held out follows from them and the settings."""
+        return fingerprints((*self.training, *self.held_out))
 
 
 def read_split(data: DataConfig, *, seed: int) -> SplitRows:

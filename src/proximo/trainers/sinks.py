@@ -13,7 +13,7 @@ from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
 from proximo.errors import ConfigError, UserError, redacted
-from proximo.metrics.sinks import Sink, history
+from proximo.metrics.sinks import SampleSink, Sink, history
 from proximo.metrics.trackers import (
     MLflowSink,
     TrackedRun,
@@ -57,11 +57,15 @@ class GuardedSink:
         config: Mapping[str, Any],
         metrics_file: Path,
         warn: Callable[[str], None],
+        samples: bool = True,
     ) -> None:
+        """`samples`: whether a sink that takes samples is given them."""
         self.label = label
+        self._samples = samples
         self.num_failures = 0
         self._warn = warn
         self._in_a_row = 0
+        self._written = -1
         self._file = folder / f"{label.replace(':', '-')}.json"
         self._memory = self._remembered() or _Memory(id=secrets.token_hex(16), last_step=-1)
         self._sink: Sink | None = None
@@ -98,6 +102,16 @@ class GuardedSink:
                 self._close()
         else:
             self._in_a_row = 0
+            self._written = step
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        """After the step's numbers: what was sampled, to a sink that took those just now and wants it."""
+        if not (samples and self._samples and step == self._written and isinstance(self._sink, SampleSink)):
+            return
+        try:
+            self._sink.write_samples(step, samples)
+        except Exception as error:
+            self._failed(error)
 
     def close(self) -> None:
         self._close()
@@ -146,6 +160,7 @@ def open_sinks(
             config=config,
             metrics_file=metrics_file,
             warn=warn,
+            samples=isinstance(sink, FunctionSinkConfig | TrackioSinkConfig) or sink.samples,
         )
         for sink in run.sinks
     ]
@@ -195,11 +210,16 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
                 f"{config.function} returned a {type(sink).__name__} without {' and '.join(lacking)}: a sink has "
                 "write(step, metrics) and close()"
             )
-        if problem := calling_problem(sink.write, [0, {}]) or calling_problem(sink.close):
+        if problem := _use_problem(sink):
             raise ConfigError(f"{config.function} returned a {type(sink).__name__} that cannot be used: {problem}")
         return sink
 
     return open_sink
+
+
+def _use_problem(sink: Sink) -> str | None:
+    problem = calling_problem(sink.write, [0, {}]) or calling_problem(sink.close)
+    return calling_problem(sink.write_samples, [0, []]) if problem is None and isinstance(sink, SampleSink) else problem
 
 
 def failures_of(sinks: Sequence[GuardedSink]) -> int:

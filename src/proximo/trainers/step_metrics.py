@@ -1,6 +1,8 @@
 """What one PPO step is judged by: its records turned into declared metrics. Not their reduction, nor where they go."""
 
+import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,8 +166,12 @@ def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
     metrics: dict[str, MetricValue] = {
         f"score/{name}/mean": Mean.of(s.components[name] for s in kept if name in s.components) for name in names
     }
-    scores = [s.score for s in kept]
-    return {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)} | metrics
+    scores, lengths = [s.score for s in kept], [len(s.response.token_ids) for s in kept]
+    with suppress(statistics.StatisticsError):  # one length, one score, or fewer than two responses
+        metrics["score/length_correlation"] = Last(statistics.correlation(lengths, scores))
+    best = max(scores, default=0.0)
+    own = {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)}
+    return own | {"score/best_fraction": Mean.of(float(score == best) for score in scores)} | metrics
 
 
 def _candidate_metrics(candidates: Sequence[Scored]) -> dict[str, MetricValue]:

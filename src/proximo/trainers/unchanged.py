@@ -6,7 +6,10 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from proximo.config.base import Section
+from proximo.config.functions import source_digest
 from proximo.models.identity import model_digest, tokenizer_digest
+from proximo.trainers.inputs import inputs_of
 from proximo.trainers.rows import SplitRows
 
 
@@ -16,3 +19,13 @@ def inputs_fingerprint(
     """Digests by name; the models as they are built, before a checkpoint is restored into them."""
     digests = {name: model_digest(model) for name, model in models.items()}
     return {"data": rows.fingerprints, "tokenizer": tokenizer_digest(tokenizer), "models": digests}
+
+
+def function_sources(recipe: Section) -> dict[str, str | None]:
+    """Of each reward function and judge of the user's own a hash of the file that it stands in.
+
+    What that file imports is not looked at, nor are functions whose rows are hashed, or that score nothing.
+    """
+    scoring = [each for each in inputs_of(recipe) if each.key.startswith(("reward.", "gold.")) and ":" in each.name]
+    names = sorted({each.name for each in scoring if each.kind in ("function", "judge")})
+    return {name: source_digest(name) for name in names if not name.startswith("proximo.")}

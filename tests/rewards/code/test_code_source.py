@@ -1,5 +1,6 @@
 """Programs as a source of scores: the section of a recipe, its workers, and what is refused before they start."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,7 @@ from judged_programs import judged, open_sandbox
 from proximo.config.rewards_code import CodeRewardConfig
 from proximo.config.rewards_texts import ThinkAnswerRewardConfig
 from proximo.errors import ConfigError, DataError
-from proximo.rewards.code.judge import WALL_PER_CPU, CodeJudge, CodeOptions
+from proximo.rewards.code.judge import LEAST_WALL_PER_CPU, SHARE_OF_A_RUN, CodeJudge, CodeOptions
 from proximo.rewards.judged import JudgedReward
 from proximo.states import ScoreState
 from records_made import prompt, response
@@ -59,11 +60,13 @@ def test_the_defaults_of_judge_and_section_are_the_same() -> None:
             assert value == (list(default) if isinstance(default, tuple) else default), name
 
 
-def test_a_program_that_sleeps_twice_fits_into_the_time_of_an_answer() -> None:
+def test_two_runs_fit_into_the_time_of_an_answer() -> None:
     config = CodeRewardConfig(kind="code", form="asserts")
-    assert config.answer_seconds > 2 * WALL_PER_CPU * config.cpu_seconds
-    with pytest.raises(ValueError, match="answer_seconds"):
-        CodeRewardConfig(kind="code", form="asserts", cpu_seconds=10.0)
+    assert config.answer_seconds > 2 * (LEAST_WALL_PER_CPU * config.cpu_seconds + config.idle_seconds)
+    assert 2 * SHARE_OF_A_RUN < 1
+    for longer in ({"cpu_seconds": 28.0}, {"idle_seconds": 52.0}):
+        with pytest.raises(ValueError, match=r"answer_seconds \(120\) must be above 1\d\d"):
+            CodeRewardConfig(kind="code", form="asserts", **longer)
 
 
 def test_a_guarantee_that_nobody_knows_cannot_be_waived() -> None:
@@ -94,10 +97,10 @@ MANY = {
 @pytest.mark.parametrize("form", MANY)
 def test_the_tests_of_a_row_have_to_fit_into_the_time_of_an_answer(sandbox, form) -> None:
     options = {"form": form, "cpu_seconds": 0.5, "limit_each_test": True}
-    CodeJudge(runner=sandbox, answer_seconds=60.5, **options).check_row(None, MANY[form])
-    CodeJudge(runner=sandbox, answer_seconds=11.0, **{**options, "limit_each_test": False}).check_row(None, MANY[form])
-    with pytest.raises(DataError, match=r"30 tests of cpu_seconds \(0.5\) each, .* must be above 60"):
-        CodeJudge(runner=sandbox, answer_seconds=60.0, **options).check_row(None, MANY[form])
+    CodeJudge(runner=sandbox, answer_seconds=70.5, **options).check_row(None, MANY[form])
+    CodeJudge(runner=sandbox, answer_seconds=13.0, **{**options, "limit_each_test": False}).check_row(None, MANY[form])
+    with pytest.raises(DataError, match=r"30 tests of cpu_seconds \(0.5\) each, .* must be above 70"):
+        CodeJudge(runner=sandbox, answer_seconds=70.0, **options).check_row(None, MANY[form])
 
 
 def test_a_verifier_has_the_time_of_the_form_around_it() -> None:
@@ -108,23 +111,25 @@ def test_a_verifier_has_the_time_of_the_form_around_it() -> None:
 
 
 class Asked:
-    """A runner that notes the limits of what it starts."""
+    """A runner that notes the limits of what it starts, and says how long that was idle."""
 
-    def __init__(self, sandbox) -> None:
-        self.sandbox, self.limits = sandbox, []
+    def __init__(self, sandbox, idle_seconds: float = 0.0) -> None:
+        self.sandbox, self.idle_seconds, self.limits = sandbox, idle_seconds, []
 
-    def start(self, program):
+    def start(self, program, *, helps=None):
         self.limits.append(program.limits)
-        return self.sandbox.start(program)
+        self.job = self.sandbox.start(program, helps=helps)
+        return self
+
+    def wait(self):
+        return replace(self.job.wait(), idle_seconds=self.idle_seconds)
 
 
 def test_all_inputs_share_one_limit_of_wall_clock_time_within_that_of_the_answer(sandbox) -> None:
     row = {"inputs": [""] * 4, "outputs": ["1"] * 4}
-    program, runner = "import time\ntime.sleep(0.2)\nprint(1)", Asked(sandbox)
-    judged(runner, program, row, form="stdio", cpu_seconds=1.0)
-    walls = [limits.wall_seconds for limits in runner.limits]
-    assert walls[0] == 10.0
-    assert all(later <= earlier - 0.2 for earlier, later in pairwise(walls))
+    program, runner = "import time\ntime.sleep(0.2)\nprint(1)", Asked(sandbox, idle_seconds=0.5)
+    judged(runner, program, row, form="stdio", idle_seconds=3.0)
+    assert [limits.idle_seconds for limits in runner.limits] == [3.0, 2.5, 2.0, 1.5]
 
     runner = Asked(sandbox)
     judged(runner, program, row, form="stdio", cpu_seconds=1.0, limit_each_test=True, answer_seconds=20.0)

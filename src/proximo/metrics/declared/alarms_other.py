@@ -1,8 +1,18 @@
 """The rules for supervised and reward model training, and those that every run has. Not those of PPO."""
 
+from statistics import fmean
+
 from proximo.metrics.alarms import Rule, Severity, counted, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, Series
+
+COIN, UNLEARNED = "The reward model is no better than a coin", "The policy cannot tell held-out pairs apart"
+BY_HEART, SKIPPED, NOT_FINITE = "The held-out loss rises again", "Updates were skipped", "Some metrics were not finite"
+UNLIKELY, UNSURE = "The chosen answers become much less likely", "The reward model is surer than it should be"
+AFTER_A_LEAP = (COIN, UNLEARNED, UNLIKELY, UNSURE, BY_HEART, SKIPPED, NOT_FINITE)
+"""What follows where one step spoiled the model."""
+STEPS_BESIDE = 5
+"""Steps before and after a leap whose losses are compared."""
 
 
 def _learns_by_heart(run: Run) -> str | None:
@@ -10,10 +20,38 @@ def _learns_by_heart(run: Run) -> str | None:
     if len(losses) < 3:
         return None
     best = min(losses.values)
-    if losses.values[-1] < 1.02 * best:
+    if losses.values[-1] < 1.02 * best + 0.005:  # a loss near 0 may double and mean nothing
         return None
     step = losses.steps[losses.values.index(best)]
     return f"It was lowest, {number(best)}, at step {step}, and is {number(losses.values[-1])} at the end."
+
+
+def _leaps(run: Run, name: str) -> str | None:
+    loss = run.series(name)
+    for place in range(1, len(loss) - 2):
+        before = fmean(loss.values[max(0, place - STEPS_BESIDE) : place])
+        after = fmean(loss.values[place : place + STEPS_BESIDE])
+        if after > 1.5 * before + 0.2:
+            near = range(place, min(place + STEPS_BESIDE, len(loss)))
+            leap = max(near, key=lambda at: loss.values[at] - loss.values[at - 1])
+            return (
+                f"It went from {number(before)} to {number(after)} at step {loss.steps[leap]}, by the update of the "
+                f"step before, and ends at {number(fmean(loss.values[-STEPS_BESIDE:]))}."
+            )
+    return None
+
+
+def leap_rule(loss: str, optimizer: str) -> Rule:
+    """For the training loss of that name, whose learning rate stands in that section."""
+    return Rule(
+        title="The training loss leapt up",
+        when=f"the mean of {loss} over five steps is 0.2 and half as much again above that of the five before",
+        advice=f"A step was too large. Start again from before it with a tenth of {optimizer}.learning_rate or less, "
+        "and with warmup_updates.",
+        severity=Severity.PROBLEM,
+        check=lambda run: _leaps(run, loss),
+        explains=AFTER_A_LEAP,
+    )
 
 
 def no_better_than_a_coin(run: Run) -> str | None:
@@ -39,21 +77,26 @@ def _badly_calibrated(run: Run) -> str | None:
 
 
 HELD_OUT_RULE = Rule(
-    title="The held-out loss rises again",
-    when="evaluation/loss ends 2% or more above its lowest point",
+    title=BY_HEART,
+    when="evaluation/loss ends 2% and 0.005 nats or more above its lowest point",
     advice="The model learns its data by heart: stop at the lowest point, or take more data.",
     severity=Severity.WARNING,
     check=_learns_by_heart,
+    trend=True,
 )
 
+SFT_RULES = (leap_rule("sft/loss", "sft.optimizer"), HELD_OUT_RULE)
+
 REWARD_RULES = (
+    leap_rule("reward_model/loss", "reward.optimizer"),
     Rule(
-        title="The reward model is no better than a coin",
+        title=COIN,
         when="evaluation/pair_accuracy ends below 0.55",
         advice="PPO against it would learn noise. Check that chosen and rejected are not mixed up, and that both "
         "answers survive the length limit.",
         severity=Severity.PROBLEM,
         check=no_better_than_a_coin,
+        trend=True,
     ),
     Rule(
         title="Accuracy is much higher in training than held out",
@@ -61,20 +104,22 @@ REWARD_RULES = (
         advice="Fewer epochs, a lower learning rate, or more pairs.",
         severity=Severity.WARNING,
         check=lambda run: accuracy_gap(run, "reward_model/pair_accuracy"),
+        trend=True,
     ),
     Rule(
-        title="The reward model is surer than it should be",
+        title=UNSURE,
         when="evaluation/calibration_error ends above 0.15",
         advice="Fewer epochs; a margin of 2 then means less than it says, so weigh the KL coefficient accordingly.",
         severity=Severity.WARNING,
         check=_badly_calibrated,
+        trend=True,
     ),
     HELD_OUT_RULE,
 )
 
 COMMON_RULES = (
     Rule(
-        title="Updates were skipped",
+        title=SKIPPED,
         when="a count of skipped updates is above 0 anywhere",
         advice="A few do no harm. Many: lower the learning rate; gradients that are not finite point at the data or "
         "the precision.",
@@ -89,9 +134,9 @@ COMMON_RULES = (
         ),
     ),
     Rule(
-        title="Some metrics were not finite",
+        title=NOT_FINITE,
         when="progress/non_finite_metrics is above 0 anywhere",
-        advice="NaN or infinity in a statistic is often the first sign of divergence: see which metric is missing.",
+        advice="NaN or infinity in a statistic is often the first sign of divergence: log.txt names the metrics.",
         severity=Severity.WARNING,
         check=lambda run: counted(run, "progress/non_finite_metrics"),
     ),

@@ -1,249 +1,117 @@
-"""The rules by which a report raises alarms about a PPO run. Thresholds are meant to be late rather than wrong."""
+"""The rules by which alarms are raised about a PPO run, causes before effects. Not how they look: see the checks.
 
-from proximo.metrics.alarms import Rule, Severity, correlation, counted, fifth_noise, fifths
-from proximo.metrics.formatting import format_number as number
-from proximo.metrics.run_files import Run, Series
+Thresholds are meant to be late rather than wrong. A rule that blames looks at the score: high and equal is success.
+"""
 
-MIN_CORRELATED_SAMPLES = 30
-USELESS_VARIANCE = 0.01
-MIN_STEPS = 10
-"""Of which rules speak that compare two trends."""
+from proximo.metrics.alarms import Rule, Severity, counted
+from proximo.metrics.declared import ppo_score_checks as scores
+from proximo.metrics.declared import ppo_update_checks as updates
+from proximo.metrics.declared.alarms_other import NOT_FINITE, SKIPPED
 
+DESTROYED = "One step destroyed the policy"
+DISAGREE = "The sampler and the learner disagree"
+NOISE = "The policy samples noise"
+GREEDY = "The policy samples hardly anything but its first choice"
+CUT = "Nearly all answers are cut at the limit"
+ONE_SCORE = "Every score is the same number"
+OUTWEIGHS = "The KL penalty outweighs the score"
+TINY = "The policy hardly moves"
+FLAT = "The score does not rise"
+LONGER = "Longer answers score higher"
+SHORTER = "Shorter answers score higher"
+LENGTHENS = "The score rises with the length of answers"
+SHORTENS = "The score rises as answers get shorter"
+KL_FAST = "KL rises fast"
+KL_NEGATIVE = "KL is negative"
+CLIPPED = "The clip fraction is high"
+COLLAPSE = "Entropy collapses"
+CRITIC = "The critic is no better than a constant"
+GROUPS = "Most groups teach nothing"
+REPEATS = "The policy repeats itself"
+CIRCLES = "Answers go round in circles"
+GOLD = "The score rises while the gold score falls"
 
-def _score_up_gold_down(run: Run) -> str | None:
-    for score_name, gold_name in (("score/mean", "gold/mean"), ("evaluation/score", "evaluation/gold")):
-        score, gold = run.series(score_name), run.series(gold_name)
-        scores, golds = fifths(score), fifths(gold)
-        if scores is None or golds is None:
-            continue
-        peak = golds.index(max(golds))
-        fall = golds[peak] - golds[-1]
-        if fall > 5 * fifth_noise(gold) and fall > 0.05 * (max(golds) - min(golds)) and scores[-1] > scores[peak]:
-            return (
-                f"Since its best fifth, gold fell from {number(golds[peak])} to {number(golds[-1])}, "
-                f"while the score rose from {number(scores[peak])} to {number(scores[-1])}."
-            )
-    return None
-
-
-def _score_flat(run: Run) -> str | None:
-    score = run.series("score/mean")
-    means = fifths(score)
-    if means is None or len(score) < 10 or means[-1] - means[0] > 2 * fifth_noise(score):
-        return None
-    return f"It was {number(means[0])} in the first fifth and is {number(means[-1])} in the last."
-
-
-def _kl_rises_fast(run: Run) -> str | None:
-    means = fifths(run.series("kl/sequence"))
-    if means is None or means[-1] <= 5 or means[-1] <= 2 * max(means[-2], 0):
-        return None
-    return f"{number(means[-1])} nats per answer in the last fifth, {number(means[-2])} in the one before."
-
-
-def _kl_negative(run: Run) -> str | None:
-    means = fifths(run.series("kl/sequence"))
-    return f"Its mean is {number(means[-1])} nats in the last fifth." if means and means[-1] < -0.5 else None
-
-
-def _entropy_collapses(run: Run) -> str | None:
-    means = fifths(run.series("policy/entropy"))
-    if means is None or means[0] <= 0 or means[-1] >= 0.2 * means[0]:
-        return None
-    return f"From {number(means[0])} to {number(means[-1])} nats per token."
-
-
-def _clip_fraction_high(run: Run) -> str | None:
-    means = fifths(run.series("policy/clip_fraction"))
-    return f"{means[-1]:.0%} of tokens are clipped in the last fifth." if means and means[-1] > 0.3 else None
-
-
-def _hardly_moves(run: Run) -> str | None:
-    clipped, moved = fifths(run.series("policy/clip_fraction")), fifths(run.series("policy/approx_kl"))
-    if clipped is None or moved is None or max(clipped) > 0 or max(moved) > 1e-5:
-        return None
-    return f"No token was ever clipped, and a step moves it by {number(max(moved))} nats per token at most."
-
-
-def _critic_useless(run: Run) -> str | None:
-    means = fifths(run.series("value/explained_variance"))
-    return f"It is {number(means[-1])} in the last fifth." if means and means[-1] <= USELESS_VARIANCE else None
-
-
-def _all_cut_off(run: Run) -> str | None:
-    means = fifths(run.series("response/finished_fraction"))
-    return f"{means[-1]:.0%} of answers end by themselves." if means and means[-1] < 0.1 else None
-
-
-def _repeats_itself(run: Run) -> str | None:
-    means = fifths(run.series("response/distinct_2"))
-    if means is None or means[-1] >= 0.5 * means[0]:
-        return None
-    return f"Distinct-2 fell from {number(means[0])} to {number(means[-1])}."
-
-
-def _score_follows_length(run: Run) -> str | None:
-    samples = run.samples.training or run.samples.last_evaluation or run.samples.first_evaluation
-    pairs = [
-        (float(sample.num_tokens), sample.score)
-        for sample in samples
-        if sample.num_tokens is not None and sample.score is not None
-    ]
-    r = correlation(pairs) if len(pairs) >= MIN_CORRELATED_SAMPLES else None
-    if r is None or abs(r) < 0.7:
-        return None
-    return f"Over the {len(pairs)} newest samples the correlation of length and score is {r:+.2f}."
-
-
-def _groups_dead(run: Run) -> str | None:
-    means = fifths(run.series("group/equal_fraction"))
-    return f"{means[-1]:.0%} of prompts in the last fifth." if means and means[-1] > 0.5 else None
-
-
-def _form_saturates(run: Run) -> str | None:
-    """Only where `ppo.outcome` says which number is the task: of parts alone nobody can tell which is the form."""
-    outcome = run.series("score/outcome_mean")
-    if len(outcome) < MIN_STEPS or not _is_flat(outcome):
-        return None
-    for name in run.names:
-        part = run.series(name)
-        means = fifths(part) if name.startswith("score/") and name.count("/") == 2 else None
-        if means is None or not _rises(part):
-            continue
-        if abs(means[-1] - means[-2]) <= 0.1 * (means[-1] - means[0]):
-            return (
-                f"{name} went from {number(means[0])} to {number(means[-1])} and has levelled off, while the outcome "
-                f"was {number(_ends(outcome)[0])} and is {number(_ends(outcome)[1])}."
-            )
-    return None
-
-
-def _paid_for_length(run: Run) -> str | None:
-    tokens, score, outcome = (run.series(name) for name in ("response/tokens_mean", "score/mean", "score/outcome_mean"))
-    if min(len(tokens), len(score)) < MIN_STEPS or not _rises(score) or (len(outcome) and not _is_flat(outcome)):
-        return None
-    (short, long), (low, high) = _ends(tokens), _ends(score)
-    if long < 1.5 * short:
-        return None
-    return f"From {number(short)} to {number(long)} tokens, with a score from {number(low)} to {number(high)}."
-
-
-def _in_circles(run: Run) -> str | None:
-    means = fifths(run.series("response/repeated_4"))
-    if means is None or means[-1] <= 0.3 or means[-1] <= 2 * means[0]:
-        return None
-    return f"{means[-1]:.0%} of a response stood in it before; it was {means[0]:.0%} in the first fifth."
-
-
-def _rises(series: Series) -> bool:
-    first, last = _ends(series)
-    return last - first > 5 * fifth_noise(series)
-
-
-def _is_flat(series: Series) -> bool:
-    first, last = _ends(series)
-    return last - first <= 2 * fifth_noise(series)
-
-
-def _ends(series: Series) -> tuple[float, float]:
-    """The means of the first and the last fifth, of five steps or more."""
-    means = fifths(series)
-    assert means is not None
-    return means[0], means[-1]
-
+OF_LENGTH = (LONGER, SHORTER, LENGTHENS, SHORTENS)
+LEARNS_NOTHING = (TINY, FLAT, COLLAPSE, CRITIC, GROUPS)
+"""What follows where no score teaches anything."""
+IN_ITS_TRAIN = (KL_FAST, CLIPPED, COLLAPSE, REPEATS, CIRCLES, SKIPPED, NOT_FINITE)
+"""What follows where a policy goes far from where it began."""
 
 PPO_RULES = (
     Rule(
-        title="The score rises while the gold score falls",
+        title=DISAGREE,
+        when="a step's first minibatch was beyond the limits of its check",
+        advice="Before any update both are the same weights. Look for another precision, dropout, or sampling "
+        "settings that change the distribution.",
+        severity=Severity.PROBLEM,
+        check=lambda run: counted(run, "first_minibatch/refused"),
+        explains=(KL_NEGATIVE, CLIPPED, SKIPPED),
+    ),
+    Rule(
+        title="Responses were left out",
+        when="response/faulty is above 0 anywhere",
+        advice="samples.jsonl says why (`reason`), for at least one of each step: a reward source that fails, or an "
+        "engine that gives up. If it is one kind of answer that fails, the policy learns nothing of that kind.",
+        severity=Severity.WARNING,
+        check=lambda run: counted(run, "response/faulty"),
+    ),
+    Rule(
+        title=NOISE,
+        when="policy/entropy is above 4 nats per token in the first three steps",
+        advice="At each token more than 50 are about equally likely: ppo.rollout.temperature is too high, or the "
+        "policy's weights are not those that were meant.",
+        severity=Severity.PROBLEM,
+        check=scores.samples_noise,
+        explains=(DESTROYED, CUT, ONE_SCORE, OUTWEIGHS, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
+    ),
+    Rule(
+        title=GREEDY,
+        when="policy/entropy is below 0.05 nats per token in the first three steps, and the score is not high",
+        advice="With one answer to each prompt nothing better can be found: ppo.rollout.temperature is too low, or "
+        "fine-tuning has gone too far.",
+        severity=Severity.PROBLEM,
+        check=scores.samples_greedily,
+        explains=(DESTROYED, ONE_SCORE, OUTWEIGHS, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
+    ),
+    Rule(
+        title=DESTROYED,
+        when="after a step with a policy/clip_fraction above 0.3 and a policy/approx_kl above 0.1 nats, or one above "
+        "0.5, the mean score of five steps is a quarter of score/std below that of the five before, most of the "
+        "fall at once, and so are the last five of the run",
+        advice="Start again from before that step with a tenth of the learning rate or less, or with fewer epochs; "
+        "ppo.guards.target_kl ends a step before it goes so far.",
+        severity=Severity.PROBLEM,
+        check=updates.destroyed,
+        explains=(CUT, ONE_SCORE, OUTWEIGHS, KL_NEGATIVE, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
+    ),
+    Rule(
+        title=GOLD,
         when="gold is below its best fifth by more than its noise, with a score above that fifth's",
         advice="The policy exploits the reward model. Stop at the best gold score, raise the KL coefficient, or train "
         "the reward model on answers like these.",
         severity=Severity.PROBLEM,
-        check=_score_up_gold_down,
+        check=scores.score_up_gold_down,
+        trend=True,
+        explains=(*OF_LENGTH, *IN_ITS_TRAIN),
     ),
     Rule(
-        title="The score does not rise",
-        when="the last fifth of score/mean is not above the first by more than its noise (ten steps or more)",
-        advice="Look at the clip fraction: at 0, raise the learning rate. Then at the KL coefficient, and at whether "
-        "answers to one prompt differ in score at all.",
+        title=LONGER,
+        when=f"the correlation of length and score among the answers of a step is {scores.PAYS_LENGTH} or more, mean "
+        "over the steps whose scores differ",
+        advice="The reward may be paying for length. Compare answers of equal length in samples.jsonl, or take length "
+        "out of the score (docs/rewards.md).",
         severity=Severity.WARNING,
-        check=_score_flat,
+        check=scores.longer_pays,
+        explains=(LENGTHENS, CUT, *IN_ITS_TRAIN),
     ),
     Rule(
-        title="KL rises fast",
-        when="kl/sequence is above 5 nats in the last fifth, and more than twice the fifth before",
-        advice="Lower the learning rate or the epochs per step, or raise the KL coefficient.",
+        title=SHORTER,
+        when=f"that correlation is -{scores.PAYS_LENGTH} or less",
+        advice="The reward may be paying for shortness. Compare answers of equal length in samples.jsonl; if short "
+        "ones say too little, ppo.score.min_tokens makes them dear.",
         severity=Severity.WARNING,
-        check=_kl_rises_fast,
-    ),
-    Rule(
-        title="KL is negative",
-        when="kl/sequence is below -0.5 nats in the last fifth",
-        advice="A mean below 0 means that answers are not drawn from the distribution that scores them: look for "
-        "top-k, top-p, min tokens, dropout, or a reference with other settings.",
-        severity=Severity.PROBLEM,
-        check=_kl_negative,
-    ),
-    Rule(
-        title="Entropy collapses",
-        when="policy/entropy in the last fifth is below a fifth of what it was in the first",
-        advice="The policy nearly always says the same. Stop earlier, raise the KL coefficient or lower the learning "
-        "rate.",
-        severity=Severity.WARNING,
-        check=_entropy_collapses,
-    ),
-    Rule(
-        title="The clip fraction is high",
-        when="policy/clip_fraction is above 0.3 in the last fifth",
-        advice="Updates are too large: lower the learning rate, the epochs per step, or take larger minibatches.",
-        severity=Severity.WARNING,
-        check=_clip_fraction_high,
-    ),
-    Rule(
-        title="The policy hardly moves",
-        when="no token is ever clipped and policy/approx_kl stays below 0.00001",
-        advice="Raise the learning rate, and check that the advantages are not all 0.",
-        severity=Severity.WARNING,
-        check=_hardly_moves,
-    ),
-    Rule(
-        title="The critic is no better than a constant",
-        when="value/explained_variance is at or below 0.01 in the last fifth",
-        advice="Raise the value model's learning rate, start it from the reward model, or let it train first.",
-        severity=Severity.WARNING,
-        check=_critic_useless,
-    ),
-    Rule(
-        title="Nearly all answers are cut at the limit",
-        when="response/finished_fraction is below 0.1 in the last fifth",
-        advice="Raise the limit of new tokens, or check that the policy has learned to end its answers (the "
-        "end-of-sequence token must be in the SFT data). Harmless where answers are meant to have a fixed length.",
-        severity=Severity.WARNING,
-        check=_all_cut_off,
-    ),
-    Rule(
-        title="The policy repeats itself",
-        when="response/distinct_2 in the last fifth is below half of what it was in the first",
-        advice="Read the samples. A score that a repeated phrase can raise needs a KL coefficient that makes it "
-        "dear, or a better reward model.",
-        severity=Severity.WARNING,
-        check=_repeats_itself,
-    ),
-    Rule(
-        title="Score and length go together",
-        when=f"the correlation over {MIN_CORRELATED_SAMPLES} or more of the newest samples is 0.7 or more, either way",
-        advice="The reward may be paying for length. Compare answers of equal length, or take length out of it.",
-        severity=Severity.WARNING,
-        check=_score_follows_length,
-    ),
-    Rule(
-        title="Most groups teach nothing",
-        when="group/equal_fraction is above 0.5 in the last fifth",
-        advice="All answers to a prompt are right, or all are wrong: take prompts of middling difficulty (`proximo "
-        "rate` measures it, data.filter chooses by it), or more answers each. `ppo.advantage.equal_groups: exclude` "
-        "keeps the others from being drowned.",
-        severity=Severity.WARNING,
-        check=_groups_dead,
+        check=scores.shorter_pays,
+        explains=(SHORTENS, *IN_ITS_TRAIN),
     ),
     Rule(
         title="Form is rewarded and the task is not solved",
@@ -252,38 +120,154 @@ PPO_RULES = (
         advice="The policy has learned what the form pays, and stops there. Lower the weight of that part, pay it only "
         "where the answer is right, or start from a policy that solves some of the prompts.",
         severity=Severity.WARNING,
-        check=_form_saturates,
+        check=scores.form_saturates,
+        trend=True,
     ),
     Rule(
-        title="The score rises with the length of answers",
+        title=LENGTHENS,
         when="response/tokens_mean is half as long again as in the first fifth and score/mean is above it by more "
         "than its noise, while score/outcome_mean, where there is one, is not (ten steps or more)",
         advice="Read the samples: longer reasoning can be the reason, or padding that the reward pays for. Name the "
         "task with ppo.outcome, and add a penalty of length (docs/rewards.md).",
         severity=Severity.WARNING,
-        check=_paid_for_length,
+        check=scores.rises_with_length,
+        trend=True,
+        explains=(CUT, REPEATS, CIRCLES),
     ),
     Rule(
-        title="Answers go round in circles",
+        title=SHORTENS,
+        when="the same with a response/tokens_mean of at most half of that in the first fifth",
+        advice="Read the samples: rambling may have gone, or what the answers were for. Name the task with "
+        "ppo.outcome, and see whether ppo.score.min_tokens is needed.",
+        severity=Severity.WARNING,
+        check=scores.rises_with_shortness,
+        trend=True,
+        explains=(REPEATS, COLLAPSE),
+    ),
+    Rule(
+        title=CUT,
+        when="response/finished_fraction is below 0.1 in the last fifth",
+        advice="Raise ppo.rollout.max_new_tokens if answers in samples.jsonl stop midway. If they run on, the policy "
+        "never writes the token that should end them: its fine-tuning must have had it, and it must be the eos_token "
+        "of the tokenizer. Harmless where answers are meant to have a fixed length.",
+        severity=Severity.WARNING,
+        check=scores.all_cut_off,
+        trend=True,
+        explains=(ONE_SCORE, CIRCLES, *LEARNS_NOTHING),
+    ),
+    Rule(
+        title=ONE_SCORE,
+        when="score/std is 0 in the first step and in nine of ten steps (five steps or more)",
+        advice="Nothing can be learned from it. Give the reward source some answers by hand, a right one and a wrong "
+        "one. If both are judged rightly, the task is too hard or too easy for this policy: other prompts, or more "
+        "fine-tuning. ppo.guards.max_equal_steps stops such a run.",
+        severity=Severity.PROBLEM,
+        check=scores.all_scores_equal,
+        explains=(OUTWEIGHS, KL_NEGATIVE, *LEARNS_NOTHING),
+    ),
+    Rule(
+        title=OUTWEIGHS,
+        when="in the last fifth what a response pays for its KL, or the noise in that, is above three times "
+        "the largest deviation of the scores and what they gained together",
+        advice="Lower ppo.kl.coefficient, or raise ppo.score.scale: the policy learns to stay where it is.",
+        severity=Severity.PROBLEM,
+        check=scores.kl_outweighs_score,
+        explains=LEARNS_NOTHING,
+    ),
+    Rule(
+        title=CLIPPED,
+        when="policy/clip_fraction is above 0.3 in the last fifth (objective ppo)",
+        advice="Updates are too large: lower the learning rate, the epochs per step, or take larger minibatches.",
+        severity=Severity.WARNING,
+        check=updates.clip_fraction_high,
+        explains=(KL_FAST, FLAT, COLLAPSE, REPEATS, CRITIC),
+    ),
+    Rule(
+        title=TINY,
+        when="no token is ever clipped and policy/approx_kl stays below 0.00001",
+        advice="Raise ppo.policy_optimizer.learning_rate, and check that advantage/std is not 0.",
+        severity=Severity.WARNING,
+        check=updates.hardly_moves,
+        trend=True,
+        explains=(FLAT,),
+    ),
+    Rule(
+        title=CRITIC,
+        when="value/explained_variance is at or below 0.01 in the last fifth of the steps whose scores differ, "
+        "and the score is not high",
+        advice="Raise the value model's learning rate, start it from the reward model, or let it train first "
+        "(ppo.critic_warmup_steps).",
+        severity=Severity.WARNING,
+        check=updates.critic_useless,
+        trend=True,
+    ),
+    Rule(
+        title=KL_NEGATIVE,
+        when="kl/sequence is below -0.5 nats in the last fifth",
+        advice="A mean below 0 means that answers are not drawn from the distribution that scores them: look for "
+        "top-k, top-p, min tokens, dropout, or a reference with other settings.",
+        severity=Severity.PROBLEM,
+        check=updates.kl_negative,
+    ),
+    Rule(
+        title=KL_FAST,
+        when="kl/sequence is above 5 nats in the last fifth, and more than twice the fifth before",
+        advice="Lower the learning rate or the epochs per step, or raise the KL coefficient.",
+        severity=Severity.WARNING,
+        check=updates.kl_rises_fast,
+        trend=True,
+        explains=(COLLAPSE, REPEATS, CIRCLES),
+    ),
+    Rule(
+        title=COLLAPSE,
+        when="policy/entropy in the last fifth is below a fifth of what it was in the first, while the score is not "
+        "high and no longer rises",
+        advice="The policy nearly always says the same, and has nothing left to learn from. Raise the KL coefficient, "
+        "lower the learning rate, or add ppo.policy_loss.entropy_coefficient.",
+        severity=Severity.WARNING,
+        check=updates.entropy_collapses,
+        trend=True,
+        explains=(FLAT, REPEATS, GROUPS),
+    ),
+    Rule(
+        title=GROUPS,
+        when="group/equal_fraction is above 0.5 in the last fifth, and the score is not high",
+        advice="All answers to a prompt are right, or all are wrong: take prompts of middling difficulty (`proximo "
+        "rate` measures it, data.filter chooses by it), or more answers each. `ppo.advantage.equal_groups: exclude` "
+        "keeps the others from being drowned.",
+        severity=Severity.WARNING,
+        check=scores.groups_dead,
+        trend=True,
+        explains=(FLAT,),
+    ),
+    Rule(
+        title=CIRCLES,
         when="response/repeated_4 is above 0.3 in the last fifth, and more than twice that of the first",
         advice="A phrase that is said again and again earns something, or nothing makes an answer end. Read the "
         "samples, add a penalty of repetition, or raise the KL coefficient.",
         severity=Severity.WARNING,
-        check=_in_circles,
+        check=scores.in_circles,
+        trend=True,
+        explains=(REPEATS,),
     ),
     Rule(
-        title="The sampler and the learner disagree",
-        when="a step's first minibatch was beyond the limits of its check",
-        advice="Before any update both are the same weights. Look for another precision, dropout, or sampling "
-        "settings that change the distribution.",
-        severity=Severity.PROBLEM,
-        check=lambda run: counted(run, "first_minibatch/refused"),
-    ),
-    Rule(
-        title="Responses were left out",
-        when="response/faulty is above 0 anywhere",
-        advice="The log says why: a reward source that fails, or an engine that gives up.",
+        title=REPEATS,
+        when="response/distinct_2 in the last fifth is below half of what it was in the first, and the score is not "
+        "high",
+        advice="Read the samples. A score that a repeated phrase can raise needs a KL coefficient that makes it "
+        "dear, or a better reward model.",
         severity=Severity.WARNING,
-        check=lambda run: counted(run, "response/faulty"),
+        check=scores.repeats_itself,
+        trend=True,
+    ),
+    Rule(
+        title=FLAT,
+        when="the last fifth of score/mean is not above the first by more than its noise, and the score is not high "
+        "(ten steps or more)",
+        advice="See whether answers to one prompt differ in score at all, then look at the clip fraction (at 0 raise "
+        "the learning rate, above 0.3 lower it), then at the KL coefficient.",
+        severity=Severity.WARNING,
+        check=scores.score_flat,
+        trend=True,
     ),
 )

@@ -11,6 +11,7 @@ DPO = (
         healthy="Starts at 0.5, where policy and reference are one, and climbs. Training far above held out is "
         "learning by heart.",
         guide=0.5,
+        share=True,
     ),
     Curve(
         key="loss",

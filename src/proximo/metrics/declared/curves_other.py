@@ -78,6 +78,7 @@ REWARD = (
         healthy="Held out well above 0.5, the level of a coin. It cannot pass the share of pairs that are labelled "
         "right; training far above held out is learning by heart.",
         guide=0.5,
+        share=True,
     ),
     Curve(
         key="loss",

@@ -52,6 +52,7 @@ PPO_MAIN = (
         traces=(Trace("policy/clip_fraction", "policy"), Trace("value/clip_fraction", "value")),
         healthy="Policy: 0.01 to 0.2. Exactly 0: the updates barely move it. Above 0.3: they are too large, so lower "
         "the learning rate or the epochs per step.",
+        share=True,
     ),
     Curve(
         key="explained",
@@ -69,6 +70,7 @@ PPO_MAIN = (
         unit="fraction of answers",
         traces=(Trace("response/finished_fraction", "training"), held_out("evaluation/finished_fraction")),
         healthy="Near 1 where answers should end by themselves. Falling: the policy runs on to the limit.",
+        share=True,
     ),
 )
 
@@ -88,6 +90,7 @@ PPO_MORE = (
         traces=(Trace("response/distinct_2", "training"), held_out("evaluation/distinct_2")),
         healthy="May fall as answers become alike; less than half of where it began is a policy that repeats itself.",
         section=Section.MORE,
+        share=True,
     ),
     Curve(
         key="approx-kl",
@@ -118,6 +121,7 @@ PPO_MORE = (
         healthy="The effective sample fraction well above 0: that share of the answers teaches something about the "
         "task. Near 0 the step teaches nothing, whatever the other curves look like.",
         section=Section.MORE,
+        share=True,
     ),
     Curve(
         key="coefficient",

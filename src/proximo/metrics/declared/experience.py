@@ -93,6 +93,22 @@ SCORE = (
         phase=Phase.SCORE,
     ),
     Metric(
+        name="score/best_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of responses whose score is the highest of the step. Near 1 there is little left to learn.",
+        phase=Phase.SCORE,
+        better=Better.UP,
+    ),
+    Metric(
+        name="score/length_correlation",
+        reduction=Last,
+        unit="fraction",
+        definition="Pearson's correlation over responses of that score with their number of tokens: -1 where every "
+        "token costs the same, 1 where every token pays. Absent where all scores or all lengths are equal.",
+        phase=Phase.SCORE,
+    ),
+    Metric(
         name="score/sampled_mean",
         reduction=Mean,
         unit="score",

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from proximo.rewards.code.comparing import same_value
 from proximo.rewards.code.comparisons import Comparison
-from proximo.rewards.code.findings import MAX_REASON, Fault, Findings, ended_at
+from proximo.rewards.code.findings import MAX_REASON, Fault, Findings, ended_at, with_outcome
 from proximo.rewards.code.inside.codec import Decoder, RefusedError
 from proximo.rewards.code.inside.peer import BROKE, MAX_BYTES, Message, NotPlainError, parsed
 from proximo.rewards.code.problems import Calls
@@ -52,9 +52,12 @@ def run_comparisons(
 
 def _run(runner: Runner, source: str, tests: Sequence[Wrong], limits: Limits) -> Findings:
     outcome, written = _outcome_and_results(runner, source, limits, num_messages=1 + len(tests))
-    messages = _messages(written)
     stopped = ended_at(outcome, limits) if outcome.ending is not Ending.KILLED else None
-    found = Findings(num_tests=len(tests), at_wall_limit=outcome.ending is Ending.WALL)
+    return with_outcome(_judged(_messages(written), tests, stopped), outcome, limits)
+
+
+def _judged(messages: Iterator[Message], tests: Sequence[Wrong], stopped: str | None) -> Findings:
+    found = Findings(num_tests=len(tests))
     match next(messages, None):
         case ["failed", "compile", str(why)]:
             reason = f"the program cannot be compiled: {why}"

@@ -8,6 +8,8 @@ from proximo.sandbox.jobs import Ending, Limits, Outcome
 
 MAX_REASON = 200
 """Characters."""
+LIMITS_REACHED = frozenset({Ending.CPU, Ending.WALL, Ending.IDLE, Ending.MEMORY, Ending.OUTPUT, Ending.SCRATCH})
+"""Endings of a program that used more than it may."""
 
 
 class Fault(StrEnum):
@@ -32,7 +34,10 @@ class Findings:
     """The program came to its end, or to where its tests call it."""
     fault: Fault = Fault.NONE
     reason: str | None = None
-    at_wall_limit: bool = False
+    by_clock: bool = False
+    """A limit of wall-clock time ended it."""
+    kept_waiting: bool = False
+    """It was that of a machine with too much to do, or of one that does not say how much it has to do."""
 
     @property
     def solved(self) -> bool:
@@ -44,14 +49,42 @@ class Findings:
         return replace(self, reason=self.reason or reason[:MAX_REASON])
 
 
+def with_outcome(found: Findings, outcome: Outcome, limits: Limits) -> Findings:
+    """What is found with the limit that the program exceeded, also where every result had come before it was stopped:
+    which of the two was first, nobody knows.
+
+    How much it had written when it was in which test depends on who reads: a flood passes no test.
+    """
+    if outcome.ending not in LIMITS_REACHED:
+        return found
+    found = stopped_by(outcome, found)
+    stopped = ended_at(outcome, limits) or ""
+    if outcome.ending is Ending.OUTPUT:
+        return replace(found, num_passed=0, ran=False, reason=stopped)
+    most = found.num_tests - 1
+    return replace(found, num_passed=min(found.num_passed, most)).because(f"{stopped} in test {most + 1} of {most + 1}")
+
+
+def stopped_by(outcome: Outcome, found: Findings) -> Findings:
+    """The findings on a program that exceeded a limit."""
+    unsure = outcome.ending is Ending.IDLE and outcome.lost_seconds is None
+    return replace(
+        found,
+        fault=Fault.PROGRAM,
+        by_clock=outcome.ending in (Ending.WALL, Ending.IDLE),
+        kept_waiting=unsure or outcome.ending is Ending.WALL,
+    )
+
+
 def ended_at(outcome: Outcome, limits: Limits) -> str | None:
     """How a program ended that did not run to its end, in a few words; None for one that did."""
     if outcome.ending is Ending.EXIT:
         return f"exit status {outcome.status}" if outcome.status else None
     if outcome.ending is Ending.SIGNAL:
         return f"signal {outcome.status}"
-    amount = {Ending.CPU: f" of {limits.cpu_seconds:g} s", Ending.WALL: f" of {limits.wall_seconds:g} s"}
-    return outcome.ending.value.replace("_", " ") + amount.get(outcome.ending, "")
+    seconds = {Ending.CPU: limits.cpu_seconds, Ending.WALL: limits.wall_seconds, Ending.IDLE: limits.idle_seconds}
+    amount = f" of {seconds[outcome.ending]:g} s" if outcome.ending in seconds else ""
+    return outcome.ending.value.replace("_", " ") + amount
 
 
 def printable(text: str) -> str:

@@ -15,24 +15,25 @@ from proximo.rewards.code.problems import (
     Form,
     InputsOutputs,
     Problem,
+    TestSuite,
     read_problem,
     text_before,
 )
 from proximo.rewards.code.shipping import PRELOAD
 from proximo.rewards.code.stdio import run_inputs
-from proximo.rewards.code.suites import run_suite
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.code.suites import rehearsed, run_suite
+from proximo.rewards.verdicts import Answer, PostponedError, Verdict
 from proximo.sandbox.jobs import MIB, Limits, Runner
 from proximo.sandbox.runner import Sandbox
 from proximo.states import ScoreState
 
 MAX_PROGRAM_CHARACTERS = 100_000
-WALL_PER_CPU = 10.0
-"""Wall-clock seconds for each CPU second that a program may use: it catches those that sleep."""
 LEAST_WALL_PER_CPU = 2.0
-"""What is left of them at least where `limit_each_test` multiplies the CPU seconds by many tests."""
+"""Wall-clock seconds for each CPU second that a program may use: a busy machine lets it wait as long again."""
 SHARE_OF_A_RUN = 0.45
-"""Of `answer_seconds`: a program that is late is run twice, and starting it takes time, too."""
+"""Of `answer_seconds`: a program that was kept waiting is run twice, and starting it takes time, too."""
+FIRST_IDLE_SECONDS = 0.5
+"""What is idle for longer gives up its turn, once: others need not wait for it."""
 COMPONENTS = ("tests_passed", "ran", "compiled")
 
 
@@ -50,6 +51,7 @@ class CodeOptions:
     program: Which = "last_block"
     unfenced: bool = False
     cpu_seconds: float = 4.0
+    idle_seconds: float = 5.0
     limit_each_test: bool = False
     memory_mib: int = 512
     float_tolerance: float | None = None
@@ -57,6 +59,7 @@ class CodeOptions:
     right: float = 1.0
     wrong: float = 0.0
     no_program: float = 0.0
+    packages: Sequence[str] = ()
     sandbox_waived: Sequence[str] = ()
 
 
@@ -73,10 +76,11 @@ class CodeJudge:
             before=self._options.before_column,
             entry_point=self._options.entry_point_column,
         )
-        self._runner = _open_sandbox(self._options.sandbox_waived) if runner is None else runner
+        self._runner = _open_sandbox(self._options) if runner is None else runner
 
     def judge(self, answer: Answer) -> Verdict:
-        """Raises DataError for a row that cannot be judged, SandboxError where no program can be run."""
+        """Raises DataError for a row that cannot be judged, SandboxError where no program can be run, PostponedError in
+        the first turn of an answer whose program is idle."""
         prompt = self._prompt(answer.metadata, answer.prompt)
         problem = read_problem(self._options.form, self._columns, answer.metadata, prompt)
         program = program_of(
@@ -90,22 +94,31 @@ class CodeJudge:
             why = "no program in the answer" if program is None else "the program is too long"
             return _nothing(self._options.no_program, why)
         before = text_before(self._columns, answer.metadata)
-        found = self._run(program, problem, before)
-        if found.at_wall_limit and not found.solved:
-            # A busy machine alone could have made it late.
-            found = self._run(program, problem, before)
+        idle_seconds = self._options.idle_seconds
+        if answer.first_turn and idle_seconds > FIRST_IDLE_SECONDS:
+            found = self._run(program, problem, before, FIRST_IDLE_SECONDS)
+            if found.by_clock:
+                raise PostponedError
+        else:
+            found = self._run(program, problem, before, idle_seconds)
+            if found.kept_waiting:
+                found = self._run(program, problem, before, idle_seconds)
         return self._verdict(found)
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - of every judge
-        """Raises DataError for a row without tests, with tests that cannot be read, or with more than there is time
-        for."""
+        """Raises DataError for a row without tests, with tests that cannot be read or that no program passes, or with
+        more than there is time for."""
         problem = read_problem(self._options.form, self._columns, metadata, self._prompt(metadata, ""))
-        text_before(self._columns, metadata)
-        shortest = 2 * LEAST_WALL_PER_CPU * self._cpu_seconds(problem)
+        before = text_before(self._columns, metadata)
+        suite = problem if isinstance(problem, TestSuite) and problem.comparisons is None else None
+        if (suite or before) and (wrong := rehearsed(self._runner, suite, before=before)) is not None:
+            raise DataError(wrong)
+        shortest = 2 * (LEAST_WALL_PER_CPU * self._cpu_seconds(problem) + self._options.idle_seconds)
         if self._options.limit_each_test and self._options.answer_seconds <= shortest:
             raise DataError(
                 f"the row has {_num_tests(problem)} tests of cpu_seconds ({self._options.cpu_seconds:g}) each, so that "
-                f"answer_seconds ({self._options.answer_seconds:g}) must be above {shortest:g}, four times their sum: "
+                f"answer_seconds ({self._options.answer_seconds:g}) must be above {shortest:g}, four times their sum "
+                f"and twice idle_seconds ({self._options.idle_seconds:g}): "
                 "raise it, lower cpu_seconds, or do without limit_each_test"
             )
 
@@ -128,13 +141,13 @@ class CodeJudge:
             return asked
         return next((str(turn["content"]) for turn in reversed(asked) if turn["role"] == "user"), "")
 
-    def _run(self, program: str, problem: Problem, before: str) -> Findings:
+    def _run(self, program: str, problem: Problem, before: str, idle_seconds: float) -> Findings:
         options = self._options
         runner, tolerance = self._runner, options.float_tolerance
-        cpu_seconds = self._cpu_seconds(problem)
         limits = Limits(
-            cpu_seconds=cpu_seconds,
-            wall_seconds=min(cpu_seconds * WALL_PER_CPU, options.answer_seconds * SHARE_OF_A_RUN),
+            cpu_seconds=self._cpu_seconds(problem),
+            wall_seconds=options.answer_seconds * SHARE_OF_A_RUN,
+            idle_seconds=idle_seconds,
             memory_bytes=options.memory_mib * MIB,
         )
         if isinstance(problem, InputsOutputs):
@@ -163,13 +176,13 @@ class CodeJudge:
             state=state,
             reason=None if found.solved or found.reason is None else printable(found.reason),
             components=dict(zip(COMPONENTS, (share, float(found.ran), float(found.compiled)), strict=True)),
-            by_clock=found.at_wall_limit and not found.solved,
+            by_clock=found.by_clock,
         )
 
 
-def _open_sandbox(waived: Sequence[str]) -> Sandbox:
+def _open_sandbox(options: CodeOptions) -> Sandbox:
     try:
-        return Sandbox(waived=waived, preload=PRELOAD)
+        return Sandbox(waived=options.sandbox_waived, preload=PRELOAD, packages=options.packages)
     except ValueError as error:
         raise ConfigError(f"sandbox_waived: {error}") from error
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from proximo.rewards.code.comparisons import Comparison
 
 INSIDE: Final = "proximo.rewards.code.inside"
-PRELOAD: Final = (f"{INSIDE}.program_side", f"{INSIDE}.judge_side")
+PRELOAD: Final = (f"{INSIDE}.program_side", f"{INSIDE}.judge_side", f"{INSIDE}.rehearsal")
 """What the sandbox has to have loaded: in it nothing of this package can be read."""
 RANDOM: Final = re.compile(r"\brandom\b")
 
@@ -33,6 +33,11 @@ def program_that_is_tested(program: str, tests: Sequence[Comparison], *, before:
 def tests_that_judge(word: str, **facts: Any) -> str:
     """Runs tests against the program behind descriptor 3, and writes verdicts that begin with `word`."""
     return _call("judge_side", "run_tests", repr(word), **facts)
+
+
+def tests_that_are_rehearsed(word: str, **facts: Any) -> str:
+    """Runs tests without a program, and writes what is wrong with them in lines that begin with `word`."""
+    return _call("rehearsal", "rehearse", repr(word), **facts)
 
 
 def uses_random(source: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from proximo.rewards.code.comparing import same_output
-from proximo.rewards.code.findings import Fault, Findings, ended_at, last_line
+from proximo.rewards.code.findings import Fault, Findings, ended_at, last_line, stopped_by
 from proximo.rewards.code.problems import InputsOutputs
 from proximo.sandbox.jobs import Ending, Limits, Program, Runner
 
@@ -31,13 +31,16 @@ def run_inputs(
     remaining inputs.
     """
     found = Findings(num_tests=len(problem.pairs))
-    cpu_left, wall_left = limits.cpu_seconds, limits.wall_seconds
+    cpu_left, wall_left, idle_left = limits.cpu_seconds, limits.wall_seconds, limits.idle_seconds
     for number, (given, expected) in enumerate(problem.pairs):
         cpu = max(cpu_left, SHORTEST_SECONDS) if cpu_seconds_each is None else cpu_seconds_each
-        allowed = replace(limits, cpu_seconds=cpu, wall_seconds=max(wall_left, SHORTEST_SECONDS))
+        idle = None if idle_left is None else max(idle_left, SHORTEST_SECONDS)
+        wall = max(wall_left, SHORTEST_SECONDS)
+        allowed = replace(limits, cpu_seconds=cpu, wall_seconds=wall, idle_seconds=idle)
         outcome = runner.start(Program(source=program, stdin=given.encode("utf-8", "replace"), limits=allowed)).wait()
         cpu_left -= outcome.cpu_seconds
         wall_left -= outcome.wall_seconds
+        idle_left = None if idle_left is None else idle_left - outcome.idle_seconds
         title = f"test {number + 1} of {found.num_tests}"
         stopped = ended_at(outcome, replace(limits, cpu_seconds=cpu_seconds_each or limits.cpu_seconds))
         if stopped is None and same_output(outcome.stdout.decode("utf-8", "replace"), expected, tolerance=tolerance):
@@ -50,8 +53,7 @@ def run_inputs(
             if not found.compiled:
                 return found
         else:
-            found = found.because(f"{stopped} in {title}")
-            return replace(found, ran=False, fault=Fault.PROGRAM, at_wall_limit=outcome.ending is Ending.WALL)
+            return replace(stopped_by(outcome, found.because(f"{stopped} in {title}")), ran=False)
     return found
 
 

@@ -3,24 +3,28 @@
 import json
 import secrets
 import socket
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
 from proximo.errors import SandboxError
-from proximo.rewards.code.findings import Fault, Findings, ended_at
+from proximo.rewards.code.findings import LIMITS_REACHED, Fault, Findings, ended_at, with_outcome
 from proximo.rewards.code.inside.peer import GONE
 from proximo.rewards.code.problems import TestSuite
-from proximo.rewards.code.shipping import program_that_serves, tests_that_judge, uses_random
-from proximo.sandbox.jobs import MIB, Ending, Limits, Outcome, Program, Runner
+from proximo.rewards.code.shipping import (
+    program_that_serves,
+    tests_that_are_rehearsed,
+    tests_that_judge,
+    uses_random,
+)
+from proximo.sandbox.jobs import MIB, Limits, Program, Runner
 
 CHANNEL: Final = 3
 TESTS_CPU_SECONDS: Final = 20.0
 """CPU time of the tests themselves."""
 SPARE_WALL_SECONDS: Final = 10.0
 """How much longer than the program the tests may take."""
-LIMITS_REACHED: Final = frozenset((Ending.CPU, Ending.WALL, Ending.MEMORY, Ending.OUTPUT))
 
 
 def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, limits: Limits) -> Findings:
@@ -46,7 +50,8 @@ def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, li
     with _socketpair() as (ours, theirs):
         job = runner.start(Program(source=serving, descriptors={CHANNEL: ours.fileno()}, limits=limits))
         try:
-            tests = runner.start(Program(source=judging, descriptors={CHANNEL: theirs.fileno()}, limits=tests_limits))
+            asking = Program(source=judging, descriptors={CHANNEL: theirs.fileno()}, limits=tests_limits)
+            tests = runner.start(asking, helps=job)
         except SandboxError:
             job.kill()
             job.wait()
@@ -57,7 +62,43 @@ def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, li
         # Nobody waits for a right program that will not end; how a wrong one ends is its reason.
         job.kill()
     outcome = job.wait()
-    return _findings(outcome, verdicts, word, suite, limits=limits, tests_limits=tests_limits)
+    lines = list(_lines(verdicts.stdout, word))
+    if not lines or lines[-1] != ["end"]:
+        why = ended_at(verdicts, tests_limits) or "no verdict"
+        # Tests that hold for a right program reach a limit over what this one gives them: it must not pay to do so.
+        fault = Fault.PROGRAM if verdicts.ending in LIMITS_REACHED else Fault.TESTS
+        reason = f"the tests did not end by themselves: {why}"
+        found = Findings(num_tests=len(suite.tests), fault=fault, reason=reason)
+    else:
+        found = _findings(lines, suite, ended_at(outcome, limits))
+    return with_outcome(found, outcome, limits)
+
+
+def rehearsed(runner: Runner, suite: TestSuite | None, *, before: str) -> str | None:
+    """What no program could pass, of the tests and of the code that is put before it; None where nothing is found.
+
+    Raises SandboxError where nothing can be run.
+    """
+    word = secrets.token_hex(8)
+    source = tests_that_are_rehearsed(
+        word,
+        before=before,
+        modules=suite.modules if suite else (),
+        names=[here for here, _ in suite.names] if suite else [],
+        setup=suite.setup if suite else "",
+        tests=suite.tests if suite else (),
+    )
+    limits = Limits(output_bytes=4 * MIB)
+    for what, *facts in _lines(runner.start(Program(source=source, limits=limits)).wait().stdout, word):
+        match what, facts:
+            case "import", [where, module]:
+                return f"{where} imports {module}, which is not there: name what is installed under packages"
+            case "compares", [where, kind]:
+                return (
+                    f"{where} compares what the program returns with a {kind}, which is no plain value: a program that "
+                    "returns one fails. Have it compare texts or numbers that are made of both, or leave the row out"
+                )
+    return None
 
 
 @contextmanager
@@ -67,17 +108,8 @@ def _socketpair() -> Generator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def _findings(
-    outcome: Outcome, verdicts: Outcome, word: str, suite: TestSuite, *, limits: Limits, tests_limits: Limits
-) -> Findings:
-    lines = list(_lines(verdicts.stdout, word))
-    found = Findings(num_tests=len(suite.tests), at_wall_limit=outcome.ending is Ending.WALL)
-    if not lines or lines[-1] != ["end"]:
-        why = ended_at(verdicts, tests_limits) or "no verdict"
-        # Tests that hold for a right program reach a limit over what this one gives them: it must not pay to do so.
-        fault = Fault.PROGRAM if verdicts.ending in LIMITS_REACHED else Fault.TESTS
-        return replace(found, fault=fault, reason=f"the tests did not end by themselves: {why}")
-    stopped = ended_at(outcome, limits)
+def _findings(lines: Sequence[list[Any]], suite: TestSuite, stopped: str | None) -> Findings:
+    found = Findings(num_tests=len(suite.tests))
     match lines[0]:
         case ["program", "compile", why]:
             reason = f"the program cannot be compiled: {why}"

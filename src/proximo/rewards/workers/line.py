@@ -17,7 +17,7 @@ def pause_after(failures: int) -> float:
 
 
 class WorkLine:
-    """First come, first served; what failed pauses, and what took too long comes last, to be alone."""
+    """First come, first served; what failed pauses, and what took too long or gave up its turn comes last, alone."""
 
     def __init__(self) -> None:
         self._arrivals: deque[Work] = deque()
@@ -48,7 +48,7 @@ class WorkLine:
         self._paused.append(work)
 
     def put_alone(self, work: Work) -> None:
-        """It took too long, and is tried again when the rest has been handed out."""
+        """It is tried again when the rest has been handed out."""
         self._alone.append(work)
 
     def next(self) -> Work | None:

@@ -16,6 +16,7 @@ from typing import Any
 import proximo.errors
 from proximo.errors import ProximoError, TrainingError
 from proximo.rewards.workers.doorbell import Doorbell
+from proximo.rewards.workers.frames import Decoder, encode
 from proximo.rewards.workers.line import WorkLine, pause_after
 from proximo.rewards.workers.outcomes import Done, Failed, TimedOut, Work
 from proximo.rewards.workers.process import Job, WorkerProcess
@@ -204,7 +205,9 @@ class WorkerLoop:
             self._failed_starts, self.start_error = 0, None
             self.decided.set()
             return
-        if "raised" not in message:
+        if "postponed" in message:
+            self._postpone(worker.in_flight.popleft())
+        elif "raised" not in message:
             seconds = min(self.limits.answer_seconds, max(0.0, float(message["seconds"])))
             done = Done(value=message["value"], seconds=seconds)
             self._mean_seconds += 0.05 * (max(seconds, 1e-6) - self._mean_seconds)
@@ -215,6 +218,13 @@ class WorkerLoop:
         worker.head_since = time.monotonic()
         if message.get("leaving"):
             self._bury(worker, None, blame=False)
+
+    def _postpone(self, work: Work) -> None:
+        """Everything else comes first; then it is asked as one that has had its first turn."""
+        (request,) = Decoder().feed(work.request)
+        work.request = encode(request | {"postponed": True})
+        work.is_postponed = True
+        self._line.put_alone(work)
 
     def _look(self, *, all_of_them: bool) -> None:
         """Deadlines; and, where nothing was heard, whether they live."""

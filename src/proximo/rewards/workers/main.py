@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from proximo.callables import calling_problem
 from proximo.errors import ConfigError, DataError, ProximoError
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.verdicts import Answer, PostponedError, Verdict
 from proximo.rewards.workers.frames import encode, read_frame
 from proximo.states import Finish, ScoreState
 
@@ -89,7 +89,8 @@ def judge_service(path: str, options: Mapping[str, Any]) -> Made:
                 return str(error)
             return None
         given = request["judge"]
-        verdict = judge.judge(Answer(**(given | {"finish": Finish(given["finish"])})))
+        first_turn = not request.get("postponed", False)
+        verdict = judge.judge(Answer(**(given | {"finish": Finish(given["finish"]), "first_turn": first_turn})))
         if verdict.state is ScoreState.INFRASTRUCTURE_FAULT:
             raise NotJudgedError(verdict.reason or "the judge gave no reason")
         return verdict_as_json(verdict)
@@ -144,6 +145,8 @@ def _serve(service: Service, requests: BinaryIO, replies: BinaryIO) -> None:
         leaving = False
         try:
             reply = encode({"value": service(request), "seconds": time.perf_counter() - start})
+        except PostponedError:
+            reply = encode({"postponed": True})
         except BaseException as error:  # a judge that raises costs its answer, not the worker
             leaving = isinstance(error, MemoryError)  # what is left of its memory is no place to judge in
             reply = encode({"raised": _described(error), "leaving": leaving})

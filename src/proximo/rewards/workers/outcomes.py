@@ -16,12 +16,13 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedOut:
-    """Twice it took longer than its limit, then alone in a fresh worker; or once, and after that all time was up."""
+    """Twice it took longer than its limit, then alone in a fresh worker; or once, or it gave up its turn, and after
+    that all time was up."""
 
     seconds: float
     """The limit."""
     times: int = 2
-    """How often it did."""
+    """How often it did; 0 where it gave up its turn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,8 @@ class Work:
     failures: int = 0
     """How often its worker died with it, or its judge failed on it."""
     timeouts: int = 0
+    is_postponed: bool = False
+    """It made its judge wait, and gave up its first turn."""
     not_before: float = 0.0
     """Monotonic time; a retry waits until then."""
     _lock: threading.Lock = field(default_factory=threading.Lock)

@@ -70,8 +70,8 @@ class WorkerPool:
     def wait(self, work: Sequence[Work], *, seconds: float, limit: str) -> list[Outcome]:
         """What became of each, in order, after at most `seconds`; what is not done then is given up.
 
-        What took longer than its own limit before then has timed out, and only the rest has failed. `limit` names the
-        setting that `seconds` came from.
+        What took longer than its own limit before then, or gave up its turn, has timed out; only the rest has failed.
+        `limit` names the setting that `seconds` came from.
         """
         start = time.monotonic()
         told = start
@@ -89,7 +89,8 @@ class WorkerPool:
         late = Failed(reason=f"not judged within {limit} = {seconds:g}")
         if not all(each.done.is_set() for each in work):
             for each in work:
-                each.finish(TimedOut(seconds=self._answer_seconds, times=each.timeouts) if each.timeouts else late)
+                timed_out = TimedOut(seconds=self._answer_seconds, times=each.timeouts)
+                each.finish(timed_out if each.timeouts or each.is_postponed else late)
             self._loop.abandon()
         return [each.outcome or late for each in work]
 

@@ -2,7 +2,8 @@
 
 Nothing of what a program sends is run: a tree is lists, numbers and texts, and only the types that stand here come
 out of one. A subclass of one of them is sent as that type, read through its own methods and not through those that the
-subclass overrides; so a value that says it equals everything arrives as a plain value or not at all.
+subclass overrides; so a value that says it equals everything arrives as a plain value or not at all. A number of numpy
+is sent as the number of Python that it says it is.
 
 | tree | value |
 |---|---|
@@ -93,7 +94,8 @@ class Encoder:
             return ["T", value.__name__]
         if issubclass(kind, type) and issubclass(value, Exception):
             return ["x", *exception_names(value)]
-        return self._refer(value)
+        number = _number_of_numpy(value)
+        return self._refer(value) if number is None else self.tree(number)
 
 
 class Decoder:
@@ -206,6 +208,14 @@ def _plain_kind(kind: type) -> Any:
     if kind in ATOMS:
         return kind
     return next((base for base in BASES if issubclass(kind, base)), kind)
+
+
+def _number_of_numpy(value: Any) -> bool | int | float | complex | None:
+    """None for everything else, its arrays included."""
+    if type(value).__module__ != "numpy" or getattr(value, "shape", None) != ():
+        return None
+    number = value.item()
+    return number if type(number) in (bool, int, float, complex) else None
 
 
 def _reduced(kind: type, value: Any) -> Any:

@@ -1,0 +1,235 @@
+"""The healthy and the sick runs of healthy_runs.py: three tasks, and for each run what is changed. Not their running.
+
+The tasks are digits to be put in order (sorting.py, right or wrong), the reviews of the demo (a learned reward model,
+with a gold score beside it) and countdown (a verifier in worker processes). A sick run is a healthy one with one thing
+made wrong.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from algorithms import model_of, sorting_ppo
+
+RECIPES = Path(__file__).parent.parent / "src" / "proximo" / "recipes"
+GROUPS = {"advantage": "group_standardised", "prompts_per_step": 16, "responses_per_prompt": 8}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One run: its task, what is changed in that task's recipe, and the alarm that has to come first."""
+
+    task: str
+    wrong: str = ""
+    """In words; empty for a healthy run."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    alarm: str | None = None
+    """None for a healthy run."""
+
+
+def rewarded(function: str) -> list[dict[str, str]]:
+    """A reward of sorting.py in the place of the task's own."""
+    return [{"kind": "function", "function": f"sorting:{function}"}]
+
+
+def policy_rate(learning_rate: float) -> dict[str, Any]:
+    """Another learning rate of the policy."""
+    return {"policy_optimizer": {"learning_rate": learning_rate}}
+
+
+SHORT_DIGITS = {
+    "sources": [{"function": "sorting:problems", "arguments": {"num_rows": 4000, "seed": 1, "digits": 3}}],
+    "evaluation_sources": [{"function": "sorting:problems", "arguments": {"num_rows": 128, "seed": 2, "digits": 3}}],
+}
+EASY_COUNTDOWN = {
+    "sources": [{"function": "proximo.data.countdown:rows", "arguments": {"num_rows": 8000, "seed": 1, "signs": "+"}}],
+    "evaluation_sources": [
+        {
+            "function": "proximo.data.countdown:rows",
+            "arguments": {"num_rows": 128, "seed": 2, "split": "held_out", "signs": "+"},
+        }
+    ],
+}
+
+HEALTHY = {
+    "digits": Case(task="digits"),
+    "digits-again": Case(task="digits", changes={"run": {"seed": 1}}),
+    "digits-in-groups": Case(task="digits", changes={"ppo": GROUPS}),
+    "digits-solved": Case(task="digits", changes={"reward": rewarded("begins_well"), "ppo": {"num_steps": 80}}),
+    "reviews": Case(task="reviews"),
+    "reviews-again": Case(task="reviews", changes={"run": {"seed": 1}}),
+    "reviews-in-groups": Case(task="reviews", changes={"ppo": {**GROUPS, "advantage": "leave_one_out"}}),
+    "reviews-on-one-trunk": Case(task="reviews", changes={"value": {"start": "trunk"}}),
+    "countdown": Case(task="countdown"),
+    "countdown-again": Case(task="countdown", changes={"run": {"seed": 1}}),
+    "countdown-in-groups": Case(task="countdown", changes={"ppo": {**GROUPS, "prompts_per_step": 32, "num_steps": 40}}),
+    "countdown-solved": Case(task="countdown", changes={"data": EASY_COUNTDOWN, "ppo": {"num_steps": 50}}),
+}
+
+SICK = {
+    "too-large-steps": Case(
+        task="digits",
+        wrong="learning rate 0.03, a hundred times that of the healthy run",
+        changes={"ppo": policy_rate(3e-2)},
+        alarm="One step destroyed the policy",
+    ),
+    "reviews-too-large-steps": Case(
+        task="reviews",
+        wrong="learning rate 0.04, a hundred times",
+        changes={"ppo": policy_rate(4e-2)},
+        alarm="One step destroyed the policy",
+    ),
+    "too-small-steps": Case(
+        task="digits",
+        wrong="learning rate 1e-7",
+        changes={"ppo": policy_rate(1e-7)},
+        alarm="The policy hardly moves",
+    ),
+    "too-many-epochs": Case(
+        task="digits",
+        wrong="40 epochs a step",
+        changes={"ppo": {"epochs_per_step": 40, "num_steps": 15}},
+        alarm="The clip fraction is high",
+    ),
+    "useless-critic": Case(
+        task="digits",
+        wrong="learning rate of the value model 0.3",
+        changes={"ppo": {"value_optimizer": {"learning_rate": 0.3}}},
+        alarm="The critic is no better than a constant",
+    ),
+    "cut-answers": Case(
+        task="digits",
+        wrong="six new tokens, where an answer has seven",
+        changes={"ppo": {"rollout": {"max_new_tokens": 6}}},
+        alarm="Nearly all answers are cut at the limit",
+    ),
+    "wrong-end": Case(
+        task="countdown-wrong-end",
+        wrong="the tokenizer's end of sequence is a token that the model never wrote",
+        changes={"ppo": {"num_steps": 20}},
+        alarm="Nearly all answers are cut at the limit",
+    ),
+    "paid-for-length": Case(
+        task="digits",
+        wrong="the reward is the length of the answer",
+        changes={
+            "reward": rewarded("length"),
+            "ppo": {"rollout": {"max_new_tokens": 40}, "kl": {"coefficient": 0.001}},
+        },
+        alarm="Longer answers score higher",
+    ),
+    "paid-for-shortness": Case(
+        task="countdown",
+        wrong="the reward falls with every character",
+        changes={"reward": rewarded("shortness"), "ppo": {"num_steps": 30, "kl": {"coefficient": 0.001}}},
+        alarm="Shorter answers score higher",
+    ),
+    "always-one": Case(
+        task="digits",
+        wrong="the reward is 1, whatever the answer",
+        changes={"reward": rewarded("always_one"), "ppo": GROUPS},
+        alarm="Every score is the same number",
+    ),
+    "never-right": Case(
+        task="digits",
+        wrong="prompts of three digits, which the fine-tuned model never saw and never gets right",
+        changes={"data": SHORT_DIGITS},
+        alarm="Every score is the same number",
+    ),
+    "too-cold": Case(
+        task="digits",
+        wrong="temperature 0.1",
+        changes={"ppo": {**GROUPS, "rollout": {"temperature": 0.1}}},
+        alarm="The policy samples hardly anything but its first choice",
+    ),
+    "too-hot": Case(
+        task="reviews",
+        wrong="temperature 3",
+        changes={"ppo": {"rollout": {"temperature": 3.0}}},
+        alarm="The policy samples noise",
+    ),
+    "no-kl": Case(
+        task="reviews",
+        wrong="KL coefficient 0, with a reward model that can be exploited",
+        changes={"ppo": {"num_steps": 60, "kl": {"coefficient": 0.0}}},
+        alarm="The score rises while the gold score falls",
+    ),
+    "too-much-kl": Case(
+        task="reviews",
+        wrong="KL coefficient 8, a hundred times",
+        changes={"ppo": {"kl": {"coefficient": 8.0}}},
+        alarm="The KL penalty outweighs the score",
+    ),
+    "countdown-too-much-kl": Case(
+        task="countdown",
+        wrong="KL coefficient 20",
+        changes={"ppo": {"num_steps": 20, "kl": {"coefficient": 20.0}}},
+        alarm="The KL penalty outweighs the score",
+    ),
+    "faulty-rewards": Case(
+        task="countdown",
+        wrong="the reward source cannot judge a tenth of the answers",
+        changes={"reward": rewarded("failing"), "ppo": {"num_steps": 20}},
+        alarm="Responses were left out",
+    ),
+    "groups-too-large-steps": Case(
+        task="countdown",
+        wrong="learning rate 0.004, eight times, in groups without a KL",
+        changes={"ppo": {**GROUPS, **policy_rate(4e-3), "num_steps": 30, "kl": {"coefficient": 0.0}}},
+        alarm="One step destroyed the policy",
+    ),
+    "collapse": Case(
+        task="digits",
+        wrong="learning rate 0.0015, five times, in small groups without a KL",
+        changes={"ppo": {**GROUPS, **policy_rate(1.5e-3), "kl": {"coefficient": 0.0}}},
+        alarm="Entropy collapses",
+    ),
+}
+CASES = {**HEALTHY, **SICK}
+
+
+def recipe(folder: Path, name: str) -> dict[str, Any]:
+    """The whole recipe of a run; `folder` holds the models that `prepare` made."""
+    case = CASES[name]
+    task, _, variant = case.task.partition("-")
+    whole = digits(folder) if task == "digits" else shipped(folder, task)
+    if variant:
+        whole["policy"] = {"path": str(folder / "models" / "wrong end")}
+    whole = merged(whole, case.changes)
+    if whole.get("value") == {"start": "trunk"}:
+        del whole["ppo"]["value_optimizer"]  # one optimizer trains both
+    return whole
+
+
+def digits(folder: Path) -> dict[str, Any]:
+    """Thirty steps from a model that is right in a third of the cases."""
+    whole = sorting_ppo(folder)
+    whole["ppo"] |= {
+        "num_steps": 30,
+        "prompts_per_step": 128,
+        "kl": {"coefficient": 0.02},
+        "value_optimizer": {"learning_rate": 5e-4},
+    }
+    return whole
+
+
+def shipped(folder: Path, task: str) -> dict[str, Any]:
+    """The last stage of a shipped pipeline, after the stages before it."""
+    name = "demo" if task == "reviews" else task
+    whole = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())["ppo"]
+    whole["policy"] = {"path": str(model_of(folder / "models" / name / "sft", "policy"))}
+    if task == "reviews":
+        whole["reward"] = [{"kind": "model", "path": str(model_of(folder / "models" / name / "reward", "reward"))}]
+    return whole
+
+
+def merged(whole: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`whole` with `changes` laid over it, section by section."""
+    result = dict(whole)
+    for key, value in changes.items():
+        inside = result.get(key)
+        result[key] = merged(inside, value) if isinstance(inside, dict) and isinstance(value, Mapping) else value
+    return result

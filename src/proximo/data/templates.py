@@ -1,0 +1,139 @@
+"""Chat templates rendered within limits, in a process apart (`template_child.py`). Not what is made of it (`chat.py`).
+
+A template lies in a model's folder, so it is a program of a stranger: it may loop for ever or fill the memory. The
+process that renders it ends by itself beyond its limits, and a new one serves the next request.
+"""
+
+import atexit
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+from jinja2.exceptions import TemplateError
+
+from proximo.errors import DataError, ModelError
+
+CPU_SECONDS = 10
+"""Of one rendering; a sane template takes a thousandth of one."""
+MEMORY_BYTES = 2**30
+WALL_SECONDS = 300.0
+"""For a process that neither computes nor answers."""
+ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH")
+
+
+class RenderingError(DataError):
+    """A template refused a conversation, in its own words."""
+
+
+class TemplateLimitError(ModelError):
+    """A template used more time or memory than any rendering needs."""
+
+
+class TemplateRenderer:
+    """Renders one conversation at a time, from whatever thread; the process starts with the first."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def render(self, template: str, variables: Mapping[str, Any]) -> str:
+        """The text of a template. Raises TemplateError for what it refuses, TemplateLimitError beyond the limits."""
+        # What is no JSON has nothing that a template could render: its type stands for it, as in transformers.
+        request = json.dumps(
+            {"template": template, "variables": variables}, default=lambda value: f"<{type(value).__name__}>"
+        )
+        with self._lock:
+            reply = json.loads(self._answer(request.encode() + b"\n"))
+        if "error" in reply:
+            raise TemplateError(reply["error"])
+        if "over" in reply:
+            raise _over(f"{MEMORY_BYTES >> 20} MiB of memory")
+        return reply["text"]
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                with suppress(OSError):  # what was not written is not to be
+                    pipe and pipe.close()
+
+    def _answer(self, request: bytes) -> bytes:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = _started()
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(request)
+            process.stdin.flush()
+            return _line(process.stdout)
+        except BaseException as error:
+            # An answer that nobody waited for must not be taken for the next one.
+            self.close()
+            if isinstance(error, TimeoutError):
+                raise _over(f"{WALL_SECONDS:.0f} s") from error
+            if isinstance(error, (BrokenPipeError, EOFError)):
+                too_long = process.returncode == -signal.SIGXCPU
+                raise _over(
+                    f"{CPU_SECONDS} s of computing" if too_long else "what the system has left for it"
+                ) from error
+            raise
+
+
+def _started() -> "subprocess.Popen[bytes]":
+    known = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    try:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                str(Path(__file__).with_name("template_child.py")),
+                str(CPU_SECONDS),
+                str(MEMORY_BYTES),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt at the terminal is the trainer's to answer
+            env=known | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+    except OSError as error:
+        raise ModelError(f"no process could be started to render chat templates in: {error}") from error
+
+
+def _line(pipe: IO[bytes]) -> bytes:
+    """Up to the end of a line. Raises EOFError where the process ended first, TimeoutError after `WALL_SECONDS`."""
+    pieces: list[bytes] = []
+    deadline = time.monotonic() + WALL_SECONDS
+    with selectors.DefaultSelector() as ready:
+        ready.register(pipe, selectors.EVENT_READ)
+        while not (pieces and pieces[-1].endswith(b"\n")):
+            if not ready.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            piece = os.read(pipe.fileno(), 2**16)
+            if not piece:
+                raise EOFError
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _over(limit: str) -> TemplateLimitError:
+    return TemplateLimitError(f"it took more than {limit}, so it is broken or was made to do harm")
+
+
+RENDERER = TemplateRenderer()
+"""One for all tokenizers of a process."""
+atexit.register(RENDERER.close)

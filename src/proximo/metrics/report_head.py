@@ -1,0 +1,87 @@
+"""What the head of a report says about its run in words: model, task, device, duration, outcome. Not its numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proximo.metrics.formatting import format_duration
+from proximo.metrics.run_files import Run, setting
+from proximo.metrics.trainers import Trainer
+
+TASKS = {
+    Trainer.SFT: "Supervised fine-tuning",
+    Trainer.REWARD: "Training of a reward model",
+    Trainer.DPO: "DPO",
+    Trainer.PPO: "PPO",
+}
+TIMED = ("time/step_seconds", "time/evaluate_seconds")
+
+
+def facts(run: Run) -> tuple[tuple[str, str], ...]:
+    """(word, what it is), of what the files of the run tell."""
+    words = {
+        "Model": _model(setting(run.config, "policy") or setting(run.config, "model")),
+        "Task": _task(run),
+        "Device": _device(run),
+        "Duration": _duration(run),
+        "Outcome": _outcome(run),
+    }
+    return tuple((name, word) for name, word in words.items() if word)
+
+
+def _model(model: Mapping[str, Any] | None) -> str:
+    if model is None:
+        return ""
+    start = model.get("path") or f"a random {setting(model, 'config', 'model_type')}"
+    rank = setting(model, "lora", "rank")
+    return f"{start}, with LoRA of rank {rank}" if rank else str(start)
+
+
+def _task(run: Run) -> str:
+    if run.trainer is None:
+        return ""
+    data = _named(setting(run.config, "data", "sources"))
+    rewards = _named(setting(run.config, "reward")) if run.trainer is Trainer.PPO else ""
+    estimator = setting(run.config, "ppo", "advantage", "estimator")
+    name = TASKS[run.trainer] + (f" ({estimator})" if estimator else "")
+    return name + (f" on {data}" if data else "") + (f", rewarded by {rewards}" if rewards else "")
+
+
+def _named(sources: object) -> str:
+    """What is read from, or judged by: the name alone where it says enough."""
+    if not isinstance(sources, Sequence):
+        return ""
+    return ", ".join(
+        str(source.get("path") or source.get("function") or source.get("judge_class") or source.get("name"))
+        for source in sources
+        if isinstance(source, Mapping)
+    )
+
+
+def _device(run: Run) -> str:
+    environment = run.environment or {}
+    hardware = environment.get("accelerator") or environment.get("processor")
+    threads, precision = environment.get("num_threads"), setting(run.config, "run", "precision")
+    parts = [
+        environment.get("device"),
+        hardware,
+        f"{threads} thread{'s' if threads > 1 else ''}" if threads else None,
+        precision,
+    ]
+    return ", ".join(str(part) for part in parts if part)
+
+
+def _duration(run: Run) -> str:
+    seconds = sum(sum(run.series(name).values) for name in TIMED)
+    return f"{format_duration(seconds)} of steps and evaluations" if seconds else ""
+
+
+def _outcome(run: Run) -> str:
+    done = "before the first step" if not run.last_step else f"after step {run.last_step:,}"
+    of = f" of {run.total_steps:,}" if run.last_step and run.total_steps else ""
+    match run.outcome.state if run.outcome else None:
+        case None:
+            return f"under way, or ended without a word, {done}{of}"
+        case "stopped":
+            return f"stopped by a signal {done}{of}; --resume goes on"
+        case state:
+            return f"{state} {done}{of}"
