@@ -17,7 +17,7 @@ from pages import PAGES, ROOT, blocks
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
-from proximo.config.loader import guess_kind, load_recipe
+from proximo.config.loader import guess_kind, load_recipe, resolved_yaml
 
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NOT_OURS = ("make", "source", "pip")

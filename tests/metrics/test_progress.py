@@ -176,19 +176,20 @@ def test_what_float32_rounds_to_is_no_kl_and_no_entropy():
     assert "kl 0  entropy 0" in stream.getvalue()
 
 
-def test_a_terminal_that_was_closed_does_not_end_the_run():
+def test_a_terminal_that_was_closed_does_not_end_the_run(monkeypatch):
     """What is then written to it fails with EIO; the save that the signal asked for is still to come."""
 
     class Gone(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
         def write(self, text: str) -> int:
             raise OSError(errno.EIO, "Input/output error")
 
-    view = PlainProgress(Course(trainer=Trainer.SFT, total_steps=1), Console(file=Gone()))
-    view.note("lost")
-    view.note("lost too")
+    monkeypatch.setattr(sys, "stderr", Gone())
+    course = Course(trainer=Trainer.SFT, total_steps=1)
+    for view in (open_progress(course), TerminalProgress(course, open_progress(course)._console)):
+        view.note("lost")
+        view.warn("lost")
+        view.write(1, {"sft/loss": 1.0})
+        view.close()
 
 
 def test_changes_have_a_sign():

@@ -70,11 +70,11 @@ class Source:
     def place(self, path: Path, sentence: str) -> str | None:
         """The override or the line that gave the value at `path`.
 
-        What is wrong with a section as a whole is blamed on an override in it only where the sentence names its key.
+        What is wrong with the recipe as a whole is blamed on an override only where the sentence names its key.
         """
         named = set(re.findall(r"\w+", sentence))
         for override in reversed(self.overrides):
-            if _touches(override, path) and (len(override.path) <= len(path) or override.path[-1] in named):
+            if _touches(override, path) and (path or override.path[-1] in named):
                 return f"override {override.text}"
         line = self.document.line_of(path)
         return None if line is None else f"line {line}"

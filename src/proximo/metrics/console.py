@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -83,7 +83,18 @@ def open_progress(
 
 
 class _Lasting(Console):
-    """A console whose reader may go away: what is then printed is lost, and the run goes on."""
+    """A console whose reader may go away: what is then printed is lost, and the run goes on.
+
+    A pipe says so in one way, a terminal that was closed in another.
+    """
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        try:
+            super().__exit__(exc_type, exc_value, traceback)
+        except OSError as refusal:
+            if refusal.errno != errno.EIO:
+                raise
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -259,9 +270,4 @@ def _number(label: str, number: str) -> Text:
 
 
 def _print(console: Console, message: str) -> None:
-    try:
-        console.print(redacted(message), markup=False, highlight=False, soft_wrap=True)
-    except OSError as error:
-        if error.errno != errno.EIO or not console.is_terminal:
-            raise
-        console.quiet = True  # the terminal was closed, and nobody reads what follows
+    console.print(redacted(message), markup=False, highlight=False, soft_wrap=True)
