@@ -19,6 +19,7 @@ from typing import Any
 import matplotlib as mpl
 from healthy_cases import CASES, HEALTHY, recipe
 from matplotlib.figure import Figure
+from tokenizers import Tokenizer
 
 from algorithms import model_of, run, sorting_sft
 from proximo.metrics.report_views import run_alarms
@@ -45,11 +46,12 @@ READ = (
     *("score/mean", "score/std", "score/best_fraction", "score/length_correlation", "gold/mean"),
     *("kl/sequence", "kl/k3_per_token", "kl/coefficient", "value/explained_variance", "value/loss"),
     *("response/tokens_mean", "response/finished_fraction", "response/distinct_2", "response/repeated_4"),
-    *("response/faulty", "group/equal_fraction", "policy/clip_fraction", "policy/approx_kl", "policy/entropy"),
-    *("policy/skipped_updates", "value/skipped_updates", "first_minibatch/refused", "progress/non_finite_metrics"),
+    *("group/equal_fraction", "policy/clip_fraction", "policy/approx_kl", "policy/entropy"),
     *("evaluation/score", "evaluation/gold"),
 )
 """The metrics that rules read."""
+COUNTED = ("response/faulty", "policy/skipped_updates", "first_minibatch/refused", "progress/non_finite_metrics")
+"""Those of which a run without any needs none."""
 SETTINGS = ("num_steps", "epochs_per_step", "solved_score", "kl", "policy_optimizer", "rollout", "policy_loss")
 """The settings of `ppo` that they read, or the sections that hold them."""
 
@@ -85,18 +87,19 @@ def prepare(folder: Path) -> None:
         shutil.copytree(model_of(folder / "models" / "countdown" / "sft", "policy"), wrong)
         settings = json.loads((wrong / "tokenizer_config.json").read_text())
         (wrong / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "~"}))
+        end = Tokenizer.from_file(str(wrong / "tokenizer.json")).token_to_id("~")
         for name in ("config.json", "generation_config.json"):
             settings = json.loads((wrong / name).read_text())
-            (wrong / name).write_text(json.dumps(settings | {"eos_token_id": ord("~") - ord("!")}))
+            (wrong / name).write_text(json.dumps(settings | {"eos_token_id": end}))
 
 
 def record(name: str, each: Run) -> dict[str, Any]:
-    """What the rules read, with four digits."""
+    """What the rules read, with three digits."""
     steps = [int(line["step"]) for line in each.lines]
     columns = {
-        metric: [float(f"{line[metric]:.4g}") if metric in line else None for line in each.lines]
-        for metric in READ
-        if len(each.series(metric))
+        metric: [float(f"{line[metric]:.3g}") if metric in line else None for line in each.lines]
+        for metric in (*READ, *COUNTED)
+        if (any(each.series(metric).values) if metric in COUNTED else len(each.series(metric)))
     }
     settings = {key: setting(each.config, "ppo", key) for key in SETTINGS}
     alarm = CASES[name].alarm
@@ -105,13 +108,14 @@ def record(name: str, each: Run) -> dict[str, Any]:
 
 def print_table(found: dict[str, Run]) -> None:
     """A row for each run: what was wrong, and what was raised."""
-    print("| run | task | what is wrong | first alarm | with it |\n|---|---|---|---|---|")
+    print("| run | task | what is wrong | first alarm | what it explains |\n|---|---|---|---|---|")
     for name, each in found.items():
         alarms = run_alarms(each)
         first = f"*{alarms[0].title}*" if alarms else "none"
-        others = [*(alarms[0].consequences if alarms else ()), *alarms[1:]]
-        titles = ", ".join(alarm.title for alarm in others)
-        print(f"| `{name}` | {CASES[name].task} | {CASES[name].wrong} | {first} | {titles} |")
+        effects = ", ".join(alarm.title for alarm in (alarms[0].consequences if alarms else ()))
+        others = "".join(f"; also {alarm.title}" for alarm in alarms[1:])
+        task = CASES[name].task.partition("-")[0]
+        print(f"| `{name}` | {task} | {CASES[name].wrong or 'nothing'} | {first} | {effects}{others} |")
     wrong = [name for name, each in found.items() if [a.title for a in run_alarms(each)][:1] != expected(name)]
     print(
         f"{len(HEALTHY)} healthy, {len(CASES) - len(HEALTHY)} sick; judged otherwise than expected: {wrong or 'none'}"

@@ -112,12 +112,16 @@ def test_a_run_folder_keeps_what_it_was_given(tmp_path):
         run.write_config("ppo:\n  epochs: 2\n", {"ppo": {"epochs": 2, "clip": None}})
         run.write_environment({"torch": "2.13"})
         names = {run.checkpoints: "checkpoints", run.metrics: "metrics.jsonl", run.samples: "samples.jsonl"}
+        run.write_outcome("failed", total_steps=5, reason="no judge")
         names |= {run.tensorboard: "tensorboard", run.report: "report.html", run.log: "log.txt"}
+        names |= {run.outcome: "outcome.json"}
     assert all(path == tmp_path / "run" / name for path, name in names.items())
     assert (tmp_path / "run" / "config.yaml").read_text() == "ppo:\n  epochs: 2\n"
     resolved = json.loads((tmp_path / "run" / "config.resolved.json").read_text())
     assert resolved == {"ppo": {"epochs": 2, "clip": None}}
     assert json.loads((tmp_path / "run" / "environment.json").read_text()) == {"torch": "2.13"}
+    outcome = json.loads((tmp_path / "run" / "outcome.json").read_text())
+    assert outcome == {"state": "failed", "total_steps": 5, "reason": "no judge"}
 
 
 HOLD = """

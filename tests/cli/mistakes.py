@@ -80,6 +80,7 @@ RECIPES = (
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
     _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
+    _override("limit by the name of other stages", "data.max_tokens=5", "did you mean data.max_prompt_tokens?"),
     _override(
         "best of all", "ppo={samples_per_prompt: 4, responses_per_prompt: 4}", "leaves nothing to choose", "exceed"
     ),
@@ -117,7 +118,7 @@ RECIPES = (
         "evaluate_reference needs a reference that stays",
     ),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
-    _override("left out of one", "ppo.advantage=leave_one_out", "must be 2 or more", "return_to_go need only one"),
+    _override("left out of one", "ppo.advantage=leave_one_out", "must be 2 or more", "greedy_baseline need only one"),
     _override(
         "warm-up of no critic",
         "ppo={advantage: group_centred, responses_per_prompt: 2, critic_warmup_steps: 1}",

@@ -31,6 +31,7 @@ def best(typed, schema=PPORecipe, tree=None):
         ("tokeniser", "tokenizer"),
         ("reward.1.pth", "reward.1.path"),
         ("policy.lora.r", "policy.lora.rank"),
+        ("data.max_tokens", "data.max_prompt_tokens"),
     ],
 )
 def test_the_nearest_key_of_the_whole_recipe_is_found(typed, meant):

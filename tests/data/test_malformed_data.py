@@ -54,6 +54,7 @@ READING = [
     ("not UTF-8 in a table", "a.csv", b"p\ncaf\xe9\n", {}, ["a.csv, line 2", "byte 4", "0xe9"]),
     ("UTF-16", "a.jsonl", '{"p": "a"}'.encode("utf-16"), {}, ["a.jsonl", "UTF-16", "UTF-8"]),
     ("UTF-16 without a mark", "a.csv", "p\na\n".encode("utf-16-le"), {}, ["a.csv, line 1", "NUL", "UTF-16"]),
+    ("gzip by its ending", "a.jsonl.gz", gzip.compress(b"{}"), {}, ["a.jsonl.gz", "gzip", "unpack"]),
     ("gzip", "a.jsonl", gzip.compress(b"{}"), {}, ["a.jsonl", "gzip", "unpack"]),
     ("Parquet under a wrong name", "a.jsonl", b"PAR1....", {}, ["a.jsonl", "Parquet", "format: parquet"]),
     ("Git LFS pointer", "a.jsonl", b"version https://git-lfs.github.com/spec/v1\n", {}, ["Git LFS", "git lfs pull"]),

@@ -348,3 +348,14 @@ def test_a_loss_that_leaps_names_the_step(trainer, loss):
     assert " at step 9," in alarm.detail
     level = tuple({"step": step, loss: 0.01 + 0.15 * (step % 2)} for step in range(20))
     assert find_alarms(Run(name="run", lines=level), RULES[Trainer(trainer)]) == ()
+
+
+@pytest.mark.parametrize("score", [1e300, -1e300])
+def test_numbers_at_the_end_of_the_floats_stop_no_run(score):
+    curves = {name: lambda part: abs(score) for name in ("score__std", "value__loss")}
+    curves |= {
+        "score__mean": lambda part: score,
+        "kl__k3_per_token": lambda part: -1e-9,
+        "value__explained_variance": lambda part: 0.0,
+    }
+    assert "The score does not rise" in titles(ppo_run(**curves))

@@ -13,6 +13,7 @@ from proximo.models.attention import ATTENTION
 from proximo.models.cache import RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
+from proximo.models.packing import pack
 from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.models.short_attention import ShortAttention
@@ -143,6 +144,25 @@ def test_each_way_of_attention_on_a_cpu_is_held(way: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(torch.nn.functional, way, lambda *given, **options: kernel(*given, **options) * 1.1)
     model = build_architecture("llama")
     expect_refusal(model, "the hidden states of packed sequences differ")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2"])
+def test_a_model_of_few_positions_is_tried_on_as_many(architecture: str):
+    for limit in (8, 4):
+        name = "n_positions" if architecture == "gpt2" else "max_position_embeddings"
+        config = {**ARCHITECTURES[architecture], name: limit}
+        load_language_model(ModelSource(config=config), device=torch.device("cpu"))
+    with pytest.raises(ModelError, match=f"the {architecture} model reads at most 3 positions, too few for a prompt"):
+        load_language_model(ModelSource(config={**config, name: 3}), device=torch.device("cpu"))
+
+
+def test_a_token_that_pads_elsewhere_is_no_reason_to_warn(monkeypatch: pytest.MonkeyPatch):
+    """transformers warns of padding where GPT-2 reads a pad token without a mask; here there is no padding."""
+    monkeypatch.setattr(PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_: pytest.fail("it warns"))
+    model = build_architecture("gpt2")
+    model.config.pad_token_id = 2
+    LanguageModel(model).hidden_states(pack([[4, 5, 2]]))
+    scalar_from_language_model(LanguageModel(model), HeadStart.NORMAL).token_scores(pack([[4, 5, 2]]))
 
 
 def test_dropout_is_off_in_the_probe_and_on_again_afterwards():

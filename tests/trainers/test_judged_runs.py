@@ -14,7 +14,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import PPORecipe
 from proximo.config.rewards import JudgeRewardConfig
-from proximo.errors import DataError, TrainingError
+from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.models.placement import Precision
 from proximo.records import Response, Scored
 from proximo.rollout import local
@@ -120,6 +120,14 @@ def test_a_dry_run_names_the_judge_and_its_limits_and_finds_one_that_is_not_ther
     check_inputs(known)
     missing = PPORecipe.model_validate(recipe(place, judge("letters", judge_class="judges_made:Letrers")))
     with pytest.raises(Exception, match=r"reward.0.judge_class: .*judges_made.py defines no Letrers"):
+        check_inputs(missing)
+
+
+def test_a_package_for_programs_that_is_not_installed_is_found_before_anything_starts(place: Path) -> None:
+    code = {"kind": "code", "form": "asserts", "packages": ["numpy"]}
+    check_inputs(PPORecipe.model_validate(recipe(place, code)))
+    missing = PPORecipe.model_validate(recipe(place, code | {"packages": ["nmpy"]}))
+    with pytest.raises(ConfigError, match=r"reward.0.packages: .* imported as 'nmpy'; did you mean 'numpy'"):
         check_inputs(missing)
 
 

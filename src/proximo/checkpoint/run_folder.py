@@ -32,7 +32,6 @@ TRACKERS = "trackers"
 """What the sinks of experiment trackers keep: where they are, and what is not sent yet."""
 REPORT = "report.html"
 OUTCOME = "outcome.json"
-"""How the run ended; not there while it is under way."""
 LOG = "log.txt"
 MERGED = "merged"
 """Models of a stage with their adapters added in, for the stages that start from them."""
@@ -93,6 +92,11 @@ class RunFolder:
         return self.path / REPORT
 
     @property
+    def outcome(self) -> Path:
+        """How the run ended; not there while it is under way."""
+        return self.path / OUTCOME
+
+    @property
     def log(self) -> Path:
         """The plain lines that the run printed."""
         return self.path / LOG
@@ -109,11 +113,7 @@ class RunFolder:
     def write_outcome(self, state: EndState, *, total_steps: int, reason: str | None = None) -> None:
         """Keep how the run ended: finished, stopped by a signal, or failed for a reason."""
         outcome = {"state": state, "total_steps": total_steps, "reason": reason}
-        atomic.write_bytes_atomically(self.path / OUTCOME, _json(outcome))
-
-    def forget_outcome(self) -> None:
-        """Remove it: the run goes on."""
-        (self.path / OUTCOME).unlink(missing_ok=True)
+        atomic.write_bytes_atomically(self.outcome, _json(outcome))
 
     def close(self) -> None:
         """Release the lock."""

@@ -80,8 +80,11 @@ def _likeness(typed: Path, path: Path) -> float:
     ends = (path[-1], "_".join(path[-2:]))
     if name in ends or ".".join(("", *path)).endswith(f".{ELSEWHERE.get(name)}"):
         return 1.0
+    same_section, words = typed[:-1] == path[:-1], set(name.split("_"))
+    if same_section and len(words) > 1 and words < set(path[-1].split("_")):
+        return 1.0  # `max_tokens` for `max_prompt_tokens`
     # A slip of the finger in the right section is likelier than one in another section.
-    nearby = 0.1 if typed[:-1] == path[:-1] else 0.0
+    nearby = 0.1 if same_section else 0.0
     shortened = 0.8 if len(name) >= 3 and path[-1].startswith(name) else 0.0
     return min(0.99, nearby + max(shortened, *(SequenceMatcher(None, name, end).ratio() for end in ends)))
 

@@ -31,10 +31,15 @@ def read_file_text(path: Path, label: str, *, line_word: str = "line") -> str:
     data = data.removeprefix(_UTF8_MARK)
     if not data.strip():
         raise DataError(f"{label}: the file is empty ({path.stat().st_size} bytes)")
+    refuse_other_than_text(data, label)
+    return _decode(data, label, line_word)
+
+
+def refuse_other_than_text(data: bytes, label: str) -> None:
+    """Raises DataError for what begins as packed files, tables and other encodings do."""
     for beginning, reason in _NOT_TEXT.items():
         if data.startswith(beginning):
             raise DataError(f"{label}: {reason}")
-    return _decode(data, label, line_word)
 
 
 def _decode(data: bytes, label: str, line_word: str) -> str:

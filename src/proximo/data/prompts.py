@@ -85,7 +85,7 @@ def load_prompts(
         num_tokens=sum(len(prompt.token_ids) for prompt in prompts),
     )
     if not prompts:
-        raise DataError(f"no prompt is left: {report} (max_tokens {options.max_tokens})")
+        raise DataError(f"no prompt is left: {report} (at most {options.max_tokens} tokens are allowed)")
     return prompts, report
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from proximo.data.columns import with_columns
 from proximo.data.csv_rows import csv_rows
 from proximo.data.document_rows import document_rows
-from proximo.data.file_text import read_file_text
+from proximo.data.file_text import read_file_text, refuse_other_than_text
 from proximo.data.function_rows import function_rows
 from proximo.data.json_rows import is_json_array, json_array_rows, json_line_rows
 from proximo.data.mixing import drawn_rows, mixture_counts
@@ -170,6 +170,8 @@ def _format(source: Source, path: Path) -> Format:
     if not path.exists() and not _HUB_NAME.fullmatch(source.path):
         _existing(path, source)
     if path.exists():
+        with path.open("rb") as file:
+            refuse_other_than_text(file.read(64), source.path)
         raise DataError(
             f"{source.path}: the ending '{path.suffix}' says no format; set `format` to one of json, jsonl, csv, "
             "parquet, text"

@@ -94,7 +94,10 @@ def find_alarms(run: Run, rules: Sequence[Rule]) -> tuple[Alarm, ...]:
 
 
 def _alarm(rule: Rule, run: Run) -> Alarm | None:
-    found = rule.check(run)
+    try:
+        found = rule.check(run)
+    except OverflowError:  # scores near the end of the floating-point numbers have no mean to judge by
+        return None
     if found is None:
         return None
     finding = Finding(found) if isinstance(found, str) else found

@@ -59,6 +59,10 @@ def checkpoint_activations(base: PreTrainedModel) -> None:
         )
 
 
+def _there_is_no_padding(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """In place of a method of transformers."""
+
+
 class Backbone:
     """A transformers model without its head. Holds no weights of its own: layers and adapters stay with the model."""
 
@@ -73,6 +77,8 @@ class Backbone:
                 module.padding_idx = None
         layers = base.base_model
         assert isinstance(layers, PreTrainedModel)
+        # It would look for padding in every pass, to warn of what is not there.
+        layers.warn_if_padding_and_no_attention_mask = _there_is_no_padding
         self.layers = layers
         self.training_layers: Any = layers
         """What runs where gradients are taken: the layers, or a compiled view of them."""

@@ -25,10 +25,12 @@ def position_limit(config: PreTrainedConfig) -> int | None:
     return min((limit for limit in limits if limit), default=None)
 
 
-def check_lengths(config: PreTrainedConfig, *, role: str, max_prompt_tokens: int, max_response_tokens: int) -> None:
+def check_lengths(
+    config: PreTrainedConfig, *, role: str, max_prompt_tokens: int, max_response_tokens: int, section: str = "data"
+) -> None:
     """Raises ConfigError where prompt and response together exceed what the model of this role can read.
 
-    Without responses (`max_response_tokens` 0) the prompts are whole examples.
+    Without responses (`max_response_tokens` 0) the prompts are whole examples of the recipe's `section`.
     """
     limit = position_limit(config)
     total = max_prompt_tokens + max_response_tokens
@@ -41,10 +43,10 @@ def check_lengths(config: PreTrainedConfig, *, role: str, max_prompt_tokens: int
     reason = f" (beyond it, its {scheme.pop()} rotary positions depend on the longest sequence)" if scheme else ""
     reads = f"but the {role} model ({config.model_type}) reads at most {limit} positions{reason}"
     if not max_response_tokens:
-        raise ConfigError(f"there are examples of up to {total} tokens, {reads}; lower data.max_tokens")
+        raise ConfigError(f"there are examples of up to {total} tokens, {reads}; lower {section}.max_tokens")
     raise ConfigError(
         f"a prompt of up to {max_prompt_tokens} tokens and a response of up to {max_response_tokens} make {total}, "
-        f"{reads}; lower one of the two"
+        f"{reads}; lower data.max_prompt_tokens or ppo.rollout.max_new_tokens"
     )
 
 

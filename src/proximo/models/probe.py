@@ -18,6 +18,7 @@ from proximo.models.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.modes import evaluating
 from proximo.models.packing import Packed, pack
+from proximo.models.positions import position_limit
 from proximo.models.quantised import Quantisation, quantisation_of
 from proximo.models.quiet import quiet_transformers
 from proximo.models.scalar import ScalarModel
@@ -42,6 +43,7 @@ def probe_language_model(model: LanguageModel) -> None:
     the model's own; cached decoding = the forward pass. Run before an adapter is added.
     """
     plain = LanguageModel(model.base)
+    _check_positions(plain.base)
     with _refusal(plain.base):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_logits = _own_results(plain.base, packed)
@@ -60,6 +62,7 @@ def probe_language_model(model: LanguageModel) -> None:
 def probe_scalar_model(model: ScalarModel) -> None:
     """The same for a value or reward model: attention calls, packing, and the score at the last token."""
     plain = ScalarModel(model.base)
+    _check_positions(plain.base)
     with _refusal(plain.base):
         packed = pack(_sequences(plain.base), device=plain.device)
         own_hidden, own_scores = _own_results(plain.base, packed)
@@ -80,15 +83,24 @@ class _RecordingLayout(PackedLayout):
         return super().attend(query, key, value, options)
 
 
+def _check_positions(base: PreTrainedModel) -> None:
+    limit = position_limit(base.config)
+    if limit is not None and limit <= NUM_DECODED:
+        raise ModelError(
+            f"the {base.config.model_type} model reads at most {limit} positions, too few for a prompt with an answer: "
+            "take one that reads more"
+        )
+
+
 def _sequences(base: PreTrainedModel) -> list[list[int]]:
     """Token ids spread over the vocabulary, longer than a short attention window, ending in no padding token."""
     text = base.config.get_text_config()
     window = text.to_dict().get("sliding_window") or 0
     extra = window if window <= WIDEST_TESTED_WINDOW else 0
     vocabulary = embedding_rows(base)
-    sequences = [
-        [(7 + 31 * i * i + 11 * s) % vocabulary for i in range(n + extra)] for s, n in enumerate(PROBE_LENGTHS)
-    ]
+    limit = position_limit(base.config)
+    lengths = [n + extra if limit is None else min(n + extra, limit) for n in PROBE_LENGTHS]
+    sequences = [[(7 + 31 * i * i + 11 * s) % vocabulary for i in range(n)] for s, n in enumerate(lengths)]
     for sequence in sequences:
         if sequence[-1] == getattr(text, "pad_token_id", None):  # not every configuration has one
             sequence[-1] = (sequence[-1] + 1) % vocabulary

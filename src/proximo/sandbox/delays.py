@@ -15,17 +15,15 @@ class Delays:
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self.is_known = self.own() is not None
-        """Whether the kernel counts."""
 
-    def own(self) -> float | None:
-        """Seconds of this process; None where the kernel does not count."""
-        return self._of_threads("self/task")
+    def own(self) -> float:
+        """Seconds of this process; 0 where the kernel does not count."""
+        return self._of_threads("self/task") or 0.0
 
-    def of(self, pidfd: int) -> float:
-        """Seconds of a process and its living threads; 0 where it is gone, or nothing is known."""
+    def of(self, pidfd: int) -> float | None:
+        """Seconds of a process and its living threads; None where it is gone, or the kernel does not count or tell."""
         process = self._process_id(pidfd)
-        return (self._of_threads(f"{process}/task") or 0.0) if process > 0 else 0.0
+        return self._of_threads(f"{process}/task") if process > 0 else None
 
     def _process_id(self, pidfd: int) -> int:
         """As the machine counts; below 1 where it is gone."""

@@ -38,6 +38,15 @@ def find_packages(modules: Collection[str]) -> dict[str, str]:
     return found
 
 
+def package_problem(modules: Collection[str]) -> str | None:
+    """What `find_packages` says of modules that are not there."""
+    try:
+        find_packages(modules)
+    except SandboxError as error:
+        return str(error)
+    return None
+
+
 def _with_requirements(names: Collection[str]) -> set[str]:
     """What is not installed is not needed here: on another system, or for an extra."""
     known: set[str] = set()

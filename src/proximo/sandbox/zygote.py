@@ -46,6 +46,8 @@ class Child:
     start_lost_seconds: float
     lost_seconds: float = 0.0
     """When it was last looked at."""
+    losses_known: bool = True
+    """Some kernels do not count, and some hide one process from another."""
     helpers: list["Child"] = field(default_factory=list)
     busy_seconds: float = 0.0
     """When it had ended."""
@@ -163,11 +165,13 @@ class Zygote:
         reads what it writes."""
         for each in (child, *child.helpers):
             if not each.busy_seconds:
-                losses = self.delays.of(each.pidfd) + self._losses_of_those_who_serve() - each.start_lost_seconds
+                own = self.delays.of(each.pidfd)
+                each.losses_known = own is not None
+                losses = (own or 0.0) + self._losses_of_those_who_serve() - each.start_lost_seconds
                 each.lost_seconds = max(each.lost_seconds, losses)
 
     def _losses_of_those_who_serve(self) -> float:
-        return (self.delays.own() or 0.0) + self.delays.of(self.caller)
+        return self.delays.own() + (self.delays.of(self.caller) or 0.0)
 
     def _report_end(self, child: Child) -> None:
         self._look_for_losses(child)
@@ -191,7 +195,7 @@ class Zygote:
             cpu_seconds=cpu,
             wall_seconds=wall,
             idle_seconds=idle,
-            lost_seconds=child.lost_seconds if self.delays.is_known else None,
+            lost_seconds=child.lost_seconds if child.losses_known else None,
         )
 
     def _obey(self) -> bool:

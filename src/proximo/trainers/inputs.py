@@ -15,10 +15,12 @@ from proximo.config.functions import function_problem
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.reward_kinds import RewardSourceConfig
 from proximo.config.rewards import FunctionRewardConfig, JudgedRewardConfig, JudgeRewardConfig, ModelRewardConfig
+from proximo.config.rewards_code import CodeRewardConfig
 from proximo.config.rewards_remote import RemoteRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.errors import ConfigError
+from proximo.sandbox.packages import package_problem
 from proximo.trainers.environment_secrets import secret_problem
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -41,8 +43,8 @@ class Input:
     problem: str | None = None
 
     def __str__(self) -> str:
-        """`models/sft (folder)`."""
-        return f"{self.name} ({self.kind})"
+        """`models/sft (folder)`; a mistyped folder may look like a name on the Hub."""
+        return f"{self.name} ({'Hub: nothing here has that name' if self.kind == 'Hub' else self.kind})"
 
 
 def check_inputs(recipe: Section) -> None:
@@ -122,6 +124,8 @@ def reward_inputs(source: RewardSourceConfig, key: str) -> Iterator[Input]:
         case JudgeRewardConfig():
             path = source.judge_class
             yield Input(key=f"{key}.judge_class", name=path, kind="judge", problem=function_problem(path))
+        case CodeRewardConfig():
+            yield Input(key=f"{key}.packages", name=source.kind, kind="judge", problem=package_problem(source.packages))
         case JudgedRewardConfig():
             yield Input(key=key, name=source.kind, kind="judge")
         case ModelRewardConfig():

@@ -135,7 +135,7 @@ class _Loop:
         last = self.task.num_steps
         if first >= last and first > 0:
             return self._nothing_to_do(first)
-        self.folder.forget_outcome()
+        self.folder.outcome.unlink(missing_ok=True)
         self.folder.write_config(self.options.recipe_text, self.resolved)
         self.folder.write_environment(self.environment)
         deleted = list(self._cut_logs_back(first))
@@ -281,7 +281,8 @@ class _Loop:
         """What a crash after the last checkpoint may have left undone: the end of its save, cards and report."""
         self.store.tidy()
         write_final_cards(self.folder.path)
-        self.folder.write_outcome("finished", total_steps=self.task.num_steps)
+        if not self.folder.outcome.is_file():
+            self.folder.write_outcome("finished", total_steps=self.task.num_steps)
         report, metrics = self.folder.report, self.folder.metrics
         if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
             write_report(self.folder.path)

@@ -122,6 +122,7 @@ class PPOTrainer:
         self.kl_controller = kl_controller
         self.kl_coefficient = first_coefficient(self.config.kl, kl_controller)
         self.score_moments: RunningMoments = NOTHING_SEEN
+        self.return_moments: RunningMoments = NOTHING_SEEN
         self.equal_steps = EqualSteps()
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
@@ -160,18 +161,23 @@ class PPOTrainer:
     def sampled_logprobs_serve(self) -> bool:
         """True where the sampler's log-probs are those of the policy, so that no pass is needed for the old ones.
 
-        Not where behaviour weights compare the two: the responses may then be those of any sampler.
+        Not where behaviour weights or a rejection compare the two: the responses may then be those of any sampler.
         """
-        weighed = self.config.policy_loss.behaviour_weight != "none"
-        return self.policy.precision == "float32" and not (weighed or self.config.rollout.reshapes_distribution)
+        compared = self.config.policy_loss.asks_the_sampler
+        return self.policy.precision == "float32" and not (compared or self.config.rollout.reshapes_distribution)
 
     def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
         """Sample `samples_per_prompt`, or else `responses_per_prompt`, responses to each prompt, as this step would.
 
         A prompt is a text, its token ids (a list or a tensor without padding) or a record.
         """
-        key = RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
-        return self._inference.generate(self._prompts(prompts), key=key, policy_version=self.policy_version)
+        return self._inference.generate(
+            self._prompts(prompts), key=self._rollout_key, policy_version=self.policy_version
+        )
+
+    @property
+    def _rollout_key(self) -> RandomKey:
+        return RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
 
     def _prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
         return as_prompts(self.tokenizer, prompts, num_tokens=self.policy.vocab_size)
@@ -246,7 +252,7 @@ class PPOTrainer:
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
-            shaped_scores=outcome.values["shaped_scores"] if self.config.score.shapes else None,
+            shaped_scores=outcome.values["shaped_scores"] if self.config.shapes_scores else None,
             policy=outcome.values.get("policy_report"),
             value=outcome.values.get("value_report"),
             candidates=outcome.values.get("candidates"),
@@ -260,6 +266,7 @@ class PPOTrainer:
                 self.kl_coefficient, step.experience, self.config.kl, self.kl_controller
             )
         self.score_moments = outcome.values["shaped_scores"].moments
+        self.return_moments = step.raw_advantages.spread.seen
         self.equal_steps = self.equal_steps.after(step.sampled, outcome=self.config.outcome)
         self.steps_done += 1
         self.followers.move(self.steps_done)
@@ -278,7 +285,10 @@ class PPOTrainer:
         calls, updates = self._inference, self._updates
         return {
             "generate": lambda prompts: (self.generate(prompts),),
-            "score": lambda responses: (score_responses(responses, calls, self.tokenizer, step=self.steps_done + 1),),
+            "generate_greedy": lambda prompts: calls.generate_greedy(prompts, key=self._rollout_key),
+            "score": lambda responses, greedy=(): (
+                score_responses(responses, calls, self.tokenizer, step=self.steps_done + 1, greedy=greedy),
+            ),
             "select": self._select,
             "sampled_logprobs": calls.sampled_logprobs,
             "policy_logprobs": calls.policy_logprobs,
@@ -302,8 +312,14 @@ class PPOTrainer:
         gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
         if self.config.samples_per_prompt is None:
             self._refuse_equal(scored)
-        coefficient, moments = self.kl_coefficient, self.score_moments
-        return make_experience(scored, gathered, config=self.config, kl_coefficient=coefficient, moments=moments)
+        return make_experience(
+            scored,
+            gathered,
+            config=self.config,
+            kl_coefficient=self.kl_coefficient,
+            moments=self.score_moments,
+            returns_seen=self.return_moments,
+        )
 
     def _select(self, candidates: Sequence[Scored]) -> tuple[list[Response], list[Scored]]:
         self._refuse_equal(candidates)  # the best of a healthy source may well be equal

@@ -116,7 +116,9 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_positions(recipe, [*prompts, *held_out], readers)
     _check_answer_positions(answers, judges)
     longest = max((len(text.token_ids) for text in texts.examples or ()), default=0)
-    check_lengths(policy.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0)
+    check_lengths(
+        policy.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0, section="ptx_data"
+    )
     trainer = PPOTrainer(
         policy,
         tokenizer,

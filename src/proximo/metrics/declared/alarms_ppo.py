@@ -49,11 +49,11 @@ PPO_RULES = (
     ),
     Rule(
         title="Responses were left out",
-        when="response/faulty is above 0 anywhere",
+        when="response/faulty or evaluation/faulty is above 0 anywhere",
         advice="samples.jsonl says why (`reason`), for at least one of each step: a reward source that fails, or an "
         "engine that gives up. If it is one kind of answer that fails, the policy learns nothing of that kind.",
         severity=Severity.WARNING,
-        check=lambda run: counted(run, "response/faulty"),
+        check=lambda run: counted(run, "response/faulty", "evaluation/faulty"),
     ),
     Rule(
         title=NOISE,

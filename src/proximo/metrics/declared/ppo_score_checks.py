@@ -86,7 +86,8 @@ def kl_outweighs_score(run: Run) -> str | None:
         return None
     if setting(run.config, "ppo", "kl", "place") == "loss":  # it is weighed against advantages there, not scores
         return None
-    coefficient, kl, gained = coefficients.values[-1], recent[-1], max(0.0, means[-1] - means[0])
+    # k3 is never negative but for rounding.
+    coefficient, kl, gained = coefficients.values[-1], max(0.0, recent[-1]), max(0.0, means[-1] - means[0])
     if coefficient * max(kl, math.sqrt(2 * kl)) <= OUTWEIGHS * (widest + gained):
         return None
     mean, noise = coefficient * kl, coefficient * math.sqrt(2 * kl)

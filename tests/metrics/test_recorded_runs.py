@@ -1,0 +1,76 @@
+"""Alarms on what real runs recorded: healthy ones raise none, sick ones the right one first, at any moment.
+
+recorded_runs.jsonl has of each run of benchmarks/healthy_runs.py what the rules read.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proximo.metrics.alarm_watch import AlarmWatch
+from proximo.metrics.alarms import find_alarms
+from proximo.metrics.catalogue import RULES
+from proximo.metrics.console import Course
+from proximo.metrics.run_files import Run
+from proximo.metrics.trainers import Trainer
+
+RECORDS = [json.loads(line) for line in (Path(__file__).parent / "recorded_runs.jsonl").read_text().splitlines()]
+HEALTHY = [record for record in RECORDS if record["alarm"] is None]
+SICK = [record for record in RECORDS if record["alarm"] is not None]
+
+
+def run_of(record: dict[str, Any]) -> Run:
+    columns = record["metrics"].items()
+    lines = tuple(
+        {"step": step} | {name: values[place] for name, values in columns if values[place] is not None}
+        for place, step in enumerate(record["step"])
+    )
+    settings = record["config"]
+    return Run(name=record["name"], lines=lines, config=settings, total_steps=settings["ppo"]["num_steps"])
+
+
+def told(record: dict[str, Any]) -> list[str]:
+    """What is printed while the run is under way, with its step."""
+    run, said = run_of(record), []
+    course = Course(trainer=Trainer.PPO, total_steps=run.total_steps or 0)
+    watch = AlarmWatch(course, record["config"], metrics_file=Path("nowhere"), tell=said.append)
+    for line in run.lines:
+        watch.write(int(line["step"]), {name: value for name, value in line.items() if name != "step"})
+    return said
+
+
+def test_there_are_twelve_of_each():
+    assert len(HEALTHY) >= 12
+    assert len(SICK) >= 12
+
+
+@pytest.mark.parametrize("record", HEALTHY, ids=lambda record: record["name"])
+def test_a_healthy_run_raises_no_alarm_at_any_step(record):
+    assert find_alarms(run_of(record), RULES[Trainer.PPO]) == ()
+    assert told(record) == []
+
+
+@pytest.mark.parametrize("record", SICK, ids=lambda record: record["name"])
+def test_a_sick_run_raises_the_right_alarm_first(record):
+    found = find_alarms(run_of(record), RULES[Trainer.PPO])
+    assert found[0].title == record["alarm"]
+    assert any(record["alarm"] in line for line in told(record))
+
+
+def test_the_table_of_the_documentation_is_that_of_these_runs():
+    page = (Path(__file__).parents[2] / "docs" / "healthy-runs.md").read_text(encoding="utf-8")
+    for record in RECORDS:
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{record['name']}` |"))
+        assert row.split(" | ")[3] == (f"*{record['alarm']}*" if record["alarm"] else "none")
+
+
+def test_a_hundredfold_learning_rate_is_one_alarm_that_names_the_step_and_the_cause():
+    record = next(record for record in SICK if record["name"] == "too-large-steps")
+    (alarm,) = find_alarms(run_of(record), RULES[Trainer.PPO])
+    assert alarm.detail.startswith("Step 1: 55% of tokens were clipped")
+    assert "tenth of ppo.policy_optimizer.learning_rate or less, now 0.03" in alarm.advice
+    assert alarm.consequences
+    assert "raise" not in alarm.text
+    assert told(record)[0].startswith("step 3, problem: One step destroyed the policy. Step 1:")
