@@ -6,6 +6,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -254,6 +255,8 @@ def test_a_report_says_its_alarms_beside_the_place_of_the_file(folder, capsys):
 
 class Evaluated:
     """A run's task with one sample that could not be scored."""
+
+    inputs_fingerprint = MappingProxyType({})
 
     def restore(self, checkpoint):
         pass

@@ -1,5 +1,6 @@
 """`proximo evaluate`: a run's checkpoint on its held-out data, once more. Not the evaluations during training."""
 
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from proximo.checkpoint.fingerprints import changed_inputs, placed
 from proximo.checkpoint.logs import JsonLines
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
@@ -49,6 +51,9 @@ def run_evaluate(
     with ExitStack() as stack:
         if isinstance(task, PPOTask):
             stack.enter_context(closing(task))
+        saved = placed(found.state.get("fingerprints", {}).get("inputs", {}), str(run.parent))
+        for line in changed_inputs(saved, task.inputs_fingerprint):
+            print(f"warning: other than in the run: {line}", file=sys.stderr)
         task.restore(found)
         record = task.evaluate(num_prompts)
     if record is None:
