@@ -191,7 +191,7 @@ def test_a_recipe_cannot_be_changed(folder):
 
 def test_the_ppo_section_is_usable_by_itself_with_the_same_rules():
     assert PPOConfig(num_steps=3).responses_per_step == 64
-    with pytest.raises(ValidationError, match="num_stps"):
+    with pytest.raises(ConfigError, match="num_stps"):
         PPOConfig(num_stps=3)
 
 
