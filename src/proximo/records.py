@@ -57,7 +57,8 @@ class Scored:
     state: ScoreState = ScoreState.SCORED
     reason: str | None = None
     answer_score: float | None = None
-    """What the same source gives the prompt's reference answer; None where nobody asked."""
+    """What the same source gives the answer that it is compared with (the prompt's reference answer, or the most likely
+    one); None where nobody asked."""
     token_rewards: tuple[float, ...] | None = None
     """What each token of the response earns of the score, where a source says; the last one earns what they leave."""
     prefix_scores: tuple[float, ...] | None = None
@@ -94,3 +95,5 @@ class Experience:
     """[T] float32, zero outside the mask."""
     returns: Tensor | None
     """[T] float32: targets of the value model; None without a critic."""
+    is_flat: bool = False
+    """The returns are all (nearly) one number, so that nothing of the step is for the policy to learn."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards
+from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards, ipo_loss
 
 
 def sigmoid(x: float) -> float:
@@ -65,3 +65,13 @@ def test_far_from_the_reference_it_stays_finite(ratio: float) -> None:
 
 def test_the_implicit_reward_is_in_units_of_beta() -> None:
     assert implicit_rewards(torch.tensor([2.0, -1.0]), beta=0.1).tolist() == pytest.approx([0.2, -0.1])
+
+
+def test_ipo_draws_the_difference_of_log_ratios_to_half_of_one_over_beta() -> None:
+    """Differences 3, -4 and 2.5, of which beta 0.2 wants 2.5."""
+    chosen, rejected = ratios(1.0, -2.0, 2.0), ratios(-2.0, 2.0, -0.5)
+    loss = ipo_loss(chosen, rejected, beta=0.2)
+    assert loss.tolist() == pytest.approx([0.25, 42.25, 0.0])
+    pushed = torch.autograd.grad(loss.sum(), (chosen, rejected))
+    assert pushed[0].tolist() == pytest.approx([1.0, -13.0, 0.0])
+    assert pushed[1].tolist() == pytest.approx([-1.0, 13.0, 0.0])

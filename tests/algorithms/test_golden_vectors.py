@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proximo.algorithms.advantages import gae, group_standardised
+from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights
 from proximo.algorithms.controllers import adaptive_kl
 from proximo.algorithms.kl import absolute, full_kl, k1, k2, k3
 from proximo.algorithms.losses import (
@@ -18,7 +19,7 @@ from proximo.algorithms.losses import (
     value_statistics,
 )
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
-from proximo.algorithms.objectives import gspo, masked_weights, ppo, sapo, sequence_ratios, truncated_weights
+from proximo.algorithms.objectives import gspo, ppo, sapo, sequence_ratios
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
 from proximo.algorithms.scores import fixed_penalties
 from proximo.algorithms.segments import segment_sum
@@ -306,11 +307,12 @@ class TestAReaL:
         logprobs, sampled = numbers([-1, -2, -0.5, -1]), numbers([-1.2, -1, -0.6, -3])
         proximal = numbers([-1.1, -1.2, -0.6, -1.5])
         loss = ppo(logprobs, proximal, numbers([1, -1, 2, -1]), clip_low=0.2, clip_high=0.2).loss
-        weights = truncated_weights(proximal, sampled, cap=10)
+        ratios = behaviour_ratios(proximal, sampled, all_of(proximal), (4,), of_responses=False)
+        weights = bounded_weights(ratios, floor=0, cap=10, masked=False)
         assert_close(weights, [1.105171, 0.818731, 1, 4.481689])
         assert_close(weights * loss, [-1.221403, 0.654985, -2.210342, 7.389056])
         assert_close((weights * loss).mean(), 1.153074)
-        assert_close((masked_weights(proximal, sampled, cap=2) * loss).mean(), -0.694190)
+        assert_close((bounded_weights(ratios, floor=0, cap=2, masked=True) * loss).mean(), -0.694190)
 
     def test_huber_value_loss(self):
         values, old_values, returns = numbers([1, 0.5, 20]), numbers([0.5] * 3), numbers([1.2, 0, 3])

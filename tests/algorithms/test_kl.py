@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from proximo.algorithms.kl import absolute, bounded_exp, full_kl, k1, k2, k3, weighted_k3
+from proximo.algorithms.kl import absolute, bounded_exp, clamped, full_kl, k1, k2, k3, weighted_k3
 
 GENERATOR = torch.Generator().manual_seed(0)
 LOGITS, REFERENCE_LOGITS = torch.randn(2, 3, 5, generator=GENERATOR, dtype=torch.float64)
@@ -89,3 +89,11 @@ def test_far_out_everything_stays_finite_with_its_gradient(log_ratio):
         (gradient,) = torch.autograd.grad(value.sum(), logprobs)
         assert value.isfinite().all()
         assert gradient.isfinite().all()
+
+
+def test_the_kl_of_a_token_is_cut_on_both_sides_and_has_no_gradient_beyond():
+    per_token = torch.tensor([0.5, 7.0, -9.0], requires_grad=True)
+    assert clamped(per_token, None) is per_token
+    found = clamped(per_token, 2.0)
+    assert found.tolist() == [0.5, 2.0, -2.0]
+    assert torch.autograd.grad(found.sum(), per_token)[0].tolist() == [1, 0, 0]

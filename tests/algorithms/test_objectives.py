@@ -11,13 +11,12 @@ from proximo.algorithms.masking import sum_of_response_means
 from proximo.algorithms.objectives import (
     TokenLosses,
     cispo,
+    gmpo,
     gspo,
     m2po,
-    masked_weights,
     ppo,
     sapo,
     sequence_ratios,
-    truncated_weights,
     within_second_moment,
 )
 
@@ -124,6 +123,30 @@ def test_gspo_of_responses_of_one_token_is_ppo():
     assert found.clipped.equal(wanted.clipped)
 
 
+def test_gmpo_clips_each_token_on_the_side_of_its_advantage_and_then_takes_the_geometric_mean():
+    """Log-ratios 0.1, 0.6 | -0.2, (9, masked), -0.8, 0.5 | 0.3, clips log 1.3, log 0.7, advantages 2, -3 and 0."""
+    changes, advantages = numbers(0.1, 0.6, -0.2, 9.0, -0.8, 0.5, 0.3), numbers(2, 2, -3, -3, -3, -3, 0)
+    mask = torch.tensor([True, True, True, False, True, True, True])
+    logprobs = changes.clone().requires_grad_()
+    found = gmpo(logprobs, torch.zeros(7), advantages, mask, (2, 4, 1), clip_low=0.3, clip_high=0.3)
+    first = math.exp((0.1 + math.log(1.3)) / 2)
+    second = math.exp((-0.2 + math.log(0.7) + 0.5) / 3)
+    assert found.loss.tolist() == pytest.approx([*[-2 * first] * 2, *[3 * second] * 4, 0])
+    assert found.clipped[mask].tolist() == [False, True, False, True, False, False]
+    (gradient,) = torch.autograd.grad(found.loss[mask].sum(), logprobs)
+    # Two losses -2 s of a mean of two, three losses 3 s of a mean of three; what was clipped moves nothing.
+    assert gradient.tolist() == pytest.approx([-2 * first, 0, 3 * second, 0, 0, 3 * second, 0])
+
+
+def test_gmpo_of_responses_of_one_token_is_ppo():
+    generator = torch.Generator().manual_seed(3)
+    given = torch.randn(3, 50, generator=generator, dtype=torch.float64)
+    bounds = {"clip_low": 0.2, "clip_high": 0.3}
+    found, wanted = gmpo(*given, torch.ones(50, dtype=torch.bool), (1,) * 50, **bounds), ppo(*given, **bounds)
+    torch.testing.assert_close(found.loss, wanted.loss)
+    assert found.clipped.equal(wanted.clipped)
+
+
 def test_the_ratio_of_a_response_is_over_its_counted_tokens_and_one_where_it_has_none():
     mask = torch.tensor([False, False, True, False, True])
     found = sequence_ratios(numbers(5, 5, 0.5, 7, -0.1), torch.zeros(5), mask, (2, 0, 3))
@@ -137,6 +160,8 @@ def test_every_objective_stays_finite_at_any_distance(change, advantage):
     mask, clips = torch.ones(1, dtype=torch.bool), {"clip_low": 0.2, "clip_high": 0.3}
     for objective in (
         lambda *x: gspo(*x, mask, (1,), **clips),
+        lambda *x: gmpo(*x, mask, (1,), **clips),
+        lambda *x: gmpo(*x, mask, (1,), clip_low=1.0, clip_high=0.3),
         lambda *x: cispo(*x, **clips),
         lambda *x: sapo(*x, gate_positive=1.0, gate_negative=1.05),
         lambda *x: ppo(*x, **clips, dual_clip=3.0),
@@ -145,15 +170,6 @@ def test_every_objective_stays_finite_at_any_distance(change, advantage):
         loss = objective(logprobs, *given[1:]).loss
         assert loss.isfinite().all()
         assert torch.autograd.grad(loss.sum(), logprobs)[0].isfinite().all()
-
-
-def test_behaviour_weights_are_cut_or_dropped_above_the_cap_and_carry_no_gradient():
-    proximal, sampled = numbers(0, 0.5, -0.5, 3).requires_grad_(), numbers(0, 0, 0, 0)
-    cut, dropped = (weigh(proximal, sampled, cap=1.5) for weigh in (truncated_weights, masked_weights))
-    assert cut.tolist() == pytest.approx([1, 1.5, math.exp(-0.5), 1.5])
-    assert dropped.tolist() == pytest.approx([1, 0, math.exp(-0.5), 0])
-    assert not cut.requires_grad
-    assert not dropped.requires_grad
 
 
 def test_in_the_mean_over_responses_each_weighs_the_same():

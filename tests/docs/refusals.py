@@ -17,9 +17,9 @@ from pydantic import ValidationError
 import proximo.config
 from proximo.config.loader import Kind, recipe_schema
 from proximo.config.overrides import apply_overrides, parse_override
-from recipe_files import PIPELINE, PPO, REWARD, SFT
+from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
 
-RECIPES = {"sft": SFT, "reward": REWARD, "ppo": PPO, "pipeline": PIPELINE}
+RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
 LLAMA = "{model_type: llama}"
 EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"
 ROWS: tuple[tuple[Kind, str, str], ...] = (
@@ -37,6 +37,10 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Advantages and values", "ppo.critic_warmup_steps=10"),
     ("ppo", "Advantages and values", "ppo.truncated=bootstrap"),
     ("ppo", "Advantages and values", "ppo.advantage={estimator: gae, equal_groups: exclude}"),
+    ("ppo", "Advantages and values", "ppo.advantage={estimator: pass_at_k, standardise: true}"),
+    ("ppo", "Advantages and values", "ppo.advantage={estimator: pass_at_k, k: 4} ppo.responses_per_prompt=2"),
+    ("ppo", "Advantages and values", "ppo.advantage=greedy_baseline ppo.rollout.greedy=true"),
+    ("ppo", "Advantages and values", "ppo.advantage=greedy_baseline ppo.score.minus_reference_answer=true"),
     ("ppo", "Advantages and values", "value.start=reward reward=[{kind: function, function: 'm:f'}]"),
     ("ppo", "Scores", "ppo.score.whiten_rewards=keep_mean ppo.advantage=return_to_go"),
     ("ppo", "Rollout", "ppo.rollout.temperature=0"),
@@ -45,6 +49,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Scores", "ppo.score.min_tokens=3"),
     ("ppo", "Scores", "ppo.outcome=maths"),
     ("ppo", "Scores", "ppo.score.missing_eos_penalty=1 ppo.score.truncated=false"),
+    ("ppo", "Scores", "ppo.score.truncated_scale=0.5 ppo.score.truncated=false"),
     ("ppo", "Scores", "ppo.score.min_tokens=300 ppo.score.min_tokens_penalty=1"),
     ("ppo", "Scores", "ppo.score.overlong_buffer_tokens=300"),
     ("ppo", "Scores", "reward=[{kind: model, path: a/b}, {kind: model, path: a/c}]"),
@@ -83,6 +88,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Remote rewards", "reward=[{kind: remote, url: 'http://host', step_seconds: 60}]"),
     ("ppo", "Losses and updates", "ppo.policy_loss.objective=cispo ppo.policy_loss.dual_clip=3"),
     ("ppo", "Losses and updates", "ppo.policy_loss.behaviour_weight=masked"),
+    ("ppo", "Losses and updates", "ppo.policy_loss.rejection.limit=0.1"),
     ("ppo", "Losses and updates", "ppo.minibatch_responses=1000"),
     ("ppo", "Losses and updates", "ppo.evaluate_average=true"),
     ("ppo", "Losses and updates", "ppo.policy_optimizer={learning_rate: 1e-6, betas: [0.9, 1.0]}"),
@@ -158,6 +164,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("reward", "Models", "model={lora: {rank: 8}}"),
     ("ppo", "The run", "run.precision=fp16"),
     ("pipeline", "The run", "sft.run.folder=elsewhere"),
+    ("dpo", "Preferences", "dpo={loss: ipo, label_smoothing: 0.1}"),
     ("reward", "Reward models", "reward.loss=divergence_window reward.centring=0.01"),
     ("ppo", "The run", "run.sinks=[{kind: wandb}, {kind: wandb}]"),
     ("ppo", "Data", "data.filter.max_fraction=0.5"),

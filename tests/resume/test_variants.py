@@ -53,6 +53,7 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
         "ppo",
         {"ppo.score.running": "standardise", "ppo.score.whiten_rewards": "keep_mean", "ppo.kl.target": None},
     ),
+    "ppo whose flat steps depend on the returns of all steps before": ("ppo", {"ppo.advantage.least_spread": 1.0}),
     "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
     "ppo with normalised values of an adapter": ("ppo", {"value.lora": LORA, "ppo.value_loss.normalise": "cumulative"}),
     "ppo with texts in the updates": (

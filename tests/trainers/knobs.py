@@ -9,6 +9,7 @@ from proximo.config import (
     data,
     dpo,
     ppo,
+    ppo_losses,
     ppo_ptx,
     recipes,
     rewards,
@@ -119,6 +120,8 @@ STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
 TRUSTING = STEEP | {"ppo.policy_loss.objective": "m2po"}
 BF16 = {"run.precision": "bf16"}
+WEIGHED = BF16 | {"ppo.policy_loss.behaviour_weight": "truncated"}
+BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"estimator": "pass_at_k"}, "value": {"start": "policy"}}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise": "exponential"}
 EQUAL = {
@@ -235,6 +238,7 @@ KNOBS = [
         {"data.proportions": [1, 1], "data.phase": 0},
     ),
     Knob(data.DataConfig, "phase", "sft", {"data.phase": 1}, {"data.proportions": [1, 1], "data.phase": 0}),
+    Knob(data.DataConfig, "split_seed", "sft", {"data.split_seed": 3}, {"data.proportions": [1, 1], "data.phase": 0}),
     Knob(data.DataConfig, "held_out_rows", "sft", {"data.held_out_rows": 3}),
     Knob(
         data.DataConfig,
@@ -297,6 +301,7 @@ KNOBS = [
     Knob(dpo.DPOConfig, "num_epochs", "dpo", {"dpo.num_epochs": 3}),
     Knob(dpo.DPOConfig, "pairs_per_step", "dpo", {"dpo.pairs_per_step": 3}),
     Knob(dpo.DPOConfig, "tokens_per_microbatch", "dpo", {"dpo.tokens_per_microbatch": 900}),
+    Knob(dpo.DPOConfig, "loss", "dpo", {"dpo.loss": "ipo"}),
     Knob(dpo.DPOConfig, "beta", "dpo", {"dpo.beta": 0.2}),
     Knob(dpo.DPOConfig, "label_smoothing", "dpo", {"dpo.label_smoothing": 0.1}),
     Knob(dpo.DPOConfig, "optimizer", "dpo", {"dpo.optimizer": {"learning_rate": 1e-3}}),
@@ -319,6 +324,7 @@ KNOBS = [
     Knob(ppo.RolloutConfig, "max_rows", "ppo", {"ppo.rollout.max_rows": 2}),
     Knob(ppo.KLConfig, "place", "ppo", {"ppo.kl.place": "none"}),
     Knob(ppo.KLConfig, "measure", "ppo", {"ppo.kl.measure": "k3"}),
+    Knob(ppo.KLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
     Knob(ppo.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
     Knob(ppo.KLConfig, "target", "ppo", {"ppo.kl.target": None}),
     Knob(ppo.KLConfig, "horizon", "ppo", {"ppo.kl.horizon": 40}),
@@ -335,6 +341,8 @@ KNOBS = [
     Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
     Knob(ppo.PPOConfig, "release_cache", "ppo", {"ppo.release_cache": True}, stops="release_cache"),
     Knob(ppo.AdvantageConfig, "estimator", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
+    Knob(ppo.AdvantageConfig, "k", "ppo", {"ppo.advantage.k": 3}, BEST_OF),
+    Knob(ppo.AdvantageConfig, "least_spread", "ppo", {"ppo.advantage.least_spread": 10.0}),
     Knob(ppo.AdvantageConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
     Knob(ppo.AdvantageConfig, "lam", "ppo", {"ppo.advantage.lam": 0.5}),
     Knob(ppo.AdvantageConfig, "length_adaptive", "ppo", {"ppo.advantage.length_adaptive": 0.4}),
@@ -358,6 +366,9 @@ KNOBS = [
     ),
     Knob(ppo.PolicyLossConfig, "entropy_coefficient", "ppo", {"ppo.policy_loss.entropy_coefficient": 0.1}),
     Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
+    Knob(ppo.PolicyLossConfig, "behaviour_floor", "ppo", {"ppo.policy_loss.behaviour_floor": 1.0}, WEIGHED),
+    Knob(ppo.PolicyLossConfig, "behaviour_of", "ppo", {"ppo.policy_loss.behaviour_of": "response"}, WEIGHED),
+    Knob(ppo.PolicyLossConfig, "rejection", "ppo", {"ppo.policy_loss.rejection": {"limit": 1e-9}}, BF16),
     Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
     Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
     Knob(ppo.ValueLossConfig, "coefficient", "ppo", {"ppo.value_loss.coefficient": 1.0}, TRUNK),
@@ -373,6 +384,7 @@ KNOBS = [
     ),
     Knob(ppo.ScoreConfig, "truncated", "ppo", {"ppo.score.truncated": False}, CUT),
     Knob(ppo.ScoreConfig, "clip", "ppo", {"ppo.score.clip": 0.01}),
+    Knob(ppo.ScoreConfig, "truncated_scale", "ppo", {"ppo.score.truncated_scale": 0.5}, CUT),
     Knob(ppo.ScoreConfig, "minus_reference_answer", "ppo", {"ppo.score.minus_reference_answer": True}, ANSWERED),
     Knob(ppo.ScoreConfig, "bias", "ppo", {"ppo.score.bias": 1.0}),
     Knob(ppo.ScoreConfig, "scale", "ppo", {"ppo.score.scale": 2.0}),
@@ -568,6 +580,13 @@ SHOWN_ELSEWHERE = {
         "learner/test_in_backward.py",
         "test_a_gradient_that_is_not_finite_can_stop_the_run",
     ),
+    **{
+        (ppo_losses.RejectionConfig, name): (
+            "trainers/test_wires_of_losses.py",
+            "test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator",
+        )
+        for name in ppo_losses.RejectionConfig.model_fields
+    },
     # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
     (ppo.PolicyLossConfig, "behaviour_cap"): (
         "trainers/test_updates.py",

@@ -90,6 +90,16 @@ def plain_loss(policy: PreTrainedModel, reference: PreTrainedModel, smoothing: f
     return total / len(seen), seen
 
 
+def test_the_loss_of_ipo_is_over_the_log_ratios_of_whole_answers() -> None:
+    plain, plain_reference = (tiny_language_model(seed=seed, dtype=torch.float64) for seed in (1, 2))
+    _, seen = plain_loss(plain, plain_reference, 0.0)
+    gaps = [(rewards[0] - rewards[1]) / BETA for rewards, _ in seen]
+    made = task(*two_models(), loss="ipo")
+    metrics = {name: metric.value for name, metric in made.step(1).metrics.items()}
+    assert metrics["dpo/loss"] == pytest.approx(sum((gap - 1 / (2 * BETA)) ** 2 for gap in gaps) / len(gaps), rel=1e-9)
+    assert metrics["dpo/margin"] == pytest.approx(BETA * sum(gaps) / len(gaps), rel=1e-9)
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(smoothing: float) -> None:
     plain, plain_reference = (tiny_language_model(seed=seed, dtype=torch.float64) for seed in (1, 2))

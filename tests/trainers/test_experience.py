@@ -1,6 +1,7 @@
 """Scores become rewards, rewards advantages; what does not count, counts nowhere. Numbers worked by hand."""
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -98,7 +99,8 @@ def test_a_lambda_may_adapt_to_the_tokens_that_the_policy_wrote() -> None:
     """alpha 2 / 3: of three tokens 1 - 1 / 2, of two of them, with one by a tool between, 1 - 3 / 4."""
     tool = scored(1.0, of=response(mask=[True, False, True]))
     values = [0.2, 0.3, 0.4, 9.0]
-    made = build([scored(1.0), tool], values=values * 2, advantage={"length_adaptive": 2 / 3, "value_lam": 1.0})
+    options = {"length_adaptive": 2 / 3, "value_lam": 1.0, "least_spread": None}
+    made = build([scored(1.0), tool], values=values * 2, advantage=options)
     wanted = torch.tensor([0.1 + 0.05 + 0.15, 0.1 + 0.3, 0.6, 0.2 + 0.25 * 0.6, 0.0, 0.6])
     torch.testing.assert_close(made.advantages, wanted, **CLOSE)
     torch.testing.assert_close(made.returns[:3], torch.tensor([1.0, 1.0, 1.0]), **CLOSE)
@@ -147,18 +149,42 @@ def test_leave_one_out_compares_a_response_with_the_others_alone() -> None:
     )
 
 
+def test_the_length_weighted_baseline_counts_the_tokens_of_each_response() -> None:
+    """Returns 0.5 of one token and 2.5 of two: a baseline of 5.5 / 3."""
+    found = to_go("length_weighted").advantages
+    torch.testing.assert_close(found, torch.tensor([-4 / 3, 2 / 3, 2 / 3, 0.0, 0.0, 0.0]), **CLOSE)
+
+
+def test_of_pass_at_k_only_what_adds_to_the_best_of_k_counts() -> None:
+    torch.testing.assert_close(
+        to_go("pass_at_k", k=2).advantages, torch.tensor([0.0, 4.0, 4.0, 0.0, 0.0, 0.0]), **CLOSE
+    )
+    three = [scored(score, of=response([2])) for score in (1.0, 2.0, 4.0)]
+    for k, wanted in ((2, [0.0, 1.0, 5.0]), (3, [0.0, 0.0, 6.0])):
+        options = {"advantage": {"estimator": "pass_at_k", "k": k}, "responses_per_prompt": 3}
+        torch.testing.assert_close(build(three, **options).advantages, torch.tensor(wanted), **CLOSE)
+
+
+def test_a_clamped_kl_costs_no_more_than_its_limit_on_a_token() -> None:
+    batch = [scored(2.0, of=response(logprobs=[-1.0, -2.0, -3.0]))]
+    reference = [-9.0, -2.25, -2.0]
+    made = build(batch, reference=reference, values=[0.0] * 4, kl={"place": "reward", "clamp": 0.5}, kl_coefficient=2.0)
+    torch.testing.assert_close(made.rewards, torch.tensor([-1.0, -0.5, 3.0]), **CLOSE)
+
+
 def test_one_response_per_prompt_is_enough_where_the_batch_is_the_baseline() -> None:
     made = build([scored(1.0), scored(3.0)], advantage={"estimator": "return_to_go", "standardise": None})
     torch.testing.assert_close(made.advantages, torch.tensor([-1.0] * 3 + [1.0] * 3), rtol=0, atol=1e-4)
-    with pytest.raises(ValueError, match="gae and return_to_go need only one"):
+    with pytest.raises(ValueError, match="gae, return_to_go and greedy_baseline need only one"):
         PPOConfig(advantage="leave_one_out")
 
 
 @pytest.mark.parametrize("advantage", get_args(AdvantageConfig.model_fields["estimator"].annotation))
 def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage: str) -> None:
-    good = [scored(1.0), scored(3.0)]
+    good = [replace(scored(score), answer_score=0.5) for score in (1.0, 3.0)]
     faulty = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
-    options = {"advantage": {"estimator": advantage, "lam": 1.0, "standardise": True}, "responses_per_prompt": 2}
+    standardise = advantage != "pass_at_k"
+    options = {"advantage": {"estimator": advantage, "lam": 1.0, "standardise": standardise}, "responses_per_prompt": 2}
     values = [0.1] * 8 if advantage == "gae" else None
     alone = build(good, values=values, **options)
     with_fault = build([*good, faulty], values=None if values is None else [*values, *[math.nan] * 4], **options)

@@ -21,6 +21,7 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.records import Finish, Prompt
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
+from proximo.rollout.sampling import RandomKey
 from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.ppo_run import build_task
 from proximo.trainers.reference_answers import answer_responses, with_answer_scores
@@ -77,7 +78,7 @@ def test_the_source_is_asked_once_for_each_prompt_of_the_batch() -> None:
     source = Lengths()
     calls = trainer(FunctionReward(source))._inference
     batch = [scored(9.0, of=response(to=ANSWERED[place])) for place in (0, 0, 1, 0, 1)]
-    found = with_answer_scores(batch, calls, tiny_tokenizer())
+    found = with_answer_scores(batch, answer_responses(ANSWERED, tiny_tokenizer()), calls)
     assert source.asked == [["abc", "e"]]
     assert [facts["finish"] for facts in source.metadata] == ["eos", "eos"]
     assert [each.answer_score for each in found] == [3.0, 3.0, 1.0, 3.0, 1.0]
@@ -87,9 +88,9 @@ def test_the_source_is_asked_once_for_each_prompt_of_the_batch() -> None:
 def test_without_the_answers_score_a_response_counts_as_not_scored() -> None:
     calls = trainer(FunctionReward(Lengths(unable=["e"])))._inference
     batch = [scored(9.0, of=response(to=each)) for each in ANSWERED]
-    found = with_answer_scores(batch, calls, tiny_tokenizer())
+    found = with_answer_scores(batch, answer_responses(ANSWERED, tiny_tokenizer()), calls)
     assert [each.valid for each in found] == [True, False]
-    assert "reference answer was not scored" in str(found[1].reason)
+    assert "answer that it is compared with was not scored" in str(found[1].reason)
     with pytest.raises(TrainingError, match="4 of 4 responses could not be scored"):
         trainer().train(ANSWERED, reward=Lengths(unable=["abc", "e"]))
 
@@ -97,8 +98,8 @@ def test_without_the_answers_score_a_response_counts_as_not_scored() -> None:
 def test_a_reward_model_reads_prompt_and_answer_as_one_text() -> None:
     scalar = scalar_from_language_model(LanguageModel(tiny_language_model(seed=1)), HeadStart.NORMAL, seed=2)
     calls = trainer(ModelReward(scalar))._inference
-    (found,) = with_answer_scores([scored(of=response(to=ANSWERED[0]))], calls, tiny_tokenizer())
     (answer,) = answer_responses(ANSWERED[:1], tiny_tokenizer())
+    (found,) = with_answer_scores([scored(of=response(to=ANSWERED[0]))], [answer], calls)
     ids = torch.tensor([[*ANSWERED[0].token_ids, *answer.token_ids]])
     scalar.model.set_attn_implementation("sdpa")
     assert found.answer_score == pytest.approx(scalar.model(ids).logits.item(), abs=1e-5)
@@ -116,6 +117,46 @@ def test_the_policy_is_rewarded_with_the_difference() -> None:
     assert totals == wanted
     assert line["score/answer_mean"] == 2.0
     assert line["score/mean"] == line["score/shaped_mean"] + 2.0
+
+
+def test_with_a_greedy_baseline_the_policy_is_rewarded_with_the_difference_to_its_most_likely_answer() -> None:
+    """ReMax: score minus that of the greedy response, for every token, neither centred nor standardised."""
+    config = PPOConfig(
+        num_steps=1,
+        prompts_per_step=2,
+        responses_per_prompt=2,
+        rollout={"max_new_tokens": 4},
+        kl={"place": "none"},
+        advantage="greedy_baseline",
+    )
+    made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
+    key = RandomKey(seed=77, purpose="rollout", step=0)
+    greedy = made._inference.generate(ANSWERED, key=key, policy_version=0, greedy=True)
+    best = {each.prompt.id: len(each.text) for each in greedy}
+    seen, calls = [], []
+    run_step, generate = made.run_step, made._inference.roles.engine.generate
+
+    def counting(prompts: Any, **options: Any) -> Any:
+        calls.append((options["num_samples"], options["options"].greedy))
+        return generate(prompts, **options)
+
+    made._inference.roles.engine.generate = counting  # type: ignore[method-assign]
+    made.run_step = lambda **given: seen.append(run_step(**given)) or seen[-1]
+    (line,) = made.train(ANSWERED, reward=Lengths())
+    assert sorted(calls) == [(1, True), (2, False)]
+    experience = seen[0].experience
+    for each, part in zip(experience.scored, experience.advantages.split(list(experience.lengths)), strict=True):
+        assert part.tolist() == [len(each.response.text) - best[each.response.prompt.id]] * len(part)
+    assert any(experience.advantages)
+    assert line["score/answer_mean"] == sum(best.values()) / 2
+    assert "value/loss" not in line
+
+
+def test_scores_that_are_brought_have_no_greedy_answer_beside_them() -> None:
+    config = PPOConfig(prompts_per_step=2, rollout={"max_new_tokens": 4}, advantage="greedy_baseline")
+    made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
+    with pytest.raises(ValueError, match="greedy_baseline needs the score of each prompt's greedy answer"):
+        made.step(ANSWERED, made.generate(ANSWERED), [1.0, 2.0])
 
 
 def test_a_prompt_without_an_answer_is_named_before_anything_is_sampled() -> None:

@@ -12,6 +12,7 @@ from proximo.config.ppo import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
 from proximo.records import Experience, Finish, Scored, ScoreState
 from proximo.trainers.experience import Passes, RawAdvantages, make_experience
+from proximo.trainers.flat_steps import ReturnSpread
 from proximo.trainers.score_guards import EqualSteps, refuse_equal
 from proximo.trainers.shaped_scores import ShapedScores, shape_scores
 from proximo.trainers.step_metrics import StepOutcome, experience_metrics
@@ -55,6 +56,22 @@ def test_without_options_scores_are_left_as_they_are() -> None:
     assert found.counted.tolist() == [True, True, False]
     assert found.penalised is None
     assert found.moments == NOTHING_SEEN
+
+
+def test_the_score_of_a_cut_response_is_scaled_after_the_clip() -> None:
+    """4 is clipped to 3, a tenth of which is left where the limit cut it; a penalty comes after."""
+    found = shape([ended(4.0), cut(4.0), cut(-1.0)], clip=3.0, truncated_scale=0.1, missing_eos_penalty=0.5)
+    assert found.values.tolist() == pytest.approx([3.0, 0.3 - 0.5, -0.1 - 0.5])
+    with pytest.raises(ValueError, match="truncated_scale needs truncated: true"):
+        PPOConfig(score={"truncated": False, "truncated_scale": 0.5})
+
+
+def test_rewards_of_single_tokens_are_scaled_with_the_score_of_a_cut_response() -> None:
+    batch = [replace(each, token_rewards=(1.0, 2.0, 0.5)) for each in (ended(4.0), cut(4.0))]
+    found = shape(batch, truncated_scale=0.1)
+    assert found.token_rewards is not None
+    assert found.token_rewards.tolist() == pytest.approx([1.0, 2.0, 0.5, 0.1, 0.2, 0.05])
+    assert found.values.tolist() == pytest.approx([4.0, 0.4])
 
 
 def test_everything_happens_in_the_documented_order() -> None:
@@ -144,6 +161,9 @@ def test_tokens_that_do_not_count_have_no_part_in_the_whitening_and_leak_nothing
     assert not among.rewards[~mask].any()
 
 
+FLAT = ReturnSpread(deviation=0.0, seen=NOTHING_SEEN, is_flat=True)
+
+
 def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
     to = [prompt("a"), prompt("b")]
     batch = [
@@ -154,7 +174,7 @@ def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
     shaped = shape([*batch, FAULTY], **options)
     outcome = StepOutcome(
         experience=made([*batch, FAULTY]),
-        raw_advantages=RawAdvantages(mean=0.0, variance=0.0, num_tokens=9),
+        raw_advantages=RawAdvantages(mean=0.0, variance=0.0, num_tokens=9, spread=FLAT),
         policy=Report(metrics={}, refusals=()),
         value=None,
         seconds={},
@@ -167,6 +187,7 @@ def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
         {
             "score/mean": 10 / 3,
             "score/std": pstdev([5, 3, 2]),
+            "score/best_fraction": 1 / 3,
             "score/shaped_mean": -1.0,
             "score/shaped_std": pstdev([4, 2, -2]) / (28 / 3) ** 0.5,
             "score/penalised_fraction": 1.0,

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from proximo.algorithms.losses import policy_statistics
+from proximo.algorithms.scores import NOTHING_SEEN
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
 from proximo.records import Experience, Finish, Scored, ScoreState
 from proximo.trainers.experience import RawAdvantages
+from proximo.trainers.flat_steps import ReturnSpread
 from proximo.trainers.invariants import broken_limits
 from proximo.trainers.step_metrics import (
     StepOutcome,
@@ -25,6 +27,7 @@ from proximo.trainers.updates import Report
 from records_made import prompt, response, scored
 
 NAN = math.nan
+SPREAD = ReturnSpread(deviation=0.5, seen=NOTHING_SEEN, is_flat=False)
 
 
 def batch() -> tuple[Scored, ...]:
@@ -51,7 +54,7 @@ def experience(**changes) -> Experience:
 
 
 def outcome(made: Experience, **changes) -> StepOutcome:
-    raw = RawAdvantages(mean=0.4, variance=0.25, num_tokens=5)
+    raw = RawAdvantages(mean=0.4, variance=0.25, num_tokens=5, spread=SPREAD)
     base = StepOutcome(
         experience=made, raw_advantages=raw, policy=Report(metrics={}, refusals=()), value=None, seconds={}
     )
@@ -82,6 +85,8 @@ EXPECTED = {
     "reward/mean": (2.3 + 0.1) / 2,
     "advantage/mean": 0.4,
     "advantage/std": 0.5,
+    "reward/std": 0.5,
+    "advantage/flat": 0.0,
     "response/tokens_mean": 2.5,
     "response/tokens_max": 3,
     "response/finished_fraction": 0.5,
@@ -142,7 +147,7 @@ def test_a_token_that_the_policy_did_not_write_counts_nowhere() -> None:
         name: torch.where(torch.arange(9) == 1, NAN, getattr(experience(), name))
         for name in ("old_logprobs", "reference_logprobs", "rewards", "returns")
     }
-    raw = RawAdvantages(mean=0.4, variance=0.25, num_tokens=4)
+    raw = RawAdvantages(mean=0.4, variance=0.25, num_tokens=4, spread=SPREAD)
     found = line(experience_metrics(outcome(experience(mask=mask, **poisoned), raw_advantages=raw)))
     assert found["reward/mean"] == pytest.approx((2.1 + 0.1) / 2)
     assert found["policy/entropy"] == pytest.approx((1 + 3 + 0.5 + 1.5) / 4)
@@ -191,8 +196,11 @@ def test_a_group_of_equals_counts_as_teaching_nothing_after_standardising_too() 
 def test_where_nothing_could_be_scored_only_the_count_of_faults_is_left() -> None:
     lost = tuple(scored(NAN, of=each.response, state=ScoreState.INFRASTRUCTURE_FAULT) for each in batch())
     made = experience(scored=lost, mask=torch.zeros(9, dtype=torch.bool), values=None, returns=None)
-    raw = RawAdvantages(mean=0.0, variance=0.0, num_tokens=0)
-    assert line(experience_metrics(outcome(made, raw_advantages=raw))) == {"response/faulty": 3.0}
+    raw = RawAdvantages(mean=0.0, variance=0.0, num_tokens=0, spread=SPREAD)
+    assert line(experience_metrics(outcome(made, raw_advantages=raw))) == {
+        "response/faulty": 3.0,
+        "reward/std": 0.5,
+    }
 
 
 SECONDS = {

@@ -5,6 +5,7 @@ returns are constants to the losses.
 """
 
 from collections.abc import Sequence
+from math import comb
 
 import torch
 from torch import Tensor
@@ -109,6 +110,13 @@ def returns_to_go(rewards: Tensor, mask: Tensor, lengths: Sequence[int], *, gamm
 
 
 @torch.no_grad()
+def discounted_returns(rewards: Tensor, mask: Tensor, lengths: Sequence[int], *, gamma: float) -> Tensor:
+    """[R] what each response earns as its first token sees it: G_0 of `returns_to_go`, 0 without a masked token."""
+    to_go = returns_to_go(rewards, mask, lengths, gamma=gamma)
+    return segment_sum(torch.where(_first_in_mask(mask, lengths), to_go, 0), lengths)
+
+
+@torch.no_grad()
 def group_returns_to_go(
     rewards: Tensor, group_ids: Tensor, valid: Tensor, mask: Tensor, lengths: Sequence[int], *, gamma: float
 ) -> Tensor:
@@ -119,7 +127,7 @@ def group_returns_to_go(
     every token, such as the KL, counts from its own token on.
     """
     to_go = returns_to_go(rewards, mask, lengths, gamma=gamma)
-    starts = segment_sum(torch.where(_first_in_mask(mask, lengths), to_go, 0), lengths)
+    starts = discounted_returns(rewards, mask, lengths, gamma=gamma)
     centred = group_centred(starts, group_ids, valid)
     since_start = to_go - broadcast_to_tokens(starts, lengths)
     return torch.where(mask, since_start + broadcast_to_tokens(centred, lengths), 0)
@@ -170,6 +178,49 @@ def leave_one_out(scores: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
     """
     counts = _group_sums(valid.to(scores.dtype), group_ids)
     return group_centred(scores, group_ids, valid) * counts / (counts - 1).clamp(min=1)
+
+
+@torch.no_grad()
+def length_weighted(scores: Tensor, group_ids: Tensor, valid: Tensor, num_tokens: Tensor) -> Tensor:
+    """score - b, b = sum(tokens * score) / sum(tokens) over its group (OPO, arXiv:2505.23585): [R] from [R].
+
+    The baseline of least variance where the squared gradient of a response's log-prob grows with its `num_tokens` [R].
+    Other arguments as in `group_centred`, which it is where all are of one length. Exactly 0 where all valid scores of
+    a group are equal.
+    """
+    offsets = group_centred(scores, group_ids, valid)
+    weights = torch.where(valid, num_tokens, 0).to(scores.dtype)
+    total = _group_sums(weights, group_ids).clamp(min=1)
+    return torch.where(valid, offsets - _group_sums(weights * offsets, group_ids) / total, 0)
+
+
+@torch.no_grad()
+def pass_at_k(scores: Tensor, group_ids: Tensor, valid: Tensor, *, k: int) -> Tensor:
+    """k times what a response adds to the best of k - 1 others: k E[max(score - max of the others, 0)], [R] from [R].
+
+    The mean runs over all sets of k - 1 other valid responses of the group, by their ranks. The mean over a group of
+    advantage times gradient of the log-prob is then unbiased for the gradient of E[best score of k samples] (PKPO with
+    the baseline that leaves one out, arXiv:2505.15201); of pass@k, where scores are 0 and 1. Never
+    negative. 0 in a group of fewer than k valid responses. Arguments as in `group_centred`; `k` is at least 2.
+    """
+    found = torch.zeros_like(scores)
+    for group in torch.unique(group_ids[valid]):
+        members = (valid & (group_ids == group)).nonzero().flatten()
+        found[members] = _added_to_the_best(scores[members], k)
+    return found
+
+
+def _added_to_the_best(scores: Tensor, k: int) -> Tensor:
+    """[n] from the scores of one group; rank j of n, ascending, is the best of k - 1 others in C(j, k - 2) sets."""
+    n = len(scores)
+    if n < k:
+        return torch.zeros_like(scores)
+    ascending, order = scores.double().sort(stable=True)
+    # A response above rank j has no part in sets whose best is rank j: all C(j, k - 2) of them are sets of its others.
+    sets = torch.tensor([comb(j, k - 2) for j in range(n)], dtype=torch.float64, device=scores.device)
+    gaps = (ascending[:, None] - ascending[None, :]).clamp(min=0)
+    added = k * (gaps * sets).sum(1) / comb(n - 1, k - 1)
+    return torch.empty_like(scores).scatter(0, order, added.to(scores.dtype))
 
 
 @torch.no_grad()

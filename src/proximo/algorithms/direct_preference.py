@@ -25,3 +25,12 @@ def dpo_loss(
     """
     gap = implicit_rewards(chosen_log_ratios, beta=beta) - implicit_rewards(rejected_log_ratios, beta=beta)
     return -(1 - label_smoothing) * logsigmoid(gap) - label_smoothing * logsigmoid(-gap)
+
+
+def ipo_loss(chosen_log_ratios: Tensor, rejected_log_ratios: Tensor, *, beta: float) -> Tensor:
+    """(h - 1 / (2 beta))^2 with h the difference of log-ratios, [N] from [N] (IPO, arXiv:2310.12036, eq. 17).
+
+    The gap is drawn to a width, where the loss of DPO pushes it apart for as long as the pairs agree. Log-ratios are
+    of whole answers, as in the paper; where they are means over tokens, as in TRL, beta means something else.
+    """
+    return (chosen_log_ratios - rejected_log_ratios - 1 / (2 * beta)).square()

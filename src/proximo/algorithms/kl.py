@@ -59,6 +59,14 @@ def weighted_k3(logprobs: Tensor, old_logprobs: Tensor, reference_logprobs: Tens
     return bounded_exp(logprobs - old_logprobs) * k3(logprobs, reference_logprobs)
 
 
+def clamped(per_token: Tensor, limit: float | None) -> Tensor:
+    """The KL of each token cut to +-`limit` nats, without gradient beyond; as it is where that is None.
+
+    k3 and what is made of it grow with the ratio, so that one token can outweigh all others.
+    """
+    return per_token if limit is None else per_token.clamp(-limit, limit)
+
+
 def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
     """The KL itself, summed over the vocabulary: [..., V] -> [...], in float32 or wider.
 

@@ -5,6 +5,7 @@ policy at a token, its logarithm cut to +-20 before exp. Where some entries are 
 `masking.select` first: only what looks at whole responses takes a mask.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class TokenLosses:
     loss: Tensor
     """[T]"""
     clipped: Tensor
-    """[T] bool: the loss is not what it would be without a bound. In `ppo` and `gspo` its gradient is zero there."""
+    """[T] bool: the loss is not what it would be without a bound. But for `cispo` the token has no gradient there."""
 
 
 def ppo(
@@ -66,6 +67,30 @@ def gspo(
     """
     ratio = broadcast_to_tokens(sequence_ratios(logprobs, old_logprobs, mask, lengths), lengths)
     return _clipped(ratio, advantages, clip_low, clip_high, dual_clip)
+
+
+def gmpo(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    lengths: Sequence[int],
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLosses:
+    """-s A with s the geometric mean of a response's ratios, each clipped by itself first (GMPO, arXiv:2507.20673).
+
+    log s = mean over its masked tokens of min(log r, log(1 + clip_high)) where A > 0, and of max(log r, log(1 -
+    clip_low)) where A < 0: the side on which PPO's clip acts. A token beyond it has no part in the gradient, and the
+    others keep theirs, where `gspo` silences all of a response or none. As there, one advantage per response is meant.
+    """
+    log_ratios = logprobs - old_logprobs
+    lowest = math.log(1 - clip_low) if clip_low < 1 else -math.inf
+    capped = torch.where(advantages > 0, log_ratios.clamp(max=math.log1p(clip_high)), log_ratios.clamp(min=lowest))
+    capped = torch.where(advantages == 0, log_ratios, capped)
+    ratio = broadcast_to_tokens(_geometric_means(capped, mask, lengths), lengths)
+    return TokenLosses(loss=-ratio * advantages, clipped=capped != log_ratios)
 
 
 def cispo(
@@ -123,30 +148,12 @@ def within_second_moment(log_ratios: Tensor, mask: Tensor, *, limit: float) -> T
 
 def sequence_ratios(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, lengths: Sequence[int]) -> Tensor:
     """[R]: exp of the mean of log r over the masked tokens of each response; 1 for one without any."""
-    counts = segment_sum(mask.to(logprobs.dtype), lengths).clamp(min=1)
-    log_ratios = torch.where(mask, logprobs - old_logprobs, 0)
-    return bounded_exp(segment_sum(log_ratios, lengths) / counts)
+    return _geometric_means(logprobs - old_logprobs, mask, lengths)
 
 
-@torch.no_grad()
-def truncated_weights(proximal_logprobs: Tensor, sampled_logprobs: Tensor, *, cap: float) -> Tensor:
-    """min(w, cap), w = exp(proximal - sampled): [T], without gradient; factors of the losses.
-
-    Where another policy sampled than the one that the ratio starts from (the proximal one, which the clip keeps near),
-    w makes the mean over its tokens that of the proximal policy (arXiv:2110.00641). The cap trades variance for bias
-    (arXiv:1802.01561).
-    """
-    return bounded_exp(proximal_logprobs - sampled_logprobs).clamp(max=cap)
-
-
-@torch.no_grad()
-def masked_weights(proximal_logprobs: Tensor, sampled_logprobs: Tensor, *, cap: float) -> Tensor:
-    """w as in `truncated_weights`, but 0 where it is above the cap: such a token teaches nothing (arXiv:2505.24298).
-
-    The denominator of the loss goes on counting it.
-    """
-    weights = bounded_exp(proximal_logprobs - sampled_logprobs)
-    return torch.where(weights <= cap, weights, 0)
+def _geometric_means(log_ratios: Tensor, mask: Tensor, lengths: Sequence[int]) -> Tensor:
+    counts = segment_sum(mask.to(log_ratios.dtype), lengths).clamp(min=1)
+    return bounded_exp(segment_sum(torch.where(mask, log_ratios, 0), lengths) / counts)
 
 
 def _clipped(

@@ -82,6 +82,9 @@ class KLConfig(Section):
     """In the reward: k1 has the gradient of the sequence KL; full has only the part that runs through later states;
     k2, k3 and abs are biased. In the loss: k2, weighted_k3 and full have the gradient of the KL at each state visited,
     and only they are accepted."""
+    clamp: float | None = Field(None, gt=0)
+    """The KL of a token is cut to plus and minus this many nats before it is weighed; null leaves it. Beyond, a KL in
+    the loss has no gradient."""
     coefficient: float = Field(0.05, ge=0)
     """Weight of the KL; the starting point where it adapts."""
     target: float | None = Field(None, gt=0)
@@ -196,6 +199,18 @@ class PPOConfig(Section):
         """True where a value model is trained."""
         return self.advantage.uses_critic
 
+    @property
+    def baseline_answer(self) -> Literal["reference", "greedy"] | None:
+        """The answer whose score is subtracted from those of the responses: the row's own, or the most likely one."""
+        if self.advantage.estimator == "greedy_baseline":
+            return "greedy"
+        return "reference" if self.score.minus_reference_answer else None
+
+    @property
+    def shapes_scores(self) -> bool:
+        """True where what is rewarded for a response may differ from its score."""
+        return self.score.shapes or self.baseline_answer is not None
+
     def outcome_is_of(self, sources: Sequence[str]) -> bool:
         """True where `outcome` is the name of a source, or `<source>.<part>`, or the whole score."""
         name = self.outcome
@@ -212,11 +227,6 @@ class PPOConfig(Section):
             raise ValueError(
                 f"samples_per_prompt ({self.samples_per_prompt}) leaves nothing to choose from: it must exceed "
                 f"responses_per_prompt ({self.responses_per_prompt}), or be left out to train on all that are sampled"
-            )
-        if self.advantage.compares_groups and self.responses_per_prompt < 2:
-            raise ValueError(
-                f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more; "
-                "gae and return_to_go need only one"
             )
         if self.advantage.standardise == "group" and self.responses_per_prompt < 2:
             raise ValueError(
@@ -241,6 +251,29 @@ class PPOConfig(Section):
             raise ValueError(
                 "truncated: bootstrap needs advantage: gae and score.truncated: false; with a score the value after "
                 "the last token has no target of its own and drifts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _estimator_fits(self) -> Self:
+        if self.advantage.compares_groups and self.responses_per_prompt < 2:
+            raise ValueError(
+                f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more; "
+                "gae, return_to_go and greedy_baseline need only one"
+            )
+        if self.advantage.estimator == "pass_at_k" and self.responses_per_prompt < self.advantage.k:
+            raise ValueError(
+                f"advantage.k ({self.advantage.k}) is the best of so many responses to a prompt, but "
+                f"responses_per_prompt is {self.responses_per_prompt}: it must be at least k"
+            )
+        if self.advantage.estimator == "greedy_baseline" and self.rollout.greedy:
+            raise ValueError(
+                "advantage greedy_baseline compares samples with the most likely response, which rollout.greedy makes "
+                "of every one: sample, or take another estimator"
+            )
+        if self.advantage.estimator == "greedy_baseline" and self.score.minus_reference_answer:
+            raise ValueError(
+                "score.minus_reference_answer and advantage greedy_baseline are two baselines of one score: take one"
             )
         return self
 

@@ -7,21 +7,42 @@ from pydantic import Field, model_validator
 
 from proximo.config.base import Section
 
-CLIPS = {"ppo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.2), "sapo": (1.0, math.inf), "m2po": (1.0, math.inf)}
+CLIPS = {
+    "ppo": (0.2, 0.2),
+    "gspo": (3e-4, 4e-4),
+    "gmpo": (1 - math.exp(-0.4), math.exp(0.4) - 1),
+    "cispo": (1.0, 0.2),
+    "sapo": (1.0, math.inf),
+    "m2po": (1.0, math.inf),
+}
 """Objective -> how far below and above 1 the ratio may go; sapo has a gate in place of a clip, m2po a choice."""
+
+
+class RejectionConfig(Section):
+    """What is left out of the policy's updates because the sampler was too far from the policy of the step's start."""
+
+    measure: Literal["k1", "k2", "k3"] = "k1"
+    """Divergence of the sampler from the policy at a token, in nats; k1, the log-ratio, counts by its size."""
+    over: Literal["token", "mean", "sum", "max"] = "token"
+    """Leave out single tokens, or whole responses by the mean, sum or maximum of their tokens. The mean of k1 is that
+    of a geometric mean of the ratios."""
+    limit: float = Field(gt=0)
+    """What is further than this, in nats, is left out."""
 
 
 class PolicyLossConfig(Section):
     """What the policy minimises."""
 
-    objective: Literal["ppo", "gspo", "cispo", "sapo", "m2po"] = "ppo"
-    """`ppo`: the clipped ratio of each token. `gspo`: one ratio for a whole response. `cispo`: the clipped ratio as a
-    weight of the log-prob, so that no token is silenced. `sapo`: a gate that closes gradually instead of the clip.
-    `m2po`: no clip, but without the tokens furthest from the old policy; see `max_second_moment`."""
+    objective: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "m2po"] = "ppo"
+    """`ppo`: the clipped ratio of each token. `gspo`: one ratio for a whole response. `gmpo`: the geometric mean of a
+    response's clipped ratios. `cispo`: the clipped ratio as a weight of the log-prob, so that no token is silenced.
+    `sapo`: a gate that closes gradually instead of the clip. `m2po`: no clip, but without the tokens furthest from the
+    old policy; see `max_second_moment`."""
     clip_low: float | None = Field(None, gt=0, le=1)
-    """The ratio is clipped below at 1 - clip_low; 1 is no bound. Null means 0.2, 0.0003 for gspo and 1 for cispo."""
+    """The ratio is clipped below at 1 - clip_low; 1 is no bound. Null means 0.2, 0.0003 for gspo, 0.33 (a log-ratio of
+    -0.4) for gmpo and 1 for cispo."""
     clip_high: float | None = Field(None, gt=0)
-    """The ratio is clipped above at 1 + clip_high. Null means 0.2, and 0.0004 for gspo."""
+    """The ratio is clipped above at 1 + clip_high. Null means 0.2, 0.0004 for gspo, and 0.49 (0.4) for gmpo."""
     dual_clip: float | None = Field(None, gt=1)
     """The loss of a token with a negative advantage is at most this times the advantage's size, however likely the
     token became; for `ppo` and `gspo`."""
@@ -41,9 +62,20 @@ class PolicyLossConfig(Section):
     """Weight of the entropy bonus: the entropy of the next-token distribution at the temperature, at each token."""
     behaviour_weight: Literal["none", "truncated", "masked"] = "none"
     """Weigh each token by how much likelier the policy held it at the step's start than the sampler in bf16 did; a
-    weight above the cap is cut to it (`truncated`), or is 0 (`masked`)."""
+    weight beyond `behaviour_cap` or `behaviour_floor` is cut to it (`truncated`), or is 0 (`masked`)."""
     behaviour_cap: float = Field(2.0, ge=1)
-    """The cap of these weights."""
+    """The largest of these weights."""
+    behaviour_floor: float = Field(0.0, ge=0, le=1)
+    """The smallest of them; 0 is no bound."""
+    behaviour_of: Literal["token", "response"] = "token"
+    """The weight of each token by itself, or that of a whole response, the product over its tokens, for all of them."""
+    rejection: RejectionConfig | None = None
+    """Leave out of the policy's updates what the sampler drew too far from the policy; null keeps all."""
+
+    @property
+    def asks_the_sampler(self) -> bool:
+        """True where the sampler's log-probs are read beside those of the step's start."""
+        return self.behaviour_weight != "none" or self.rejection is not None
 
     @property
     def clips(self) -> tuple[float, float]:

@@ -23,6 +23,8 @@ class ScoreConfig(Section):
     """Scores are clipped to plus and minus this; rewards of single tokens each by itself. Penalties come after it."""
     truncated: bool = True
     """Whether a response cut at the limit gets its score."""
+    truncated_scale: float = Field(1.0, ge=0, le=1)
+    """Factor of the score of a response cut at the limit, after `clip`; for scores that are never negative."""
     missing_eos_penalty: float | None = Field(None, gt=0)
     """Penalty of a response that did not end by itself: neither with an end-of-sequence token nor at a stop."""
     min_tokens: int | None = Field(None, ge=1)
@@ -61,6 +63,8 @@ class ScoreConfig(Section):
                     f"{key} needs truncated: true; without a score, a response cut at the limit would escape the "
                     "penalty that is meant for it"
                 )
+        if self.truncated_scale != 1 and not self.truncated:
+            raise ValueError("truncated_scale needs truncated: true; without it a cut response has no score to scale")
         return self
 
     def check_lengths(self, *, max_new_tokens: int, shortest_limit: int | None = None) -> None:

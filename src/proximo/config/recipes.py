@@ -260,10 +260,12 @@ class PPORecipe(Section):
     def _loss_fits_the_run(self) -> Self:
         if problem := trunk_problem(self.ppo, shares_trunk=self.value.start == "trunk"):
             raise ValueError(problem)
-        if self.ppo.policy_loss.behaviour_weight != "none" and self.run.precision == "float32":
+        if self.ppo.policy_loss.asks_the_sampler and self.run.precision == "float32":
+            weighs = self.ppo.policy_loss.behaviour_weight != "none"
             raise ValueError(
-                "ppo.policy_loss.behaviour_weight weighs the policy against its sampler, but with run.precision "
-                "float32 their log-probs are the same, and every weight 1: set run.precision to bf16, or leave it out"
+                f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "
+                "sampler, but with run.precision float32 their log-probs are the same, and every weight 1: set "
+                "run.precision to bf16, or leave it out"
             )
         return self
 

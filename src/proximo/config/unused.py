@@ -42,6 +42,8 @@ def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
 
 
 def _unused_in_sources(data: DataConfig, prefix: str) -> Iterator[str]:
+    if data.proportions is None:
+        yield from _given(data, ("split_seed",), prefix, "without proportions nothing is split")
     for index, source in enumerate(data.sources if data.proportions is None else ()):
         yield from _given(source, ("whole",), f"{prefix}sources.{index}.", "without proportions every source is whole")
 
@@ -55,7 +57,9 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         yield from _given(ppo.value_loss, ("normalise_decay",), f"{prefix}value_loss.", reason)
     yield from _unused_in_advantage(ppo.advantage, f"{prefix}advantage.")
     if ppo.kl.place == "none":
-        yield from _given(ppo.kl, ("measure", "coefficient", "target", "horizon"), f"{prefix}kl.", "place is none")
+        yield from _given(
+            ppo.kl, ("measure", "clamp", "coefficient", "target", "horizon"), f"{prefix}kl.", "place is none"
+        )
     elif ppo.kl.target is None:
         yield from _given(ppo.kl, ("horizon",), f"{prefix}kl.", "without target the coefficient does not adapt")
     if ppo.kl.reference_every_steps is None:
@@ -86,7 +90,8 @@ def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     if policy.average != "constant":
         yield from _given(policy, ("average_constant",), f"{prefix}policy_loss.", f"average is {policy.average}")
     if policy.behaviour_weight == "none":
-        yield from _given(policy, ("behaviour_cap",), f"{prefix}policy_loss.", "behaviour_weight is none")
+        keys = ("behaviour_cap", "behaviour_floor", "behaviour_of")
+        yield from _given(policy, keys, f"{prefix}policy_loss.", "behaviour_weight is none")
     if ppo.uses_critic and ppo.value_loss.kind != "huber":
         yield from _given(ppo.value_loss, ("huber_delta",), f"{prefix}value_loss.", f"kind is {ppo.value_loss.kind}")
     if guards.max_kl is not None and guards.target_kl is not None and guards.target_kl <= guards.max_kl:
@@ -105,13 +110,16 @@ def _unused_in_score(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     if score.missing_eos_penalty is None and score.min_tokens is None:
         yield from _given(score, ("penalty_mode",), prefix, "there is neither missing_eos_penalty nor min_tokens")
     if ppo.truncated == "mask":
-        yield from _given(score, ("missing_eos_penalty",), prefix, "truncated: mask leaves the responses out")
+        reason = "truncated: mask leaves the responses out"
+        yield from _given(score, ("missing_eos_penalty", "truncated_scale"), prefix, reason)
 
 
 def _unused_in_advantage(advantage: AdvantageConfig, prefix: str) -> Iterator[str]:
+    if advantage.estimator != "pass_at_k":
+        yield from _given(advantage, ("k",), prefix, f"estimator is {advantage.estimator}")
     if not advantage.uses_critic:
         reason = f"advantage {advantage.estimator} has no critic"
-        keys = ("lam", "length_adaptive", "value_lam")
+        keys = ("lam", "length_adaptive", "value_lam", "least_spread")
         yield from _given(advantage, keys if advantage.goes_by_token else ("gamma", *keys), prefix, reason)
     elif advantage.length_adaptive is not None:
         yield from _given(advantage, ("lam",), prefix, "length_adaptive sets the decay of each response")

@@ -41,7 +41,7 @@ class Roles:
 
 
 OWN_CALLS = (
-    *("generate", "score", "select", "reference_logprobs", "values", "experience"),
+    *("generate", "generate_greedy", "score", "select", "reference_logprobs", "values", "experience"),
     *("sampled_logprobs", "policy_logprobs", "policy_logprobs_and_values"),
     *("train_value", "train_policy", "train_policy_and_value"),
 )
@@ -87,8 +87,7 @@ def step_graph(
     elif policy_learns:
         calls.append(Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)))
     if given == "prompts":
-        calls.append(Call(name="generate", role="policy", reads=("prompts",), writes=(drawn,)))
-        calls.append(Call(name="score", role="reward", reads=(drawn,), writes=(judged,)))
+        calls += _sampling_calls(config, drawn, judged)
     if config.samples_per_prompt is not None:
         calls.append(Call(name="select", role=None, reads=("candidates",), writes=("responses", "scored")))
     absent = []
@@ -107,6 +106,15 @@ def step_graph(
     inputs = ["prompts"] if given == "prompts" else brought
     missing = ({"prompts"} - set(inputs)) | (set() if policy_learns else {"policy_report"})
     return build_graph(_with_extra(calls, extra, missing), inputs=[*inputs, *absent])
+
+
+def _sampling_calls(config: PPOConfig, drawn: str, judged: str) -> list[Call]:
+    """What samples and scores, the most likely responses too where they are the baseline."""
+    generate = Call(name="generate", role="policy", reads=("prompts",), writes=(drawn,))
+    if config.baseline_answer != "greedy":
+        return [generate, Call(name="score", role="reward", reads=(drawn,), writes=(judged,))]
+    greedy = Call(name="generate_greedy", role="policy", reads=("prompts",), writes=("greedy",))
+    return [generate, greedy, Call(name="score", role="reward", reads=(drawn, "greedy"), writes=(judged,))]
 
 
 def _with_extra(calls: Sequence[Call], extra: Sequence[Call], missing: set[str]) -> list[Call]:
@@ -146,6 +154,11 @@ class InferenceCalls:
             policy_version=policy_version,
             on_finished=self.reward.begin if isinstance(self.reward, EagerSource) else None,
         )
+
+    def generate_greedy(self, prompts: Sequence[Prompt], *, key: RandomKey) -> tuple[list[Response]]:
+        """The most likely response to each prompt."""
+        options = sampling_options(self.config, greedy=True)
+        return (self.roles.engine.generate(prompts, num_samples=1, options=options, key=key),)
 
     def score(self, responses: Sequence[Response]) -> tuple[list[Scored]]:
         """Ask the reward source."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards
+from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards, ipo_loss
 from proximo.algorithms.segments import segment_sum
 from proximo.config.dpo import DPOConfig
 from proximo.data.preferences import PreferencePair
@@ -150,7 +150,10 @@ class DPOTask(SupervisedTask[LanguageModel, PreferencePair, DPOConfig]):
         logprobs = answer_logprobs(self.model, batch.answers)
         ratios = (logprobs - batch.reference_logprobs).split(batch.num_pairs)
         beta = self.config.beta
-        per_pair = dpo_loss(*ratios, beta=beta, label_smoothing=self.config.label_smoothing)
+        if self.config.loss == "ipo":
+            per_pair = ipo_loss(*ratios, beta=beta)
+        else:
+            per_pair = dpo_loss(*ratios, beta=beta, label_smoothing=self.config.label_smoothing)
         rewards = [implicit_rewards(part.detach(), beta=beta) for part in ratios]
         measures = PairMeasures(
             rewards=pair_scores(*rewards), logprobs=pair_scores(*logprobs.detach().split(batch.num_pairs))

@@ -1,6 +1,7 @@
 """From rewards to advantages and returns, as the configuration chooses. Pure; the formulas are in algorithms/."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,16 +31,18 @@ def estimate_advantages(
             raise ValueError("advantage gae needs values")
         return _gae(scored, rewards, values, mask, lengths, config=config)
     gamma = config.advantage.gamma
-    if config.advantage.estimator == "return_to_go":
+    if config.advantage.estimator in ("return_to_go", "greedy_baseline"):  # the baseline is in the score already
         return estimators.returns_to_go(rewards, mask, lengths, gamma=gamma), None
     groups = group_numbers(scored)
     if config.advantage.estimator == "group_return_to_go":
         return estimators.group_returns_to_go(rewards, groups, counts, mask, lengths, gamma=gamma), None
     # Each response's return (score and KL penalty) beside those of the same prompt, the same for all its tokens.
-    compare = {
+    compare: Callable[[Tensor, Tensor, Tensor], Tensor] = {
         "group_centred": estimators.group_centred,
         "group_standardised": estimators.group_standardised,
         "leave_one_out": estimators.leave_one_out,
+        "length_weighted": partial(estimators.length_weighted, num_tokens=segment_sum(mask.long(), lengths)),
+        "pass_at_k": partial(estimators.pass_at_k, k=config.advantage.k),
     }[config.advantage.estimator]
     return estimators.broadcast_to_tokens(compare(segment_sum(rewards, lengths), groups, counts), lengths), None
 

@@ -16,6 +16,7 @@ from proximo.config.ppo import PPOConfig
 from proximo.errors import ConfigError
 from proximo.records import Experience, Finish, Scored
 from proximo.trainers.estimates import estimate_advantages, group_numbers
+from proximo.trainers.flat_steps import ReturnSpread, return_spread
 from proximo.trainers.groups import equal_outcomes
 from proximo.trainers.shaped_scores import ShapedScores, shape_scores
 
@@ -48,6 +49,7 @@ class RawAdvantages:
     mean: float
     variance: float
     num_tokens: int
+    spread: ReturnSpread
 
 
 def make_experience(
@@ -57,13 +59,15 @@ def make_experience(
     config: PPOConfig,
     kl_coefficient: float,
     moments: RunningMoments = NOTHING_SEEN,
+    returns_seen: RunningMoments = NOTHING_SEEN,
 ) -> tuple[Experience, RawAdvantages, ShapedScores]:
     """Shape and place the scores, subtract the KL, estimate advantages and returns (docs/ppo.md).
 
     A response that could not be scored, has no token of the policy, or is cut off under `truncated: mask` counts
     nowhere: not in the loss, not in its group's baseline, not in the standardising. Nor does a group that is left out
     because its outcomes are equal, but for the running moments of scores. `moments` are of the scores of the steps
-    before; those to go on with come back with the shaped scores.
+    before, `returns_seen` of their returns; those to go on with come back with the shaped scores and the raw
+    advantages. In a step without spread all advantages are 0.
     """
     lengths = tuple(len(s.response.token_ids) for s in scored)
     counted = counted_ones(scored, config)
@@ -78,13 +82,18 @@ def make_experience(
             "a whole: use gae or a return to go, or return one score for each response"
         )
     rewards = _rewards(shaped, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
+    spread = return_spread(rewards, mask, lengths, config=config, seen=returns_seen)
+    rewards = _whitened(rewards, mask, config)
     advantages, returns = estimate_advantages(scored, rewards, passes.values, mask, counted, config=config)
     advantages = torch.where(mask, advantages, 0.0)
     raw = RawAdvantages(
         mean=float(masked_mean(advantages, mask)),
         variance=float(masked_variance(advantages, mask)),
         num_tokens=int(mask.sum()),
+        spread=spread,
     )
+    if spread.is_flat:
+        advantages = torch.zeros_like(advantages)
     correction = int(config.advantage.unbiased_variance)
     match config.advantage.standardises:
         case "group":
@@ -102,6 +111,7 @@ def make_experience(
         rewards=rewards,
         advantages=advantages,
         returns=returns,
+        is_flat=spread.is_flat,
     )
     return experience, raw, shaped
 
@@ -114,9 +124,14 @@ def token_values(experience: Experience) -> Tensor:
 
 
 def nothing_to_learn(experience: Experience, config: PPOConfig) -> bool:
-    """True where responses count, but every group of them is left out because its outcomes are equal."""
+    """True where no response tells the policy anything: a flat step, or one whose groups all have equal outcomes.
+
+    An update would still move weights: by the optimizer's momentum, and by what else is in the loss, at full size,
+    since AdamW makes any lasting gradient that.
+    """
     excludes = config.advantage.equal_groups == "exclude"
-    return excludes and not bool(experience.mask.any()) and bool(counted_ones(experience.scored, config).any())
+    nothing = excludes and not bool(experience.mask.any()) and bool(counted_ones(experience.scored, config).any())
+    return experience.is_flat or nothing
 
 
 def counted_ones(scored: Sequence[Scored], config: PPOConfig) -> Tensor:
@@ -141,10 +156,13 @@ def _rewards(
 ) -> Tensor:
     penalty = torch.zeros_like(passes.old_logprobs)
     if config.kl.place == "reward":
-        penalty = _kl_per_token(passes, config.kl.measure)
-    rewards = shape_rewards(
+        penalty = kl.clamped(_kl_per_token(passes, config.kl.measure), config.kl.clamp)
+    return shape_rewards(
         penalty, shaped.values, mask, lengths, kl_coefficient=kl_coefficient, token_rewards=shaped.token_rewards
     )
+
+
+def _whitened(rewards: Tensor, mask: Tensor, config: PPOConfig) -> Tensor:
     # Both leave 0 outside the mask, so that nothing of them reaches an earlier token through the estimator.
     correction = int(config.advantage.unbiased_variance)
     if config.score.whiten_rewards == "zero_mean":

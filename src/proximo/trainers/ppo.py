@@ -26,7 +26,7 @@ from proximo.metrics.values import Last, MetricValue
 from proximo.models.lanes import side_by_side
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.records import Prompt, Response, Scored
+from proximo.records import Experience, Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
@@ -43,12 +43,13 @@ from proximo.trainers.brought import (
     as_source,
     as_value,
     check_models,
+    check_on_step,
     check_training,
 )
 from proximo.trainers.calls import InferenceCalls, absent_inputs, step_graph
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
-from proximo.trainers.invariants import check_first_minibatch
+from proximo.trainers.invariants import check_first_minibatch, likely_causes
 from proximo.trainers.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.trainers.learners import make_learners
 from proximo.trainers.memory import check_release, release_cache, with_memory_advice
@@ -121,6 +122,7 @@ class PPOTrainer:
         self.kl_controller = kl_controller
         self.kl_coefficient = first_coefficient(self.config.kl, kl_controller)
         self.score_moments: RunningMoments = NOTHING_SEEN
+        self.return_moments: RunningMoments = NOTHING_SEEN
         self.equal_steps = EqualSteps()
         self.steps_done = 0
         self._inference = InferenceCalls(self.roles, reward, self.config)
@@ -134,9 +136,10 @@ class PPOTrainer:
             texts=make_text_loss(ptx, self.policy, tokenizer, config=self.config, seed=seed),
         )
 
-    def _check_first_minibatch(self, statistics: PolicyStatistics, step: int) -> None:
+    def _check_first_minibatch(self, statistics: PolicyStatistics, experience: Experience, step: int) -> None:
         kind = {"precision": self.policy.precision, "objective": self.config.policy_loss.objective}
-        check_first_minibatch(statistics, **kind, step=step + 1)
+        causes = likely_causes(experience, policy_version=self.policy_version)
+        check_first_minibatch(statistics, **kind, causes=causes, step=step + 1)
 
     @property
     def learners(self) -> dict[str, Learner]:
@@ -158,18 +161,23 @@ class PPOTrainer:
     def sampled_logprobs_serve(self) -> bool:
         """True where the sampler's log-probs are those of the policy, so that no pass is needed for the old ones.
 
-        Not where behaviour weights compare the two: the responses may then be those of any sampler.
+        Not where behaviour weights or a rejection compare the two: the responses may then be those of any sampler.
         """
-        weighed = self.config.policy_loss.behaviour_weight != "none"
-        return self.policy.precision == "float32" and not (weighed or self.config.rollout.reshapes_distribution)
+        compared = self.config.policy_loss.asks_the_sampler
+        return self.policy.precision == "float32" and not (compared or self.config.rollout.reshapes_distribution)
 
     def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
         """Sample `samples_per_prompt`, or else `responses_per_prompt`, responses to each prompt, as this step would.
 
         A prompt is a text, its token ids (a list or a tensor without padding) or a record.
         """
-        key = RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
-        return self._inference.generate(self._prompts(prompts), key=key, policy_version=self.policy_version)
+        return self._inference.generate(
+            self._prompts(prompts), key=self._rollout_key, policy_version=self.policy_version
+        )
+
+    @property
+    def _rollout_key(self) -> RandomKey:
+        return RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
 
     def _prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
         return as_prompts(self.tokenizer, prompts, num_tokens=self.policy.vocab_size)
@@ -205,10 +213,12 @@ class PPOTrainer:
         """Run the steps that are left, over the prompts in the order of each epoch, scored by `reward`.
 
         `reward` is a source, or a function of lists of prompts, responses and metadata; None keeps the trainer's.
-        Returns the metrics of every step; `on_step` gets each as it comes. Raises ConfigError where no step is left.
+        Returns the metrics of every step; `on_step(number, metrics)` gets each as it comes. Raises ConfigError where no
+        step is left, and for a function that cannot be called so.
         """
         if reward is not None:
             self._inference.reward = as_source(reward)
+        check_on_step(on_step)
         known, size, history = self._prompts(prompts), self.config.prompts_per_step, []
         check_training(known, self.config, steps_done=self.steps_done)
         while self.steps_done < self.config.num_steps:
@@ -242,7 +252,7 @@ class PPOTrainer:
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
-            shaped_scores=outcome.values["shaped_scores"] if self.config.score.shapes else None,
+            shaped_scores=outcome.values["shaped_scores"] if self.config.shapes_scores else None,
             policy=outcome.values.get("policy_report"),
             value=outcome.values.get("value_report"),
             candidates=outcome.values.get("candidates"),
@@ -256,6 +266,7 @@ class PPOTrainer:
                 self.kl_coefficient, step.experience, self.config.kl, self.kl_controller
             )
         self.score_moments = outcome.values["shaped_scores"].moments
+        self.return_moments = step.raw_advantages.spread.seen
         self.equal_steps = self.equal_steps.after(step.sampled, outcome=self.config.outcome)
         self.steps_done += 1
         self.followers.move(self.steps_done)
@@ -274,7 +285,10 @@ class PPOTrainer:
         calls, updates = self._inference, self._updates
         return {
             "generate": lambda prompts: (self.generate(prompts),),
-            "score": lambda responses: (score_responses(responses, calls, self.tokenizer, step=self.steps_done + 1),),
+            "generate_greedy": lambda prompts: calls.generate_greedy(prompts, key=self._rollout_key),
+            "score": lambda responses, greedy=(): (
+                score_responses(responses, calls, self.tokenizer, step=self.steps_done + 1, greedy=greedy),
+            ),
             "select": self._select,
             "sampled_logprobs": calls.sampled_logprobs,
             "policy_logprobs": calls.policy_logprobs,
@@ -298,8 +312,14 @@ class PPOTrainer:
         gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
         if self.config.samples_per_prompt is None:
             self._refuse_equal(scored)
-        coefficient, moments = self.kl_coefficient, self.score_moments
-        return make_experience(scored, gathered, config=self.config, kl_coefficient=coefficient, moments=moments)
+        return make_experience(
+            scored,
+            gathered,
+            config=self.config,
+            kl_coefficient=self.kl_coefficient,
+            moments=self.score_moments,
+            returns_seen=self.return_moments,
+        )
 
     def _select(self, candidates: Sequence[Scored]) -> tuple[list[Response], list[Scored]]:
         self._refuse_equal(candidates)  # the best of a healthy source may well be equal

@@ -112,6 +112,7 @@ class PPOTask:
         return {
             "kl_coefficient": self.ppo.kl_coefficient,
             "score_moments": asdict(self.ppo.score_moments),
+            "return_moments": asdict(self.ppo.return_moments),
             "equal_steps": asdict(self.ppo.equal_steps),
             "value_scale": self.ppo.value_scale.state(),
             "updates": update_counts(self.ppo.learners),
@@ -125,6 +126,7 @@ class PPOTask:
         self.ppo.steps_done = checkpoint.step
         self.ppo.kl_coefficient = state["kl_coefficient"]
         self.ppo.score_moments = as_record(RunningMoments, state["score_moments"])
+        self.ppo.return_moments = as_record(RunningMoments, state.get("return_moments", {}))
         self.ppo.equal_steps = as_record(EqualSteps, state["equal_steps"])
         self.ppo.value_scale.restore(state["value_scale"])
         if self.difficulty is not None:

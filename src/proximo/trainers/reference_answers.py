@@ -1,4 +1,4 @@
-"""The reference answers of prompts, scored as if the policy had written them: what its scores are compared with."""
+"""The answers that scores are compared with: the prompts' reference answers as responses, and how any are scored."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,16 +34,16 @@ def answer_responses(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBa
     return [_response(prompt, str(prompt.answer), encoder) for prompt in prompts]
 
 
-def with_answer_scores(
-    scored: Sequence[Scored], calls: InferenceCalls, tokenizer: PreTrainedTokenizerBase
-) -> list[Scored]:
-    """The same, each with the score of its prompt's reference answer, which is asked for once per prompt.
+def with_answer_scores(scored: Sequence[Scored], answers: Sequence[Response], calls: InferenceCalls) -> list[Scored]:
+    """The same, each with the score of its prompt's answer. `answers`: one to each prompt at least; the first counts.
 
     Where that could not be scored there is nothing to compare with: the responses count as not scored either.
     """
-    prompts = list({each.response.prompt.id: each.response.prompt for each in scored}.values())
-    (answers,) = calls.score(answer_responses(prompts, tokenizer))
-    known = {prompt.id: answer for prompt, answer in zip(prompts, answers, strict=True)}
+    once: dict[str, Response] = {}
+    for answer in answers:
+        once.setdefault(answer.prompt.id, answer)
+    (judged,) = calls.score(list(once.values()))
+    known = dict(zip(once, judged, strict=True))
     return [_with_answer(each, known[each.response.prompt.id]) for each in scored]
 
 
@@ -51,7 +51,9 @@ def _with_answer(scored: Scored, answer: Scored) -> Scored:
     if answer.valid or not scored.valid:
         return replace(scored, answer_score=answer.score)
     return replace(
-        scored, state=ScoreState.INFRASTRUCTURE_FAULT, reason=f"the reference answer was not scored: {answer.reason}"
+        scored,
+        state=ScoreState.INFRASTRUCTURE_FAULT,
+        reason=f"the answer that it is compared with was not scored: {answer.reason}",
     )
 
 

@@ -8,21 +8,30 @@ from proximo.errors import DataError
 from proximo.records import Response, Scored
 from proximo.trainers.calls import InferenceCalls
 from proximo.trainers.experience import counts
-from proximo.trainers.reference_answers import with_answer_scores
+from proximo.trainers.reference_answers import answer_responses, with_answer_scores
 from proximo.trainers.score_guards import refuse_faulty
 from proximo.trainers.shaped_scores import has_score
 
 
 def score_responses(
-    responses: Sequence[Response], calls: InferenceCalls, tokenizer: PreTrainedTokenizerBase, *, step: int
+    responses: Sequence[Response],
+    calls: InferenceCalls,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    step: int,
+    greedy: Sequence[Response] = (),
 ) -> list[Scored]:
-    """Each response with its score, and with that of the reference answer where the run compares them.
+    """Each response with its score, and with that of the answer that the run compares it with, if it does.
 
-    Raises TrainingError where more of them than `guards.max_faulty_fraction` could not be scored.
+    `greedy`: the most likely response to each prompt, where that is the answer. Raises TrainingError where more of the
+    responses than `guards.max_faulty_fraction` could not be scored.
     """
     (scored,) = calls.score(responses)
-    if calls.config.score.minus_reference_answer:
-        scored = with_answer_scores(scored, calls, tokenizer)
+    if calls.config.baseline_answer == "reference":
+        prompts = {response.prompt.id: response.prompt for response in responses}
+        scored = with_answer_scores(scored, answer_responses(list(prompts.values()), tokenizer), calls)
+    elif calls.config.baseline_answer == "greedy":
+        scored = with_answer_scores(scored, greedy, calls)
     refuse_faulty(scored, calls.config.guards, where=f"step {step}")
     return scored
 

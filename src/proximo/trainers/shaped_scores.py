@@ -35,7 +35,7 @@ class ShapedScores:
 def shape_scores(
     scored: Sequence[Scored], counts: Tensor, *, config: PPOConfig, moments: RunningMoments
 ) -> ShapedScores:
-    """Subtract the answer's score, add the bias and scale, divide by the running deviation, clip, penalise.
+    """Subtract the baseline's score, add the bias and scale, divide by the running deviation, clip, scale, penalise.
 
     Args:
         scored: R responses.
@@ -57,6 +57,8 @@ def shape_scores(
         values = shaping.scale_by_moments(values, moments, subtract_mean=options.running == "standardise")
     factor = options.scale / ((moments.deviation or 1.0) if options.running != "none" else 1.0)
     values, earned = _clipped(scored, values, torch.where(scored_ones, factor, 0.0), limit=options.clip)
+    if options.truncated_scale != 1:
+        values, earned = _scaled_where_cut(scored, values, earned, options.truncated_scale)
     penalised, replaced = None, torch.zeros_like(scored_ones)
     if options.penalises:
         values, penalised, replaced = _penalise(scored, values, config)
@@ -79,11 +81,12 @@ def has_score(scored: Scored, config: PPOConfig) -> bool:
 
 
 def _raw(scored: Scored, config: PPOConfig) -> float:
-    if not config.score.minus_reference_answer:
+    if config.baseline_answer is None:
         return scored.score
     if scored.answer_score is None:
+        key = "score.minus_reference_answer" if config.baseline_answer == "reference" else "advantage greedy_baseline"
         raise ValueError(
-            "score.minus_reference_answer needs the score of each prompt's reference answer, which the trainer asks "
+            f"{key} needs the score of each prompt's {config.baseline_answer} answer, which the trainer asks "
             "its reward source for: use train, or subtract it from the scores that you bring and leave the option out"
         )
     return scored.score - scored.answer_score
@@ -107,6 +110,15 @@ def _clipped(
     rest = clip(values - segment_sum(own, lengths) - prefixes[final_value_positions(lengths)])
     earned = clip(own) + prefix_deltas(clip(prefixes), lengths)
     return rest + segment_sum(earned, lengths), earned
+
+
+def _scaled_where_cut(
+    scored: Sequence[Scored], values: Tensor, earned: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Values [R] and what tokens earn [T] times `scale` in responses that were cut at the limit."""
+    factors = torch.tensor([scale if s.response.finish is Finish.LENGTH else 1.0 for s in scored], dtype=torch.float64)
+    lengths = [len(each.response.token_ids) for each in scored]
+    return values * factors, None if earned is None else earned * factors[segment_ids(lengths)]
 
 
 def _rows(rows: Sequence[Sequence[float] | None], sizes: Sequence[int], factors: Tensor) -> Tensor:

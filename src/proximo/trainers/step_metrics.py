@@ -76,6 +76,7 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
         "reward/mean": Mean.of(totals[i] for i in counted),
         "advantage/mean": Mean(raw.mean * raw.num_tokens, raw.num_tokens),
         "advantage/std": Deviation(raw.num_tokens, raw.mean, raw.variance * raw.num_tokens),
+        "reward/std": Last(raw.spread.deviation),
         "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
     }
     metrics |= {f"extra/{name}": Last(number) for name, number in numbers_of(outcome.extra).items()}
@@ -86,6 +87,7 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     if experience.reference_logprobs is not None:
         metrics |= _kl_metrics(experience, counted)
     if experience.returns is not None:
+        metrics["advantage/flat"] = Last(float(raw.spread.is_flat))
         explained = explained_variance(token_values(experience), experience.returns, mask)
         metrics["value/explained_variance"] = Last(float(explained))
     elif outcome.compares_groups:

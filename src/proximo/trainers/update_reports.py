@@ -41,6 +41,16 @@ class Taken(Generic[Statistics]):
         return self.results[:-1] if self.ended else self.results
 
 
+AT_REST: dict[str, MetricValue] = {
+    "policy/loss": Mean(0.0, 1),
+    "policy/clip_fraction": Mean(0.0, 1),
+    "policy/ratio_mean": Mean(1.0, 1),
+    "policy/approx_kl": Mean(0.0, 1),
+    "policy/skipped_updates": Sum(0),
+}
+"""What a step without updates did to the policy."""
+
+
 def policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
     """How far the policy moved, how many tokens were clipped, and how many tokens the others are worth."""
     count = total.num_tokens.item()

@@ -30,11 +30,17 @@ from proximo.trainers.cutting import cut_minibatch, plan_updates
 from proximo.trainers.experience import nothing_to_learn, token_values
 from proximo.trainers.joint_loss import JointStatistics, joint_loss, policy_parts, policy_share, value_share
 from proximo.trainers.microbatch import Microbatch
-from proximo.trainers.policy_loss import average, behaviour_metrics, policy_columns, token_losses
+from proximo.trainers.policy_loss import (
+    average,
+    behaviour_metrics,
+    policy_columns,
+    token_losses,
+    without_rejected,
+)
 from proximo.trainers.ptx import JointUpdates, TextLoss
 from proximo.trainers.second_moment import mark_trusted
 from proximo.trainers.side_by_side import BOTH_UPDATES, trains_side_by_side, updates_beside
-from proximo.trainers.update_reports import Report, Taken, policy_metrics, scale_metrics, update_metrics
+from proximo.trainers.update_reports import AT_REST, Report, Taken, policy_metrics, scale_metrics, update_metrics
 
 Statistics = TypeVar("Statistics")
 
@@ -49,10 +55,11 @@ class UpdateCalls:
         policy: Learner,
         value: Learner | None,
         seed: int,
-        check_first: Callable[[PolicyStatistics, int], None] | None = None,
+        check_first: Callable[[PolicyStatistics, Experience, int], None] | None = None,
         texts: TextLoss | None = None,
     ) -> None:
-        """`check_first` sees the first minibatch of each step, counted from 0, before anything is learned from it.
+        """`check_first` sees the statistics of each step's first minibatch before anything is learned from it, with the
+        step's experience and its number from 0.
 
         `texts` join every update of the policy.
         """
@@ -83,16 +90,19 @@ class UpdateCalls:
     def train_policy(self, experience: Experience, *, kl_coefficient: float, step: int) -> Report:
         """Policy updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there.
 
-        No update, and no metric of one, where all groups of the step are left out.
+        No update where no response tells the policy anything, or all of them are rejected; in a flat step the metrics
+        say that nothing moved, in others they are left out.
         """
-        if nothing_to_learn(experience, self.config):
-            return Report(metrics={}, refusals=(), share_trained=0.0)
+        learned = without_rejected(experience, self.config.policy_loss)
+        if nothing_to_learn(experience, self.config) or (experience.mask.any() and not learned.mask.any()):
+            return self._no_update(experience)
 
         def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
             return self._policy_loss(self._hidden(batch), batch, kl_coefficient)
 
         columns, learner = policy_columns(experience, self.config.policy_loss), self._with_texts()
-        taken = self._take(learner, experience, columns, loss, step=step, guard=self._guard_of(step), ends=self._ends)
+        guard = self._guard_of(experience, step)
+        taken = self._take(learner, learned, columns, loss, step=step, guard=guard, ends=self._ends)
         return self._policy_report(taken, learner, experience, step)
 
     def train_value(self, experience: Experience, *, step: int) -> Report:
@@ -122,7 +132,8 @@ class UpdateCalls:
 
         The second report tells what is the value head's alone; gradient, rate and skips of both are in the first.
         """
-        value, coefficient, guard = self.roles.value, self.config.value_loss.weight, self._guard_of(step)
+        value, coefficient = self.roles.value, self.config.value_loss.weight
+        guard = self._guard_of(experience, step)
         learner = self._with_texts()
         if value is None or not self.roles.shares_trunk:
             raise ValueError("the value model of this run is not on the policy's trunk")
@@ -132,9 +143,12 @@ class UpdateCalls:
             policy_part = self._policy_loss(hidden, batch, kl_coefficient)
             return joint_loss(policy_part, self._value_loss(value.scores(hidden), batch), coefficient=coefficient)
 
+        learned = without_rejected(experience, self.config.policy_loss)
+        if experience.mask.any() and not learned.mask.any():
+            return self._no_update(experience), Report(metrics={}, refusals=())
         taken = self._take(
             learner,
-            experience,
+            learned,
             policy_columns(experience, self.config.policy_loss) | self._value_columns(experience),
             loss,
             step=step,
@@ -147,6 +161,10 @@ class UpdateCalls:
             self._policy_report(of_policy, learner, experience, step),
             Report(metrics=value_loss | self._value_metrics(of_value), refusals=()),
         )
+
+    def _no_update(self, experience: Experience) -> Report:
+        metrics = behaviour_metrics(experience, self.config.policy_loss)
+        return Report(metrics=metrics | (AT_REST if experience.is_flat else {}), refusals=(), share_trained=0.0)
 
     def _with_texts(self) -> Learner | JointUpdates:
         """What takes this step's updates of the policy."""
@@ -165,7 +183,8 @@ class UpdateCalls:
         result = token_losses(clean, batch, options)
         per_token = result.loss
         if config.kl.place == "loss":
-            per_token = per_token + kl_coefficient * self._kl_in_loss(clean, hidden, batch)
+            divergence = kl.clamped(self._kl_in_loss(clean, hidden, batch), config.kl.clamp)
+            per_token = per_token + kl_coefficient * divergence
         if found.entropy is not None:
             per_token = per_token - bonus * select(batch.mask, found.entropy)[0]
         old = batch.columns["old_logprobs"]
@@ -257,14 +276,14 @@ class UpdateCalls:
             return kl.weighted_k3(logprobs, batch.columns["old_logprobs"], reference)
         return kl.k2(logprobs, reference)
 
-    def _guard_of(self, step: int) -> Callable[[Sequence[PolicyStatistics]], str | None]:
+    def _guard_of(self, experience: Experience, step: int) -> Callable[[Sequence[PolicyStatistics]], str | None]:
         """The guard of a step's updates. At the first it may stop the run, while nothing was learned yet."""
         unseen = True
 
         def guard(parts: Sequence[PolicyStatistics]) -> str | None:
             nonlocal unseen
             if unseen and self.check_first is not None:
-                self.check_first(reduce(add, parts), step)
+                self.check_first(reduce(add, parts), experience, step)
             unseen = False
             return self._guard(parts)
 

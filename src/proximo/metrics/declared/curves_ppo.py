@@ -197,6 +197,7 @@ PPO_SPEED = (
         unit="seconds",
         traces=(
             Trace("time/rollout_seconds", "rollout"),
+            Trace("time/generate_greedy_seconds", "greedy rollout"),
             Trace("time/score_seconds", "score"),
             Trace("time/reference_seconds", "reference"),
             Trace("time/values_seconds", "values"),

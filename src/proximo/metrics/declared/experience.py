@@ -169,8 +169,8 @@ SCORE = (
         name="score/answer_mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over the prompts of the step of the score of their reference answers. Only with "
-        "`ppo.score.minus_reference_answer`.",
+        definition="Mean over the prompts of the step of the score of the answers that responses are compared with: "
+        "reference answers with `ppo.score.minus_reference_answer`, greedy ones with the advantages `greedy_baseline`.",
         phase=Phase.SCORE,
     ),
     Metric(
@@ -201,6 +201,14 @@ SCORE = (
 )
 
 EXPERIENCE = (
+    Metric(
+        name="reward/std",
+        reduction=Last,
+        unit="score",
+        definition="Standard deviation over responses of what each earned in all, discounted by `ppo.advantage.gamma`: "
+        "the score, as shaped, minus the KL penalty, before any whitening.",
+        phase=Phase.EXPERIENCE,
+    ),
     Metric(
         name="reward/mean",
         reduction=Mean,
@@ -251,6 +259,15 @@ EXPERIENCE = (
         reduction=Deviation,
         unit="score",
         definition="Standard deviation over tokens of the advantages, before they are standardised.",
+        phase=Phase.EXPERIENCE,
+    ),
+    Metric(
+        name="advantage/flat",
+        reduction=Last,
+        unit="fraction",
+        definition="1 where the returns of the step were all (nearly) one number beside those of the run "
+        "(`ppo.advantage.least_spread`), so that all advantages are 0 and the policy learns nothing of them; else 0. "
+        "Only in runs with a value model.",
         phase=Phase.EXPERIENCE,
     ),
     Metric(

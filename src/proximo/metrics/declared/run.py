@@ -88,6 +88,7 @@ FILTER = (
 
 TIMED = {
     "rollout": "generating the responses",
+    "generate_greedy": "generating the most likely responses, with the advantages `greedy_baseline`",
     "score": "scoring them",
     "reference": "the reference model's log-probs",
     "values": "the value model's forward pass",

@@ -140,7 +140,17 @@ POLICY = (
         name="policy/behaviour_beyond_cap",
         reduction=Mean,
         unit="fraction",
-        definition="Share of those tokens whose weight is above `policy_loss.behaviour_cap`.",
+        definition="Share of those tokens whose weight is above `policy_loss.behaviour_cap` or below "
+        "`policy_loss.behaviour_floor`.",
+        phase=Phase.POLICY,
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="policy/rejected_fraction",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of the tokens that count which `policy_loss.rejection` leaves out of the policy's updates, "
+        "alone or with their response.",
         phase=Phase.POLICY,
         better=Better.DOWN,
     ),

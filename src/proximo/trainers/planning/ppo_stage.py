@@ -136,12 +136,14 @@ def _reading_calls(
     whole = Batches.of(lengths, config.responses_per_step, token_budget=budget)
     sampled = Batches.of(lengths, config.prompts_per_step * config.sampled_per_prompt, token_budget=budget)
     judged = [sampled]
-    if config.score.minus_reference_answer:
+    one_greedy = config.model_copy(update={"responses_per_prompt": 1, "samples_per_prompt": None})
+    if config.baseline_answer is not None:
         judged.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget))
     both = policy if config.kl.measure == "full" and config.kl.place == "reward" else None
     judges = [models[source.name] for source in recipe.reward if isinstance(source, ModelRewardConfig)]
     costs: dict[str, Callable[[], StepCost]] = {
         "generate": lambda: passes.rollout(policy, lengths, config),
+        "generate_greedy": lambda: passes.rollout(policy, lengths, one_greedy),
         "policy_logprobs": lambda: passes.reading(policy, whole),
         "reference_logprobs": lambda: passes.reading(reference, whole, also=both),
     }

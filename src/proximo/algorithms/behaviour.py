@@ -1,0 +1,78 @@
+"""Where another policy sampled than the one that an update starts from: weights and rejection of what it sampled.
+
+Shapes: T tokens of R responses laid end to end. The proximal policy is that of the step's start, which the clip keeps
+near; the behaviour policy is the one that sampled. Nothing here carries a gradient.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms import kl
+from proximo.algorithms.kl import bounded_exp
+from proximo.algorithms.segments import segment_ids, segment_sum
+
+ESTIMATES = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
+
+
+@torch.no_grad()
+def behaviour_ratios(
+    proximal_logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, lengths: Sequence[int], *, of_responses: bool
+) -> Tensor:
+    """[T] w = exp(proximal - sampled) of each token; or the product of w over the masked tokens of its response.
+
+    w makes the mean over the sampler's tokens that of the proximal policy (arXiv:2110.00641). A token's own leaves out
+    how likely its prefix was, which the product over the response has in it, at a variance that grows with its length.
+    Logarithms are cut to +-20 before exp.
+    """
+    log_ratios = torch.where(mask, proximal_logprobs - sampled_logprobs, 0)
+    if of_responses:
+        log_ratios = segment_sum(log_ratios, lengths)[segment_ids(lengths, device=mask.device)]
+    return bounded_exp(log_ratios)
+
+
+@torch.no_grad()
+def bounded_weights(ratios: Tensor, *, floor: float, cap: float, masked: bool) -> Tensor:
+    """The ratios cut to [floor, cap]; with `masked` 0 outside of it instead: factors of the losses, shape kept.
+
+    A cap trades variance for bias (arXiv:1802.01561). A token whose weight is 0 teaches nothing (arXiv:2505.24298;
+    bounded on both sides, IcePop), and the denominator of the loss goes on counting it.
+    """
+    if masked:
+        return torch.where((ratios >= floor) & (ratios <= cap), ratios, 0)
+    return ratios.clamp(floor, cap)
+
+
+@torch.no_grad()
+def near_the_sampler(
+    proximal_logprobs: Tensor,
+    sampled_logprobs: Tensor,
+    mask: Tensor,
+    lengths: Sequence[int],
+    *,
+    measure: Literal["k1", "k2", "k3"],
+    over: Literal["token", "mean", "sum", "max"],
+    limit: float,
+) -> Tensor:
+    """[T] bool: the masked tokens whose divergence of the sampler from the proximal policy is at most `limit`, in nats.
+
+    The divergence of a token is `kl.k1`, `k2` or `k3` of its two log-probs; k1, which has a sign, counts by its size.
+    `over` token judges each by itself; the others judge responses as a whole, by the mean, sum or maximum over their
+    masked tokens. The mean of k1 is minus the logarithm of the geometric mean of the ratios: |mean| <= limit keeps
+    responses whose geometric mean is within exp(+-limit). False outside the mask, whatever stands there.
+    """
+    each = ESTIMATES[measure](sampled_logprobs, proximal_logprobs)
+    each = torch.where(mask, each, 0)
+    if over in ("token", "max"):
+        each = each.abs()
+    owners = segment_ids(lengths, device=mask.device)
+    if over == "max":
+        each = each.new_zeros(len(lengths)).scatter_reduce(0, owners, each, "amax")[owners]
+    elif over != "token":
+        each = segment_sum(each, lengths)
+        if over == "mean":
+            each = each / segment_sum(mask.to(each.dtype), lengths).clamp(min=1)
+        each = each[owners]
+    return mask & (each.abs() <= limit)
