@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proximo.checkpoint.environment import PACKAGES, describe_environment
-from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free, placed
 from proximo.errors import RunFolderError
 
 SAVED = Fingerprints(
@@ -124,3 +124,13 @@ def test_a_variable_that_chooses_other_instructions_is_part_of_the_environment(m
 def test_a_package_that_is_not_installed_is_none(monkeypatch):
     monkeypatch.setattr("proximo.checkpoint.environment.PACKAGES", ("no-such-package-here",))
     assert describe_environment(device="cpu")["no-such-package-here"] is None
+
+
+def test_names_and_values_below_a_pipelines_folder_move_with_it():
+    inputs = {"data": {"/old/demo/rows.jsonl": "3 rows"}, "path": "/old/demo/sft", "other": ["/old/demonstration"]}
+    free = place_free(inputs, "/old/demo")
+    moved = {"data": {"@pipeline/rows.jsonl": "3 rows"}, "path": "@pipeline/sft"}
+    assert free == {**moved, "other": ["/old/demonstration"]}
+    assert placed(free, "/old/demo") == inputs
+    assert placed(free, "/new")["data"] == {"/new/rows.jsonl": "3 rows"}
+    assert place_free(inputs, "") == placed(inputs, "") == inputs

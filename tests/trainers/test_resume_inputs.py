@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from builders import tiny_language_model, tiny_tokenizer
+from proximo.cli import main
 from proximo.errors import RunFolderError
 from proximo.models.language import LanguageModel
 from proximo.models.saving import save_pretrained
@@ -74,13 +75,19 @@ def test_changed_data_are_named_by_their_file(tmp_path: Path) -> None:
         run("sft", made, RunOptions(quiet=True, resume="auto"))
 
 
-def test_one_bit_of_a_frozen_model_is_seen(tmp_path: Path) -> None:
+def test_one_bit_of_a_frozen_model_is_seen_by_a_resume_and_an_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = make_inputs(tmp_path)
     made = changed(recipe_of("ppo", place), {"ppo.num_steps": 2})
     assert run("ppo", made, RunOptions(quiet=True)) == 0
+    assert main(["evaluate", str(place / "run"), "--num-prompts", "1"]) == 0
+    assert "other than in the run" not in capsys.readouterr().err
     weights = place / "reward_model" / "model.safetensors"
     tensors = load_file(weights)
     max(tensors.values(), key=torch.numel).flatten().view(torch.int32)[5] ^= 1
     save_file(tensors, weights, metadata={"format": "pt"})
     with pytest.raises(RunFolderError, match=r"models\.reward_model: "):
         run("ppo", made, RunOptions(quiet=True, resume="auto"))
+    assert main(["evaluate", str(place / "run"), "--num-prompts", "1"]) == 0
+    assert capsys.readouterr().err.count("warning: other than in the run: models.reward_model: ") == 1

@@ -44,7 +44,7 @@ def check_fingerprints(
     """
     changed = [each for each in _differences(saved.config, current.config) if not _covered(each.path, may_change)]
     config = [str(each) for each in changed]
-    inputs = [str(each) for each in _differences(saved.inputs, current.inputs) if each.before is not _ABSENT]
+    inputs = changed_inputs(saved.inputs, current.inputs)
     environment = [str(each) for each in _differences(saved.environment, current.environment)]
     problems = []
     if config:
@@ -63,6 +63,11 @@ def check_fingerprints(
     return environment
 
 
+def changed_inputs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """A line for each input that differs from what was saved of it."""
+    return [str(each) for each in _differences(saved, current) if each.before is not _ABSENT]
+
+
 def place_free(value: Any, pipeline_folder: str) -> Any:
     """Settings in which paths below the pipeline's folder begin with `@pipeline`, so that the folder may be moved."""
     if isinstance(value, Mapping):
@@ -77,7 +82,7 @@ def place_free(value: Any, pipeline_folder: str) -> Any:
 def placed(value: Any, pipeline_folder: str) -> Any:
     """What `place_free` was given, for the folder where the pipeline is now."""
     if isinstance(value, Mapping):
-        return {name: placed(part, pipeline_folder) for name, part in value.items()}
+        return {placed(name, pipeline_folder): placed(part, pipeline_folder) for name, part in value.items()}
     if isinstance(value, list):
         return [placed(part, pipeline_folder) for part in value]
     if isinstance(value, str) and pipeline_folder and value.startswith("@pipeline/"):

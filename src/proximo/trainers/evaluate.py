@@ -1,5 +1,6 @@
 """`proximo evaluate`: a run's checkpoint on its held-out data, once more. Not the evaluations during training."""
 
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -9,10 +10,12 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
+from proximo.checkpoint.fingerprints import changed_inputs, placed
 from proximo.checkpoint.logs import JsonLines
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import UserError
+from proximo.metrics.catalogue import CATALOGUE
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.trainers import dpo, ppo_run, reward, sft
@@ -42,16 +45,15 @@ def run_evaluate(
 
     Raises RunFolderError for a folder without a run, and UserError where the run held out no data.
     """
-    if output is not None and output.exists():
-        raise UserError(f"{output} exists and is left as it is: give a file that does not exist yet")
-    if output is not None and not output.parent.is_dir():
-        raise UserError(f"there is no folder {output.parent} to write {output.name} to")
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
     task = build_task(run, ppo or {})
     with ExitStack() as stack:
         if isinstance(task, PPOTask):
             stack.enter_context(closing(task))
+        saved = placed(found.state.get("fingerprints", {}).get("inputs", {}), str(run.parent))
+        for line in changed_inputs(saved, task.inputs_fingerprint):
+            print(f"warning: other than in the run: {line}", file=sys.stderr)
         task.restore(found)
         record = task.evaluate(num_prompts)
     if record is None:
@@ -99,5 +101,5 @@ def _print(record: Record, *, title: str) -> None:
     recorder.record_all(record.metrics)
     table = Table("metric", "value", title=title)
     for name, number in recorder.line().items():
-        table.add_row(name, format_number(number))
+        table.add_row(name, format_number(number, CATALOGUE.find(name).unit))
     Console().print(table)
