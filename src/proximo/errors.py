@@ -4,11 +4,36 @@ Every message says what was wanted, what came, where, and what to do. `exit_stat
 returns: 2 for a user's mistake, 1 for a failure of the run.
 """
 
+import re
+
+HIDDEN = "***"
+SECRETS = (
+    (re.compile(r"""(?<=://)[^\s/?#@'"]+@|\b[^\s/:@'"=]+:[^\s/:@'"]+@(?=\w)"""), f"{HIDDEN}@"),
+    (re.compile(r"""(\w://[^\s?#'"]*[?#])[^\s'"]+"""), rf"\1{HIDDEN}"),
+    (
+        re.compile(
+            r"""(?i)\b((?:api_?|access_|secret_)key|(?:api_|access_|auth_)?token|secret|password|signature)=[^\s&'"]+"""
+        ),
+        rf"\1={HIDDEN}",
+    ),
+)
+"""What may be a secret in an address: user and password; what follows `?` or `#`; values by the names of secrets."""
+
+
+def redacted(text: str) -> str:
+    """A message as it may stand in a log: without what may be a secret in it."""
+    for pattern, instead in SECRETS:
+        text = pattern.sub(instead, text)
+    return text
+
 
 class ProximoError(Exception):
     """Anything that Proximo refuses or gives up on, with a message meant for the user."""
 
     exit_status = 1
+
+    def __str__(self) -> str:
+        return redacted(super().__str__())
 
 
 class UserError(ProximoError, ValueError):

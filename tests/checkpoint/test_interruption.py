@@ -57,7 +57,7 @@ def training(folder: Path, *, step: float, save: float = 0.0, grace: float = 30.
             process.kill()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_the_first_signal_lets_the_step_end_and_the_save_happen(number, status, tmp_path):
     with training(tmp_path, step=0.3) as process:
         process.send_signal(number)

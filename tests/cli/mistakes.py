@@ -6,6 +6,7 @@ mistake that is only found once torch is there says so with `before_torch=False`
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
 
@@ -57,12 +58,24 @@ RECIPES = (
     _recipe("tab", "run:\n\tfolder: x\n", "line 2, column 1", "spaces, not with tabs"),
     _recipe("open bracket", "run: [1\n", "line 2", "not valid YAML"),
     _recipe("at sign without quotes", PPO.replace("owner/model", "@sft"), "line 4", "quotes"),
+    _recipe(
+        "aliases that multiply",
+        "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in pairwise("abcdefghijklmnop")),
+        "its aliases make 27 values into 1.23e+16, and 100,000 are the most",
+    ),
+    _recipe(
+        "merges that multiply",
+        "a: &a {x: 1}\n" + "".join(f"{b}: &{b}\n  <<: [*{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvw")),
+        "its aliases make",
+    ),
     _recipe("tag that runs code", "run: !!python/object/apply:os.getcwd []\n", "line 1", "refused"),
     _recipe("empty file", "", "r.yaml is empty"),
     _recipe("list instead of keys", "- run\n", "not a mapping"),
     _recipe("not UTF-8", b"run: {folder: Z\xfcr}\n", "not UTF-8", "byte 16"),
     _recipe("recipe of another command", SFT, "a recipe for `proximo sft`, not for `proximo ppo`"),
     _use("no such recipe file", "ppo nowhere.yaml", "no recipe file nowhere.yaml"),
+    _use("command of another tool", "grpo r.yaml", "there is no command grpo; here that is `proximo ppo`"),
     _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?"),
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
@@ -265,7 +278,7 @@ RECIPES = (
     _override(
         "optimizer of a value head on the policy's trunk",
         "value.start=trunk",
-        "have one optimizer, ppo.policy_optimizer",
+        "ppo.value_optimizer is not used on a shared trunk",
         "ppo.critic_warmup_steps",
         files={"r.yaml": PPO + "  value_optimizer: {learning_rate: 1.0e-4}\n"},
     ),
@@ -325,7 +338,10 @@ OVERRIDES = (
     _override("key below a number", "ppo.num_steps.x=1", "which has no keys below it"),
     _override("broken list", "ppo.rollout.stop_strings=[1", "not valid YAML"),
     _override("key of another kind of reward", "reward.0.function=m:f", "for kind function", "of kind model"),
-    _override("dashes", "--ppo.num_steps=3", "No such option", "proximo ppo --help"),
+    _override("dashes", "--ppo.num_steps=3", "No such option", "written without dashes: ppo.num_steps=3"),
+    _override("dashes without a value", "--ppo.num_steps", "written without dashes: ppo.num_steps=VALUE"),
+    _override("option that is not there", "--dryrun", "No such option", "--dry-run", "proximo ppo --help"),
+    _override("secret in an address", "reward.0.url=http://me:pass@host/x?key=1", "reward.0.url=http://***@host/x?***"),
 )
 INPUTS = (
     _override("data file that is not there", "data.sources.0.path=none.jsonl", "there is no file none.jsonl"),

@@ -1,6 +1,7 @@
 """The command line itself: help, shipped recipes, configuration, dry runs, and how trainers are started."""
 
 import errno
+import io
 import json
 import os
 import subprocess
@@ -11,11 +12,14 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from builders import tiny_tokenizer
 from proximo.cli import main
+from proximo.cli.machine import CHECKS
 from proximo.cli.program import explicit_resume
+from proximo.cli.using import lines_of_stdin
 from proximo.config.loader import guess_kind, load_recipe, read_document
 from proximo.config.shipped import shipped_recipes
-from proximo.errors import CheckpointError, TrainingError
+from proximo.errors import CheckpointError, TrainingError, UserError
 from proximo.trainers.options import RunOptions
 from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
@@ -322,7 +326,9 @@ def test_config_schema_is_json_schema_with_descriptions(capsys):
     assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 5
 
 
-@pytest.mark.parametrize(("number", "status"), [(errno.ENOSPC, 1), (errno.EROFS, 1)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(getattr(errno, name), 1) for name in ("ENOSPC", "EROFS", "EFBIG", "ESTALE", "EIO")]
+)
 def test_a_disk_that_refuses_is_one_message(monkeypatch, capsys, number, status):
     def refuse(*given, **options):
         raise OSError(number, os.strerror(number), "report.html")
@@ -332,6 +338,120 @@ def test_a_disk_that_refuses_is_one_message(monkeypatch, capsys, number, status)
     error = capsys.readouterr().err
     assert error.startswith(f"error: the disk refuses: [Errno {number}]")
     assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("can't start new thread"),
+        ImportError("libx.so: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+    ],
+)
+def test_memory_that_runs_out_is_one_message_with_its_reason(monkeypatch, capsys, error):
+    def fail(*given, **options):
+        raise error
+
+    monkeypatch.setattr("proximo.cli.program.typer.main.get_command", lambda app: Refusing(fail))
+    assert main(["report", "x"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: memory ran out (")
+    assert (str(error) or "MemoryError") in said
+
+
+def test_a_model_for_which_memory_does_not_suffice_is_not_called_unreadable(monkeypatch, tmp_path, capsys):
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+
+    def fail(*given, **options):
+        raise MemoryError
+
+    for reader in ("sources.AutoConfig", "vocabulary.AutoTokenizer"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"proximo.models.{reader}.from_pretrained", fail)
+            assert main(["generate", str(tmp_path), "x"]) == 1
+            assert capsys.readouterr().err.startswith("error: memory ran out (MemoryError)")
+
+
+INTERRUPTED_AT = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
+sys.meta_path.insert(0, Interrupting())
+from proximo.cli import main
+sys.exit(main(["config", "schema", "sft"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "status"),
+    [("typer", -2), ("proximo.config.kinds", -2), ("proximo.config.reference", 130), ("no.such", 0)],
+)
+def test_ctrl_c_is_no_traceback_however_early_it_comes(module, status):
+    """It comes where that module is about to be imported: before, and within, a command."""
+    command = [sys.executable, "-c", INTERRUPTED_AT, module]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_a_locale_without_utf_8_loses_no_character_and_ends_no_command(tmp_path):
+    script = (
+        "import sys; from proximo.cli import program\n"
+        "program._let_streams_say_everything()\n"
+        "print('z\\u00fcrich'); print('\\u4e2d', file=sys.stderr)\n"
+    )
+    environment = {**os.environ, **ASCII}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "z\\xfcrich\n", "\\u4e2d\n")
+    recipe = write_recipe(tmp_path, SFT.replace("runs/x", "runs/z\u00fcrich"))
+    command = [str(Path(sys.executable).with_name("proximo")), "sft", recipe, "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=environment)
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 1, 2)
+
+
+def test_prompts_from_a_pipe_are_utf_8_whatever_the_locale(monkeypatch):
+    given = io.TextIOWrapper(io.BytesIO("z\u00fcrich\n".encode()), encoding="ascii")
+    monkeypatch.setattr(sys, "stdin", given)
+    assert list(lines_of_stdin()) == ["z\u00fcrich\n"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n"), encoding="utf-8"))
+    with pytest.raises(UserError, match="standard input is not UTF-8 text: byte 0xff"):
+        list(lines_of_stdin())
+
+
+def test_doctor_says_what_a_run_would_find_here(capsys, monkeypatch):
+    assert main(["doctor"]) == 0
+    said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert list(said) == list(CHECKS)
+    assert not [finding for finding in said.values() if "could not be told" in finding]
+    assert "torch 2" in said["versions"]
+    assert "GiB free in " in said["disk"]
+    monkeypatch.setitem(CHECKS, "disk", lambda: 1 / 0)
+    assert main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["disk"].startswith("could not be told: ZeroDivisionError")
+
+
+def test_a_settings_file_of_a_run_in_this_folder_is_a_recipe(folder, capsys):
+    assert main(["config", "show", write_recipe(folder, SFT)]) == 0
+    shown = capsys.readouterr().out
+    (folder / "config.resolved.json").write_text(json.dumps(yaml.safe_load(shown)), encoding="utf-8")
+    (folder / "mine").write_text(shown, encoding="utf-8")
+    for name in ("config.resolved.json", "mine"):
+        assert main(["config", "show", name]) == 0
+        assert capsys.readouterr().out == shown
 
 
 def test_another_error_of_the_system_keeps_its_traceback(monkeypatch):

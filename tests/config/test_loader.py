@@ -191,7 +191,7 @@ def test_a_recipe_cannot_be_changed(folder):
 
 def test_the_ppo_section_is_usable_by_itself_with_the_same_rules():
     assert PPOConfig(num_steps=3).responses_per_step == 64
-    with pytest.raises(ValidationError, match="num_stps"):
+    with pytest.raises(ConfigError, match="num_stps"):
         PPOConfig(num_stps=3)
 
 
@@ -246,6 +246,8 @@ def test_keys_that_do_nothing_are_told(folder):
         "ppo.advantage.unbiased_variance has no effect: nothing is standardised",
         "ppo.evaluate_greedy has no effect: rollout.greedy holds for evaluations too",
     ]
+    split = unused_keys(load_recipe("ppo", path, ["data.split_seed=1"]).recipe)
+    assert split == ["data.split_seed has no effect: without proportions nothing is split"]
     whitened = [*sampled[:1], "ppo.score.whiten_rewards=zero_mean"]
     assert unused_keys(load_recipe("ppo", path, whitened).recipe) == []
     pipeline = write_recipe(folder, PIPELINE, "p.yaml")

@@ -48,6 +48,12 @@ def test_another_seed_of_the_phases_cuts_otherwise() -> None:
     assert first == phase_indices(100, Phase(proportions=(1, 1), part=0))
 
 
+def test_with_a_seed_the_parts_have_the_rows_of_deepspeed_chat() -> None:
+    """Its order of ten rows at its seed 1234, which is RandomState(1234) of numpy, cut at 0, 2, 6 and 10."""
+    parts = [phase_indices(10, Phase(proportions=(2, 4, 4), part=part, seed=1234)) for part in range(3)]
+    assert parts == [[7, 2], [9, 1, 0, 8], [4, 5, 6, 3]]
+
+
 @pytest.mark.parametrize(
     ("proportions", "part"),
     [((2, 4, 4), 3), ((2, 4, 4), -1), ((0, 1), 0), ((0, 0), 0), ((-1, 2), 1), ((float("nan"), 1), 1)],

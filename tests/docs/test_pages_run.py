@@ -17,7 +17,7 @@ from pages import PAGES, ROOT, blocks
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
-from proximo.config.loader import guess_kind, load_recipe
+from proximo.config.loader import guess_kind, load_recipe, resolved_yaml
 
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NOT_OURS = ("make", "source", "pip")
@@ -66,12 +66,10 @@ def save_tiny(path: Path) -> None:
 
 
 def commands(page: Path) -> list[list[str]]:
-    """The lines of all sh blocks as arguments, comments left out, `$(cat FILE)` filled in."""
+    """The lines of all sh blocks as arguments, comments left out."""
     lines = [line for block in blocks(page, "sh") for line in block.text.splitlines() if line.strip()]
-    overrides = " ".join(shlex.quote(word) for word in (ROOT / "src/proximo/recipes/tiny.txt").read_text().split())
-    filled = [line.replace("$(cat src/proximo/recipes/tiny.txt)", overrides) for line in lines]
-    assert not any("$" in line for line in filled), "only the tiny override is known"
-    return [shlex.split(line, comments=True) for line in filled]
+    assert not any("$" in line for line in lines), "no shell runs them"
+    return [shlex.split(line, comments=True) for line in lines]
 
 
 def small(arguments: list[str]) -> list[str]:
@@ -101,18 +99,28 @@ def write_files(page: Path, folder: Path) -> None:
 def test_the_commands_of_a_page_run_one_after_the_other(stem: str, folder: Path) -> None:
     write_files(page_named(stem), folder)
     for words in commands(page_named(stem)):
-        tiny_demo_again = stem != "README" and words[1:3] == ["pipeline", "demo"]
+        tiny_demo_again = stem != "README" and words[1:3] in (["pipeline", "demo"], ["pipeline", "tiny"])
         if words[0] in NOT_OURS or words == MINUTES or tiny_demo_again:
             continue
         assert words[0] == "proximo", words
         assert main(small(words[1:])) == 0, words
 
 
-def test_the_tiny_override_makes_every_part_of_the_demo_small_and_changes_nothing_else() -> None:
-    """It names existing keys only, and none of them is about how the demo learns."""
-    overrides = (ROOT / "src/proximo/recipes/tiny.txt").read_text().split()
-    assert load_recipe("pipeline", "demo", overrides).recipe
-    assert not [each for each in overrides if "optimizer" in each or ".kl" in each]
+SIZES = (
+    "vocab_size|hidden_size|intermediate_size|num_hidden_layers|num_attention_heads|num_key_value_heads|num_rows|"
+    "held_out_rows|num_steps|prompts_per_step|minibatch_responses|max_new_tokens|folder"
+)
+
+
+def test_the_tiny_recipe_is_the_demo_with_smaller_sizes_and_nothing_else_changed() -> None:
+    """In `resolved_yaml` every setting stands on a line of its own."""
+    demo, tiny = (resolved_yaml(load_recipe("pipeline", name).recipe).splitlines() for name in ("demo", "tiny"))
+    assert len(demo) == len(tiny)
+    changed = [(before, after) for before, after in zip(demo, tiny, strict=True) if before != after]
+    assert changed
+    for before, after in changed:
+        assert re.fullmatch(rf" *(train_)?({SIZES}): .*", before), before
+        assert before.partition(":")[0] == after.partition(":")[0]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)

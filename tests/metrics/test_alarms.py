@@ -346,8 +346,32 @@ def test_a_loss_that_leaps_names_the_step(trainer, loss):
     (alarm,) = find_alarms(Run(name="run", lines=lines), RULES[Trainer(trainer)])
     assert alarm.title == "The training loss leapt up"
     assert " at step 9," in alarm.detail
-    level = tuple({"step": step, loss: 0.01 + 0.15 * (step % 2)} for step in range(20))
-    assert find_alarms(Run(name="run", lines=level), RULES[Trainer(trainer)]) == ()
+    one_odd_batch = tuple({"step": step, loss: 9.0 if step == 9 else 3.0} for step in range(1, 21))
+    assert find_alarms(Run(name="run", lines=one_odd_batch), RULES[Trainer(trainer)]) == ()
+    rng = random.Random(3)
+    for noise in (0.05, 2.0):  # batches of many examples, and of one
+        level = tuple({"step": step, loss: abs(3 + rng.gauss(0, noise))} for step in range(200))
+        assert find_alarms(Run(name="run", lines=level), RULES[Trainer(trainer)]) == ()
+
+
+def test_a_loss_that_falls_from_a_random_start_and_leaps_from_there_is_found():
+    """Losses of a small model with a learning rate of 0.3, a hundred times the right one."""
+    values = [5.67, 4.3, 2.73, 3.33, 4.05, 4.56, 5.19, 4.46, 4.66, 4.11, 3.85, 2.77, *[2.5, 2.45] * 30]
+    lines = tuple({"step": step, "sft/loss": value} for step, value in enumerate(values, 1))
+    (alarm,) = find_alarms(Run(name="run", lines=lines), RULES[Trainer.SFT])
+    assert alarm.title == "The training loss leapt up"
+
+
+def test_a_reward_model_that_learns_nothing_at_all_is_advised_on_its_learning_rate():
+    flat = {"evaluation/pair_accuracy": 0.54, "reward_model/pair_accuracy": 0.51, "reward_model/loss": 0.69}
+    lines = tuple({"step": step} | flat for step in range(20))
+    settings = {"reward": {"optimizer": {"learning_rate": 0.1}}}
+    (alarm,) = find_alarms(Run(name="run", lines=lines, config=settings), RULES[Trainer.REWARD])
+    assert "reward.optimizer.learning_rate, now 0.1, is far too high" in alarm.advice
+    by_heart = tuple(line | {"reward_model/pair_accuracy": 0.64} for line in lines)
+    (alarm,) = find_alarms(Run(name="run", lines=by_heart, config=settings), RULES[Trainer.REWARD])
+    assert "mixed up" in alarm.advice
+    assert "learning_rate" not in alarm.advice
 
 
 @pytest.mark.parametrize("score", [1e300, -1e300])

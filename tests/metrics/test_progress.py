@@ -1,5 +1,6 @@
 """What a person sees while a run goes on."""
 
+import errno
 import io
 import sys
 
@@ -156,10 +157,39 @@ def test_a_pipe_gets_plain_lines():
         (0.5, "0.50"),
         (0.0512, "0.051"),
         (3e-6, "3.0e-06"),
+        (-0.0, "0"),
+        (-1e300, "-1.0e+300"),
+        (float("nan"), "nan"),
     ],
 )
 def test_numbers_have_about_three_digits(number, text):
     assert format_number(number) == text
+
+
+def test_what_float32_rounds_to_is_no_kl_and_no_entropy():
+    """A learning rate may well be as small."""
+    assert format_number(-2.6e-9, "nats") == format_number(-0.0, "nats per token") == "0"
+    assert format_number(2.6e-9, "per update") == "2.6e-09"
+    stream = io.StringIO()
+    view = PlainProgress(Course(trainer=Trainer.PPO, total_steps=1), Console(file=stream))
+    view.write(1, {"kl/sequence": -2.6e-9, "policy/entropy": -0.0})
+    assert "kl 0  entropy 0" in stream.getvalue()
+
+
+def test_a_terminal_that_was_closed_does_not_end_the_run(monkeypatch):
+    """What is then written to it fails with EIO; the save that the signal asked for is still to come."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Gone())
+    course = Course(trainer=Trainer.SFT, total_steps=1)
+    for view in (open_progress(course), TerminalProgress(course, open_progress(course)._console)):
+        view.note("lost")
+        view.warn("lost")
+        view.write(1, {"sft/loss": 1.0})
+        view.close()
 
 
 def test_changes_have_a_sign():

@@ -132,8 +132,29 @@ def test_the_page_asks_for_nothing_outside_itself(ppo_report: Path):
             assert value.startswith("#")
         assert not name.startswith("on")
     text = ppo_report.read_text()
-    assert "http" not in text
+    assert "http" not in text.replace("http-equiv", "", 1)
     assert not re.search(r"url\((?!#)|@import", text)
+
+
+def test_the_policy_of_the_page_forbids_whatever_it_does_not_need(ppo_report: Path):
+    """It stands before everything that it is about; styles alone are allowed, and those in the page only."""
+    page = ppo_report.read_text(encoding="utf-8")
+    policy = re.search(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy[1].split(";"))
+    assert rules == {
+        "default-src": "'none'", "style-src": "'unsafe-inline'", "base-uri": "'none'", "form-action": "'none'"
+    }  # fmt: skip
+    assert re.findall(r"<(\w+)", page[: policy.start()]) == ["html", "head", "meta"]
+
+
+def test_a_password_in_an_address_is_not_passed_around_with_the_page(tmp_path: Path):
+    folder = write_ppo_run(tmp_path / "run", num_steps=3)
+    config = {"run": {"sinks": [{"kind": "mlflow", "tracking_uri": "postgresql://me:hunter2@host/db?key=hunter2"}]}}
+    (folder / "config.resolved.json").write_text(json.dumps(config), encoding="utf-8")
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert "tracking_uri: postgresql://***@host/db?***" in page
+    assert "hunter2" not in page
 
 
 def test_whatever_comes_from_data_is_escaped(tmp_path: Path):

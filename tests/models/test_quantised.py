@@ -15,7 +15,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import PPORecipe, SFTRecipe
 from proximo.config.run import ModelConfig, ScalarModelConfig
-from proximo.errors import MissingExtraError, ModelError
+from proximo.errors import ConfigError, MissingExtraError, ModelError
 from proximo.models import loading
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
@@ -103,7 +103,7 @@ def test_a_machine_that_cannot_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("section", [ModelConfig, ScalarModelConfig])
 def test_a_quantised_base_needs_an_adapter(section: type) -> None:
-    with pytest.raises(ValidationError, match="quantisation is for a base that an adapter trains above"):
+    with pytest.raises(ConfigError, match="quantisation is for a base that an adapter trains above"):
         section(path="p", quantisation="4bit")
     assert section(path="p", quantisation="4bit", lora=LORA).quantisation == "4bit"
 

@@ -11,7 +11,7 @@ from builders import CHARACTERS, CHAT_TEMPLATE, tiny_language_model, tiny_tokeni
 from proximo.config.rewards import ModelRewardConfig
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.rows import Row
-from proximo.errors import DataError
+from proximo.errors import DataError, ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.placement import Precision
 from proximo.models.saving import save_pretrained
@@ -188,6 +188,12 @@ def test_what_is_too_long_under_its_own_tokenizer_is_a_fault_and_the_others_are_
     assert [each.valid for each in found] == [True, False, True]
     assert found[1].reason is not None
     assert "reads at most 16 of its tokens, the response makes 26" in found[1].reason
+
+
+def test_a_tokenizer_that_is_larger_than_the_model_is_refused() -> None:
+    small = scalar_from_language_model(LanguageModel(tiny_language_model(vocab_size=32)), HeadStart.NORMAL)
+    with pytest.raises(ModelError, match="the reward model embeds only 32"):
+        ModelReward(small, tokenizer=tiny_tokenizer())
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Packages beside the standard library: which are found, that they can be imported, and that they cannot be changed."""
 
+import os
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +79,29 @@ def test_a_package_is_all_that_is_there_and_nobody_can_change_it(sandbox, case: 
     if case.needs and sandbox.layers.namespaces is not None:
         pytest.skip(f"needs {case.needs}")
     assert case.problems(sandbox.run(Program(source=case.source, limits=case.limits))) == []
+
+
+SEARCH = """
+# what this program says itself
+import gc, sys
+seen, frame = [], sys._getframe()
+while frame:
+    seen += [*map(str, frame.f_globals.values()), *map(str, frame.f_locals.values())]
+    frame = frame.f_back
+for each in gc.get_objects():
+    seen += map(str, each.values()) if type(each) is dict else each if type(each) is list else []
+seen = [each for each in seen if isinstance(each, str) and "what this program says itself" not in each]
+print(len(seen) > 100, [each for each in seen if any(path in each for path in PATHS)])
+"""
+
+
+@pytest.mark.usefixtures("whole_sandbox")
+def test_where_packages_were_found_and_folders_are_made_is_nowhere_to_be_read(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    paths = [os.path.dirname(find_packages(["numpy"])["numpy"]), str(tmp_path)]
+    with Sandbox(packages=["numpy"]) as made:
+        outcome = made.run(Program(source=SEARCH.replace("PATHS", repr(paths))))
+    assert outcome.stdout == b"True []\n", (outcome.stdout[:500], outcome.stderr)
 
 
 def install(folder: Path, name: str, source: str, *, requires: tuple[str, ...] = ()) -> None:

@@ -238,6 +238,7 @@ KNOBS = [
         {"data.proportions": [1, 1], "data.phase": 0},
     ),
     Knob(data.DataConfig, "phase", "sft", {"data.phase": 1}, {"data.proportions": [1, 1], "data.phase": 0}),
+    Knob(data.DataConfig, "split_seed", "sft", {"data.split_seed": 3}, {"data.proportions": [1, 1], "data.phase": 0}),
     Knob(data.DataConfig, "held_out_rows", "sft", {"data.held_out_rows": 3}),
     Knob(
         data.DataConfig,

@@ -117,6 +117,14 @@ def test_too_few_scores_choose_no_best_checkpoint() -> None:
         evaluate(trainer(evaluate_reference=True), lambda prompts, responses, metadata: list(next(calls)))
 
 
+@pytest.mark.parametrize("score", [1e300, -1e19])
+def test_a_score_that_float32_cannot_compute_with_is_named(score: float) -> None:
+    made = trainer(score={"running": "standardise"})
+    reward = by_place(score, 1.0, 2.0)
+    with pytest.raises(TrainingError, match=r"evaluation: a response was scored -?1e\+.*beyond 1e\+18"):
+        evaluate(made, reward)
+
+
 def test_a_run_writes_the_references_answers_and_is_evaluated_again_with_more_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,3 +143,10 @@ def test_a_run_writes_the_references_answers_and_is_evaluated_again_with_more_sa
     samples = [json.loads(line) for line in (place / "out.jsonl").read_text().splitlines()]
     assert len(samples) == 6
     assert len({each["prompt_id"] for each in samples}) == 2
+    greedy = []
+    for name in ("a.jsonl", "b.jsonl"):
+        assert main(["evaluate", str(place / "run"), "--greedy", "--output", str(place / name)]) == 0
+        greedy.append((place / name).read_text(encoding="utf-8"))
+    assert greedy[0] == greedy[1]
+    drawn = [each["response"] for each in samples]
+    assert [json.loads(line)["response"] for line in greedy[0].splitlines()] != drawn[::3]

@@ -248,7 +248,7 @@ def test_a_report_says_its_alarms_beside_the_place_of_the_file(folder, capsys):
     assert main(["report", "runs/p/sft"]) == 0
     said = capsys.readouterr()
     assert said.out == "runs/p/sft/report.html\n"
-    assert said.err.startswith("sft: problem: The training loss leapt up. It went from 1.00 to 2.80 at step 4,")
+    assert said.err.startswith("sft: problem: The training loss leapt up. It went from 1.00 to 4.00 at step 4,")
     assert main(["report", "runs/p"]) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["sft", "ppo"]
 
@@ -302,6 +302,37 @@ def test_the_best_of_several_come_first_and_the_rest_may_be_left_out(folder, cap
     assert main([*asked[:3], *asked[4:], "--reward", "my_length:long", "--keep", "1"]) == 0
     alone = generate("model", ["ab"], GenerateOptions(sampling=SamplingOptions(max_new_tokens=6), num_samples=4))
     assert len(capsys.readouterr().out.rstrip("\n")) == max(len(each.text) for each in alone if "q" not in each.text)
+
+
+def test_responses_go_to_a_file_that_is_new(folder, capsys):
+    save_model("model")
+    write_reward(folder)
+    asked = ["generate", "model", "ab", "cd", "--max-new-tokens=3", "--reward=my_length:long", "--output", "new.jsonl"]
+    assert main(asked) == 0
+    assert capsys.readouterr().out == ""
+    rows = [json.loads(line) for line in Path("new.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["prompt"] for row in rows] == ["ab", "cd"]
+    assert all(row["score"] in (len(row["response"]), None) and row["num_tokens"] <= 3 for row in rows)
+    assert main(asked) == 2
+    assert "new.jsonl exists and is left as it is" in capsys.readouterr().err
+    assert main([*asked[:-1], "nowhere/new.jsonl"]) == 2
+
+
+def test_the_draw_may_be_cut_to_the_most_probable_tokens(folder, capsys):
+    """One token to draw among is the most likely one."""
+    save_model("model")
+    said = []
+    for more in (["--greedy"], ["--top-k=1"], ["--top-p=0.000001"], []):
+        assert main(["generate", "model", "ab", "--max-new-tokens=8", *more]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[2] != said[3]
+
+
+def test_a_wrong_reward_function_costs_no_model(folder, capsys, monkeypatch):
+    (folder / "my_later.py").write_text("async def later(prompts, responses, metadata):\n    return []\n")
+    monkeypatch.setattr("proximo.trainers.generate.load_language_model", lambda *_, **__: pytest.fail("loaded"))
+    assert main(["generate", "model", "ab", "--reward", "my_later:later"]) == 2
+    assert "it is async" in capsys.readouterr().err
 
 
 def test_a_reward_model_may_judge_from_a_run_or_a_folder(folder, capsys):

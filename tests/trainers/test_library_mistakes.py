@@ -9,8 +9,10 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.errors import ProximoError, TrainingError
+from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.trainers.extra_calls import ExtraCall
 from proximo.trainers.ppo import PPOTrainer
 
 PROMPTS = ["ab", "cd"]
@@ -27,6 +29,18 @@ def length(prompts, responses, metadata) -> list[float]:
 
 def weights(made: PPOTrainer) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in made.policy.model.parameters()])
+
+
+async def scores_later(prompts, responses, metadata) -> list[float]:
+    return [1.0 for _ in responses]
+
+
+async def told_later(*_: Any) -> None:
+    pass
+
+
+def calling(function: Callable[..., Any]) -> ExtraCall:
+    return ExtraCall(name="mine", reads=("scored",), writes=("seen",), function=function)
 
 
 def twice(made: PPOTrainer) -> None:
@@ -48,6 +62,22 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("messages", lambda: trainer().train([[{"role": "user"}]], reward=length), "apply_chat_template"),
     ("number as reward", lambda: trainer().train(PROMPTS, reward=3), "must be a function or a source.*got int"),
     ("reward of other arguments", lambda: trainer().train(PROMPTS, reward=lambda texts: texts), "its signature is"),
+    ("async reward", lambda: trainer().train(PROMPTS, reward=scores_later), "it is async"),
+    ("on_step of one argument", lambda: trainer().train(PROMPTS, reward=length, on_step=lambda line: None), "on_step"),
+    ("on_step that is none", lambda: trainer().train(PROMPTS, reward=length, on_step=3), "it is a int"),
+    ("async on_step", lambda: trainer().train(PROMPTS, reward=length, on_step=told_later), "on_step.*it is async"),
+    (
+        "extra call of other arguments",
+        lambda: trainer(extra_calls=[calling(lambda: 1)]),
+        "called with scored.*signature",
+    ),
+    ("async extra call", lambda: trainer(extra_calls=[calling(told_later)]), "extra call mine.*it is async"),
+    ("optimizer of no arguments", lambda: OwnOptimizer(make=lambda: 0), r"make\(parameters\), but its signature"),
+    ("schedule of one", lambda: OwnOptimizer(make=list, schedule=lambda update: 1.0), r"schedule\(update, num_upd"),
+    ("misspelt setting", lambda: PPOConfig(num_step=3), "PPOConfig: num_step is not.*did you mean num_steps"),
+    ("two wrong settings", lambda: PPOConfig(num_steps=0, kl={"x": 1}), "PPOConfig has 2 mistakes"),
+    ("bytes as scores", lambda: trainer().step(PROMPTS, [[5], [6]], b"11"), "scores must be a list"),
+    ("bytes as responses", lambda: trainer().step(PROMPTS, [b"a", b"b"], [1.0, 1.0]), "list of token ids, got b'a'"),
     ("train twice", lambda: twice(trainer()), "all 1 steps were taken"),
     ("scores too few", lambda: trainer().step(PROMPTS, [[5], [6]], [1.0]), "got 1 for 2 responses"),
     ("responses too few", lambda: trainer().step(PROMPTS, [[5]], [1.0]), "1 responses do not share out among 2"),
@@ -89,7 +119,10 @@ def test_stale_responses_are_refused_before_anything_is_learned_from_them() -> N
     responses = made.generate(PROMPTS)
     made.step(PROMPTS, responses, [0.0, 1.0])
     before, version = weights(made), made.policy_version
-    with pytest.raises(TrainingError, match="Nothing was learned yet"):
+    with pytest.raises(
+        TrainingError,
+        match=r"(?s)Nothing was learned yet.*of policy version 0, and the policy is at version \d+ by now",
+    ):
         made.step(PROMPTS, responses, [0.0, 1.0])
     assert torch.equal(weights(made), before)
     assert made.policy_version == version

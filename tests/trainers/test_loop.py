@@ -365,13 +365,15 @@ def test_how_a_run_ended_is_kept_until_it_goes_on(tmp_path: Path) -> None:
 def test_an_alarm_is_said_once_when_it_comes_and_again_at_the_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start(tmp_path / "run")  # the loss of this task goes up
+    task = Counting(num_steps=12)
+    task.step = lambda step: Record(metrics={"sft/loss": Mean(9.0 if step > 6 else 1.0, 1)})
+    start(tmp_path / "run", task)
     told = [line for line in capsys.readouterr().err.splitlines() if "leapt up" in line]
     assert [line.partition(":")[0] for line in told] == ["warning"]
-    assert "step 4, problem: The training loss leapt up. It went from 1.00 to " in told[0]
+    assert "step 8, problem: The training loss leapt up. It went from 1.00 to 9.00 at step 7," in told[0]
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert [line.split(":")[0] for line in log if "leapt up" in line] == ["warning", "problem"]
-    assert log.index(told[0]) < next(place for place, line in enumerate(log) if line.startswith("step 5/5"))
+    assert log.index(told[0]) < next(place for place, line in enumerate(log) if line.startswith("step 9/12"))
 
 
 def failed_cpu_allocation() -> RuntimeError:

@@ -16,6 +16,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import OptimizerConfig
+from proximo.errors import ConfigError
 from proximo.models.backbone import Backbone
 from proximo.trainers import dpo, loop, ppo, ppo_run, reward, sft
 from proximo.trainers.memory import release_cache
@@ -69,7 +70,7 @@ def test_a_run_in_the_backward_ends_with_the_weights_of_an_ordinary_one(
     ],
 )
 def test_what_an_update_in_the_backward_cannot_do_must_be_off(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValidationError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         OptimizerConfig(learning_rate=1e-3, in_backward=True, **options)
 
 

@@ -292,9 +292,10 @@ def test_the_command_prints_a_table_or_json(place, capsys, tmp_path):
     recipe.write_text(json.dumps(recipe_of("ppo", place)))  # YAML
     assert main(["plan", str(recipe), "ppo.rollout.max_rows=2", "--measure"]) == 0
     text = capsys.readouterr().out
-    for piece in ("policy optimizer", "train_policy", "TFLOP", "peak", "at least"):
+    for piece in ("policy optimizer", "train_policy", "TFLOP", "peak", "of the process with its libraries", "at least"):
         assert piece in text
     assert main(["plan", str(recipe), "--json"]) == 0
     (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["process_bytes"] > 50 * 2**20, "torch alone takes more"
     assert plan["peak_bytes"] == sum(plan["phases"][plan["peak_phase"]]["parts_bytes"].values())
     assert not (place / "run").exists()

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,8 +11,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from proximo.config.loader import recipe_schema
+from proximo.config.run import RunConfig
 from proximo.errors import ConfigError, MissingExtraError
 from proximo.metrics.trackers import MLflowSink, TrackedRun
+from proximo.trainers.extras import check_extras, check_extras_of
 from proximo.trainers.options import RunOptions
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of, run
@@ -174,6 +178,66 @@ def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_is_lo
     assert not Path(recipe["run"]["folder"]).exists()
 
 
+@pytest.mark.parametrize("kind", ["reward", "dpo"])
+def test_every_trainer_misses_a_package_before_anything_is_loaded(
+    kind: Any, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proximo.trainers.extras.find_spec", lambda name: None)
+    given = changed(recipe_of(kind, inputs), {"run.sinks": [{"kind": "wandb"}]})
+    with pytest.raises(MissingExtraError, match="run.sinks.0 is of kind wandb"):
+        check_extras_of(recipe_schema(kind).model_validate(given))
+
+
+@pytest.mark.parametrize(
+    ("address", "from_environment", "served"),
+    [
+        (None, None, False),
+        ("sqlite:///x.db", None, False),
+        ("runs/mlflow", "http://server", False),
+        ("http://server", None, True),
+        ("databricks", None, True),
+        (None, "https://server", True),
+    ],
+)
+def test_the_small_package_of_mlflow_is_taken_for_servers_alone(
+    address: str | None, from_environment: str | None, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proximo.trainers.extras.find_spec", lambda name: None if name == "sqlalchemy" else object())
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if from_environment is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", from_environment)
+    given = RunConfig(folder="x", sinks=[{"kind": "mlflow", "tracking_uri": address}])
+    refusal = pytest.raises(MissingExtraError, match=r"mlflow-skinny.*pip install 'proximo\[mlflow\]'")
+    with nullcontext() if served else refusal:
+        check_extras(given)
+
+
+async def open_later(run: TrackedRun) -> Book:
+    return Book()
+
+
+class LateBook(Book):
+    async def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+
+def open_late_book(run: TrackedRun) -> Book:
+    return LateBook()
+
+
+@pytest.mark.parametrize(
+    ("sink", "problem"),
+    [
+        ({"function": "test_sinks:open_later"}, "run.sinks.0: test_sinks:open_later.*it is async"),
+        ({"function": "test_sinks:open_book", "arguments": {"refuse": 1}}, r"run.sinks.0: .*\(run, refuse=...\)"),
+        ({"function": "test_sinks:open_late_book"}, "returned a LateBook that cannot be used: it is async"),
+    ],
+)
+def test_a_sink_that_could_not_be_used_is_a_mistake(recipe: dict[str, Any], sink: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        run("sft", changed(recipe, {"run.sinks": [{"kind": "function", **sink}]}), START)
+
+
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
     """Modules in the place of wandb and trackio, and the calls that they got."""
@@ -214,8 +278,14 @@ def test_weights_and_biases_is_told_the_id_of_the_run(recipe: dict[str, Any], st
     assert stand_in["finish"] == [True]
 
 
-def test_trackio_is_told_a_name_that_carries_the_id(recipe: dict[str, Any], stand_in: dict[str, list]) -> None:
+def test_trackio_is_told_a_name_that_carries_the_id(
+    recipe: dict[str, Any], stand_in: dict[str, list], monkeypatch: pytest.MonkeyPatch
+) -> None:
     sink = {"kind": "trackio", "project": "p", "space_id": "me/space", "name": "mine"}
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(ConfigError, match="run.sinks.0: the Space me/space is on the Hub, and there is no token"):
+        run("sft", changed(recipe, {"run.sinks": [sink]}), START)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
     assert run("sft", changed(recipe, {"run.sinks": [sink]}), START) == 0
     (given,) = stand_in["init"]
     kept = json.loads(Path(recipe["run"]["folder"], "trackers", "trackio.json").read_bytes())
@@ -308,9 +378,42 @@ def test_weights_and_biases_itself_writes_offline_and_goes_on_with_its_id(tmp_pa
     assert [path.name.rpartition("-")[2] for path in written] == [identity, identity]
 
 
+def test_weights_and_biases_itself_is_refused_online_where_nobody_is_logged_in(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="run.sinks.0: nobody is logged in"):
+        run("sft", changed(recipe, {"run.sinks": [{"kind": "wandb"}]}), START)
+    assert not Path(recipe["run"]["folder"]).exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trackio_itself_keeps_every_step_on_this_machine(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("trackio", reason="the extra trackio is not installed")
+    monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path / "trackio")
+    recipe = changed(recipe, {"run.sinks": [{"kind": "trackio", "project": "p"}]})
+    assert run("sft", recipe, START) == 0
+    assert all("progress/sink_failures" not in line for line in metrics_of(recipe))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("address", ["folder", "nonsense:abc", "postgresql://me:hunter2@nowhere/db"])
+def test_an_address_that_mlflow_itself_refuses_is_a_mistake(recipe: dict[str, Any], address: str) -> None:
+    pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
+    pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
+    with pytest.raises(ConfigError, match=r"run.sinks.0: MLflow refuses tracking_uri (?!.*hunter2)"):
+        run("sft", changed(recipe, {"run.sinks": [{"kind": "mlflow", "tracking_uri": address}]}), START)
+    assert not Path(recipe["run"]["folder"]).exists()
+
+
 @pytest.mark.filterwarnings("ignore")  # what its own dependencies deprecate
 def test_mlflow_itself_finds_its_run_again(tmp_path: Path) -> None:
     tracking = pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
+    pytest.importorskip("sqlalchemy", reason="mlflow-skinny alone keeps no database")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     told = TrackedRun(id="ab" * 16, name="mine", folder=tmp_path, config={"run": {"seed": 5}, "list": [1]})
     for steps in ((0, 1), (2,)):

@@ -58,6 +58,6 @@ def describe_environment(*, device: str) -> dict[str, Any]:
 def _processor() -> str:
     """The model name: kernels are chosen by it. Linux keeps it in a file, others tell it to `platform`."""
     path = Path("/proc/cpuinfo")
-    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()

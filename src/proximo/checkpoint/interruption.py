@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT during training: end the step, save, leave. Not the saving, and not the loop.
+"""SIGTERM, SIGINT and SIGHUP during training: end the step, save, leave. Not the saving, and not the loop.
 
 with Interruption() as interruption:
     for step in ...:
@@ -17,15 +17,17 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The last is that of a terminal which was closed."""
 
 
 class Interruption:
     """While it is entered, the first signal only asks; the step then has `grace_seconds` to end.
 
-    A step that does not end in time, or a second signal, ends the process at once with status 143 (SIGTERM) or 130
-    (SIGINT): the last checkpoint redoes the step. Since saves are atomic nothing can break. Outside the main thread,
-    where Python takes no handlers, and for a signal that the parent process chose to ignore, nothing is changed.
+    A step that does not end in time, or a second signal, ends the process at once with status 143 (SIGTERM), 130
+    (SIGINT) or 129 (SIGHUP): the last checkpoint redoes the step. Since saves are atomic nothing can break. Outside the
+    main thread, where Python takes no handlers, and for a signal that the parent process chose to ignore (as `nohup`
+    does with SIGHUP), nothing is changed.
     """
 
     def __init__(self, *, grace_seconds: float = 25.0) -> None:

@@ -3,6 +3,7 @@
 The marker file makes a folder a run folder, and carries the lock. Nothing outside such a folder is ever replaced.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -194,7 +195,7 @@ def _lock(folder: Path) -> IO[str]:
     """
     try:
         atomic.make_folder(folder)
-        marker = (folder / MARKER).open("a+")
+        marker = (folder / MARKER).open("a+", encoding="utf-8")
     except OSError as error:
         raise RunFolderError(f"the run folder {folder} cannot be written: {error}") from error
     try:
@@ -206,9 +207,14 @@ def _lock(folder: Path) -> IO[str]:
         raise RunFolderError(
             f"another process ({holder}) is training in {folder}: wait for it, or give another folder"
         ) from error
-    marker.truncate(0)
-    marker.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-    marker.flush()
+    try:
+        marker.truncate(0)
+        marker.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        marker.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # closing writes what is left, which the disk refuses again
+            marker.close()
+        raise RunFolderError(f"the run folder {folder} cannot be written: {error}") from error
     return marker
 
 

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from safetensors import SafetensorError
-
 from proximo.checkpoint import atomic
 from proximo.checkpoint.manifest import (
     MANIFEST,
@@ -26,6 +24,7 @@ from proximo.checkpoint.manifest import (
 )
 from proximo.checkpoint.state import SavedState
 from proximo.errors import CheckpointError
+from proximo.failures import disk_refused
 
 LATEST = "latest"
 BEST = "best"
@@ -91,7 +90,9 @@ class CheckpointStore:
         try:
             self._write(step, writers, encoded, metric)
             self.tidy()
-        except (OSError, SafetensorError) as error:  # safetensors wraps what the disk says
+        except Exception as error:
+            if not disk_refused(error):
+                raise
             raise CheckpointError(
                 f"the checkpoint of step {step} could not be written to {self.folder}: {error}. The latest "
                 "complete checkpoint is untouched: make room, or mend the disk, and go on from it with --resume"

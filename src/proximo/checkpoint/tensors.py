@@ -36,7 +36,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a safetensors file, on the CPU. CheckpointError where it is none."""
     try:
         return load_file(path)
-    except (SafetensorError, FileNotFoundError) as error:
+    except (SafetensorError, OSError) as error:
         raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proximo.cli.using import CheckpointName
+from proximo.cli.using import CheckpointName, lines_of_stdin
 from proximo.errors import UserError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def chat(
 def _lines(*, watched: bool) -> Iterator[str]:
     """What the user says, without line ends and empty lines."""
     if not watched:
-        yield from (line for line in map(str.strip, sys.stdin) if line)
+        yield from (line for line in map(str.strip, lines_of_stdin()) if line)
         return
     import readline  # noqa: F401  (gives `input` its arrows and its history)
 

@@ -1,4 +1,4 @@
-"""`proximo doctor`: what this machine can promise. Not the trying: sandbox/doctor.py, native/library.py."""
+"""`proximo doctor`: what this machine has and can promise. Not the trying: machine.py, sandbox/, native/."""
 
 import json
 from dataclasses import asdict
@@ -6,12 +6,31 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="What this machine can do.", no_args_is_help=True)
+app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 
 
 @app.callback()
-def doctor() -> None:
-    """What this machine can do."""
+def doctor(
+    context: typer.Context,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="One object, for programs.")] = False,
+) -> None:
+    """Say what a run would find on this machine: versions, device, kernels, memory, disk, sandbox, extras.
+
+    \b
+    proximo doctor
+    proximo doctor sandbox                    every guarantee of the sandbox, tried
+    proximo doctor kernels                    the kernels in C, made anew where need be
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from proximo.cli.machine import examine_machine
+
+    if as_json:
+        print(json.dumps(dict(examine_machine()), indent=2))
+        return
+    for name, finding in examine_machine():
+        print(f"{name:12}{finding}", flush=True)
 
 
 @app.command()

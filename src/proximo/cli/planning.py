@@ -36,17 +36,18 @@ def plan(
     from proximo.config.loader import load_recipe
 
     loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
-    from proximo.trainers.planning.machine import device_kind, memory_bytes, product_rate
+    from proximo.trainers.planning.machine import device_kind, memory_bytes, process_bytes, product_rate
     from proximo.trainers.planning.stages import make_plans
     from proximo.trainers.planning.text import describe, step_seconds, to_json
 
     device = device_kind(loaded.recipe.run)
+    process = process_bytes() if device == "cpu" else 0
     plans = make_plans(loaded.recipe, device=device)
     if as_json:
-        print(json.dumps(to_json(plans), indent=2))
+        print(json.dumps(to_json(plans, process=process), indent=2))
         return 0
     memory = memory_bytes(device)
-    texts = [describe(each, memory=memory) for each in plans]
+    texts = [describe(each, memory=memory, process=process) for each in plans]
     if measure:
         rate = product_rate(device, precision=loaded.recipe.run.precision)
         texts = [f"{text}\n{step_seconds(each, rate)}" for text, each in zip(texts, plans, strict=True)]

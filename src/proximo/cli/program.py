@@ -1,7 +1,8 @@
 """Puts the commands together, and turns errors into one message and an exit status. Not what a command does."""
 
-import errno
+import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -10,10 +11,26 @@ from typing import Annotated
 import typer
 
 from proximo.cli import chat, configuration, doctor, planning, rating, recipes, serving, training, using
-from proximo.errors import ProximoError
+from proximo.errors import ProximoError, redacted
+from proximo.failures import disk_refused, memory_ran_out
 
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
-"""What a disk says that is full, read-only or broken, and not a mistake of the program."""
+INTERRUPTED = 130
+ELSEWHERE = {
+    "eval": "`proximo evaluate`",
+    "finetune": "`proximo sft`",
+    "grpo": "`proximo ppo` with ppo.advantage=group_standardised, as in the recipe grpo-function",
+    "init": "`proximo recipes copy`",
+    "rlhf": "`proximo pipeline`, or `proximo ppo` for its last step",
+    "rloo": "`proximo ppo` with ppo.advantage=leave_one_out",
+    "rm": "`proximo reward`",
+    "run": "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`",
+    "sample": "`proximo generate`",
+    "serve": "`proximo serve-reward` for rewards; models are for other servers, from `proximo export`",
+    "train": "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`",
+}
+"""Commands of other tools."""
+SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
+"""`--ppo.num_steps=3`."""
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
 # Plain help, and tracebacks left to Python: the rich variants cost start-up time and reflow the examples.
 app = typer.Typer(
@@ -30,25 +47,50 @@ app.add_typer(configuration.app, name="config")
 app.add_typer(doctor.app, name="doctor")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run one command line and return its exit status: 0, 1 (the run failed), 2 (the user's mistake) or 128 + signal.
 
     A mistake or a failure that Proximo knows becomes one message on stderr; anything else keeps its traceback.
     """
     _let_idle_threads_sleep()
-    arguments = explicit_resume(sys.argv[1:] if argv is None else argv) or ["--help"]
-    command = typer.main.get_command(app)
+    _let_streams_say_everything()
+    arguments = explicit_resume(argv) or ["--help"]
     try:
+        command = typer.main.get_command(app)
         status = command.main(args=arguments, prog_name="proximo", standalone_mode=False)
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            raise
-        return _refuse(f"the disk refuses: {error}; what was complete before is untouched (docs/checkpoint.md)", 1)
     except typer.TyperException as error:
-        return _refuse(f"{error.format_message()} (`proximo {_command_of(arguments)}--help` tells more)", 2)
+        if arguments[0] in ELSEWHERE:
+            return _refuse(f"there is no command {arguments[0]}; here that is {ELSEWHERE[arguments[0]]}", 2)
+        hint = _setting_hint(arguments) or f"`proximo {_command_of(arguments)}--help` tells more"
+        return _refuse(f"{error.format_message()} ({hint})", 2)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BaseException as error:
+        known = _known_failure(error)
+        if known is None:
+            raise
+        return _refuse(known, 1)
     return status if isinstance(status, int) else 0
+
+
+def _known_failure(error: BaseException) -> str | None:
+    """What the machine, and not the program, has to be asked about; None for a bug, which keeps its traceback."""
+    if isinstance(error, UnicodeEncodeError):
+        return (
+            f"the locale, which says {sys.getfilesystemencoding()}, has no {error.object[error.start : error.end]!a}: "
+            "set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
+        )
+    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if memory_ran_out(error):
+        return (
+            f"memory ran out ({told[:300]}): this process may take more than the limits of its shell (`ulimit -v`), "
+            "of its container or of the machine allow; `proximo plan` with the recipe says what takes how much"
+        )
+    if disk_refused(error):
+        return f"the disk refuses: {str(error)[:300]}; what was complete before is untouched (docs/checkpoint.md)"
+    return None
 
 
 def _let_idle_threads_sleep() -> None:
@@ -62,6 +104,13 @@ def _let_idle_threads_sleep() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def _let_streams_say_everything() -> None:
+    """In a locale without UTF-8 a character that it does not have is written as its number, and ends no run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def explicit_resume(arguments: Sequence[str]) -> list[str]:
     """`--resume` alone means `--resume=must`; the option parser knows no option whose value may be left out."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -70,8 +119,16 @@ def explicit_resume(arguments: Sequence[str]) -> list[str]:
 
 
 def _refuse(message: str, status: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {redacted(message)}", file=sys.stderr)
     return status
+
+
+def _setting_hint(arguments: Sequence[str]) -> str | None:
+    """How a setting is written that was given as an option; None where none was."""
+    for argument in arguments[1:]:
+        if setting := SETTING.fullmatch(argument):
+            return f"settings are written without dashes: {setting[1]}{setting[2] or '=VALUE'}"
+    return None
 
 
 def _command_of(arguments: Sequence[str]) -> str:
@@ -97,6 +154,7 @@ def _program(
     \b
     proximo recipes                           what is shipped to start from
     proximo recipes copy ppo my.yaml          start from one
+    proximo doctor                            what this machine has
     proximo ppo my.yaml --dry-run             what it would do, in numbers
     proximo plan my.yaml                      memory and work, before anything is loaded
     proximo rate my.yaml rated.jsonl          how hard its prompts are for the policy it starts from
@@ -106,5 +164,6 @@ def _program(
     proximo chat runs/ppo                     talk to it
     proximo serve-reward my.yaml              its reward sources for other machines
 
-    Exit status: 0; 1 when a run fails; 2 for a mistake in what you gave; 143 or 130 when stopped by a signal.
+    Exit status: 0; 1 when a run fails; 2 for a mistake in what you gave; 143, 130 or 129 when stopped by a
+    signal.
     """

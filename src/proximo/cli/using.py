@@ -1,6 +1,8 @@
 """The commands that use what was trained: generate, evaluate, export, report. Not their work: that is in trainers/."""
 
+import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -31,6 +33,8 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     *,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 128,
     temperature: Annotated[float, typer.Option(help="Divides the logits; below 1 is more cautious.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among the k most probable tokens only.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw among the tokens that reach this mass only.")] = None,
     greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
     num_samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another response.")] = 0,
@@ -40,6 +44,9 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
         str | None, typer.Option(metavar="FUNCTION_OR_MODEL", help="Score the responses; the best come first.")
     ] = None,
     keep: Annotated[int | None, typer.Option(min=1, help="Show only the best so many to each prompt.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Write one JSON line for each response to this file, which must not exist.")
+    ] = None,
 ) -> int:
     """Write responses to prompts, with the policy of a run or any model.
 
@@ -48,19 +55,24 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     proximo generate runs/sft --chat "What is PPO?" --greedy
     proximo generate Qwen/Qwen2.5-0.5B-Instruct --chat --num-samples 3 < questions.txt
     proximo generate runs/ppo "Once upon a time" --num-samples 8 --keep 1 --reward runs/reward
+    proximo generate runs/ppo --output answers.jsonl < prompts.txt
     """
+    _new_file(output)
     given = prompts or _prompts_from_stdin()
     from proximo.rollout.sampling import SamplingOptions
     from proximo.trainers.generate import GenerateOptions, run_generate
 
     options = GenerateOptions(
-        sampling=SamplingOptions(max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy),
+        sampling=SamplingOptions(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy
+        ),
         num_samples=num_samples,
         seed=seed,
         chat=chat,
         checkpoint=checkpoint,
         reward=reward,
         keep=keep,
+        output=output,
     )
     with functions_of_the_working_directory():
         return run_generate(model, given, options)
@@ -69,10 +81,30 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
 def _prompts_from_stdin() -> list[str]:
     if sys.stdin.isatty():
         raise UserError("no prompt: give one in quotes after the model, or pass a file of prompts to standard input")
-    prompts = [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
+    prompts = [line.rstrip("\r\n") for line in lines_of_stdin() if line.strip()]
     if not prompts:
         raise UserError("no prompt: standard input has no line that is not empty")
     return prompts
+
+
+def lines_of_stdin() -> Iterator[str]:
+    """What is piped in, which is UTF-8 as data files are, whatever the locale says. Raises UserError."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+    try:
+        yield from sys.stdin
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"standard input is not UTF-8 text: byte {error.object[error.start]:#04x} cannot be read"
+        ) from error
+
+
+def _new_file(path: Path | None) -> None:
+    """Said before a model is loaded."""
+    if path is not None and path.exists():
+        raise UserError(f"{path} exists and is left as it is: give a file that does not exist yet")
+    if path is not None and not path.parent.is_dir():
+        raise UserError(f"there is no folder {path.parent} to write {path.name} to")
 
 
 def evaluate(
@@ -83,6 +115,7 @@ def evaluate(
     output: Annotated[Path | None, typer.Option(help="Also write every response and score to this file.")] = None,
     samples_per_prompt: Annotated[int | None, typer.Option(min=1, help="Responses to each prompt, for pass@k.")] = None,
     solved_score: Annotated[float | None, typer.Option(help="The score from which a prompt is solved.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
 ) -> int:
     """Score a run's policy on its held-out prompts, and print the table.
 
@@ -90,11 +123,17 @@ def evaluate(
     proximo evaluate runs/ppo
     proximo evaluate runs/ppo --checkpoint best --output answers.jsonl
     proximo evaluate runs/ppo --samples-per-prompt 16 --solved-score 1
+    proximo evaluate runs/ppo --greedy
     """
     _existing_run(run)
+    _new_file(output)
     from proximo.trainers.evaluate import run_evaluate
 
-    given = {"evaluation_samples_per_prompt": samples_per_prompt, "solved_score": solved_score}
+    given = {
+        "evaluation_samples_per_prompt": samples_per_prompt,
+        "solved_score": solved_score,
+        "evaluate_greedy": greedy or None,
+    }
     changes = {key: value for key, value in given.items() if value is not None}
     with functions_of_the_working_directory():
         return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output, ppo=changes)

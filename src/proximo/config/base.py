@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
 
 NUMBERS = (int, float, int | None, float | None)
 SAVED = "settings that a run was saved with"
@@ -20,7 +20,19 @@ class AbsentMeans:
     value: Any
 
 
-class Section(BaseModel):
+class _Told(type(BaseModel)):
+    """A section that is made in Python is refused in the words in which a recipe is. Not one within another."""
+
+    def __call__(cls, *arguments: Any, **values: Any) -> Any:
+        try:
+            return super().__call__(*arguments, **values)
+        except ValidationError as error:
+            from proximo.config.mistakes import refusal  # which needs the sections
+
+            raise refusal(error, cls, values) from error
+
+
+class Section(BaseModel, metaclass=_Told):
     """Frozen, and an unknown key is an error. A field's docstring is its documentation."""
 
     model_config = ConfigDict(

@@ -58,6 +58,8 @@ class DataConfig(Section):
     """Split one data set between phases, for example [2, 4, 4] for SFT, reward model and PPO."""
     phase: int | None = Field(None, ge=0)
     """Which part of `proportions` this stage takes, counted from 0."""
+    split_seed: int | None = Field(None, ge=0, lt=2**32)
+    """Give the parts the rows that DeepSpeed-Chat's have at this seed; null cuts a shuffle that is the same for all."""
     held_out_rows: int = Field(0, ge=0)
     """Rows set aside, by a seeded draw, for evaluation."""
     evaluation_sources: tuple[SourceConfig, ...] | None = None

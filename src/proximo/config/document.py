@@ -15,6 +15,8 @@ from proximo.config.scalars import plain_scalar
 from proximo.errors import ConfigError
 
 MERGE = "<<"
+MOST_VALUES = 100_000
+"""Of a document whose aliases are written out."""
 HINTS = {
     "found character '\\t' that cannot start any token": "indent with spaces, not with tabs",
     "found character '@' that cannot start any token": 'put quotes around it, as in path: "@sft"',
@@ -64,6 +66,8 @@ def parse_document(text: str, origin: str) -> Document:
         raise ConfigError(f"{origin}: character {error.position + 1} cannot stand in YAML: {error.reason}") from error
     except RecursionError as error:
         raise ConfigError(f"{origin}: lists or mappings are nested too deeply") from error
+    if root is not None:
+        _refuse_bomb(root, origin)
     data = None if root is None else _value(root, origin, ())
     return Document(origin=origin, text=text, data=data, root=root)
 
@@ -74,6 +78,28 @@ def _syntax_message(error: yaml.MarkedYAMLError, origin: str) -> str:
     problem = str(error.problem or error.context)
     hint = f"; {HINTS[problem]}" if problem in HINTS else ""
     return f"{where}: not valid YAML: {problem}{hint}"
+
+
+def _refuse_bomb(root: yaml.Node, origin: str) -> None:
+    """A few lines of aliases to lists of aliases stand for more values than there is memory."""
+    sizes: dict[int, int] = {}
+    size = _expanded_size(root, sizes)
+    if size > MOST_VALUES and size > len(sizes):
+        raise ConfigError(
+            f"{origin}: its aliases make {len(sizes):,} values into {size:.3g}, and {MOST_VALUES:,} are the most: "
+            "write out what is meant"
+        )
+
+
+def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Values that a node stands for, itself among them, aliases written out. One inside what it names counts once."""
+    if id(node) not in sizes:
+        sizes[id(node)] = 1
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        for part in parts:
+            below = part[1] if isinstance(part, tuple) else part
+            sizes[id(node)] += _expanded_size(below, sizes)
+    return sizes[id(node)]
 
 
 def _value(node: yaml.Node, origin: str, parents: tuple[yaml.Node, ...]) -> Any:

@@ -20,7 +20,11 @@ def function_problem(import_path: str) -> str | None:
     if source is None:
         return None
     names = _top_level_names(source)
-    return None if names is None or function in names else f"{source} defines no {function}"
+    if names is None:
+        return None
+    if function not in names:
+        return f"{source} defines no {function}"
+    return f"{import_path} is async, and nobody would wait for it: write it with def" if names[function] else None
 
 
 def source_digest(import_path: str) -> str | None:
@@ -44,21 +48,23 @@ def _module_file(module_name: str) -> tuple[bool, Path | None]:
     return spec is not None, Path(spec.origin) if spec and spec.origin and is_source else None
 
 
-def _top_level_names(source: Path) -> set[str] | None:
-    """Names that a module binds at its top level; None where only running it would tell."""
+def _top_level_names(source: Path) -> dict[str, bool] | None:
+    """Names that a module binds at its top level, True for async functions; None where only running it would tell."""
     try:
         tree = ast.parse(source.read_bytes())
     except (SyntaxError, ValueError):  # importing it will say so, with the line
         return None
-    names: set[str] = set()
+    names: dict[str, bool] = {}
     for statement in tree.body:
         match statement:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
+                names[name] = False
+            case ast.AsyncFunctionDef(name=name, decorator_list=decorators):
+                names[name] = not decorators  # a decorator may be what waits for it
             case ast.Assign(targets=targets):
-                names |= {target.id for target in targets if isinstance(target, ast.Name)}
+                names |= {target.id: False for target in targets if isinstance(target, ast.Name)}
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                names |= {alias.asname or alias.name for alias in aliases}
+                names |= {alias.asname or alias.name: False for alias in aliases}
             case ast.Expr() | ast.AnnAssign():
                 pass
             case _:  # under a condition, or made by a loop

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from proximo.config.base import Section
 from proximo.config.document import Document, parse_document
 from proximo.config.kinds import Kind
-from proximo.config.mistakes import Mistake, Source, explain
+from proximo.config.mistakes import Source, explain, message_of
 from proximo.config.overrides import apply_overrides, parse_override
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, RewardSection, SFTRecipe
 from proximo.config.reward_kinds import RewardSourceConfig
@@ -67,9 +67,9 @@ def load_recipe(kind: Kind, path_or_name: str, overrides: Sequence[str] = ()) ->
             raise ConfigError(
                 f"{source.document.origin} is a recipe for `proximo {guess}`, not for `proximo {kind}`"
             ) from error
-        raise ConfigError(_message(explain(error.errors(include_url=False), source), source)) from error
+        raise ConfigError(message_of(explain(error.errors(include_url=False), source), source)) from error
     if mistakes := stage_mistakes(recipe):
-        raise ConfigError(_message(mistakes, source))
+        raise ConfigError(message_of(mistakes, source))
     comments = "".join(f"# override: {override.text}\n" for override in source.overrides)
     return LoadedRecipe(recipe=recipe, text=comments + source.document.text, origin=source.document.origin)
 
@@ -90,7 +90,7 @@ def load_reward_section(path_or_name: str, overrides: Sequence[str] = ()) -> tup
     try:
         return RewardSection.model_validate(source.tree).reward
     except ValidationError as error:
-        raise ConfigError(_message(explain(error.errors(include_url=False), source), source)) from error
+        raise ConfigError(message_of(explain(error.errors(include_url=False), source), source)) from error
 
 
 def _source(document: Document, overrides: Sequence[str], schema: type[Section]) -> Source:
@@ -131,15 +131,6 @@ def guess_kind(tree: dict[str, Any]) -> Kind | None:
     stages: tuple[Kind, ...] = ("sft", "reward", "dpo")
     named = [stage for stage in stages if stage in tree]
     return named[0] if "model" in tree and len(named) == 1 else None
-
-
-def _message(mistakes: Sequence[Mistake], source: Source) -> str:
-    places = [(source.place(mistake.path), mistake.sentence) for mistake in mistakes]
-    if len(places) == 1:
-        place, sentence = places[0]
-        return f"{source.document.origin}{f', {place}' if place else ''}: {sentence}"
-    lines = [f"  {f'{place}: ' if place else ''}{sentence}" for place, sentence in places]
-    return f"{source.document.origin} has {len(lines)} mistakes:\n" + "\n".join(lines)
 
 
 def resolved_json(recipe: Recipe) -> str:

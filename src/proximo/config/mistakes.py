@@ -1,10 +1,12 @@
 """What pydantic found wrong, in a user's words: which key, where it was written, what came, what is wanted."""
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from proximo.config.base import Section
@@ -20,6 +22,7 @@ from proximo.config.fields import (
 )
 from proximo.config.overrides import Override
 from proximo.config.suggestions import suggestions
+from proximo.errors import ConfigError
 
 LONGEST_VALUE = 60
 WANTED = {
@@ -64,10 +67,14 @@ class Source:
     tree: dict[str, Any]
     """The values, overrides included, as they were given to the schema."""
 
-    def place(self, path: Path) -> str | None:
-        """The override or the line that gave the value at `path`."""
+    def place(self, path: Path, sentence: str) -> str | None:
+        """The override or the line that gave the value at `path`.
+
+        What is wrong with the recipe as a whole is blamed on an override only where the sentence names its key.
+        """
+        named = set(re.findall(r"\w+", sentence))
         for override in reversed(self.overrides):
-            if _touches(override, path):
+            if _touches(override, path) and (path or override.path[-1] in named):
                 return f"override {override.text}"
         line = self.document.line_of(path)
         return None if line is None else f"line {line}"
@@ -88,6 +95,23 @@ def explain(errors: Sequence[ErrorDetails], source: Source) -> list[Mistake]:
         grouped.setdefault(key_path(error, source.tree), []).append(error)
     paths = sorted(grouped, key=lambda path: source.line(path) or sys.maxsize)
     return [Mistake(path=path, sentence=_sentence(path, grouped[path], source)) for path in paths]
+
+
+def message_of(mistakes: Sequence[Mistake], source: Source) -> str:
+    """All of them in one text, each with its place."""
+    places = [(source.place(mistake.path, mistake.sentence), mistake.sentence) for mistake in mistakes]
+    if len(places) == 1:
+        place, sentence = places[0]
+        return f"{source.document.origin}{f', {place}' if place else ''}: {sentence}"
+    lines = [f"  {f'{place}: ' if place else ''}{sentence}" for place, sentence in places]
+    return f"{source.document.origin} has {len(lines)} mistakes:\n" + "\n".join(lines)
+
+
+def refusal(error: ValidationError, schema: Any, values: dict[str, Any]) -> ConfigError:
+    """What is wrong with a section that was made in Python from these values."""
+    document = Document(origin=schema.__name__, text="", data=values, root=None)
+    source = Source(document=document, overrides=(), schema=schema, tree=values)
+    return ConfigError(message_of(explain(error.errors(include_url=False), source), source))
 
 
 def _without_echoes(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:

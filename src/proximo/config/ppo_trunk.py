@@ -19,8 +19,8 @@ def trunk_problem(config: PPOConfig, *, shares_trunk: bool) -> str | None:
     own = config.value_optimizer != type(config).model_fields["value_optimizer"].default
     if shares_trunk and own and not config.critic_warmup_steps:
         return (
-            "on a shared trunk (value.start: trunk) policy and value head have one optimizer, ppo.policy_optimizer; "
-            "ppo.value_optimizer is that of the head in the critic's warm-up, while the trunk waits: remove it, or set "
-            "ppo.critic_warmup_steps"
+            "ppo.value_optimizer is not used on a shared trunk (value.start: trunk), where policy and value head have "
+            "one optimizer, ppo.policy_optimizer: remove it, or set ppo.critic_warmup_steps, in which the head learns "
+            "alone, with it"
         )
     return None

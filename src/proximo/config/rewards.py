@@ -58,7 +58,8 @@ class ModelRewardConfig(Section):
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
-    """Its own tokenizer, if not the one beside it: prompts and responses are rendered again for it."""
+    """Its tokenizer, where none lies beside it, or the same with another chat template: prompts and responses are
+    rendered again for it."""
     dense: Literal["none", "deltas", "absolute"] = "none"
     """`none`: the score sits on the last token. `deltas`: each token gets what it adds to the score of the response so
     far; they sum to the same score. `absolute`: each token gets the score after it, and their sum is the score, so

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
+from pathlib import Path
 
 from proximo.errors import ConfigError
 
@@ -51,5 +52,7 @@ def shipped_recipe(name: str) -> ShippedRecipe:
 
 
 def is_shipped_name(path_or_name: str) -> bool:
-    """Names have no folder and no ending; everything else is a path."""
-    return not path_or_name.endswith((".yaml", ".yml")) and "/" not in path_or_name
+    """Names have no folder and no ending; everything else is a path, and so is what lies in this folder."""
+    if "/" in path_or_name or path_or_name.endswith((".yaml", ".yml", ".json")):
+        return False
+    return path_or_name in {recipe.name for recipe in shipped_recipes()} or not Path(path_or_name).is_file()

@@ -42,6 +42,8 @@ def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
 
 
 def _unused_in_sources(data: DataConfig, prefix: str) -> Iterator[str]:
+    if data.proportions is None:
+        yield from _given(data, ("split_seed",), prefix, "without proportions nothing is split")
     for index, source in enumerate(data.sources if data.proportions is None else ()):
         yield from _given(source, ("whole",), f"{prefix}sources.{index}.", "without proportions every source is whole")
 

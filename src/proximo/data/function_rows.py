@@ -1,10 +1,10 @@
 """Rows that a Python function yields. Runs only the function that the user named, by import."""
 
 import importlib
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from proximo.callables import calling_problem
 from proximo.data.rows import Row, nearest
 from proximo.errors import DataError
 
@@ -15,12 +15,8 @@ def function_rows(import_path: str, arguments: Mapping[str, Any]) -> Iterator[Ro
     Raises DataError where the import, the arguments or a row is wrong. What the function itself raises passes through.
     """
     function = _imported(import_path)
-    try:
-        inspect.signature(function).bind(**arguments)
-    except TypeError as error:
-        raise DataError(
-            f"{import_path}: {error}; its signature is {inspect.signature(function)}, arguments: {sorted(arguments)}"
-        ) from error
+    if problem := calling_problem(function, keywords=arguments, may_yield=True):
+        raise DataError(f"{import_path} is called with the arguments {sorted(arguments)}, but {problem}")
     rows = function(**arguments)
     if not isinstance(rows, Iterable):
         raise DataError(f"{import_path}: the function must yield rows, it returned {type(rows).__name__}")

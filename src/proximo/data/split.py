@@ -4,6 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from proximo.data.order import shuffled
 from proximo.errors import ConfigError, DataError
 
@@ -16,8 +18,9 @@ class Phase:
     """Sizes of all parts relative to each other: 2, 4, 4 gives a fifth and twice two fifths."""
     part: int
     """Which of them, counted from 0."""
-    seed: int = 0
-    """Of the shuffle before the cut. Not the run's seed: stages with different ones would share rows."""
+    seed: int | None = None
+    """Of the shuffle before the cut, which is then that of DeepSpeed-Chat; None takes one of our own. Not the run's
+    seed: stages with different ones would share rows."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for proportions that are not numbers from 0 up, and for an empty or unknown part."""
@@ -43,9 +46,15 @@ def split_boundaries(num_rows: int, proportions: Sequence[float]) -> list[int]:
 
 
 def phase_indices(num_rows: int, phase: Phase) -> list[int]:
-    """Row indices of a phase: its range of a seeded shuffle. Together the phases hold each row once."""
+    """Row indices of a phase: its range of a shuffle. Together the phases hold each row once.
+
+    With a seed the shuffle is numpy's `RandomState(seed)`, whose stream is frozen: that of DeepSpeed-Chat.
+    """
     boundaries = split_boundaries(num_rows, phase.proportions)
-    order = shuffled(num_rows, seed=phase.seed, purpose="phases")
+    if phase.seed is None:
+        order = shuffled(num_rows, seed=0, purpose="phases")
+    else:
+        order = np.random.RandomState(phase.seed).permutation(num_rows).tolist()
     return order[boundaries[phase.part] : boundaries[phase.part + 1]]
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from torch import nn
 from torch.optim import Optimizer
 
+from proximo.callables import calling_problem
 from proximo.errors import ConfigError
 
 
@@ -41,6 +42,12 @@ class OwnOptimizer:
                 "make must be a function from a list of parameters to their optimizer, got "
                 f"{type(self.make).__name__}; for example make=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
+        for call, problem in (
+            ("make(parameters)", calling_problem(self.make, [[]])),
+            ("schedule(update, num_updates)", calling_problem(self.schedule, [0, 1])),
+        ):
+            if problem:
+                raise ConfigError(f"an optimizer of your own is called as {call}, but {problem}")
 
     def rate_factor(self, *, update: int, num_updates: int) -> float:
         """What each group's own learning rate is multiplied with at update number `update` (from 0)."""

@@ -3,11 +3,13 @@
 Only `LoggedProgress` keeps what it is told. Nothing is computed but the time that is left.
 """
 
+import errno
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -15,6 +17,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from proximo.errors import redacted
+from proximo.metrics.catalogue import CATALOGUE
 from proximo.metrics.formatting import format_duration, format_number
 from proximo.metrics.trainers import WATCHED, Trainer
 
@@ -79,7 +83,18 @@ def open_progress(
 
 
 class _Lasting(Console):
-    """A console whose reader may go away: what is then printed is lost, and the run goes on."""
+    """A console whose reader may go away: what is then printed is lost, and the run goes on.
+
+    A pipe says so in one way, a terminal that was closed in another.
+    """
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        try:
+            super().__exit__(exc_type, exc_value, traceback)
+        except OSError as refusal:
+            if refusal.errno != errno.EIO:
+                raise
+            self.on_broken_pipe()
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -124,7 +139,7 @@ class PlainProgress:
             return
         self._shown = now
         numbers = [
-            f"{label} {format_number(metrics[name])}"
+            f"{label} {_shown(name, metrics[name])}"
             for name, label in WATCHED[self._course.trainer].items()
             if name in metrics
         ]
@@ -171,7 +186,8 @@ class LoggedProgress:
 
     def keep(self, text: str) -> None:
         """Write to the file alone."""
-        self._file.write(text)
+        with suppress(OSError):  # what it tells of may be a disk that is full
+            self._file.write(redacted(text))
 
     def close(self) -> None:
         self._shown.close()
@@ -241,13 +257,17 @@ class TerminalProgress:
         numbers = Table.grid(padding=(0, 2))
         for start in range(0, len(shown), width):
             row = shown[start : start + width]
-            numbers.add_row(*(_number(watched[name], self._numbers[name]) for name in row))
+            numbers.add_row(*(_number(watched[name], _shown(name, self._numbers[name])) for name in row))
         return Group(self._bar, numbers)
 
 
-def _number(label: str, number: float) -> Text:
-    return Text.assemble((f"{label} ", "dim"), (format_number(number), "bold"))
+def _shown(name: str, number: float) -> str:
+    return format_number(number, CATALOGUE.find(name).unit)
+
+
+def _number(label: str, number: str) -> Text:
+    return Text.assemble((f"{label} ", "dim"), (number, "bold"))
 
 
 def _print(console: Console, message: str) -> None:
-    console.print(message, markup=False, highlight=False, soft_wrap=True)
+    console.print(redacted(message), markup=False, highlight=False, soft_wrap=True)

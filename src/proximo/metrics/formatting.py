@@ -1,19 +1,31 @@
 """How numbers are shown to people: in progress lines, tables and the report. Not how they are stored."""
 
+ROUNDING = {"nats": 1e-6}
+"""By the first word of a unit: what is smaller is left by rounding in float32."""
 
-def format_number(number: float | None) -> str:
-    """About three significant digits, thousands apart, `-` for a number that is not there."""
+
+def format_number(number: float | None, unit: str = "") -> str:
+    """About three significant digits, thousands apart, `-` for a number that is not there.
+
+    With its unit, what is no more than rounding in that is 0.
+    """
     if number is None:
         return "-"
     size = abs(number)
+    if size < ROUNDING.get(unit.partition(" ")[0], 0.0) or size == 0:
+        return "0"
+    return f"{number:{_form(number, size)}}"
+
+
+def _form(number: float, size: float) -> str:
+    if not 0.001 <= size < 1e9:  # as 1.2e-04, and as inf and nan
+        return ".1e"
     if size >= 1000:
-        return f"{number:,.0f}"
-    if number == int(number) and (size >= 10 or number == 0 or isinstance(number, int)):
-        return f"{number:.0f}"
-    if size < 0.001:
-        return f"{number:.1e}"
+        return ",.0f"
+    if number == int(number) and (size >= 10 or isinstance(number, int)):
+        return ".0f"
     decimals = next((decimals for least, decimals in ((100, 0), (10, 1), (0.1, 2)) if size >= least), 3)
-    return f"{number:.{decimals}f}"
+    return f".{decimals}f"
 
 
 def format_change(before: float | None, after: float | None) -> str:

@@ -1,6 +1,7 @@
 """Writes report.html: one file that shows a run, or a pipeline of runs, to anyone with a browser. Reads files only.
 
-The page has no script and asks for nothing outside itself; whatever comes from data is escaped by the template engine.
+The page has no script and asks for nothing outside itself, and its content security policy forbids both; whatever comes
+from data is escaped by the template engine.
 """
 
 from collections.abc import Sequence

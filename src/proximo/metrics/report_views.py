@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.before_after import BeforeAfter, before_after
 from proximo.metrics.calibration import Calibration, calibration
@@ -153,8 +154,8 @@ def _tile(row: BeforeAfter) -> Tile:
     return Tile(
         label=row.label,
         unit="" if row.unit in UNITS_NOT_SHOWN else row.unit,
-        before=None if row.before is None else format_number(row.before),
-        after=format_number(row.after),
+        before=None if row.before is None else format_number(row.before, row.unit),
+        after=format_number(row.after, row.unit),
         change=format_change(row.before, row.after),
         verdict={True: "better", False: "worse", None: ""}[row.improved],
     )
@@ -196,8 +197,9 @@ def _telling(pairs: list[ScoredPair]) -> tuple[ScoredPair, ...]:
 
 def _metric_row(run: Run, name: str) -> MetricRow:
     metric = CATALOGUE.find(name)
-    return MetricRow(name, format_number(run.series(name).values[-1]), metric.unit, metric.definition)
+    return MetricRow(name, format_number(run.series(name).values[-1], metric.unit), metric.unit, metric.definition)
 
 
 def _as_yaml(values: object) -> str | None:
-    return None if values is None else yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)
+    """For a page that is passed around: without what may be a secret in an address."""
+    return None if values is None else redacted(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))

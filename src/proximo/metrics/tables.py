@@ -38,7 +38,9 @@ def before_after_table(rows: Sequence[BeforeAfter], *, title: str | None = None)
     table.add_column("unit", style="dim", no_wrap=True)
     for row in rows:
         change = Text(format_change(row.before, row.after), style=STYLES[row.improved])
-        table.add_row(row.label, format_number(row.before), format_number(row.after), change, row.unit)
+        table.add_row(
+            row.label, format_number(row.before, row.unit), format_number(row.after, row.unit), change, row.unit
+        )
     return table
 
 

@@ -11,6 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from proximo.errors import redacted
+
 OWN_ID = "proximo.id"
 """The tag by which a resumed run finds itself in MLflow, which gives its runs ids of its own."""
 LONGEST_PARAMETER = 500
@@ -28,6 +30,31 @@ class TrackedRun:
     """For files of the tracker; removed with the run that is replaced."""
     config: Mapping[str, Any]
     """Every setting of the recipe, nested, as JSON has it."""
+
+
+def wandb_problem(mode: str) -> str | None:
+    """Why Weights & Biases would take nothing, or ask at the terminal; None where that is not known."""
+    if mode == "offline" or import_module("wandb").login(prompt=False, verify=False):
+        return None
+    return "nobody is logged in: say `wandb login`, set WANDB_API_KEY, or give the sink mode: offline"
+
+
+def mlflow_problem(tracking_uri: str | None) -> str | None:
+    """Why MLflow refuses the address; None where it does not. Asks no server; a database that is not there is made."""
+    try:
+        import_module("mlflow.tracking").MlflowClient(tracking_uri=tracking_uri)
+    except Exception as error:  # whatever the packages below it raise
+        given = "its default address" if tracking_uri is None else f"tracking_uri {redacted(tracking_uri)}"
+        said = redacted(str(error)).partition("\n")[0][:300]
+        return f"MLflow refuses {given} ({said}); a server (http://...) or a database (sqlite:///mlflow.db) will do"
+    return None
+
+
+def trackio_problem(space_id: str | None) -> str | None:
+    """Why Trackio could show nothing; None where that is not known."""
+    if space_id is None or import_module("huggingface_hub").get_token():
+        return None
+    return f"the Space {space_id} is on the Hub, and there is no token: say `hf auth login`, or set HF_TOKEN"
 
 
 class WandbSink:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -19,6 +18,7 @@ from transformers import (
 )
 
 from proximo.errors import ModelError
+from proximo.failures import memory_ran_out
 from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.placement import Precision
@@ -200,9 +200,9 @@ def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, dev
                 output_loading_info=True,
                 **options,
             )
-    except torch.OutOfMemoryError:
-        raise
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError) as error:
+    except Exception as error:  # safetensors, pickle and each architecture raise their own
+        if memory_ran_out(error):
+            raise
         how = "" if kind is None else f" with quantisation {kind} on {device}"
         raise ModelError(f"the weights of {source.name} cannot be read{how}: {first_part(error)}") from error
     mismatched = {f"{name} ({list(saved)}, not {list(wanted)})" for name, saved, wanted in report["mismatched_keys"]}

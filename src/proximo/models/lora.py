@@ -14,8 +14,13 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from proximo.errors import ModelError
+from proximo.failures import memory_ran_out
 from proximo.models.quantised import is_quantised
 from proximo.models.randomness import own_randomness
+from proximo.models.sources import first_part
+
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Without one of them in the folder, peft would ask the Hub."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,11 +62,21 @@ def add_adapter(model: PreTrainedModel, options: LoRAOptions) -> PeftModel:
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
-    """Put the adapters that `PeftModel.save_pretrained` wrote to `folder` into `model`, ready to train further."""
+    """Put the adapters that `PeftModel.save_pretrained` wrote to `folder` into `model`, ready to train further.
+
+    Raises ModelError where there are none, or none that can be read and fit.
+    """
     if not (folder / "adapter_config.json").is_file():
         raise ModelError(f"{folder} holds no adapter: there is no adapter_config.json in it")
-    with _quiet_peft():
-        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    if not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
+        raise ModelError(f"the adapter in {folder} has no weights: there is no {ADAPTER_WEIGHTS[0]} in it")
+    try:
+        with _quiet_peft():
+            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    except Exception as error:  # peft, safetensors and torch each raise their own
+        if memory_ran_out(error):
+            raise
+        raise ModelError(f"the adapter in {folder} cannot be read: {first_part(error)}") from error
 
 
 def merged_copy(model: PeftModel) -> PreTrainedModel:

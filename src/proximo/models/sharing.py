@@ -5,7 +5,6 @@ the forward pass and in the recomputation of activation checkpointing alike.
 """
 
 import copy
-import json
 from pathlib import Path
 
 from peft import PeftModel
@@ -18,7 +17,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, load_adapter
 from proximo.models.quantised import beside_weights, carry_flags
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
-from proximo.models.sources import ModelSource, adapter_base, is_local
+from proximo.models.sources import ModelSource, adapter_base, is_local, read_adapter_config
 
 
 def base_alone(model: LanguageModel) -> LanguageModel:
@@ -58,7 +57,7 @@ def check_scalar_adapter(source: ModelSource, folder: Path, *, role: str) -> Non
             f"share_base of the {role} model needs a folder with an adapter, and {folder} holds none: train one with "
             "model.lora, or remove share_base"
         )
-    saved = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    saved = read_adapter_config(folder)
     if "score" not in (saved.get("modules_to_save") or ()):
         raise ModelError(f"the adapter in {folder} has no scalar head, so it is no {role} model")
     if _identity(base) != _identity(source):

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from proximo.errors import ModelError
+from proximo.failures import memory_ran_out
 from proximo.models.quantised import Quantisation
 from proximo.models.quiet import quiet_transformers
 
@@ -60,13 +61,25 @@ def adapter_base(source: ModelSource) -> ModelSource | None:
         return None
     if (Path(source.path) / "config.json").is_file():
         return None
-    saved = json.loads((Path(source.path) / "adapter_config.json").read_text(encoding="utf-8"))
+    saved = read_adapter_config(Path(source.path))
     base = saved.get("base_model_name_or_path")
     if not base:
         raise ModelError(
             f"{source.path} holds an adapter but does not name its base model; export the merged model instead"
         )
     return ModelSource(path=base, revision=saved.get("revision"))
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """What peft wrote of an adapter. Raises ModelError where it cannot be read, or is none."""
+    file = folder / "adapter_config.json"
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the adapter's configuration {file} cannot be read: {first_part(error)}") from error
+    if not isinstance(saved, dict):
+        raise ModelError(f"the adapter's configuration {file} cannot be read: it is no JSON object")
+    return saved
 
 
 def read_config(source: ModelSource) -> PreTrainedConfig:
@@ -127,7 +140,9 @@ def _saved_config(source: ModelSource) -> PreTrainedConfig:
             raise ModelError(f"{source.path} is no model folder: there is no config.json in it")
     try:
         return AutoConfig.from_pretrained(source.path, revision=source.revision)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a damaged file fails in as many ways as there are configuration classes
+        if memory_ran_out(error):
+            raise
         raise ModelError(
             f"the configuration of {source.path} cannot be read: {first_part(error)}{not_here(source.path)}"
         ) from error
@@ -139,6 +154,6 @@ def not_here(path: str) -> str:
 
 
 def first_part(error: Exception) -> str:
-    """The start of a library's message, which may be a page long."""
-    text = " ".join(str(error).split())
+    """The start of a library's message, which may be a page long, or empty."""
+    text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 300 else text[:300] + " ..."

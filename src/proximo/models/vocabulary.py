@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.errors import ModelError
+from proximo.failures import memory_ran_out
 from proximo.models.randomness import own_randomness
 from proximo.models.sources import first_part, is_local, not_here
 
@@ -26,6 +27,8 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
     except Exception as error:  # tokenizers raise plain Exception for malformed JSON
+        if memory_ran_out(error):
+            raise
         raise ModelError(f"the tokenizer of {path} cannot be read: {first_part(error)}{not_here(path)}") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer

@@ -87,7 +87,7 @@ def _sources() -> list[Path]:
 
 def _instructions() -> str:
     """What `-march=native` goes by. A home folder may serve several machines."""
-    lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     wanted = ("model name", "flags", "CPU implementer", "CPU part", "Features")
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 

@@ -43,11 +43,11 @@ def _numbers(given: Any, num_tokens: int, *, name: str) -> tuple[float, ...]:
         given = given.tolist()
     try:
         if isinstance(given, Mapping):
-            placed = {int(index): _number(number) for index, number in given.items()}
+            placed = {int(index): as_number(number) for index, number in given.items()}
             if all(0 <= index < num_tokens for index in placed):
                 return tuple(placed.get(index, 0.0) for index in range(num_tokens))
-        elif isinstance(given, Sequence) and not isinstance(given, str) and len(given) == num_tokens:
-            return tuple(_number(number) for number in given)
+        elif is_list(given) and len(given) == num_tokens:
+            return tuple(as_number(number) for number in given)
     except (TypeError, ValueError):
         pass  # the message below says what was wanted
     raise TrainingError(
@@ -56,5 +56,13 @@ def _numbers(given: Any, num_tokens: int, *, name: str) -> tuple[float, ...]:
     )
 
 
-def _number(given: Any) -> float:
+def is_list(given: Any) -> bool:
+    """A sequence of values: text and bytes are one value each, although Python calls them sequences."""
+    return isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray | memoryview)
+
+
+def as_number(given: Any) -> float:
+    """NaN for None. Raises TypeError for text, which Python would read as a number, and for what is none."""
+    if isinstance(given, str | bytes | bytearray):
+        raise TypeError(f"a number is wanted, got {given!r:.80}")
     return math.nan if given is None else float(given)

@@ -1,7 +1,6 @@
 """Scores from a Python function that the user names. Not for code that a model wrote: the function is trusted."""
 
 import importlib
-import inspect
 import queue
 import threading
 import time
@@ -9,6 +8,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from proximo.callables import calling_problem
 from proximo.errors import ConfigError, TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored
@@ -58,9 +58,10 @@ class FunctionReward:
         timeout_seconds: float = 600.0,
     ) -> None:
         self.name = name
-        self.function = _callable_with(function, arguments or {}, name=name)
+        self.function = function
         self.arguments = dict(arguments or {})
         self.timeout_seconds = timeout_seconds
+        check_reward_function(function, self.arguments, name=repr(name))
         self._statistics = BatchStatistics()
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
@@ -109,18 +110,11 @@ class FunctionReward:
         )
 
 
-def _callable_with(function: RewardFunction, arguments: Mapping[str, Any], *, name: str) -> RewardFunction:
-    """The function itself. Raises ConfigError where it cannot be called as it will be, before anything is removed."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none to look at
-        return function
-    try:
-        signature.bind([], [], [], **arguments)
-    except TypeError as error:
+def check_reward_function(function: Callable[..., Any], arguments: Mapping[str, Any], *, name: str) -> None:
+    """Raises ConfigError where it cannot be called as it will be, so that a mistake costs no rollout."""
+    if problem := calling_problem(function, ([], [], []), arguments):
         given = "".join(f", {key}=..." for key in arguments)
         raise ConfigError(
-            f"reward function {name!r} is called as function(prompts, responses, metadata{given}), but its signature "
-            f"is {signature}: {error}"
-        ) from error
-    return function
+            f"reward function {name} is called as function(prompts, responses, metadata{given}) and returns one score "
+            f"per response, but {problem}"
+        )

@@ -8,7 +8,7 @@ from typing import Any
 from proximo.errors import TrainingError
 from proximo.metrics.definitions import COMPONENT
 from proximo.records import Finish, Response, Scored, ScoreState
-from proximo.rewards.dense import scored_by_token
+from proximo.rewards.dense import as_number, is_list, scored_by_token
 
 Verdict = float | int | Mapping[str, Any] | None
 """A score; or a mapping with `score` or `token_rewards`, and components; or None where the function could not tell."""
@@ -24,8 +24,8 @@ def as_scored(responses: Sequence[Response], verdicts: Any, *, name: str) -> lis
     """Each response with what the function said of it. Raises TrainingError for answers that are none."""
     if hasattr(verdicts, "tolist"):  # arrays of numpy and tensors
         verdicts = verdicts.tolist()
-    if not isinstance(verdicts, Sequence) or len(verdicts) != len(responses):
-        count = len(verdicts) if isinstance(verdicts, Sequence) else type(verdicts).__name__
+    if not is_list(verdicts) or len(verdicts) != len(responses):
+        count = len(verdicts) if is_list(verdicts) else type(verdicts).__name__
         raise TrainingError(
             f"reward function {name!r} must return one score per response: "
             f"{len(responses)} were wanted, it returned {count}"
@@ -42,7 +42,7 @@ def _scored(response: Response, verdict: Verdict, *, name: str) -> Scored:
         )
     token_rewards = parts.pop("token_rewards", None)
     try:
-        numbers = {key: math.nan if value is None else float(value) for key, value in parts.items()}
+        numbers = {key: as_number(value) for key, value in parts.items()}
     except (TypeError, ValueError) as error:
         raise TrainingError(
             f"reward function {name!r} must return a number, a mapping to numbers or None for each response, "

@@ -16,6 +16,7 @@ from proximo.metrics.values import MetricValue
 from proximo.models.batching import plan_batches
 from proximo.models.packing import Packed, pack
 from proximo.models.scalar import ScalarModel
+from proximo.models.vocabulary import check_vocabulary
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.dense import scored_by_prefix, scored_by_token
 from proximo.rewards.statistics import BatchStatistics
@@ -40,12 +41,15 @@ class ModelReward:
         tokens_per_microbatch: int = 8192,
         dense: Dense = "none",
     ) -> None:
-        """Raises ConfigError for token rewards of a model whose tokens are not the policy's."""
+        """Raises ConfigError for token rewards of a model whose tokens are not the policy's, ModelError for a tokenizer
+        that is larger than the model's embedding."""
         if dense != "none" and tokenizer is not None:
             raise ConfigError(
                 f"the reward model {name!r} has a tokenizer of its own, so its scores after each token are not those "
                 f"of the policy's tokens: set dense: none instead of {dense}, or train one with the policy's tokenizer"
             )
+        if tokenizer is not None:
+            check_vocabulary(model.base, tokenizer, role="reward")
         self.name = name
         self.model = model
         self.encoder = None if tokenizer is None else Encoder(tokenizer)

@@ -82,11 +82,13 @@ def main(arguments: Sequence[str]) -> None:
     make_ordinary(order["preload"])
     if layers.namespaces is None:
         make_at_home(JOB_FOLDER)
-    # All there is now is shared with the programs: collecting theirs must not write to it.
+    folders = order["folders"] if layers.namespaces is not None else ""
+    del order, packages
+    # All there is now is shared with the programs: they could read it, and collecting theirs must not write to it.
     gc.collect()
     gc.freeze()
     delays = Delays(processes)
-    Zygote(control, caller, surroundings, owner=owner, folders=order["folders"], delays=delays).serve()
+    Zygote(control, caller, surroundings, owner=owner, folders=folders, delays=delays).serve()
 
 
 def _filter(layers: Layers) -> bytes:

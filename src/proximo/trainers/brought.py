@@ -1,14 +1,15 @@
 """What a caller of the library brings, made what the trainer wants: models, prompts, responses, a reward."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from proximo.callables import calling_problem
 from proximo.config.ppo import PPOConfig
 from proximo.data.exchange import Exchange
 from proximo.data.rendering import encode_exchanges
@@ -20,7 +21,7 @@ from proximo.models.scalar import ScalarModel
 from proximo.models.trunk import refuse_half_shared
 from proximo.models.vocabulary import check_vocabulary, decode_text, embedding_rows
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
-from proximo.rewards.dense import scored_by_token
+from proximo.rewards.dense import is_list, scored_by_token
 from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.trainers.endings import ending_ids
@@ -196,13 +197,22 @@ def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
     return FunctionReward(reward)
 
 
+def check_on_step(on_step: Callable[[int, Mapping[str, float]], Any] | None) -> None:
+    """Raises ConfigError where it could not be called after the first step."""
+    if on_step is None:
+        return
+    problem = calling_problem(on_step, [1, {}]) if callable(on_step) else f"it is a {type(on_step).__name__}"
+    if problem:
+        raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
+
+
 def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Tensor) -> list[Scored]:
     """Each response with the caller's score; one without a finite score is left out of everything, and counted.
 
     Raises DataError where there is not one score for each.
     """
     scores = plain(scores)
-    if not isinstance(scores, Sequence):
+    if not is_list(scores):
         raise DataError(f"scores must be a list with one for each response, got {scores!r:.60}")
     if len(scores) != len(responses):
         raise DataError(f"one score for each response is needed, got {len(scores)} for {len(responses)} responses")
@@ -212,7 +222,7 @@ def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Ten
 def _is_by_token(score: Score) -> bool:
     """One number in brackets, or in a tensor of its own, is the score of the response."""
     listed = plain(score)
-    several = isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) != 1
+    several = is_list(listed) and len(listed) != 1
     return several or isinstance(listed, Mapping)
 
 

@@ -15,6 +15,7 @@ from proximo.checkpoint.logs import JsonLines
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import UserError
+from proximo.metrics.catalogue import CATALOGUE
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.trainers import dpo, ppo_run, reward, sft
@@ -44,10 +45,6 @@ def run_evaluate(
 
     Raises RunFolderError for a folder without a run, and UserError where the run held out no data.
     """
-    if output is not None and output.exists():
-        raise UserError(f"{output} exists and is left as it is: give a file that does not exist yet")
-    if output is not None and not output.parent.is_dir():
-        raise UserError(f"there is no folder {output.parent} to write {output.name} to")
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
     task = build_task(run, ppo or {})
@@ -104,5 +101,5 @@ def _print(record: Record, *, title: str) -> None:
     recorder.record_all(record.metrics)
     table = Table("metric", "value", title=title)
     for name, number in recorder.line().items():
-        table.add_row(name, format_number(number))
+        table.add_row(name, format_number(number, CATALOGUE.find(name).unit))
     Console().print(table)

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import torch
 from peft import PeftModel
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from proximo.checkpoint import atomic
 from proximo.errors import CheckpointError, RunFolderError
+from proximo.failures import disk_refused
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merged_copy
 from proximo.models.quiet import quiet_transformers
@@ -92,8 +92,10 @@ def export_model(
             finish(temporary)
         atomic.fsync_tree(temporary)
         atomic.publish_folder(temporary, out)
-    except (OSError, SafetensorError) as error:  # safetensors wraps what the disk says
+    except Exception as error:
         atomic.remove(temporary)
+        if not disk_refused(error):
+            raise
         raise CheckpointError(f"the model could not be written to {out}: {error}; nothing is there now") from error
 
 

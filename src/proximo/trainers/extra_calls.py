@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proximo.callables import calling_problem
 from proximo.config.ppo import PPOConfig
 from proximo.dataflow.executor import Handler
 from proximo.dataflow.graph import Call, Graph
@@ -51,6 +52,9 @@ def check_extra_calls(extras: Sequence[ExtraCall], config: PPOConfig) -> None:
             raise ConfigError(
                 f"extra call {extra.name!r}: a name is letters, digits, '_', '.' and '-', got {wrong[0]!r}"
             )
+        if problem := calling_problem(extra.function, [None] * len(extra.reads)):
+            reads = ", ".join(extra.reads) or "nothing"
+            raise ConfigError(f"extra call {extra.name}: its function is called with {reads}, but {problem}")
     graphs = [step_graph(config, sampled_serve=serve) for serve in (True, False)]
     own = {call.name: call for graph in graphs for call in graph.calls}
     for extra in extras:

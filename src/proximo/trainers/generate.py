@@ -1,11 +1,15 @@
 """Text from a trained model, for a person to read, the best of it first where asked. Not the rollouts of training."""
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.checkpoint import atomic
 from proximo.config.rewards import ModelRewardConfig
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
@@ -47,6 +51,8 @@ class GenerateOptions:
     """What scores the responses: `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
     keep: int | None = None
     """Only the best so many responses to each prompt; needs `reward`."""
+    output: Path | None = None
+    """A new file for one JSON line of each response, instead of text on standard output."""
 
 
 def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> int:
@@ -59,9 +65,26 @@ def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -
     else:
         ranked = generate_ranked(model, prompts, options)
         shown, scores = [each.response for each in ranked], [each.score if each.valid else None for each in ranked]
+    if options.output is not None:
+        lines = [
+            json.dumps(_record(each, score), ensure_ascii=False) for each, score in zip(shown, scores, strict=True)
+        ]
+        atomic.write_bytes_atomically(options.output, ("\n".join(lines) + "\n").encode(errors="replace"))
+        return 0
     for line in response_lines(shown, scores, num_samples=options.num_samples):
         print(line)
     return 0
+
+
+def _record(response: Response, score: float | None) -> dict[str, Any]:
+    asked = response.prompt
+    return {
+        "prompt": asked.text if asked.messages is None else [dict(message) for message in asked.messages],
+        "response": response.text,
+        "finish": response.finish.value,
+        "num_tokens": len(response.token_ids),
+        "score": score,
+    }
 
 
 def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions) -> list[Scored]:
@@ -74,12 +97,11 @@ def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions
             f"keep ({options.keep}) chooses among num_samples ({options.num_samples}): give a smaller number"
         )
     is_function = FUNCTION_PATH.fullmatch(options.reward) is not None
-    function = import_function(options.reward) if is_function else None  # a mistake in it costs no model
+    # A mistake in a function costs no model.
+    source: RewardSource | None = FunctionReward(import_function(options.reward)) if is_function else None
     path = language_model_path(model, options.checkpoint)
     responses = _generate(path, prompts, options)
-    if function is not None:
-        source: RewardSource = FunctionReward(function)
-    else:
+    if source is None:
         config = ModelRewardConfig(kind="model", path=reward_model_path(options.reward))
         tokenizer = load_tokenizer(path)
         place = Place(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)

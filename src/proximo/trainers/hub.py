@@ -1,21 +1,20 @@
 """An exported model to the Hugging Face Hub. Not the export itself (export.py)."""
 
-import json
 from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub.errors import HTTPError
 
 from proximo.errors import ProximoError, UserError
+from proximo.models.sources import read_adapter_config
 from proximo.trainers.cards import CARD
 
 
 def check_pushable(model: Path, *, merge: bool) -> None:
     """Raises UserError for an adapter whose base nobody else has."""
-    config = model / "adapter_config.json"
-    if merge or not config.is_file():
+    if merge or not (model / "adapter_config.json").is_file():
         return
-    base = json.loads(config.read_text(encoding="utf-8")).get("base_model_name_or_path") or ""
+    base = read_adapter_config(model).get("base_model_name_or_path") or ""
     if Path(base).is_absolute():
         raise UserError(
             f"{model} is an adapter, and its base is the folder {base} of this machine, so that it would load nowhere "

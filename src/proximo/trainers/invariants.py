@@ -4,12 +4,16 @@ import warnings
 
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.errors import TrainingError
+from proximo.records import Experience
 
 FIRST_MINIBATCH_LIMITS = {
     "float32": {"max_abs_log_ratio": 1e-3, "mean_abs_log_ratio": 1e-5},
     "bf16": {"mean_abs_log_ratio": 0.02, "clip_fraction": 0.01},
 }
 """Before anything was learned the ratio is 1 up to rounding; above these the run is warned, above ten times stopped."""
+UNKNOWN_CAUSES = (
+    "likely causes are a model with dropout or state, weights changed from outside, or responses of another model"
+)
 
 
 def broken_limits(
@@ -34,8 +38,25 @@ def broken_limits(
     return [(name, measured[name], limit) for name, limit in limits.items() if not measured[name] <= limit]
 
 
+def likely_causes(experience: Experience, *, policy_version: int) -> str:
+    """Why log-probs of these responses may not be those of the policy, which has taken `policy_version` updates."""
+    versions = sorted({scored.response.policy_version for scored in experience.scored} - {policy_version})
+    if not versions:
+        return UNKNOWN_CAUSES
+    named = ", ".join(map(str, versions[:4]))
+    return (
+        f"the responses are of policy version {named}, and the policy is at version {policy_version} by now: responses "
+        "serve one step, so generate new ones for each"
+    )
+
+
 def check_first_minibatch(
-    statistics: PolicyStatistics | None, *, precision: str, step: int, objective: str = "ppo"
+    statistics: PolicyStatistics | None,
+    *,
+    precision: str,
+    step: int,
+    objective: str = "ppo",
+    causes: str = UNKNOWN_CAUSES,
 ) -> None:
     """Warn, or stop the run, where the learner's log-probs are not those that the responses were sampled with.
 
@@ -46,8 +67,7 @@ def check_first_minibatch(
     for name, value, limit in broken_limits(statistics, precision=precision, objective=objective):
         message = (
             f"step {step}: the first minibatch has {name} = {value:.3g}, at most {limit:g} is right in {precision}. "
-            "Nothing was learned yet, so sampler and learner disagree: likely causes are a model with dropout or "
-            "state, weights changed from outside, or responses of another model"
+            f"Nothing was learned yet, so sampler and learner disagree: {causes}"
         )
         if not value <= 10 * limit:
             raise TrainingError(message)

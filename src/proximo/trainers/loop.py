@@ -35,6 +35,7 @@ from proximo.trainers.logs import Logs, Record
 from proximo.trainers.memory import memory_advice
 from proximo.trainers.options import RunOptions
 from proximo.trainers.saved import verify_models
+from proximo.trainers.sinks import check_sinks
 from proximo.trainers.unchanged import function_sources
 
 MAY_CHANGE = (
@@ -100,6 +101,7 @@ def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options
     folder = Path(run.folder)
     check_run(folder, resume=options.resume, overwrite=options.overwrite)
     check_extras(run)
+    check_sinks(run)
     verify_models(inputs_of(recipe))
     task = build()
     with open_run(folder, resume=options.resume, overwrite=options.overwrite) as opened:

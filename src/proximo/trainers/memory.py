@@ -8,6 +8,7 @@ import torch
 
 from proximo.dataflow.executor import Handler
 from proximo.errors import ConfigError, TrainingError
+from proximo.failures import memory_ran_out
 from proximo.metrics.trainers import Trainer
 
 SETTINGS = {
@@ -26,7 +27,7 @@ def memory_advice(trainer: Trainer, phase: str, *, step: int) -> Generator[None]
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not _ran_out(error):
+        if not memory_ran_out(error):
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise TrainingError(
@@ -60,8 +61,3 @@ def check_release(wanted: bool, device: torch.device) -> None:
 def release_cache(device: torch.device) -> None:
     """Give back what torch keeps of freed tensors on an accelerator, so that the next phase can lay it out anew."""
     {"cuda": torch.cuda, "mps": torch.mps}[device.type].empty_cache()
-
-
-def _ran_out(error: Exception) -> bool:
-    """On the CPU torch says so in the text of a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)

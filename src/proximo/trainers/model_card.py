@@ -179,8 +179,8 @@ def _table(run: Run) -> Iterator[str]:
         [
             (
                 row.label,
-                "" if row.before is None else f"{format_number(row.before)} (step {row.first_step})",
-                f"{format_number(row.after)} (step {row.last_step})",
+                "" if row.before is None else f"{format_number(row.before, row.unit)} (step {row.first_step})",
+                f"{format_number(row.after, row.unit)} (step {row.last_step})",
                 format_change(row.before, row.after),
                 row.unit,
                 f"`{row.name}`",

@@ -26,7 +26,7 @@ from proximo.metrics.values import Last, MetricValue
 from proximo.models.lanes import side_by_side
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.records import Prompt, Response, Scored
+from proximo.records import Experience, Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
@@ -43,12 +43,13 @@ from proximo.trainers.brought import (
     as_source,
     as_value,
     check_models,
+    check_on_step,
     check_training,
 )
 from proximo.trainers.calls import InferenceCalls, absent_inputs, step_graph
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
-from proximo.trainers.invariants import check_first_minibatch
+from proximo.trainers.invariants import check_first_minibatch, likely_causes
 from proximo.trainers.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.trainers.learners import make_learners
 from proximo.trainers.memory import check_release, release_cache, with_memory_advice
@@ -135,9 +136,10 @@ class PPOTrainer:
             texts=make_text_loss(ptx, self.policy, tokenizer, config=self.config, seed=seed),
         )
 
-    def _check_first_minibatch(self, statistics: PolicyStatistics, step: int) -> None:
+    def _check_first_minibatch(self, statistics: PolicyStatistics, experience: Experience, step: int) -> None:
         kind = {"precision": self.policy.precision, "objective": self.config.policy_loss.objective}
-        check_first_minibatch(statistics, **kind, step=step + 1)
+        causes = likely_causes(experience, policy_version=self.policy_version)
+        check_first_minibatch(statistics, **kind, causes=causes, step=step + 1)
 
     @property
     def learners(self) -> dict[str, Learner]:
@@ -211,10 +213,12 @@ class PPOTrainer:
         """Run the steps that are left, over the prompts in the order of each epoch, scored by `reward`.
 
         `reward` is a source, or a function of lists of prompts, responses and metadata; None keeps the trainer's.
-        Returns the metrics of every step; `on_step` gets each as it comes. Raises ConfigError where no step is left.
+        Returns the metrics of every step; `on_step(number, metrics)` gets each as it comes. Raises ConfigError where no
+        step is left, and for a function that cannot be called so.
         """
         if reward is not None:
             self._inference.reward = as_source(reward)
+        check_on_step(on_step)
         known, size, history = self._prompts(prompts), self.config.prompts_per_step, []
         check_training(known, self.config, steps_done=self.steps_done)
         while self.steps_done < self.config.num_steps:

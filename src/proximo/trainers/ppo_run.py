@@ -10,11 +10,10 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.data import PromptDataConfig
 from proximo.config.recipes import PPORecipe
 from proximo.config.rewards import ModelRewardConfig
 from proximo.data.examples import TextExample, load_text_examples
-from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.prompts import load_prompts
 from proximo.data.rendering import check_rendering
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
@@ -46,7 +45,7 @@ from proximo.trainers.ppo import PPOTrainer
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.reference_answers import answer_responses
 from proximo.trainers.rows import read_split, token_cache
-from proximo.trainers.sections import check_optimizer, example_options
+from proximo.trainers.sections import check_optimizer, example_options, prompt_options
 from proximo.trainers.unchanged import inputs_fingerprint
 from proximo.trainers.value_start import build_value, value_reader
 
@@ -82,7 +81,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     check_readers(recipe.tokenizer, tokenizer, roles)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
-    how = _prompt_options(recipe.data)
+    how = prompt_options(recipe.data)
     prompts, report = load_prompts(rows.training, tokenizer, how, cache=cache)
     difficulty = make_difficulty_filter(recipe, prompts)
     texts = _load_texts(recipe, tokenizer, cache)
@@ -145,17 +144,6 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
             *cache.notes,
             *_sharing_note(trainer, sources),
         ),
-    )
-
-
-def _prompt_options(data: PromptDataConfig) -> PromptOptions:
-    return PromptOptions(
-        max_tokens=data.max_prompt_tokens,
-        too_long=data.too_long,
-        as_messages=data.as_messages,
-        system=data.system,
-        first_words=data.first_words,
-        fill_to_max=data.fill_to_max,
     )
 
 

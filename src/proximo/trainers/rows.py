@@ -33,7 +33,7 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
     """Read the sources of a stage. Raises DataError for what is malformed, and where too few rows are left to train."""
     phase = None
     if data.proportions is not None and data.phase is not None:
-        phase = Phase(proportions=data.proportions, part=data.phase)
+        phase = Phase(proportions=data.proportions, part=data.phase, seed=data.split_seed)
     found = load_rows(as_sources(data.sources), seed=seed, phase=phase)
     if data.evaluation_sources is not None:
         held_out = load_rows(as_sources(data.evaluation_sources), seed=seed).rows

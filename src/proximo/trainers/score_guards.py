@@ -32,8 +32,19 @@ class EqualSteps:
         return EqualSteps(score=score, count=self.count + 1 if score == self.score else 1)
 
 
+LARGEST_SCORE = 1e18
+"""Beyond it the square of a score, and with it every variance, is infinite in float32."""
+
+
 def refuse_faulty(scored: Sequence[Scored], guards: GuardConfig, *, where: str) -> None:
-    """Raises TrainingError where more of a batch than `max_faulty_fraction` could not be scored."""
+    """Raises TrainingError where more of a batch than `max_faulty_fraction` could not be scored, or a score is beyond
+    what can be computed with."""
+    for each in scored:
+        if each.valid and abs(each.score) > LARGEST_SCORE:
+            raise TrainingError(
+                f"{where}: a response was scored {each.score:g}, and beyond {LARGEST_SCORE:g} either way nothing can "
+                "be computed in float32: let the reward source return None where it cannot tell, or a smaller number"
+            )
     faulty = [each for each in scored if not each.valid]
     limit = guards.max_faulty_fraction
     if len(faulty) > limit * len(scored):

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 
 import torch
 
-from proximo.config.data import TextDataConfig
+from proximo.config.data import PromptDataConfig, TextDataConfig
 from proximo.config.run import OptimizerConfig
 from proximo.data.examples import ExampleOptions
+from proximo.data.prompts import PromptOptions
 from proximo.learner.low_memory import check_low_memory
 from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
@@ -32,6 +33,18 @@ def example_options(config: TextDataConfig) -> ExampleOptions:
         layout=config.layout,
         as_messages=config.as_messages,
         system=config.system,
+    )
+
+
+def prompt_options(data: PromptDataConfig) -> PromptOptions:
+    """How rows become prompts."""
+    return PromptOptions(
+        max_tokens=data.max_prompt_tokens,
+        too_long=data.too_long,
+        as_messages=data.as_messages,
+        system=data.system,
+        first_words=data.first_words,
+        fill_to_max=data.fill_to_max,
     )
 
 

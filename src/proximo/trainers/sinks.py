@@ -3,16 +3,26 @@
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from proximo.callables import calling_problem
 from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
-from proximo.errors import ConfigError, UserError
+from proximo.errors import ConfigError, UserError, redacted
 from proximo.metrics.sinks import SampleSink, Sink, history
-from proximo.metrics.trackers import MLflowSink, TrackedRun, TrackioSink, WandbSink
+from proximo.metrics.trackers import (
+    MLflowSink,
+    TrackedRun,
+    TrackioSink,
+    WandbSink,
+    mlflow_problem,
+    trackio_problem,
+    wandb_problem,
+)
 from proximo.rewards.function import import_function
 
 MOST_FAILURES_IN_A_ROW = 3
@@ -57,12 +67,10 @@ class GuardedSink:
         self._in_a_row = 0
         self._written = -1
         self._file = folder / f"{label.replace(':', '-')}.json"
-        self._memory = _Memory(id=secrets.token_hex(16), last_step=-1)
-        if self._file.is_file():
-            self._memory = _Memory(**json.loads(self._file.read_bytes()))
+        self._memory = self._remembered() or _Memory(id=secrets.token_hex(16), last_step=-1)
         self._sink: Sink | None = None
-        atomic.make_folder(folder)
         try:
+            atomic.make_folder(folder)
             self._sink = open_sink(TrackedRun(id=self._memory.id, name=name, folder=folder, config=config))
         except UserError:
             raise
@@ -79,11 +87,12 @@ class GuardedSink:
         if self._sink is None:
             self.num_failures += 1
             return
-        self._remember(_Memory(id=before.id, last_step=step))
         try:
+            self._remember(_Memory(id=before.id, last_step=step))
             self._sink.write(step, metrics)
         except Exception as error:
-            self._remember(before)
+            with suppress(OSError):
+                self._remember(before)
             self._failed(error)
             self._in_a_row += 1
             if self._in_a_row == MOST_FAILURES_IN_A_ROW:
@@ -120,7 +129,18 @@ class GuardedSink:
     def _failed(self, error: Exception) -> None:
         self.num_failures += 1
         if self.num_failures == 1:
-            self._warn(f"{self.label} failed, and the run goes on ({type(error).__name__}: {str(error)[:300]})")
+            self._warn(
+                f"{self.label} failed, and the run goes on ({type(error).__name__}: {redacted(str(error))[:300]})"
+            )
+
+    def _remembered(self) -> _Memory | None:
+        if not self._file.is_file():
+            return None
+        try:
+            return _Memory(**json.loads(self._file.read_bytes()))
+        except (OSError, TypeError, ValueError) as error:
+            self._warn(f"{self._file} cannot be read ({error}): {self.label} begins a new run, with every step")
+            return None
 
     def _remember(self, memory: _Memory) -> None:
         self._memory = memory
@@ -158,6 +178,27 @@ def _opener(config: SinkConfig) -> OpenSink:
             return _user_sink(config)
 
 
+def check_sinks(run: RunConfig) -> None:
+    """Raises ConfigError for one of `run.sinks` that could not be opened; whether a server answers is not asked."""
+    for index, sink in enumerate(run.sinks):
+        if problem := _sink_problem(sink):
+            raise ConfigError(f"run.sinks.{index}: {problem}")
+
+
+def _sink_problem(sink: SinkConfig) -> str | None:
+    match sink:
+        case WandbSinkConfig():
+            return wandb_problem(sink.mode)
+        case MLflowSinkConfig():
+            return mlflow_problem(sink.tracking_uri)
+        case TrackioSinkConfig():
+            return trackio_problem(sink.space_id)
+        case FunctionSinkConfig():
+            problem = calling_problem(import_function(sink.function), [None], sink.arguments)
+            given = "".join(f", {key}=..." for key in sink.arguments)
+            return problem and f"{sink.function} is called as function(run{given}), but {problem}"
+
+
 def _user_sink(config: FunctionSinkConfig) -> OpenSink:
     function = import_function(config.function)
 
@@ -169,9 +210,16 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
                 f"{config.function} returned a {type(sink).__name__} without {' and '.join(lacking)}: a sink has "
                 "write(step, metrics) and close()"
             )
+        if problem := _use_problem(sink):
+            raise ConfigError(f"{config.function} returned a {type(sink).__name__} that cannot be used: {problem}")
         return sink
 
     return open_sink
+
+
+def _use_problem(sink: Sink) -> str | None:
+    problem = calling_problem(sink.write, [0, {}]) or calling_problem(sink.close)
+    return calling_problem(sink.write_samples, [0, []]) if problem is None and isinstance(sink, SampleSink) else problem
 
 
 def failures_of(sinks: Sequence[GuardedSink]) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proximo.errors import DataError
+from proximo.rewards.dense import is_list
 
 TokenIds = Sequence[int] | Tensor
 """The ids of one sequence, without padding."""
@@ -18,10 +19,8 @@ Mask = Sequence[bool] | Sequence[int] | Tensor
 
 def is_token_ids(given: Any) -> bool:
     """Whether this is one sequence of whole numbers, of whatever kind."""
-    if isinstance(given, str) or not isinstance(given, Sequence | Tensor | np.ndarray):
-        return False
     listed = plain(given)
-    return isinstance(listed, Sequence) and all(type(token) is int for token in listed)
+    return is_list(listed) and all(type(token) is int for token in listed)
 
 
 def plain(given: Any) -> Any:
@@ -39,7 +38,7 @@ def check_range(token_ids: Sequence[int], *, num_tokens: int, what: str) -> None
 def as_mask(given: Mask, *, num_tokens: int, index: int) -> Tensor:
     """[T] bool. Raises DataError where there is not one True or False (1 or 0) for each of the response's tokens."""
     listed = plain(given)
-    if not isinstance(listed, Sequence) or len(listed) != num_tokens or not set(listed) <= {0, 1}:
+    if not is_list(listed) or len(listed) != num_tokens or not set(listed) <= {0, 1}:
         raise DataError(
             f"response_masks has one True or False for each token of a response; response {index} has {num_tokens} "
             f"tokens, its mask is {listed!r:.60}: leave the prompt and padding out"
@@ -50,7 +49,7 @@ def as_mask(given: Mask, *, num_tokens: int, index: int) -> Tensor:
 def as_score(given: Any) -> float:
     """A number; NaN for None. Raises DataError for what is neither, such as a tensor of several numbers."""
     listed = plain(given)
-    if isinstance(listed, Sequence) and not isinstance(listed, str) and len(listed) == 1:
+    if is_list(listed) and len(listed) == 1:
         (listed,) = listed
     if listed is None:
         return math.nan

@@ -55,10 +55,11 @@ class UpdateCalls:
         policy: Learner,
         value: Learner | None,
         seed: int,
-        check_first: Callable[[PolicyStatistics, int], None] | None = None,
+        check_first: Callable[[PolicyStatistics, Experience, int], None] | None = None,
         texts: TextLoss | None = None,
     ) -> None:
-        """`check_first` sees the first minibatch of each step, counted from 0, before anything is learned from it.
+        """`check_first` sees the statistics of each step's first minibatch before anything is learned from it, with the
+        step's experience and its number from 0.
 
         `texts` join every update of the policy.
         """
@@ -100,7 +101,8 @@ class UpdateCalls:
             return self._policy_loss(self._hidden(batch), batch, kl_coefficient)
 
         columns, learner = policy_columns(experience, self.config.policy_loss), self._with_texts()
-        taken = self._take(learner, learned, columns, loss, step=step, guard=self._guard_of(step), ends=self._ends)
+        guard = self._guard_of(experience, step)
+        taken = self._take(learner, learned, columns, loss, step=step, guard=guard, ends=self._ends)
         return self._policy_report(taken, learner, experience, step)
 
     def train_value(self, experience: Experience, *, step: int) -> Report:
@@ -130,7 +132,8 @@ class UpdateCalls:
 
         The second report tells what is the value head's alone; gradient, rate and skips of both are in the first.
         """
-        value, coefficient, guard = self.roles.value, self.config.value_loss.weight, self._guard_of(step)
+        value, coefficient = self.roles.value, self.config.value_loss.weight
+        guard = self._guard_of(experience, step)
         learner = self._with_texts()
         if value is None or not self.roles.shares_trunk:
             raise ValueError("the value model of this run is not on the policy's trunk")
@@ -273,14 +276,14 @@ class UpdateCalls:
             return kl.weighted_k3(logprobs, batch.columns["old_logprobs"], reference)
         return kl.k2(logprobs, reference)
 
-    def _guard_of(self, step: int) -> Callable[[Sequence[PolicyStatistics]], str | None]:
+    def _guard_of(self, experience: Experience, step: int) -> Callable[[Sequence[PolicyStatistics]], str | None]:
         """The guard of a step's updates. At the first it may stop the run, while nothing was learned yet."""
         unseen = True
 
         def guard(parts: Sequence[PolicyStatistics]) -> str | None:
             nonlocal unseen
             if unseen and self.check_first is not None:
-                self.check_first(reduce(add, parts), step)
+                self.check_first(reduce(add, parts), experience, step)
             unseen = False
             return self._guard(parts)
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from maths_judges import countdown_judge
-from pydantic import ValidationError
 
 from builders import real_data
 from proximo.config.rewards_maths import CountdownRewardConfig
-from proximo.errors import DataError
+from proximo.errors import ConfigError, DataError
 from proximo.rewards.maths.expressions import MalformedError, read_expression
 from proximo.rewards.verdicts import Answer, Verdict
 from proximo.states import ScoreState
@@ -142,13 +141,13 @@ def test_a_row_without_numbers_or_target_is_refused(problem: dict[str, Any], mes
 
 
 def test_operators_are_some_of_four() -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         CountdownRewardConfig(kind="countdown", operators=["**"])
 
 
 @pytest.mark.parametrize("scores", [{"wrong": 1.0}, {"no_answer": 1.0}, {"right": 0.0, "wrong": 1.0}])
 def test_nothing_scores_as_much_as_a_right_answer(scores: dict[str, float]) -> None:
-    with pytest.raises(ValidationError, match="must be above"):
+    with pytest.raises(ConfigError, match="must be above"):
         CountdownRewardConfig(kind="countdown", **scores)  # ty: ignore
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from maths_judges import judged, maths_judge
-from pydantic import ValidationError
 
 import proximo.rewards.maths.judge as judge_module
 import proximo.rewards.maths.symbols as symbols_module
 from proximo.config.rewards_maths import MathsRewardConfig
-from proximo.errors import DataError, MissingExtraError
+from proximo.errors import ConfigError, DataError, MissingExtraError
 from proximo.rewards.verdicts import Answer
 from proximo.states import ScoreState
 
@@ -175,7 +174,7 @@ def test_what_nobody_here_decides_is_left_to_math_verify(monkeypatch: pytest.Mon
     ],
 )
 def test_a_setting_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(ConfigError, match=message):
         MathsRewardConfig(kind="maths", **options)
 
 

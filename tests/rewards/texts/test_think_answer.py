@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from proximo.config.rewards_texts import ThinkAnswerRewardConfig
-from proximo.errors import DataError
+from proximo.errors import ConfigError, DataError
 from proximo.rewards.texts.think_answer import ThinkAnswerJudge, read_form
 from proximo.rewards.verdicts import Answer, Judge, Verdict
 from proximo.states import ScoreState
@@ -167,6 +166,6 @@ def test_the_section_names_the_judge_of_its_verifier() -> None:
     ],
 )
 def test_a_verifier_that_could_not_be_right_or_not_be_wrong_is_refused(right: dict[str, Any], refused: bool) -> None:
-    refusal = pytest.raises(ValidationError, match="right is what it scores 1 or more")
+    refusal = pytest.raises(ConfigError, match="right is what it scores 1 or more")
     with refusal if refused else contextlib.nullcontext():
         ThinkAnswerRewardConfig(kind="think_answer", right=right)  # ty: ignore

@@ -31,7 +31,7 @@ DPO_RULES = (
         advice="Nothing that holds beyond the training pairs was learned: raise the learning rate if the margin stays "
         "near 0; else check that chosen and rejected are not mixed up, and that both survive the length limit.",
         severity=Severity.PROBLEM,
-        check=no_better_than_a_coin,
+        check=lambda run: no_better_than_a_coin(run, "dpo/accuracy", "dpo", "optimizer", "learning_rate"),
         trend=True,
     ),
     Rule(

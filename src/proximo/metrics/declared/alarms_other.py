@@ -1,18 +1,20 @@
 """The rules for supervised and reward model training, and those that every run has. Not those of PPO."""
 
-from statistics import fmean
+import math
+from itertools import pairwise
+from statistics import fmean, median, median_low
 
-from proximo.metrics.alarms import Rule, Severity, counted, fifths
+from proximo.metrics.alarms import Finding, Rule, Severity, counted, fifths
 from proximo.metrics.formatting import format_number as number
-from proximo.metrics.run_files import Run, Series
+from proximo.metrics.run_files import Run, Series, setting
 
 COIN, UNLEARNED = "The reward model is no better than a coin", "The policy cannot tell held-out pairs apart"
 BY_HEART, SKIPPED, NOT_FINITE = "The held-out loss rises again", "Updates were skipped", "Some metrics were not finite"
 UNLIKELY, UNSURE = "The chosen answers become much less likely", "The reward model is surer than it should be"
 AFTER_A_LEAP = (COIN, UNLEARNED, UNLIKELY, UNSURE, BY_HEART, SKIPPED, NOT_FINITE)
 """What follows where one step spoiled the model."""
-STEPS_BESIDE = 5
-"""Steps before and after a leap whose losses are compared."""
+STEPS_AFTER = 5
+"""Steps from a leap on whose median loss shows it, so that one odd batch does not."""
 
 
 def _learns_by_heart(run: Run) -> str | None:
@@ -27,16 +29,19 @@ def _learns_by_heart(run: Run) -> str | None:
 
 
 def _leaps(run: Run, name: str) -> str | None:
+    """From the lowest mean of three steps so far: after a random start a loss falls first, and may leap from there."""
     loss = run.series(name)
+    values = loss.values
+    noise = median([abs(later - earlier) for earlier, later in pairwise(values)] or [0.0])
+    lowest = math.inf
     for place in range(1, len(loss) - 2):
-        before = fmean(loss.values[max(0, place - STEPS_BESIDE) : place])
-        after = fmean(loss.values[place : place + STEPS_BESIDE])
-        if after > 1.5 * before + 0.2:
-            near = range(place, min(place + STEPS_BESIDE, len(loss)))
-            leap = max(near, key=lambda at: loss.values[at] - loss.values[at - 1])
+        lowest = min(lowest, fmean(values[max(0, place - 3) : place]))
+        after = median_low(values[place : place + STEPS_AFTER])
+        if after > 1.25 * lowest + 0.1 + 4 * noise:
+            leap = max(range(place, min(place + STEPS_AFTER, len(loss))), key=lambda at: values[at] - values[at - 1])
             return (
-                f"It went from {number(before)} to {number(after)} at step {loss.steps[leap]}, by the update of the "
-                f"step before, and ends at {number(fmean(loss.values[-STEPS_BESIDE:]))}."
+                f"It went from {number(lowest)} to {number(after)} at step {loss.steps[leap]}, by the update of the "
+                f"step before, and ends at {number(fmean(values[-STEPS_AFTER:]))}."
             )
     return None
 
@@ -45,7 +50,8 @@ def leap_rule(loss: str, optimizer: str) -> Rule:
     """For the training loss of that name, whose learning rate stands in that section."""
     return Rule(
         title="The training loss leapt up",
-        when=f"the mean of {loss} over five steps is 0.2 and half as much again above that of the five before",
+        when=f"the median of {loss} over five steps is above the lowest mean of three steps before by a quarter, 0.1 "
+        "and four times the median change from step to step",
         advice=f"A step was too large. Start again from before it with a tenth of {optimizer}.learning_rate or less, "
         "and with warmup_updates.",
         severity=Severity.PROBLEM,
@@ -54,12 +60,20 @@ def leap_rule(loss: str, optimizer: str) -> Rule:
     )
 
 
-def no_better_than_a_coin(run: Run) -> str | None:
-    """Of held-out pairs."""
-    accuracy = run.series("evaluation/pair_accuracy")
+def no_better_than_a_coin(run: Run, training_metric: str, *rate: str) -> Finding | None:
+    """Of held-out pairs; `rate` are the keys of the learning rate, which is to blame where training pairs fail too."""
+    accuracy, training = run.series("evaluation/pair_accuracy"), fifths(run.series(training_metric))
     if len(accuracy) < 2 or accuracy.values[-1] >= 0.55:
         return None
-    return f"{accuracy.values[-1]:.1%} of held-out pairs are in the right order."
+    detail = f"{accuracy.values[-1]:.1%} of held-out pairs are in the right order"
+    learning_rate = setting(run.config, *rate)
+    if training is None or training[-1] >= 0.6 or learning_rate is None:
+        return Finding(f"{detail}.")
+    return Finding(
+        f"{detail}, and {training[-1]:.1%} of training pairs.",
+        f"It does not learn its training pairs either: {'.'.join(rate)}, now {learning_rate:g}, is far too high or too "
+        "low, or chosen and rejected are mixed up.",
+    )
 
 
 def accuracy_gap(run: Run, training_metric: str) -> str | None:
@@ -95,7 +109,9 @@ REWARD_RULES = (
         advice="PPO against it would learn noise. Check that chosen and rejected are not mixed up, and that both "
         "answers survive the length limit.",
         severity=Severity.PROBLEM,
-        check=no_better_than_a_coin,
+        check=lambda run: no_better_than_a_coin(
+            run, "reward_model/pair_accuracy", "reward", "optimizer", "learning_rate"
+        ),
         trend=True,
     ),
     Rule(

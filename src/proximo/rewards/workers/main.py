@@ -7,7 +7,6 @@ torch, so that it starts in about 0.1 s.
 
 import ctypes
 import importlib
-import inspect
 import json
 import math
 import os
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
+from proximo.callables import calling_problem
 from proximo.errors import ConfigError, DataError, ProximoError
 from proximo.rewards.verdicts import Answer, PostponedError, Verdict
 from proximo.rewards.workers.frames import encode, read_frame
@@ -74,7 +74,12 @@ def die_with(parent: int) -> None:
 
 def judge_service(path: str, options: Mapping[str, Any]) -> Made:
     """A judge at work, and the verdict that it wants for an answer on which it was killed for taking too long."""
-    judge = _find(path)(**options)
+    make = _find(path)
+    if problem := calling_problem(make, keywords=options):
+        raise ConfigError(f"{path!r} is called with {', '.join(options) or 'no options'}, but {problem}")
+    judge = make(**options)
+    if problem := calling_problem(judge.judge, [None]):
+        raise ConfigError(f"the method judge of {path!r} is called as judge(answer), but {problem}")
 
     def serve(request: Mapping[str, Any]) -> Any:
         if "check" in request:
@@ -99,14 +104,9 @@ def judge_service(path: str, options: Mapping[str, Any]) -> Made:
 def function_service(path: str, options: Mapping[str, Any]) -> Made:
     """A reward function of lists of prompts, responses and metadata (docs/rewards.md)."""
     function = _find(path)
-    try:
-        signature = inspect.signature(function)
-        signature.bind([], [], [], **options)
-    except TypeError as error:
-        raise ConfigError(
-            f"{path!r} is called as function(prompts, responses, metadata{''.join(f', {key}=...' for key in options)}):"
-            f" {error}"
-        ) from error
+    if problem := calling_problem(function, ([], [], []), options):
+        given = "".join(f", {key}=..." for key in options)
+        raise ConfigError(f"{path!r} is called as function(prompts, responses, metadata{given}), but {problem}")
 
     def serve(request: Mapping[str, Any]) -> Any:
         verdicts = function(*request["call"], **options)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from proximo.errors import TrainingError
 from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell, telling_of_start
+from proximo.rewards.workers.folders import sweep_folders
 from proximo.rewards.workers.loop import START_SECONDS, PoolLimits, WorkerLoop
 from proximo.rewards.workers.outcomes import Failed, Outcome, TimedOut, Work
 from proximo.rewards.workers.process import Job
@@ -31,6 +32,7 @@ class WorkerPool:
         """
         self.name = name
         self._answer_seconds = limits.answer_seconds
+        sweep_folders()
         self._loop = WorkerLoop(job, limits)
         self._thread = threading.Thread(target=self._loop.run, daemon=True, name=f"workers-{name}")
         self._thread.start()

@@ -4,11 +4,9 @@ Not what it is given to do, nor when it is given up: that is pool.py.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proximo.errors import ProximoError
+from proximo.rewards.workers.folders import WorkerFolder
 from proximo.rewards.workers.frames import Decoder, encode
 from proximo.rewards.workers.outcomes import Work
 
@@ -48,9 +47,7 @@ class WorkerProcess:
 
     def __init__(self, job: Job) -> None:
         """Starts it; it is ready when its first message says so. Raises OSError where none can be started."""
-        self._folder = tempfile.mkdtemp(prefix="proximo-worker-")
-        # A judge may run programs as another user, who must get to what it makes there and need not look around.
-        os.chmod(self._folder, 0o711)
+        self._folder = WorkerFolder()
         requests, self.requests = os.pipe()
         self.replies, replies = os.pipe()
         try:
@@ -67,12 +64,12 @@ class WorkerProcess:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(requests, replies),
                 start_new_session=True,
-                env=_environment(job, self._folder),
+                env=_environment(job, self._folder.path),
             )
         except OSError:
             os.close(self.requests)
             os.close(self.replies)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             raise
         finally:
             os.close(requests)
@@ -153,7 +150,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             return "cannot be ended: the kernel holds it"
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
         if status == -signal.SIGKILL:
             return "was killed, by us where it had closed its pipe"
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

@@ -1,6 +1,7 @@
 """What this machine has: its device, memory, and the rate of its matrix products. Plans nothing."""
 
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -25,8 +26,16 @@ def memory_bytes(device: str) -> int | None:
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _CONTROL_GROUP.read_text().strip() if _CONTROL_GROUP.is_file() else "max"
+    limit = _CONTROL_GROUP.read_text(encoding="ascii").strip() if _CONTROL_GROUP.is_file() else "max"
     return physical if limit == "max" else min(physical, int(limit))
+
+
+def process_bytes() -> int:
+    """What this process holds in memory: with torch and transformers loaded, what every run does before its first."""
+    statistics = Path("/proc/self/statm")
+    if statistics.is_file():
+        return int(statistics.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
 
 
 def product_rate(device: str, *, precision: str, width: int = 1024) -> float:

@@ -12,12 +12,15 @@ _WIDTH = 20
 _MODEL_KEYS = {"sft": ("model",), "reward": ("model",), "dpo": ("model",), "ppo": ("policy", "value")}
 
 
-def describe(plan: Plan, *, memory: int | None) -> str:
-    """Roles, memory by phase and part, work by phase. `memory`: bytes that the machine has, None where unknown."""
-    return "\n".join(_lines(plan, memory))
+def describe(plan: Plan, *, memory: int | None, process: int = 0) -> str:
+    """Roles, memory by phase and part, work by phase.
+
+    `memory`: bytes that the machine has, None where unknown. `process`: bytes that the process holds before a run.
+    """
+    return "\n".join(_lines(plan, memory, process))
 
 
-def to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
+def to_json(plans: Sequence[Plan], *, process: int = 0) -> list[dict[str, Any]]:
     """For programs: bytes and counts."""
     return [
         {
@@ -26,6 +29,7 @@ def to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
             "precision": plan.precision,
             "peak_bytes": plan.peak,
             "peak_phase": plan.largest.name,
+            "process_bytes": process,
             "sequence_tokens": {"prompt": plan.sequence.prompt, "response": plan.sequence.response},
             "microbatch_tokens": plan.microbatch_tokens,
             "roles": {
@@ -52,7 +56,7 @@ def to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     ]
 
 
-def _lines(plan: Plan, memory: int | None) -> Iterator[str]:
+def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
     yield f"{plan.stage} on {plan.device}, {plan.precision}"
     for role in plan.roles:
         shared = f", {role.shared:,} of them shared" if role.shared else ""
@@ -68,8 +72,9 @@ def _lines(plan: Plan, memory: int | None) -> Iterator[str]:
     yield ""
     yield from _table(plan.phases)
     yield ""
-    yield f"  peak {_mib(plan.peak)} MiB in {plan.largest.name}" + _of_memory(plan, memory)
-    if memory is not None and plan.peak > memory:
+    own = f" + {_mib(process)} MiB of the process with its libraries" if process else ""
+    yield f"  peak {_mib(plan.peak)} MiB in {plan.largest.name}{own}" + _of_memory(plan.peak + process, memory)
+    if memory is not None and plan.peak + process > memory:
         yield f"  more than the machine has; {advice(plan)}"
     yield from (f"  note: {note}" for note in plan.notes)
 
@@ -98,8 +103,8 @@ def _table(phases: Sequence[Phase]) -> Iterator[str]:
     yield row("TFLOP", [f"{phase.flops / 1e12:.3g}" for phase in phases])
 
 
-def _of_memory(plan: Plan, memory: int | None) -> str:
-    return "" if memory is None else f", {plan.peak / memory:.0%} of the machine's {_mib(memory)} MiB"
+def _of_memory(size: int, memory: int | None) -> str:
+    return "" if memory is None else f", {size / memory:.0%} of the machine's {_mib(memory)} MiB"
 
 
 def _mib(size: int) -> str:

@@ -1,0 +1,196 @@
+"""Files that are damaged and disks that refuse, met by every command: one message each, and never a traceback."""
+
+import json
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from proximo.cli import main
+from proximo.trainers.options import RunOptions
+from tiny_runs import changed, make_inputs, recipe_of, run
+
+START = RunOptions(quiet=True)
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda content: b"",
+    "cut": lambda content: content[: len(content) // 2],
+    "a list": lambda content: b"[1, 2]",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Inputs, the run of an adapter in `lora`, and that of a whole model in `run`."""
+    inputs = make_inputs(tmp_path_factory.mktemp("faults"))
+    assert run("sft", recipe_of("sft", inputs), START) == 0
+    adapter = {"run.folder": str(inputs / "lora"), "model.lora": {"rank": 2}}
+    assert run("sft", changed(recipe_of("sft", inputs), adapter), START) == 0
+    return inputs
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """What is said by a command that ends with an error. What it raises is a traceback at the command line."""
+    capsys.readouterr()
+    status = main(arguments)
+    said = capsys.readouterr().err
+    assert status in (1, 2), (arguments, said)
+    (error,) = errors_in(said)
+    assert "Traceback" not in said
+    assert not error.rstrip().endswith(":"), f"no reason: {said}"
+    return said
+
+
+def errors_in(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("error: ")]
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("kind", ["language_model", "adapter"])
+def test_a_model_with_a_damaged_file_is_refused_by_name_or_does_without_it(
+    kind: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = place / "language_model" if kind != "adapter" else place / "lora/checkpoints/step-000005/policy"
+    needed = {"config.json", "model.safetensors", "tokenizer.json", "adapter_config.json", "adapter_model.safetensors"}
+    for file in files_of(whole):
+        for name, damage in {**DAMAGES, "missing": None}.items():
+            model = shutil.copytree(whole, tmp_path / f"{file.name}-{name}")
+            if damage is None:
+                (model / file).unlink()
+            else:
+                (model / file).write_bytes(damage((model / file).read_bytes()))
+            arguments = ["generate", str(model), "ab", "--max-new-tokens=2", "--greedy"]
+            if file.name in needed:
+                refused(capsys, arguments)
+            else:
+                assert main(arguments) in (0, 1, 2)
+                assert "Traceback" not in capsys.readouterr().err
+
+
+def test_weights_that_are_no_weights_but_a_pickle_are_refused(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pickle that would run a program when it is read."""
+    model = shutil.copytree(place / "language_model", tmp_path / "pickled")
+    (model / "model.safetensors").unlink()
+    ran = tmp_path / "ran"
+    (model / "pytorch_model.bin").write_bytes(f"cos\nsystem\n(S'touch {ran}'\ntR.".encode())
+    assert "cannot be read" in refused(capsys, ["generate", str(model), "ab"])
+    assert not ran.exists()
+
+
+def test_a_run_with_a_damaged_record_is_reported_as_far_as_it_goes(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, damage in DAMAGES.items():
+        folder = shutil.copytree(place / "run", tmp_path / name)
+        for file in ("metrics.jsonl", "samples.jsonl", "config.resolved.json", "environment.json"):
+            (folder / file).write_bytes(damage((folder / file).read_bytes()))
+        assert main(["report", str(folder)]) == 0, name
+        assert "config.resolved.json" in refused(capsys, ["evaluate", str(folder)]), name
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """As on a disk that is full: no file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def recipe_file(recipe: dict[str, Any], path: Path) -> str:
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("size", [0, 1_000, 6_000, 40_000])
+def test_a_full_disk_is_one_message_wherever_it_strikes(
+    size: int, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is written in full before that, such as a small adapter, may well end."""
+    settings = {"run.folder": str(tmp_path / "run"), "run.tensorboard": True, "run.save_every_steps": 1}
+    recipe = recipe_file(changed(recipe_of("sft", place), settings), tmp_path / "sft.yaml")
+    for arguments in (
+        ["sft", recipe],
+        ["export", str(place / "run"), str(tmp_path / "exported")],
+        ["export", str(place / "lora"), str(tmp_path / "adapter")],
+        ["export", str(place / "lora"), str(tmp_path / "merged"), "--merge"],
+    ):
+        with largest_file(size):
+            status = main(arguments)
+        said = capsys.readouterr().err
+        if arguments[0] == "export":
+            assert (status == 0) is Path(arguments[2]).exists(), "nothing is left of what could not be finished"
+        assert status == 0 or (len(errors_in(said)) == 1 and "File too large" in said), said
+        assert status != 0 or size > 1_000
+
+
+@pytest.mark.parametrize("size", [0, 30])
+def test_a_full_disk_is_one_message_where_little_is_written(
+    size: int, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder = shutil.copytree(place / "run", tmp_path / "run")
+    for arguments in (
+        ["report", str(run_folder)],
+        ["generate", str(place / "language_model"), "ab", "--output", str(tmp_path / "generated.jsonl")],
+        ["recipes", "copy", "sft", str(tmp_path / "mine.yaml")],
+    ):
+        with largest_file(size):
+            assert "File too large" in refused(capsys, arguments)
+
+
+def test_a_tracker_whose_own_file_cannot_be_written_costs_its_lines_and_not_the_run(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the sink keeps is on another disk, which is full."""
+
+    def refuse(path: Path, data: bytes) -> None:
+        if "trackers" in path.parts:
+            raise OSError(116, "Stale file handle", str(path))
+        write(path, data)
+
+    from proximo.checkpoint import atomic
+
+    write = atomic.write_bytes_atomically
+    monkeypatch.setattr(atomic, "write_bytes_atomically", refuse)
+    sink = {"kind": "function", "function": "test_faults:quiet_sink"}
+    recipe = changed(recipe_of("sft", place), {"run.folder": str(tmp_path / "run"), "run.sinks": [sink]})
+    assert main(["sft", recipe_file(recipe, tmp_path / "sft.yaml"), "--quiet"]) == 0
+    assert "Stale file handle" in " ".join(capsys.readouterr().err.split())
+    assert len((tmp_path / "run/metrics.jsonl").read_text(encoding="utf-8").splitlines()) == 6
+
+
+def test_a_tracker_whose_memory_is_damaged_begins_anew(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = {"kind": "function", "function": "test_faults:quiet_sink"}
+    recipe = changed(recipe_of("sft", place), {"run.folder": str(tmp_path / "run"), "run.sinks": [sink]})
+    file = recipe_file(recipe, tmp_path / "sft.yaml")
+    assert main(["sft", file, "--quiet"]) == 0
+    memory = tmp_path / "run/trackers/test_faults-quiet_sink.json"
+    before = json.loads(memory.read_bytes())["id"]
+    memory.write_bytes(b'{"id": ')
+    (tmp_path / "run/checkpoints/latest").write_text("step-000004\n", encoding="utf-8")
+    assert main(["sft", file, "--quiet", "--resume"]) == 0
+    assert "begins a new run, with every step" in " ".join(capsys.readouterr().err.split())
+    assert json.loads(memory.read_bytes())["id"] != before
+
+
+class QuietSink:
+    def write(self, step: int, metrics: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def quiet_sink(run: object) -> QuietSink:
+    return QuietSink()

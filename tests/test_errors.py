@@ -1,0 +1,50 @@
+"""Messages without secrets, and what a library's error means."""
+
+import errno
+
+import pytest
+
+from proximo.errors import ConfigError, redacted
+from proximo.failures import disk_refused, memory_ran_out
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://me:pass@host/x?token=abc is no", "http://***@host/x?*** is no"),
+        ("'me:pass@host:80' is no address", "'***@host:80' is no address"),
+        ("postgresql://me:pass@host/db", "postgresql://***@host/db"),
+        ("hf://name@host/x#abc", "hf://***@host/x#***"),
+        ("verifiers:8321/x?api_key=abc&n=1", "verifiers:8321/x?api_key=***&n=1"),
+        ("override reward.0.token=abc: no key", "override reward.0.token=*** no key"),
+    ],
+)
+def test_what_may_be_a_secret_in_an_address_is_in_no_message(text: str, shown: str) -> None:
+    assert str(ConfigError(text)) == redacted(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "write run.seed=1, line 3, column 4: @sft",
+        "tests/a.py::b@c",
+        "pad_token=3, eos_token=4 and key=value",
+        "http://verifiers:8321 does not answer",
+        "somebody@example.org",
+        "function rewards:score (seen from /home/me)",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redacted(text) == text
+
+
+def test_errors_of_libraries_are_read_for_what_the_system_said() -> None:
+    assert disk_refused(Exception("No space left on device (os error 28)"))
+    assert disk_refused(OSError(errno.EFBIG, "File too large"))
+    assert not disk_refused(OSError(errno.EINVAL, "Invalid argument"))
+    assert not disk_refused(ValueError("28"))
+    assert memory_ran_out(RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"))
+    assert not memory_ran_out(RuntimeError("shapes differ"))
+    wrapped = ValueError("cannot be read")
+    wrapped.__cause__ = MemoryError()
+    assert memory_ran_out(wrapped)
