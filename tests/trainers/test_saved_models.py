@@ -55,6 +55,16 @@ def test_a_pipeline_hands_no_damaged_adapter_on(place: Path) -> None:
     assert not (place / "sft" / "merged").exists()
 
 
+def test_a_link_to_a_model_of_a_checkpoint_is_followed(place: Path) -> None:
+    checkpoint = train("sft", place, "sft", {})
+    link = place / "mine"
+    link.symlink_to(checkpoint / "policy")
+    verify_model(str(link))
+    flip(checkpoint / "policy" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has other contents"):
+        verify_model(str(link))
+
+
 def test_a_value_head_is_read_with_the_layers_below_it(place: Path) -> None:
     checkpoint = train("ppo", place, "run", {"value": {"start": "trunk"}, "ppo.critic_warmup_steps": 1})
     assert find_model(place / "run", role="value").folder == checkpoint / "value"

@@ -94,7 +94,7 @@ def verify_model(path: str) -> None:
     Any other folder, and a name on the Hub, is taken as it is: there is nothing to compare it with. Raises
     CheckpointError where the checkpoint is damaged.
     """
-    folder = Path(path).expanduser().absolute()
+    folder = Path(path).expanduser().resolve()
     step = STEP.fullmatch(folder.parent.name)
     if step is not None and folder.parent.parent.name == CHECKPOINTS and is_run_folder(folder.parents[2]):
         _verified(CheckpointStore(folder.parent.parent), int(step[1]), folder.name)
