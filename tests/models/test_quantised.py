@@ -90,7 +90,7 @@ def test_a_recipe_says_how_the_base_is_stored(folder: Path, role: str, monkeypat
             if role == "policy":
                 build_language_model(ModelConfig(**lora), tiny_tokenizer(), place=place, role=role)
             else:
-                build = partial(build_scalar_model, fresh_head=HeadStart.NORMAL, place=place, role=role)
+                build = partial(build_scalar_model, fresh_head=HeadStart.NORMAL, place=place)
                 build(ScalarModelConfig(**lora), tiny_tokenizer())
     assert asked == [Quantisation.NF4, Quantisation.INT8]
 
