@@ -56,7 +56,7 @@ ASYNC = [
 ]
 
 
-@pytest.mark.parametrize("function", ASYNC, ids=str)
+@pytest.mark.parametrize("function", ASYNC)
 def test_what_is_async_is_found_beneath_whatever_hands_it_on(function: Callable[..., Any]) -> None:
     assert "it is async" in str(calling_problem(function, ["x"]))
 
