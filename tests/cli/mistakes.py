@@ -310,7 +310,8 @@ RECIPES = (
     _override("proportions without phase", "data.proportions=[2, 4]", "belong together", kind="sft"),
     _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "above 0.0, got 0", kind="dpo"),
     _override("half of the labels wrong", "dpo.label_smoothing=0.5", "below 0.5, got 0.5", kind="dpo"),
-    _override("unknown key of DPO", "dpo.loss=ipo", "dpo.loss", kind="dpo"),
+    _override("unknown key of DPO", "dpo.margin=1", "dpo.margin", kind="dpo"),
+    _override("a loss that DPO does not have", "dpo.loss=hinge", "dpo.loss", "sigmoid", kind="dpo"),
     _override("dropout in DPO", "dpo.dropout=true", "dpo.dropout", kind="dpo"),
     _override(
         "second reference of an adapter",

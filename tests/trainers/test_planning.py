@@ -175,7 +175,7 @@ MORE = [
     ("ppo", {"ppo.average_decay": 0.9}, "score"),
     ("ppo", {"tokenizer.added_tokens": ["<a>", "<b>"]}, "generate"),
     ("ppo", {"policy.config.hidden_size": 32}, "generate"),
-    ("ppo", {"ppo.kl": {"measure": "full"}}, "reference_logprobs"),
+    ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.kl": {"measure": "full"}}, "reference_logprobs"),
     ("ppo", {"ppo.kl": {"place": "loss", "measure": "full"}}, "train_policy"),
     ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.policy_loss.entropy_coefficient": 0.1}, "train_policy"),
     ("sft", {"data.max_tokens": 60}, "train"),

@@ -168,7 +168,7 @@ def test_what_nobody_here_decides_is_left_to_math_verify(monkeypatch: pytest.Mon
         ({"answer_from": ["pattern"]}, "belong together"),
         ({"answer_from": ["pattern"], "pattern": "("}, "no regular expression"),
         ({"answer_from": []}, "at least 1"),
-        ({"relative_tolerance": 0.0}, "greater than 0"),
+        ({"relative_tolerance": 0.0}, "relative_tolerance must be above 0"),
         ({"right": 0.0, "wrong": 1.0}, "must be above"),
         ({"right": 0.5, "no_answer": 0.5}, "must be above"),
     ],

@@ -104,7 +104,7 @@ def test_no_key_of_a_text_reward_is_left_out() -> None:
         ({"kind": "think_answer", "right_reads": "answer"}, "give right, or leave them out"),
         ({"kind": "think_answer", "right": {**PATTERN, "workers": 2}}, "workers holds for both: move it out"),
         ({"kind": "think_answer", "right": PATTERN, "answer_seconds": 0.5}, "must be below answer_seconds"),
-        ({"kind": "think_answer", "right": CODE, "answer_seconds": 80}, "answer_seconds .80. must be above 80"),
+        ({"kind": "think_answer", "right": CODE, "answer_seconds": 26}, "answer_seconds .26. must be above 26"),
         ({"kind": "think_answer", "right": CODE, "answer_seconds": 81, "worker_memory_mib": 511}, "memory_mib .512."),
     ],
 )

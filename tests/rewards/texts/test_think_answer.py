@@ -157,7 +157,7 @@ def test_the_section_names_the_judge_of_its_verifier() -> None:
         ({"kind": "maths", "right": 2.0, "wrong": 1.0}, True),
         ({"kind": "countdown", "right": 0.9, "wrong": 0.1}, True),
         ({"kind": "countdown", "wrong": 0.1}, False),
-        ({"kind": "code", "form": "asserts", "cpu_seconds": 0.1, "right": 0.5}, True),
+        ({"kind": "code", "form": "asserts", "cpu_seconds": 0.1, "idle_seconds": 0.1, "right": 0.5}, True),
         ({"kind": "json_schema", "satisfies": {"type": "object"}}, False),
         ({"kind": "pattern", "pattern": "42", "match_score": 0.5}, True),
         ({"kind": "pattern", "pattern": "42", "match_score": 0.5, "max_matches": 2}, False),
