@@ -83,6 +83,15 @@ def test_a_section_that_was_null_is_one_line():
         assert [each.strip() for each in str(caught.value).splitlines()[2:-1]] == [line]
 
 
+def test_files_are_not_blamed_for_an_order_that_settings_decide():
+    saved = Fingerprints(config={"run": {"seed": 1}}, inputs={"data": {"a.jsonl": "x"}, "model": "y"}, environment={})
+    now = Fingerprints(config={"run": {"seed": 2}}, inputs={"data": {"a.jsonl": "z"}, "model": "w"}, environment={})
+    with pytest.raises(RunFolderError, match=r"run.seed: 1 -> 2") as caught:
+        check_fingerprints(saved, now)
+    assert "a.jsonl" not in str(caught.value)
+    assert "model" in str(caught.value)
+
+
 def test_of_a_list_of_sections_the_item_and_its_key_are_named():
     saved = changed(config={"reward": [{"kind": "a", "weight": 1.0}, {"kind": "b", "weight": 1.0}]})
     now = changed(config={"reward": [{"kind": "a", "weight": 1.0}, {"kind": "b", "weight": 2.0}]})

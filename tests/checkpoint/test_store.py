@@ -285,11 +285,21 @@ def test_the_best_is_not_told_where_a_manifest_is_damaged(tmp_path, disk):
     assert store.best().step == 2
 
 
+def test_a_run_whose_latest_is_complete_is_not_to_start_again(tmp_path, disk):
+    store = CheckpointStore(tmp_path)
+    for step in (1, 2):
+        save(store, disk, step)
+    damage_contents(tmp_path / "step-000001")
+    with pytest.raises(CheckpointError, match=r"The latest, of step 2, is complete: --resume goes on from it"):
+        store.load(1)
+
+
 def test_only_a_newer_one_is_complete(tmp_path, disk):
     store = CheckpointStore(tmp_path)
     for step in (1, 2):
         save(store, disk, step)
     damage_contents(tmp_path / "step-000001")
+    (tmp_path / "latest").write_text("step-000001\n")
     with pytest.raises(CheckpointError, match=r"No older .* start again.*step-000002 is complete, and --checkpoint"):
         store.load(1)
 

@@ -48,12 +48,21 @@ def twice(made: PPOTrainer) -> None:
     made.train(PROMPTS, reward=length)
 
 
+def itself_as_reference() -> None:
+    policy = tiny_language_model()
+    try:
+        trainer(policy=policy, reference=policy)
+    finally:
+        assert all(each.requires_grad for each in policy.model.parameters()), "it was left frozen"
+
+
 MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("path as policy", lambda: trainer(policy="owner/model"), "policy must be a model of transformers.*got str"),
     ("frozen policy", lambda: trainer(policy=tiny_language_model().requires_grad_(False)), "no weight that requires"),
     ("bf16", lambda: trainer(policy=tiny_language_model(dtype=torch.bfloat16)), "policy model has weights in bfloat16"),
     ("dict as config", lambda: trainer(config={"num_steps": 1}), "must be a PPOConfig, got dict"),
     ("negative seed", lambda: trainer(seed=-1), "seed must be at least 0, got -1"),
+    ("itself as reference", itself_as_reference, "reference is the policy itself"),
     ("text as reference", lambda: trainer(reference="a/b"), "the reference must be a model of transformers"),
     ("language model as value", lambda: trainer(value=tiny_language_model()), "score"),
     ("number as value", lambda: trainer(value=3), "value must be a ScalarModel or a sequence classifier, got int"),

@@ -44,7 +44,11 @@ def check_fingerprints(
     """
     changed = [each for each in _differences(saved.config, current.config) if not _covered(each.path, may_change)]
     config = [str(each) for each in changed]
-    inputs = changed_inputs(saved.inputs, current.inputs)
+    # Rows are hashed in the order of their use, which these settings decide: then it is they that are told.
+    reordered = any(each.path == "run.seed" or each.path.startswith("data.") for each in changed)
+    inputs = [
+        line for line in changed_inputs(saved.inputs, current.inputs) if not (reordered and line.startswith("data."))
+    ]
     environment = [str(each) for each in _differences(saved.environment, current.environment)]
     problems = []
     if config:

@@ -247,6 +247,11 @@ class CheckpointStore:
                 f"{older} is complete: write {older} into {self.folder / LATEST} to resume from there, or give "
                 f"--checkpoint {older} to a command that only reads the run"
             )
+        latest = self._latest_step()
+        if latest is not None and latest != damaged and self._complete([latest]) is not None:
+            return (
+                f"The latest, of step {latest}, is complete: --resume goes on from it, and --checkpoint latest reads it"
+            )
         again = "No older checkpoint is complete: the run can only start again, with --overwrite"
         newer = self._complete(step for step in steps if damaged is not None and step > damaged)
         return again if newer is None else f"{again}; {newer} is complete, and --checkpoint {newer} reads it"

@@ -1,6 +1,7 @@
 """The commands that use what was trained: generate, evaluate, export, report. Not their work: that is in trainers/."""
 
 import io
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,6 +106,8 @@ def _new_file(path: Path | None) -> None:
         raise UserError(f"{path} exists and is left as it is: give a file that does not exist yet")
     if path is not None and not path.parent.is_dir():
         raise UserError(f"there is no folder {path.parent} to write {path.name} to")
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise UserError(f"nothing can be written to the folder {path.parent}: give a file elsewhere")
 
 
 def evaluate(

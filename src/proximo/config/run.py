@@ -54,6 +54,13 @@ class RunConfig(Section):
             raise ValueError(f"sinks has {twice[0]} more than once: a resumed run could not tell them apart; keep one")
         return self
 
+    @field_validator("folder")
+    @classmethod
+    def _a_path_as_it_is(cls, value: str) -> str:
+        if value.split("/", maxsplit=1)[0] == "~":
+            raise ValueError("begins with ~, which a shell expands and a recipe does not: write the path as it is")
+        return value
+
     @field_validator("precision", mode="before")
     @classmethod
     def _no_fp16(cls, value: Any) -> Any:

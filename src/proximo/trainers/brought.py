@@ -96,11 +96,15 @@ def as_policy(model: LanguageModel | PreTrainedModel) -> LanguageModel:
     return policy
 
 
-def as_reference(model: LanguageModel | PreTrainedModel | None) -> LanguageModel | None:
-    """Like `as_policy`, and taken out of training."""
+def as_reference(model: LanguageModel | PreTrainedModel | None, policy: LanguageModel) -> LanguageModel | None:
+    """Like `as_policy`, and taken out of training. Raises ModelError for the policy itself, which is to be trained."""
     if model is None:
         return None
     reference = _as_language_model(model, role="reference")
+    if reference.model is policy.model:
+        raise ModelError(
+            "the reference is the policy itself, and would move with it: leave reference out, and a frozen copy is made"
+        )
     reference.model.requires_grad_(False).eval()
     return reference
 

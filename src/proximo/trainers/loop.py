@@ -246,6 +246,7 @@ class _Loop:
             allow_different_environment=other_environment,
         )
         self.num_log_lines = checkpoint.state["num_log_lines"]
+        self.notes.append(f"going on after step {checkpoint.step}")
         self.notes += [f"resumed in another environment: {line}" for line in differences]
         self.task.restore(checkpoint)
         return checkpoint.step

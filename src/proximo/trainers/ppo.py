@@ -113,7 +113,7 @@ class PPOTrainer:
         self.seed = seed
         self.tokenizer = tokenizer
         self.policy = as_policy(policy)
-        reference, value = as_reference(reference), as_value(value)
+        reference, value = as_reference(reference, self.policy), as_value(value)
         moves = self.config.kl.reference_every_steps is not None
         check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
         check_release(self.config.release_cache, self.policy.device)
