@@ -165,6 +165,8 @@ def export(
     _check_hub_name(push, private=private)
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
+    if file := next((each for each in out.parents if each.exists() and not each.is_dir()), None):
+        raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
     from proximo.trainers.export import ExportOptions, run_export
 
     options = ExportOptions(

@@ -56,8 +56,6 @@ def run_export(run: Path, out: Path, options: ExportOptions) -> int:
     """
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
-    if file := next((each for each in out.parents if each.exists() and not each.is_dir()), None):
-        raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
     found = find_model(run, options.checkpoint, options.role)
     source = found.folder
     if options.push is not None:
