@@ -56,6 +56,11 @@ def itself_as_reference() -> None:
         assert all(each.requires_grad for each in policy.model.parameters()), "it was left frozen"
 
 
+def other_prompts() -> None:
+    made = trainer()
+    made.step(["other", "prompts"], made.generate(PROMPTS), [1.0, 2.0])
+
+
 MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("path as policy", lambda: trainer(policy="owner/model"), "policy must be a model of transformers.*got str"),
     ("frozen policy", lambda: trainer(policy=tiny_language_model().requires_grad_(False)), "no weight that requires"),
@@ -63,6 +68,7 @@ MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
     ("dict as config", lambda: trainer(config={"num_steps": 1}), "must be a PPOConfig, got dict"),
     ("negative seed", lambda: trainer(seed=-1), "seed must be at least 0, got -1"),
     ("itself as reference", itself_as_reference, "reference is the policy itself"),
+    ("prompts of other responses", other_prompts, "response 0 was generated to another prompt"),
     ("text as reference", lambda: trainer(reference="a/b"), "the reference must be a model of transformers"),
     ("language model as value", lambda: trainer(value=tiny_language_model()), "score"),
     ("number as value", lambda: trainer(value=3), "value must be a ScalarModel or a sequence classifier, got int"),

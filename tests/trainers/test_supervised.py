@@ -12,6 +12,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.recipes import RewardRecipe, RewardTrainingConfig, SFTConfig
 from proximo.data.examples import TextExample
 from proximo.data.preferences import PreferencePair
+from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
@@ -19,6 +20,7 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.trainers.reward import build_task as build_reward_task
 from proximo.trainers.reward_task import RewardTask, pair_sequences
 from proximo.trainers.sft_task import SFTTask
+from proximo.trainers.supervised_task import MOST_SKIPPED_IN_A_ROW
 from tiny_runs import changed, make_inputs, recipe_of
 
 FAST = {"learning_rate": 1e-2}
@@ -219,3 +221,13 @@ def test_margins_that_the_loss_has_no_place_for_are_noted(loss: str, noted: bool
     recipe = changed(recipe_of("reward", place), {"reward.loss": loss})
     task = build_reward_task(RewardRecipe.model_validate(recipe))
     assert ("the margins of 2 pairs are not used" in " ".join(task.notes)) == noted
+
+
+def test_a_model_that_a_learning_rate_destroyed_ends_the_run_after_some_skipped_updates():
+    task = sft_task(optimizer={"learning_rate": 1e30})
+    task.step(1)
+    for step in range(2, 1 + MOST_SKIPPED_IN_A_ROW):
+        assert task.step(step).metrics["sft/skipped_updates"].value == 1
+    assert task.state()["num_skipped_in_a_row"] == MOST_SKIPPED_IN_A_ROW - 1
+    with pytest.raises(TrainingError, match=r"8 updates in a row were skipped.*learning rate .* may be too high"):
+        task.step(1 + MOST_SKIPPED_IN_A_ROW)

@@ -265,10 +265,15 @@ def as_responses(
         raise DataError(
             f"{len(responses)} responses do not share out among {len(prompts)} prompts: give each the same number"
         )
-    for given in responses:
-        _check_response(given, num_tokens=policy.vocab_size)
-    endings = ending_ids(policy.base, tokenizer)
     each = len(responses) // len(prompts)
+    for index, given in enumerate(responses):
+        _check_response(given, num_tokens=policy.vocab_size)
+        if isinstance(given, Response) and given.prompt.token_ids != prompts[index // each].token_ids:
+            raise DataError(
+                f"response {index} was generated to another prompt than the one given for it: pass the prompts as they "
+                "were given to generate, in the order of the responses"
+            )
+    endings = ending_ids(policy.base, tokenizer)
 
     def record(index: int, token_ids: tuple[int, ...]) -> Response:
         return Response(

@@ -12,6 +12,7 @@ from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.config.dpo import DPOConfig
 from proximo.config.recipes import RewardTrainingConfig, SFTConfig
 from proximo.data.order import rows_at
+from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
 from proximo.models.language import LanguageModel
@@ -21,6 +22,8 @@ from proximo.trainers.measuring import peak_memory_mib
 from proximo.trainers.saving import restore_models, update_counts, writers_for
 from proximo.trainers.sections import optimizer_options, schedule_notes
 
+MOST_SKIPPED_IN_A_ROW = 8
+"""Updates without a finite loss and gradient; after so many the model is lost, and no later batch mends it."""
 Model = TypeVar("Model", LanguageModel, ScalarModel)
 Example = TypeVar("Example")
 Config = TypeVar("Config", SFTConfig, RewardTrainingConfig, DPOConfig)
@@ -60,6 +63,7 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
             self.role: Learner(model.model, optimizer_options(config.optimizer), num_updates=self.num_steps)
         }
         self.notes: Sequence[str] = (*notes, *schedule_notes(self.learners))
+        self.num_skipped_in_a_row = 0
 
     @property
     def dropout(self) -> bool:
@@ -74,7 +78,10 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         """
 
     def step(self, step: int) -> Record:
-        """One update over the next examples in the order of their epoch."""
+        """One update over the next examples in the order of their epoch.
+
+        Raises TrainingError where MOST_SKIPPED_IN_A_ROW updates in a row were skipped.
+        """
         start = time.perf_counter()
         size = self.examples_per_step
         indices = rows_at((step - 1) * size, size, num_rows=len(self.examples), seed=self.seed)
@@ -83,6 +90,7 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         result, own, num_tokens = self.learn([self.examples[i] for i in indices], seed=seed)
         seconds = time.perf_counter() - start
         skipped, group = result.refusal is not None, self.metric_group
+        self._stop_if_lost(step, result)
         shared: dict[str, MetricValue] = {
             f"{group}/gradient_norm": Mean(0, 0) if skipped else Mean(result.gradient_norm, 1),
             f"{group}/learning_rate": Last(result.learning_rate),
@@ -94,17 +102,27 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         }
         return Record(metrics=own | shared)
 
+    def _stop_if_lost(self, step: int, result: UpdateResult) -> None:
+        self.num_skipped_in_a_row = 0 if result.refusal is None else self.num_skipped_in_a_row + 1
+        if self.num_skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
+            raise TrainingError(
+                f"step {step}: {MOST_SKIPPED_IN_A_ROW} updates in a row were skipped, so nothing is learned any more; "
+                f"the last reason: {result.refusal}. The learning rate ({result.learning_rate:g}) may be too high: "
+                "lower it, and start again"
+            )
+
     def writers(self) -> Mapping[str, Writer]:
         """The model under its role, and its optimizer."""
         return writers_for({self.role: self.model}, self.learners, self.tokenizer)
 
     def state(self) -> Mapping[str, Any]:
         """The position in the schedule; data order is a function of the step."""
-        return {"updates": update_counts(self.learners)}
+        return {"updates": update_counts(self.learners), "num_skipped_in_a_row": self.num_skipped_in_a_row}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Weights and optimizer."""
         restore_models(checkpoint, {self.role: self.model}, self.learners)
+        self.num_skipped_in_a_row = checkpoint.state["task"].get("num_skipped_in_a_row", 0)
 
 
 def mean_loss(result: UpdateResult, count: int) -> Mean:
