@@ -99,7 +99,7 @@ def test_a_loop_of_ones_own_chooses_as_train_does() -> None:
     for one, other in zip(driven.policy.model.parameters(), own.policy.model.parameters(), strict=True):
         assert torch.equal(one, other)
     with pytest.raises(DataError, match="among 5 responses to each prompt"):
-        own.step(PROMPTS, [*samples[:3], *samples[5:8]], [0.0] * 6)
+        own.step(PROMPTS, [*samples[:2], *samples[5:7], *samples[10:12]], [0.0] * 6)
 
 
 def test_the_best_may_be_equal_while_the_source_is_alive_and_a_dead_one_still_stops_the_run() -> None:
