@@ -20,8 +20,9 @@ from pathlib import Path
 from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.store import CheckpointStore
 
-# A shell that runs the tests in the background ignores SIGINT, and children inherit that.
+# A shell that runs the tests in the background ignores SIGINT, nohup ignores SIGHUP, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 folder, step_seconds, save_seconds, grace_seconds = sys.argv[1], *map(float, sys.argv[2:5])
 store = CheckpointStore(Path(folder), keep_last=2)
 

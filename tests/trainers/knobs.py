@@ -356,7 +356,13 @@ KNOBS = [
     Knob(ppo.PolicyLossConfig, "gate_positive", "ppo", {"ppo.policy_loss.gate_positive": 3.0}, GATED),
     Knob(ppo.PolicyLossConfig, "gate_negative", "ppo", {"ppo.policy_loss.gate_negative": 3.0}, GATED),
     Knob(ppo.PolicyLossConfig, "max_second_moment", "ppo", {"ppo.policy_loss.max_second_moment": 1e-4}, TRUSTING),
-    Knob(ppo.PolicyLossConfig, "average", "ppo", {"ppo.policy_loss.average": "responses"}),
+    Knob(
+        ppo.PolicyLossConfig,
+        "average",
+        "ppo",
+        {"ppo.policy_loss.average": "responses"},
+        {"ppo.rollout.shortest_limit": 1},  # of responses of one length both averages are the same number
+    ),
     Knob(
         ppo.PolicyLossConfig,
         "average_constant",
