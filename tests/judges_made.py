@@ -247,6 +247,20 @@ def recites(
     ]
 
 
+class Unfinished:
+    """A judge of somebody who has read no page."""
+
+    def judge(self) -> Verdict:
+        return Verdict(score=1.0)
+
+
+class Wordless(Judge):
+    """Forgets to return."""
+
+    def judge(self, answer: Answer) -> Verdict:
+        return None  # ty: ignore[invalid-return-type]
+
+
 class Dying(Judge):
     """Ends its worker on every second answer, or so."""
 

@@ -52,3 +52,18 @@ def test_an_unknown_name_is_an_attribute_error_that_says_where_to_look(name: str
 def test_an_unknown_name_cannot_be_imported() -> None:
     with pytest.raises(ImportError, match="cannot import name 'Unheard'"):
         from proximo import Unheard  # noqa: F401
+
+
+def test_a_star_import_gives_the_public_names() -> None:
+    given: dict[str, object] = {}
+    exec("from proximo import *", given)
+    assert set(api.__all__) <= given.keys()
+    assert set(api.__all__) <= set(dir(proximo))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("PPOTrainr", "did you mean PPOTrainer"), ("SFTTrainer", "`proximo sft`"), ("xyz", "lists them")]
+)
+def test_a_name_that_is_not_there_gets_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=hint):
+        getattr(proximo, name)

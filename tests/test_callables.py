@@ -2,12 +2,13 @@
 
 import asyncio
 import functools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from proximo.callables import calling_problem
+from proximo.callables import calling_problem, methods_problem, place_of, said
 
 
 async def later(text: str) -> str:
@@ -79,3 +80,44 @@ def test_arguments_that_do_not_fit_are_named_with_the_signature() -> None:
     )
     assert calling_problem(functools.partial(at_once, "x")) is None
     assert "missing" in str(calling_problem(AtOnce()))
+
+
+class Half:
+    written = None
+
+    def close(self, how: str) -> None:
+        pass
+
+    def told(self, *, row: int) -> None:
+        pass
+
+
+def test_all_that_is_wrong_with_an_object_is_told_at_once() -> None:
+    problem = methods_problem(Half(), ["write(step, metrics)", "flush()", "written(row)", "close()", "told(row=...)"])
+    assert problem == (
+        "it (Half) has no method write(step, metrics) and no method flush() and no method written(row); "
+        "close() cannot be called, since its signature is (how: str) -> None: missing a required argument: 'how'"
+    )
+    assert methods_problem(Half(), ["close(how)", "told(row=...)"]) is None
+    assert methods_problem(Half, ["close(how)"]) == "it is the class Half, not an object of it: write Half(...)"
+
+
+def test_what_cannot_be_called_is_named_by_its_kind() -> None:
+    assert calling_problem(3) == "it is a int, which cannot be called"  # ty: ignore[invalid-argument-type]
+
+
+def in_a_library() -> None:
+    json.loads("{")
+
+
+@pytest.mark.parametrize("function", [in_a_library, functools.partial(in_a_library)])
+def test_the_place_of_an_error_is_in_the_file_of_the_function(function: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="property name") as caught:
+        function()
+    assert place_of(caught.value, function) == f"{__file__}, line {in_a_library.__code__.co_firstlineno + 1}"
+    assert place_of(caught.value).split(",")[0].endswith("decoder.py")
+
+
+def test_an_error_without_words_is_told_by_its_kind() -> None:
+    assert said(StopIteration()) == "StopIteration"
+    assert said(KeyError("a")) == "KeyError: 'a'"

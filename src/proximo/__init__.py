@@ -10,8 +10,27 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version  # takes half of a worker's start
 
         return version("proximo")
-    if not name.startswith("_"):
-        public = import_module("proximo.api")
-        if name in public.__all__:
-            return vars(public)[name]
-    raise AttributeError(f"module 'proximo' has no public name {name!r}; proximo.api lists them")
+    if name == "__all__":  # so that `from proximo import *` gives what there is
+        return import_module("proximo.api").__all__
+    if name.startswith("_"):
+        raise AttributeError(f"module 'proximo' has no public name {name!r}; proximo.api lists them")
+    public = import_module("proximo.api")
+    if name in public.__all__:
+        return vars(public)[name]
+    raise AttributeError(
+        f"module 'proximo' has no public name {name!r}; proximo.api lists them{_hint(name, public.__all__)}"
+    )
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *import_module("proximo.api").__all__]
+
+
+def _hint(name: str, known: list[str]) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=2)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
+    if name.endswith("Trainer"):
+        hint += " (PPO alone is trained from Python; `proximo sft`, `reward` and `dpo` run the others from a recipe)"
+    return hint

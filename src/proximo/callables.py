@@ -1,7 +1,8 @@
-"""Functions that a user brings: whether they can be called as they will be, told without calling them."""
+"""Functions and objects that a user brings: whether they can be called as they will be, and where they raised."""
 
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ def calling_problem(
     A function that is async, or one with `yield`, hands back an object before any of its lines has run. What a plain
     function around an async one does, waiting or not, is only known when it is called.
     """
+    if not callable(function):
+        return f"it is a {type(function).__name__}, which cannot be called"
     if problem := _deferral(_innermost(function), may_yield=may_yield):
         return problem
     try:
@@ -29,6 +32,42 @@ def calling_problem(
     except TypeError as error:
         return f"its signature is {signature}: {error}"
     return None
+
+
+def methods_problem(made: Any, calls: Sequence[str]) -> str | None:
+    """Everything that is wrong with the methods of an object, in one sentence: "it has no a(b) and no c()".
+
+    `calls` are the methods as they will be called, such as `write(step, metrics)`; `row=...` is given by name.
+    """
+    kind = type(made).__name__
+    if isinstance(made, type):
+        return f"it is the class {made.__name__}, not an object of it: write {made.__name__}(...)"
+    absent = [call for call in calls if not callable(getattr(made, call.partition("(")[0], None))]
+    problems = [f"it ({kind}) has no method {' and no method '.join(absent)}"] if absent else []
+    for call in calls:
+        name, _, inner = call.rstrip(")").partition("(")
+        given = [each for each in inner.split(", ") if each]
+        keywords = {each.removesuffix("=..."): None for each in given if each.endswith("=...")}
+        if call not in absent and (
+            problem := calling_problem(getattr(made, name), [None] * (len(given) - len(keywords)), keywords)
+        ):
+            problems.append(f"{call} cannot be called, since {problem}")
+    return "; ".join(problems) or None
+
+
+def said(error: BaseException) -> str:
+    """The kind of an error and its words, if it has any."""
+    return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def place_of(error: BaseException, function: Any = None) -> str:
+    """Where it was raised, as "file, line 3"; within a library, where the function's own file called that."""
+    frames = traceback.extract_tb(error.__traceback__)
+    inner = _innermost(function)
+    code = getattr(inner, "__code__", None) or getattr(getattr(type(inner), "__call__", None), "__code__", None)  # noqa: B004
+    own = getattr(code, "co_filename", None)
+    at = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+    return f"{at.filename}, line {at.lineno}"
 
 
 def _innermost(function: Any) -> Any:

@@ -7,9 +7,13 @@ returns: 2 for a user's mistake, 1 for a failure of the run.
 import re
 
 HIDDEN = "***"
+_WORD = r"(?:[A-Za-z]{1,16}\d{0,4}|\d{1,6})"
+ANCHOR = rf"{_WORD}(?:[-_.]{_WORD})*"
+"""A place on a page, such as `#own-optimizer` or `#L10`: short words, where a token is one long one or has a name."""
 SECRETS = (
     (re.compile(r"""(?<=://)[^\s/?#@'"]+@|\b[^\s/:@'"=]+:[^\s/:@'"]+@(?=\w)"""), f"{HIDDEN}@"),
-    (re.compile(r"""(\w://[^\s?#'"]*[?#])[^\s'"]+"""), rf"\1{HIDDEN}"),
+    (re.compile(r"""(\w://[^\s?#'"]*\?)[^\s'"]+"""), rf"\1{HIDDEN}"),
+    (re.compile(rf"""(\w://[^\s?#'"]*#)(?!{ANCHOR}[^\w=%&]?(?=[\s'"]|$))[^\s'"]+"""), rf"\1{HIDDEN}"),
     (
         re.compile(
             r"""(?i)\b((?:api_?|access_|secret_)key|(?:api_|access_|auth_)?token|secret|password|signature)=[^\s&'"]+"""
@@ -17,7 +21,8 @@ SECRETS = (
         rf"\1={HIDDEN}",
     ),
 )
-"""What may be a secret in an address: user and password; what follows `?` or `#`; values by the names of secrets."""
+"""What may be a secret in an address: user and password; what follows `?`; what follows `#` and is no mere anchor;
+values by the names of secrets."""
 
 
 def redacted(text: str) -> str:

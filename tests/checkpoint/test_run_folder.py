@@ -55,6 +55,28 @@ def make_saved(folder: Path) -> None:
     (folder / "notes.txt").write_text("the user's own")
 
 
+def make_copied(folder: Path) -> None:
+    """As `cp -r run/* there/` does, without the files whose names begin with a dot."""
+    make_saved(folder)
+    (folder / ".proximo-run").unlink()
+
+
+def make_copied_log(folder: Path) -> None:
+    """The same of a run that had no checkpoint yet."""
+    with open_run(folder) as run:
+        run.write_config("", {"run": {"folder": "runs/x"}})
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    (folder / ".proximo-run").unlink()
+
+
+def make_lookalike(folder: Path) -> None:
+    """Names as a run has them, and nothing that a run wrote."""
+    folder.mkdir()
+    (folder / "checkpoints" / "step-000001").mkdir(parents=True)
+    (folder / "config.resolved.json").write_text('{"run": "fast"}')
+    (folder / "metrics.jsonl").write_text('{"step": 1}\n')
+
+
 STARTS, RESUMES = "starts", "resumes"
 RULES = {
     make_absent: {"never": STARTS, "must": "no run to resume", "auto": STARTS, "overwrite": STARTS},
@@ -63,6 +85,9 @@ RULES = {
     make_file: dict.fromkeys(("never", "must", "auto", "overwrite"), "is a file"),
     make_opened: {"never": STARTS, "must": "no checkpoint yet", "auto": STARTS, "overwrite": STARTS},
     make_logged: {"never": "already holds a run", "must": "no checkpoint yet", "auto": STARTS, "overwrite": STARTS},
+    make_copied: {"never": "already holds a run", "must": RESUMES, "auto": RESUMES, "overwrite": STARTS},
+    make_copied_log: {"never": "already holds a run", "must": "no checkpoint yet", "auto": STARTS, "overwrite": STARTS},
+    make_lookalike: dict.fromkeys(("never", "must", "auto", "overwrite"), "holds no run"),
     make_saved: {"never": "already holds a run", "must": RESUMES, "auto": RESUMES, "overwrite": STARTS},
 }
 

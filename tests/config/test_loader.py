@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from pydantic import ValidationError
 
 from proximo.config.loader import guess_kind, load_recipe, recipe_schema, resolved_json, resolved_yaml
 from proximo.config.ppo import PPOConfig
@@ -185,7 +184,7 @@ def test_environment_variables_are_not_expanded(folder, monkeypatch):
 
 def test_a_recipe_cannot_be_changed(folder):
     recipe = load_recipe("ppo", write_recipe(folder, PPO)).recipe
-    with pytest.raises(ValidationError, match="frozen"):
+    with pytest.raises(ConfigError, match="the settings of a RunConfig cannot be changed"):
         recipe.run.seed = 3
 
 

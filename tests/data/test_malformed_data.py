@@ -271,11 +271,24 @@ def test_a_source_that_is_not_there_is_refused_with_its_name(tmp_path: Path, mon
     assert_says(caught.value, pieces)
 
 
-def test_what_a_user_function_raises_is_not_hidden(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "rows_that_fail.py").write_text("def rows():\n    yield {'prompt': 'a'}\n    1 / 0\n")
+USER_FAULTS = {
+    "after a row": ("def rows():\n    yield {'prompt': 'a'}\n    1 / 0\n", "line 3) after row 1"),
+    "before any": ("def rows():\n    return open('nowhere.txt')\n", "line 2) before its first row"),
+    "within a library": ("import json\ndef rows():\n    yield json.loads('{')\n", "line 3) before its first row"),
+    "as it is imported": ("x = {}['key']\ndef rows():\n    yield {}\n", "as it was imported"),
+    "one mapping": ("def rows():\n    return {'prompt': ['a']}\n", "must yield rows, it returned dict"),
+}
+
+
+@pytest.mark.parametrize("fault", USER_FAULTS)
+def test_what_a_user_function_raises_is_told_with_its_place(fault: str, tmp_path: Path, monkeypatch) -> None:
+    code, told = USER_FAULTS[fault]
+    module = f"rows_that_fail_{fault.replace(' ', '_')}"
+    (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ZeroDivisionError):
-        load_rows([Source(path="rows_that_fail:rows")])
+    with pytest.raises(DataError) as caught:
+        load_rows([Source(path=f"{module}:rows")])
+    assert_says(caught.value, [f"{module}:rows", told] + ([f"{module}.py, line"] if "returned" not in told else []))
 
 
 def load(kind: str, rows) -> None:

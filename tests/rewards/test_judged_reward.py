@@ -248,6 +248,12 @@ def test_several_threads_may_ask_at_once(tmp_path: Path) -> None:
         ("is_misconfigured", ConfigError, "the limit must be above 0"),
         ("breaks", ConfigError, "RuntimeError: no way"),
         ("dies", TrainingError, "ended with status 7 before it was ready"),
+        (
+            "Unfinished",
+            ConfigError,
+            r"no method check_row\(reference=..., metadata=...\) and no method close\(\); "
+            r"judge\(answer\) cannot be called, since its signature is \(\)",
+        ),
         ("Nowhere", ConfigError, "has nothing callable of the name 'Nowhere'"),
     ],
 )
@@ -258,6 +264,13 @@ def test_a_judge_that_cannot_be_made_is_one_error_before_anything_is_judged(
         pass
     with pytest.raises(ConfigError, match="there is no module 'no_such_judges'"):
         JudgedReward("no_such_judges:X", name="j")
+
+
+def test_a_judge_that_returns_no_verdict_is_told_so() -> None:
+    with made("Wordless") as source:
+        (scored,) = source.score([response("x")])
+    assert not scored.valid
+    assert "must return a Verdict, it returned None" in str(scored.reason)
 
 
 def test_rows_are_checked_by_the_judge_and_the_message_names_the_row() -> None:

@@ -65,7 +65,7 @@ def test_what_generate_of_transformers_samples_can_be_learned_from() -> None:
         whole = twin.generate(ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=6, **unusual)[0]
         responses.append(whole[len(ids) :])
     with torch.enable_grad():
-        line = made.step(prompts, responses, [float(len(ids)) for ids in responses])
+        line = made.step(prompts, responses, [float(index) for index, _ in enumerate(responses)])
     assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
     assert line["response/tokens_mean"] == sum(map(len, responses)) / 4
 

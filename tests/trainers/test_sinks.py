@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -164,7 +164,7 @@ def test_a_sink_of_ones_own_is_told_its_name_and_arguments(recipe: dict[str, Any
 
 def test_a_function_that_returns_no_sink_is_a_mistake_and_not_a_failure(recipe: dict[str, Any]) -> None:
     wrong = [{"kind": "function", "function": "test_sinks:open_nothing"}]
-    with pytest.raises(ConfigError, match=r"returned a SimpleNamespace without close: .*write\(step, metrics\)"):
+    with pytest.raises(ConfigError, match=r"has write\(step, metrics\).*it \(SimpleNamespace\) has no method close"):
         run("sft", changed(recipe, {"run.sinks": wrong}), START)
 
 
@@ -221,6 +221,19 @@ class LateBook(Book):
         pass
 
 
+class NoBook:
+    async def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
+
+def open_no_book(run: TrackedRun) -> Any:
+    return NoBook()
+
+
+def open_book_class(run: TrackedRun) -> Any:
+    return Book
+
+
 def open_late_book(run: TrackedRun) -> Book:
     return LateBook()
 
@@ -230,7 +243,12 @@ def open_late_book(run: TrackedRun) -> Book:
     [
         ({"function": "test_sinks:open_later"}, "run.sinks.0: test_sinks:open_later.*it is async"),
         ({"function": "test_sinks:open_book", "arguments": {"refuse": 1}}, r"run.sinks.0: .*\(run, refuse=...\)"),
-        ({"function": "test_sinks:open_late_book"}, "returned a LateBook that cannot be used: it is async"),
+        (
+            {"function": "test_sinks:open_no_book"},
+            r"no method write\(step, metrics\) and no method close\(\); write_samples\(step, samples\) cannot be",
+        ),
+        ({"function": "test_sinks:open_book_class"}, "it is the class Book, not an object of it"),
+        ({"function": "test_sinks:open_late_book"}, r"write\(step, metrics\) cannot be called, since it is async"),
     ],
 )
 def test_a_sink_that_could_not_be_used_is_a_mistake(recipe: dict[str, Any], sink: dict[str, Any], problem: str) -> None:

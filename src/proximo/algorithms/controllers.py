@@ -98,7 +98,10 @@ class AdaptiveKLController:
 
         Raises ValueError where one is not a number, with the coefficient as it was.
         """
-        observed = [float(value) for value in kl_values]
+        try:
+            observed = [float(value) for value in kl_values]
+        except TypeError as error:
+            raise ValueError(f"update wants the KL of each sequence in a list, got {kl_values!r:.60}") from error
         self.coefficient = adaptive_kl(
             self.coefficient,
             observed=sum(observed) / len(observed) if observed else 0.0,

@@ -1,6 +1,7 @@
 """The folder of one run: who may start or go on in it, its lock, and where its files are. Not what a trainer writes.
 
-The marker file makes a folder a run folder, and carries the lock. Nothing outside such a folder is ever replaced.
+The marker file makes a folder a run folder, and carries the lock; where it was lost in copying, what a run wrote tells.
+Nothing outside such a folder is ever replaced.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from proximo.checkpoint import atomic
+from proximo.checkpoint.manifest import MANIFEST
 from proximo.checkpoint.store import saved_steps
 from proximo.errors import RunFolderError
 
@@ -56,7 +58,7 @@ class RunFolder:
     """An open run folder. Holds the lock until it is closed or the process dies."""
 
     def __init__(self, path: Path, *, resuming: bool, marker: IO[str]) -> None:
-        self.path = path
+        self.path = path.absolute()  # a function of the user's may change the working directory in between
         self.resuming = resuming
         """Whether there is a checkpoint to go on from, and the caller asked to."""
         self._marker = marker
@@ -151,8 +153,8 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a run was ever opened in it."""
-    return (folder / MARKER).is_file()
+    """Whether a run was ever opened in it; a copy that was made without hidden files tells by what it holds."""
+    return (folder / MARKER).is_file() or _holds_checkpoints(folder) or _holds_settings(folder)
 
 
 def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
@@ -185,6 +187,20 @@ def _has_records(folder: Path) -> bool:
     """A run that failed before its first step left nothing to lose, and may start again."""
     logs = (folder / METRICS, folder / SAMPLES)
     return bool(saved_steps(folder / CHECKPOINTS)) or any(log.is_file() and log.stat().st_size for log in logs)
+
+
+def _holds_checkpoints(folder: Path) -> bool:
+    checkpoints = folder / CHECKPOINTS
+    return any((checkpoints / f"step-{step:06d}" / MANIFEST).is_file() for step in saved_steps(checkpoints))
+
+
+def _holds_settings(folder: Path) -> bool:
+    try:
+        resolved = json.loads((folder / RESOLVED_CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return False
+    run = resolved.get("run") if isinstance(resolved, dict) else None
+    return isinstance(run, dict) and "folder" in run
 
 
 def _lock(folder: Path) -> IO[str]:

@@ -79,7 +79,7 @@ class CheckpointStore:
         is not finite counts as not measured. The step that is the latest already is not written twice: equal state
         gives back the checkpoint that is there, another state is an error. Checkpoints of later steps belong to a
         course of the run that was given up, and go. Raises CheckpointError where the disk refuses; what was there
-        before is then still complete.
+        before, if anything, is then still complete.
         """
         metric = metric if metric is not None and math.isfinite(metric) else None
         encoded = _encode_state(state)
@@ -94,8 +94,7 @@ class CheckpointStore:
             if not disk_refused(error):
                 raise
             raise CheckpointError(
-                f"the checkpoint of step {step} could not be written to {self.folder}: {error}. The latest "
-                "complete checkpoint is untouched: make room, or mend the disk, and go on from it with --resume"
+                f"the checkpoint of step {step} could not be written to {self.folder}: {error}. {self._left()}"
             ) from error
         return self._read(step, parts=())
 
@@ -218,6 +217,18 @@ class CheckpointStore:
             if metric is not None:
                 measured.append((self._sign * metric, -step))
         return -max(measured)[1] if measured else None
+
+    def _left(self) -> str:
+        """What a save that failed leaves to go on from."""
+        if self.steps():  # what has its name is complete
+            return (
+                "The latest complete checkpoint is untouched: make room, or mend the disk, and go on from it with "
+                "--resume"
+            )
+        return (
+            "It would have been the first one, so there is none to go on from: make room, or mend the disk, and start "
+            "again with --resume=auto or --overwrite"
+        )
 
     def _prune(self, latest: int) -> None:
         steps = [step for step in self.steps() if step <= latest]

@@ -1,9 +1,11 @@
 """The base of every section of a recipe. Not the reading of files: that is loader.py."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, model_validator
+
+from proximo.errors import ConfigError
 
 NUMBERS = (int, float, int | None, float | None)
 SAVED = "settings that a run was saved with"
@@ -24,12 +26,26 @@ class _Told(type(BaseModel)):
     """A section that is made in Python is refused in the words in which a recipe is. Not one within another."""
 
     def __call__(cls, *arguments: Any, **values: Any) -> Any:
+        if arguments:
+            came, example = arguments[0], next(iter(getattr(cls, "model_fields", ())), "key")
+            advice = f"write {cls.__name__}(**settings)" if isinstance(came, dict) else f"write {example}=..."
+            raise ConfigError(f"{cls.__name__} takes its settings by name, got {came!r:.60}: {advice}")
         try:
-            return super().__call__(*arguments, **values)
+            return super().__call__(**values)
         except ValidationError as error:
             from proximo.config.mistakes import refusal  # which needs the sections
 
             raise refusal(error, cls, values) from error
+
+
+def _frozen(section: "Section", name: str) -> ConfigError:
+    kind = type(section).__name__
+    if name not in type(section).model_fields:
+        return ConfigError(f"{kind} has no setting {name!r}, and its settings cannot be changed once it is made")
+    return ConfigError(
+        f"the settings of a {kind} cannot be changed once it is made: make another, "
+        f"{kind}(**{{**config.model_dump(exclude_unset=True), {name!r}: ...}})"
+    )
 
 
 class Section(BaseModel, metaclass=_Told):
@@ -38,6 +54,16 @@ class Section(BaseModel, metaclass=_Told):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    if not TYPE_CHECKING:  # a checker would hold every field against their signatures
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            """Raises ConfigError: what was checked together stays together."""
+            raise _frozen(self, name)
+
+        def __delattr__(self, name: str) -> None:
+            """Raises ConfigError, as for a value that is set."""
+            raise _frozen(self, name)
 
     @model_validator(mode="before")
     @classmethod

@@ -4,37 +4,64 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from proximo.callables import calling_problem
+from proximo.callables import calling_problem, place_of, said
 from proximo.data.rows import Row, nearest
-from proximo.errors import DataError
+from proximo.errors import DataError, ProximoError
+from proximo.failures import memory_ran_out
+from proximo.working_directory import kept_working_directory
 
 
 def function_rows(import_path: str, arguments: Mapping[str, Any]) -> Iterator[Row]:
     """Rows of `package.module:function`, called with the arguments; it yields one mapping per row.
 
-    Raises DataError where the import, the arguments or a row is wrong. What the function itself raises passes through.
+    Raises DataError where the import, the arguments or a row is wrong, and where the function raises.
     """
     function = _imported(import_path)
     if problem := calling_problem(function, keywords=arguments, may_yield=True):
         raise DataError(f"{import_path} is called with the arguments {sorted(arguments)}, but {problem}")
-    rows = function(**arguments)
-    if not isinstance(rows, Iterable):
-        raise DataError(f"{import_path}: the function must yield rows, it returned {type(rows).__name__}")
-    for number, values in enumerate(rows, start=1):
-        if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-            raise DataError(
-                f"{import_path}, row {number}: a row must be a mapping from column names to values, got {values!r:.80}"
-            )
-        yield Row(source=import_path, number=number, values=values)
+    with kept_working_directory():
+        for number, values in enumerate(_given(function, arguments, import_path), start=1):
+            yield _row(values, import_path, number)
+
+
+def _given(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Iterator[Any]:
+    """What the function yields."""
+    number = 0
+    try:
+        rows = function(**arguments)
+        if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
+            raise DataError(f"{name}: the function must yield rows, it returned {type(rows).__name__}")
+        for number, values in enumerate(rows, start=1):  # noqa: B007  (the error tells it)
+            yield values
+    except Exception as error:
+        if isinstance(error, ProximoError) or memory_ran_out(error):
+            raise
+        where = f"after row {number}" if number else "before its first row"
+        raise DataError(f"{name} raised {said(error)} ({place_of(error, function)}) {where}") from error
+
+
+def _row(values: Any, import_path: str, number: int) -> Row:
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise DataError(
+            f"{import_path}, row {number}: a row must be a mapping from column names to values, got {values!r:.80}"
+        )
+    return Row(source=import_path, number=number, values=values)
 
 
 def _imported(import_path: str) -> Callable[..., Any]:
     module_name, _, function_name = import_path.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        with kept_working_directory():
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise DataError(
             f"{import_path}: cannot import '{module_name}': {error}; is it installed, or its folder in PYTHONPATH?"
+        ) from error
+    except Exception as error:  # it is the user's code that runs here
+        if memory_ran_out(error):
+            raise
+        raise DataError(
+            f"{import_path}: '{module_name}' raised {said(error)} as it was imported ({place_of(error)})"
         ) from error
     names = vars(module)
     if function_name not in names or not callable(names[function_name]):

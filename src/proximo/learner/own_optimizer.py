@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, SupportsFloat
 
 from torch import nn
 from torch.optim import Optimizer
 
-from proximo.callables import calling_problem
-from proximo.errors import ConfigError
+from proximo.callables import calling_problem, place_of, said
+from proximo.errors import ConfigError, TrainingError
+from proximo.failures import memory_ran_out
 
 
 def constant(update: int, num_updates: int) -> float:
@@ -42,6 +43,11 @@ class OwnOptimizer:
                 "make must be a function from a list of parameters to their optimizer, got "
                 f"{type(self.make).__name__}; for example make=lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
             )
+        norm = self.max_gradient_norm
+        if norm is not None and (isinstance(norm, bool) or not isinstance(norm, int | float) or not norm > 0):
+            raise ConfigError(f"max_gradient_norm must be a number above 0, or None to clip nothing, got {norm!r:.60}")
+        if self.non_finite_gradient not in ("skip", "stop"):
+            raise ConfigError(f"non_finite_gradient must be 'skip' or 'stop', got {self.non_finite_gradient!r:.60}")
         for call, problem in (
             ("make(parameters)", calling_problem(self.make, [[]])),
             ("schedule(update, num_updates)", calling_problem(self.schedule, [0, 1])),
@@ -50,12 +56,30 @@ class OwnOptimizer:
                 raise ConfigError(f"an optimizer of your own is called as {call}, but {problem}")
 
     def rate_factor(self, *, update: int, num_updates: int) -> float:
-        """What each group's own learning rate is multiplied with at update number `update` (from 0)."""
-        return self.schedule(update, num_updates)
+        """What each group's own learning rate is multiplied with at update number `update` (from 0).
+
+        Raises TrainingError where the schedule raises or gives no number.
+        """
+        try:
+            factor = self.schedule(update, num_updates)
+        except Exception as error:
+            place = place_of(error, self.schedule)
+            raise TrainingError(f"schedule({update}, {num_updates}) raised {said(error)} ({place})") from error
+        if not isinstance(factor, SupportsFloat):
+            raise TrainingError(
+                f"schedule({update}, {num_updates}) must return the number that the learning rates are multiplied "
+                f"with, it returned {factor!r:.60}"
+            )
+        return float(factor)
 
     def build(self, parameters: dict[str, nn.Parameter]) -> Optimizer:
-        """Call `make`. Raises ConfigError where what comes back is no optimizer of exactly these parameters."""
-        optimizer = self.make(list(parameters.values()))
+        """Call `make`. Raises ConfigError where it raises, or gives no optimizer of exactly these parameters."""
+        try:
+            optimizer = self.make(list(parameters.values()))
+        except Exception as error:
+            if memory_ran_out(error):
+                raise
+            raise ConfigError(f"make(parameters) raised {said(error)} ({place_of(error, self.make)})") from error
         if not isinstance(optimizer, Optimizer):
             raise ConfigError(f"make must return a torch.optim.Optimizer, it returned {type(optimizer).__name__}")
         names = {id(parameter): name for name, parameter in parameters.items()}

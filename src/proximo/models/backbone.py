@@ -35,9 +35,13 @@ Decoder = Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The transformers model itself, below an adapter if there is one."""
+    """The transformers model itself, below an adapter if there is one. Raises ModelError for anything else."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
-    assert isinstance(base, PreTrainedModel)
+    if not isinstance(base, PreTrainedModel):
+        raise ModelError(
+            f"a model of transformers is wanted, got {type(model).__name__}: load it, for example with "
+            "AutoModelForCausalLM.from_pretrained(path, dtype='float32')"
+        )
     return base
 
 

@@ -43,6 +43,7 @@ def probe_language_model(model: LanguageModel) -> None:
     the model's own; cached decoding = the forward pass. Run before an adapter is added.
     """
     plain = LanguageModel(model.base)
+    check_weights(plain.base)
     _check_positions(plain.base)
     with _refusal(plain.base):
         packed = pack(_sequences(plain.base), device=plain.device)
@@ -62,6 +63,7 @@ def probe_language_model(model: LanguageModel) -> None:
 def probe_scalar_model(model: ScalarModel) -> None:
     """The same for a value or reward model: attention calls, packing, and the score at the last token."""
     plain = ScalarModel(model.base)
+    check_weights(plain.base)
     _check_positions(plain.base)
     with _refusal(plain.base):
         packed = pack(_sequences(plain.base), device=plain.device)
@@ -117,6 +119,28 @@ def _own_results(base: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor]
     finally:
         base.set_attn_implementation(ATTENTION)
     return torch.cat(hidden), torch.cat([output.flatten(0, -2) for output in outputs])
+
+
+def check_weights(base: PreTrainedModel) -> None:
+    """Raises ModelError, naming the tensor, for a weight that is not finite or was never loaded.
+
+    Whatever such a model is asked, its answer is no number, and the architecture would get the blame.
+    """
+    for name, tensor in base.state_dict(keep_vars=True).items():
+        if tensor.is_meta:
+            raise ModelError(
+                f"the tensor {name} of the {base.config.model_type} model is on the meta device and holds no numbers: "
+                "load the weights first"
+            )
+        # One number tells of most tensors; only where it is none, each entry is looked at.
+        if tensor.is_floating_point() and not tensor.sum().isfinite():
+            bad = int((~tensor.isfinite()).sum())
+            if bad:
+                raise ModelError(
+                    f"the tensor {name} of the {base.config.model_type} model holds {bad} of {tensor.numel()} values "
+                    "that are not finite (NaN or infinite): the model was destroyed in training or its file was "
+                    "damaged; take an earlier checkpoint, or fetch the file again"
+                )
 
 
 def _packed_passes(model: LanguageModel | ScalarModel, packed: Packed) -> Iterator[Tensor]:

@@ -62,7 +62,13 @@ def is_list(given: Any) -> bool:
 
 
 def as_number(given: Any) -> float:
-    """NaN for None. Raises TypeError for text, which Python would read as a number, and for what is none."""
+    """NaN for None. Raises TypeError for text, which Python would read as a number, and for what is none; ValueError
+    for a whole number beyond all floats."""
     if isinstance(given, str | bytes | bytearray):
         raise TypeError(f"a number is wanted, got {given!r:.80}")
-    return math.nan if given is None else float(given)
+    if hasattr(given, "detach"):  # torch warns where a gradient is left behind, and here it is meant
+        given = given.detach()
+    try:
+        return math.nan if given is None else float(given)
+    except OverflowError as error:
+        raise ValueError("a number beyond 1.8e308") from error

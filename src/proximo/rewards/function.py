@@ -2,19 +2,21 @@
 
 import importlib
 import queue
+import re
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proximo.callables import calling_problem
+from proximo.callables import calling_problem, place_of, said
 from proximo.errors import ConfigError, TrainingError
+from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored
 from proximo.rewards.function_verdicts import Verdict, as_scored, questions
 from proximo.rewards.statistics import BatchStatistics
 from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell
+from proximo.working_directory import kept_working_directory
 
 RewardFunction = Callable[..., Sequence[Verdict]]
 """Called as `function(prompts, responses, metadata, **arguments)` with three lists of equal length."""
@@ -27,7 +29,8 @@ def import_function(path: str) -> Callable[..., Any]:
     if not separator or not module_name or not name:
         raise ConfigError(f"a function is named as package.module:function, got {path!r}")
     try:
-        module = importlib.import_module(module_name)
+        with kept_working_directory():
+            module = importlib.import_module(module_name)
     except Exception as error:  # it is the user's code that runs here
         raise ConfigError(
             f"function {path!r}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}); "
@@ -57,6 +60,21 @@ class FunctionReward:
         arguments: Mapping[str, Any] | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
+        """Raises ConfigError for what is no function of these arguments, and for a name or a time-out that is none."""
+        if not isinstance(name, str) or not re.fullmatch(COMPONENT, name):
+            raise ConfigError(
+                f"the name of a reward is letters, digits, '_', '.' and '-', since metrics carry it; got {name!r:.60}"
+            )
+        if arguments is not None and not isinstance(arguments, Mapping):
+            raise ConfigError(
+                f"the arguments of reward function {name!r} must be a mapping from their names to their values, got "
+                f"{type(arguments).__name__}"
+            )
+        if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, int | float) or not timeout_seconds > 0:
+            raise ConfigError(
+                f"timeout_seconds of reward function {name!r} must be a number of seconds above 0, got "
+                f"{timeout_seconds!r:.60}"
+            )
         self.name = name
         self.function = function
         self.arguments = dict(arguments or {})
@@ -90,11 +108,8 @@ class FunctionReward:
         threading.Thread(target=work, daemon=True, name=f"reward-{self.name}").start()
         verdicts, error = self._wait(answers, len(lists[0]))
         if error is not None:
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            raise TrainingError(
-                f"reward function {self.name!r} raised {type(error).__name__}: {error} "
-                f"({place.filename}, line {place.lineno})"
-            ) from error
+            place = place_of(error, self.function)
+            raise TrainingError(f"reward function {self.name!r} raised {said(error)} ({place})") from error
         return verdicts
 
     def _wait(self, answers: queue.Queue[_Answer], num_responses: int) -> _Answer:

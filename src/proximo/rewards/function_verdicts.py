@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from proximo.errors import TrainingError
@@ -28,9 +28,18 @@ def as_scored(responses: Sequence[Response], verdicts: Any, *, name: str) -> lis
         count = len(verdicts) if is_list(verdicts) else type(verdicts).__name__
         raise TrainingError(
             f"reward function {name!r} must return one score per response: "
-            f"{len(responses)} were wanted, it returned {count}"
+            f"{len(responses)} were wanted, it returned {count}{_advice(verdicts)}"
         )
     return [_scored(response, verdict, name=name) for response, verdict in zip(responses, verdicts, strict=True)]
+
+
+def _advice(verdicts: Any) -> str:
+    if isinstance(verdicts, Coroutine):
+        verdicts.close()  # or Python warns that nobody waited for it
+        return "; run it to its end, as with asyncio.run, and return its list"
+    if isinstance(verdicts, Iterable) and not isinstance(verdicts, str | bytes | Mapping | Sequence):
+        return "; return a list, in the order of the responses"
+    return ""
 
 
 def _scored(response: Response, verdict: Verdict, *, name: str) -> Scored:

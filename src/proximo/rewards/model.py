@@ -43,6 +43,11 @@ class ModelReward:
     ) -> None:
         """Raises ConfigError for token rewards of a model whose tokens are not the policy's, ModelError for a tokenizer
         that is larger than the model's embedding."""
+        if not isinstance(model, ScalarModel):
+            raise ConfigError(
+                f"ModelReward wants a ScalarModel, got {type(model).__name__}: write ModelReward(ScalarModel(model)) "
+                "with a sequence classifier of transformers that has one label"
+            )
         if dense != "none" and tokenizer is not None:
             raise ConfigError(
                 f"the reward model {name!r} has a tokenizer of its own, so its scores after each token are not those "

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.concurrent import score_beside_each_other
-from proximo.rewards.dense import weighted_sum
+from proximo.rewards.dense import is_list, weighted_sum
 from proximo.rewards.source import CheckingSource, ClosableSource, EagerSource, MeasuredSource, RewardSource
 
 
@@ -16,8 +18,14 @@ class WeightedReward:
     name = "weighted"
 
     def __init__(self, sources: Sequence[tuple[float, RewardSource]]) -> None:
-        if not sources:
-            raise ValueError("a weighted reward needs at least one source")
+        """Raises ConfigError for anything but pairs of a weight and a source, and for none."""
+        if not is_list(sources) or not sources:
+            raise ConfigError(
+                "a weighted reward needs a list with at least one pair (weight, source), got "
+                f"{'none' if is_list(sources) else type(sources).__name__}"
+            )
+        for pair in sources:
+            _check_pair(pair)
         self.sources = tuple(sources)
 
     def begin(self, response: Response) -> None:
@@ -70,6 +78,16 @@ class WeightedReward:
             token_rewards=weighted_sum([(weight, part.token_rewards) for weight, part in weighed]),
             prefix_scores=weighted_sum([(weight, part.prefix_scores) for weight, part in weighed]),
         )
+
+
+def _check_pair(pair: Any) -> None:
+    match pair:
+        case (int() | float() as weight, source) if math.isfinite(weight) and isinstance(source, RewardSource):
+            return
+    raise ConfigError(
+        f"a weighted reward is made of pairs (weight, source), such as (0.5, FunctionReward(mine, name='mine')); "
+        f"got {pair!r:.80}"
+    )
 
 
 def _severity(state: ScoreState) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from proximo.errors import TrainingError, UserError
+from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.attention import PackedLayout
 from proximo.models.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
@@ -43,6 +43,13 @@ class LocalEngine:
         prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
         """`max_rows` responses grow at a time; `prefill_tokens` bounds the prompt tokens of one packed pass."""
+        if not isinstance(model, LanguageModel):
+            raise ModelError(
+                f"an engine samples from a LanguageModel, got {type(model).__name__}: write "
+                "LocalEngine(LanguageModel(model), ...)"
+            )
+        if isinstance(eos_token_ids, int | str) or not isinstance(eos_token_ids, Collection):
+            raise UserError(f"eos_token_ids must be a list of token ids, got {eos_token_ids!r:.60}: write [id]")
         if max_rows < 1 or prefill_tokens < 1:
             raise UserError(f"max_rows ({max_rows}) and prefill_tokens ({prefill_tokens}) must be at least 1")
         self._model = model

@@ -11,7 +11,9 @@ Legend: B rows, V vocabulary, F tokens that end a response.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import NoneType
 
 import torch
 from torch import Tensor
@@ -50,6 +52,7 @@ class SamplingOptions:
     """Texts that end a response: their tokens stay, the text is cut before them."""
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         checks = {
             f"max_new_tokens ({self.max_new_tokens}) must be at least 1": self.max_new_tokens >= 1,
             f"min_new_tokens ({self.min_new_tokens}) must be between 0 and max_new_tokens ({self.max_new_tokens})": (
@@ -73,6 +76,24 @@ class SamplingOptions:
         for message, holds in checks.items():
             if not holds:
                 raise UserError(f"sampling options: {message}")
+
+    def _check_kinds(self) -> None:
+        numbers: dict[str, tuple[type, ...]] = {
+            "max_new_tokens": (int,),
+            "min_new_tokens": (int,),
+            "temperature": (int, float),
+            "shortest_limit": (int, NoneType),
+            "top_k": (int, NoneType),
+            "top_p": (int, float, NoneType),
+        }
+        for name, kinds in numbers.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, kinds):
+                kind = "a number" if float in kinds else "a whole number"
+                raise UserError(f"sampling options: {name} must be {kind}, got {value!r:.60}")
+        for name in ("stop_token_ids", "stop_strings"):
+            if isinstance(value := getattr(self, name), str | bytes) or not isinstance(value, Sequence):
+                raise UserError(f"sampling options: {name} must be a tuple, got {value!r:.60}; write (value,) for one")
 
     @property
     def draws_from_full_softmax(self) -> bool:

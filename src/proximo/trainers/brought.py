@@ -1,20 +1,19 @@
-"""What a caller of the library brings, made what the trainer wants: models, prompts, responses, a reward."""
+"""What a caller of the library brings, made what the trainer wants: models, prompts, responses, scores."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.callables import calling_problem
-from proximo.config.ppo import PPOConfig
 from proximo.data.exchange import Exchange
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import Encoder
-from proximo.errors import ConfigError, DataError, ModelError, TrainingError
+from proximo.errors import DataError, ModelError, TrainingError
+from proximo.models.backbone import base_of
 from proximo.models.language import LanguageModel
 from proximo.models.probe import probe_language_model
 from proximo.models.scalar import ScalarModel
@@ -22,10 +21,7 @@ from proximo.models.trunk import refuse_half_shared
 from proximo.models.vocabulary import check_vocabulary, decode_text, embedding_rows
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.dense import is_list, scored_by_token
-from proximo.rewards.function import FunctionReward, RewardFunction
-from proximo.rewards.source import RewardSource
 from proximo.trainers.endings import ending_ids
-from proximo.trainers.reference_answers import check_answers
 from proximo.trainers.token_ids import Mask, TokenIds, as_mask, as_score, check_range, is_token_ids, plain
 
 PromptLike = Prompt | str | TokenIds
@@ -134,6 +130,11 @@ def _as_language_model(model: LanguageModel | PreTrainedModel, *, role: str) -> 
             f"the {role} must be a model of transformers or a LanguageModel, got {type(model).__name__}: load it, "
             "for example with AutoModelForCausalLM.from_pretrained(path, dtype='float32')"
         )
+    if base_of(model).get_output_embeddings() is None:
+        raise ModelError(
+            f"the {role} must be a language model, got {type(base_of(model)).__name__}, which has no output layer over "
+            "the vocabulary: load it with AutoModelForCausalLM"
+        )
     language_model = LanguageModel(model)
     _refuse_half_precision(language_model, role=role)  # it would fail the probe, and with the wrong reason
     probe_language_model(language_model)
@@ -145,8 +146,8 @@ def as_prompts(
 ) -> list[Prompt]:
     """Prompt records as they are; texts tokenised as `load_prompts` does (no EOS), with their place as id; token ids.
 
-    Raises DataError for one text or tensor in place of a list, for prompts that are none of these, and for ids beyond
-    the policy's `num_tokens`.
+    Raises DataError for what is no list, for prompts that are none of these, and for ids beyond the policy's
+    `num_tokens`.
     """
     if isinstance(prompts, str):
         raise DataError("prompts must be a list of texts or Prompt records, got one text: put it in a list")
@@ -155,13 +156,14 @@ def as_prompts(
             f"prompts must be a list, got one tensor of shape {tuple(prompts.shape)}, which would hold padding: give a "
             "list of one-dimensional tensors, each as long as its prompt"
         )
+    _check_list(prompts, "prompts", "texts, token ids or Prompt records")
     texts = [Exchange(origin="prompt", prompt=given) for given in prompts if isinstance(given, str)]
     _, encoded = encode_exchanges(Encoder(tokenizer), texts)
     ids = iter(encoded)
 
     def record(index: int, given: PromptLike) -> Prompt:
         if isinstance(given, Prompt):
-            return given
+            return _checked_record(given, num_tokens)
         if isinstance(given, str):
             return Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=given)
         return _prompt_of_ids(tokenizer, index, given, num_tokens)
@@ -169,45 +171,35 @@ def as_prompts(
     return [record(index, given) for index, given in enumerate(prompts)]
 
 
+def _check_list(given: object, what: str, items: str) -> None:
+    """Raises DataError for what has no order or no length: a generator would be empty the second time it is read."""
+    if not isinstance(given, Sized) or not hasattr(given, "__getitem__") or isinstance(given, Mapping | bytes):
+        advice = ": put its values in a list" if isinstance(given, Mapping) else ""
+        advice = f": write list({what})" if hasattr(given, "__iter__") and not advice else advice
+        raise DataError(f"{what} must be a list of {items}, got {type(given).__name__}{advice}")
+
+
+def _checked_record(prompt: Prompt, num_tokens: int | None) -> Prompt:
+    if not is_token_ids(prompt.token_ids):
+        raise DataError(f"token_ids of prompt {prompt.id!r} must be whole numbers, got {prompt.token_ids!r:.60}")
+    token_ids = tuple(plain(prompt.token_ids))
+    if num_tokens is not None:
+        check_range(token_ids, num_tokens=num_tokens, what=f"prompt ({prompt.id!r})")
+    return prompt if prompt.token_ids == token_ids else replace(prompt, token_ids=token_ids)
+
+
 def _prompt_of_ids(tokenizer: PreTrainedTokenizerBase, index: int, given: TokenIds, num_tokens: int | None) -> Prompt:
     if not is_token_ids(given) or not len(given):
-        raise DataError(
-            f"a prompt must be a text, its token ids or a Prompt, got {type(given).__name__}: render messages with the "
-            "tokenizer's apply_chat_template(..., tokenize=False, add_generation_prompt=True) first"
+        render = (
+            "render messages with the tokenizer's apply_chat_template(..., tokenize=False, add_generation_prompt=True)"
         )
+        advice = "take the text out of the row" if isinstance(given, Mapping) else f"{render} first"
+        raise DataError(f"a prompt must be a text, its token ids or a Prompt, got {type(given).__name__}: {advice}")
     token_ids = tuple(plain(given))
     if num_tokens is not None:
         check_range(token_ids, num_tokens=num_tokens, what="prompt")
     # With its special tokens: this text stands for the prompt wherever one is asked for, in rewards and samples.
     return Prompt(id=str(index), token_ids=token_ids, text=str(tokenizer.decode(list(token_ids))))
-
-
-def check_training(prompts: Sequence[Prompt], config: PPOConfig, *, steps_done: int) -> None:
-    """Raises DataError for prompts that cannot be trained on, ConfigError where no step is left."""
-    if not prompts:
-        raise DataError("there are no prompts to train on")
-    if steps_done >= config.num_steps:
-        raise ConfigError(f"all {config.num_steps} steps were taken: give the trainer a config with more num_steps")
-    if config.score.minus_reference_answer:
-        check_answers(prompts)
-
-
-def as_source(reward: RewardSource | RewardFunction) -> RewardSource:
-    """A reward source as it is; a plain function wrapped as one. Raises ConfigError for what is neither."""
-    if isinstance(reward, RewardSource):
-        return reward
-    if not callable(reward):
-        raise ConfigError(f"reward must be a function or a source with a method score, got {type(reward).__name__}")
-    return FunctionReward(reward)
-
-
-def check_on_step(on_step: Callable[[int, Mapping[str, float]], Any] | None) -> None:
-    """Raises ConfigError where it could not be called after the first step."""
-    if on_step is None:
-        return
-    problem = calling_problem(on_step, [1, {}]) if callable(on_step) else f"it is a {type(on_step).__name__}"
-    if problem:
-        raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
 
 
 def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Tensor) -> list[Scored]:
@@ -259,6 +251,9 @@ def as_responses(
     Raises DataError where the responses do not share out evenly among the prompts, or are no token ids of the
     policy, and where a mask does not fit.
     """
+    _check_list(responses, "responses", "Response records or token ids")
+    if masks is not None:
+        _check_list(masks, "response_masks", "masks, one for each response")
     if masks is not None and len(masks) != len(responses):
         raise DataError(f"one mask for each response is needed, got {len(masks)} for {len(responses)} responses")
     if not prompts or not responses or len(responses) % len(prompts):

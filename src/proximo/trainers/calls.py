@@ -9,6 +9,7 @@ from torch import Tensor
 from proximo.algorithms.segments import value_positions
 from proximo.config.ppo import PPOConfig
 from proximo.dataflow.graph import Call, Graph, build_graph
+from proximo.errors import ConfigError
 from proximo.models.batching import plan_batches
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
@@ -19,6 +20,7 @@ from proximo.records import Prompt, Response, Scored
 from proximo.rewards.source import EagerSource, RewardSource
 from proximo.rollout.engine import Engine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.trainers.own_code import ask
 from proximo.trainers.value_scale import ValueScale
 
 
@@ -163,8 +165,8 @@ class InferenceCalls:
     def score(self, responses: Sequence[Response]) -> tuple[list[Scored]]:
         """Ask the reward source."""
         if self.reward is None:
-            raise ValueError("this trainer has no reward source: bring scores, or pass reward to train")
-        return (self.reward.score(responses),)
+            raise ConfigError("this trainer has no reward source: bring scores, or pass reward to train")
+        return (ask(self.reward, responses),)
 
     def sampled_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor]:
         """[T] what the engine recorded while it sampled."""

@@ -27,6 +27,7 @@ from proximo.trainers.reward_task import RewardTask
 from proximo.trainers.saved import find_checkpoint, find_run, verify_models
 from proximo.trainers.saved_recipe import StageRecipe, saved_recipe
 from proximo.trainers.sft_task import SFTTask
+from proximo.working_directory import kept_working_directory
 
 Task = SFTTask | RewardTask | DPOTask | PPOTask
 
@@ -47,7 +48,8 @@ def run_evaluate(
     """
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
-    task = build_task(run, ppo or {})
+    with kept_working_directory():
+        task = build_task(run, ppo or {})
     with ExitStack() as stack:
         if isinstance(task, PPOTask):
             stack.enter_context(closing(task))
@@ -55,7 +57,8 @@ def run_evaluate(
         for line in changed_inputs(saved, task.inputs_fingerprint):
             print(f"warning: other than in the run: {line}", file=sys.stderr)
         task.restore(found)
-        record = task.evaluate(num_prompts)
+        with kept_working_directory():
+            record = task.evaluate(num_prompts)
     if record is None:
         raise UserError(f"the run in {run} held out no data: set data.held_out_rows or data.evaluation_sources")
     _print(record, title=f"{run}, step {found.step}")

@@ -12,6 +12,7 @@ from proximo.dataflow.executor import Handler
 from proximo.dataflow.graph import Call, Graph
 from proximo.errors import ConfigError
 from proximo.metrics.definitions import COMPONENT
+from proximo.rewards.dense import is_list
 from proximo.trainers.calls import OWN_CALLS, step_graph
 
 
@@ -44,17 +45,7 @@ class ExtraCall:
 
 def check_extra_calls(extras: Sequence[ExtraCall], config: PPOConfig) -> None:
     """Raises ConfigError for names that do not fit into the graph of a step, with the values that there are."""
-    for extra in extras:
-        if isinstance(extra.reads, str) or isinstance(extra.writes, str):
-            raise ConfigError(f"extra call {extra.name}: reads and writes are tuples of names; write (name,) for one")
-        wrong = [name for name in (extra.name, *extra.writes) if re.fullmatch(COMPONENT, name) is None]
-        if wrong:
-            raise ConfigError(
-                f"extra call {extra.name!r}: a name is letters, digits, '_', '.' and '-', got {wrong[0]!r}"
-            )
-        if problem := calling_problem(extra.function, [None] * len(extra.reads)):
-            reads = ", ".join(extra.reads) or "nothing"
-            raise ConfigError(f"extra call {extra.name}: its function is called with {reads}, but {problem}")
+    _check_functions(extras)
     graphs = [step_graph(config, sampled_serve=serve) for serve in (True, False)]
     own = {call.name: call for graph in graphs for call in graph.calls}
     for extra in extras:
@@ -73,6 +64,28 @@ def check_extra_calls(extras: Sequence[ExtraCall], config: PPOConfig) -> None:
         raise ConfigError(
             f"the extra calls do not fit into the graph: {error}; values of a step: {', '.join(there)}"
         ) from error
+
+
+def _check_functions(extras: Sequence[ExtraCall]) -> None:
+    """Raises ConfigError for what is no call, is named as nothing can be, or cannot be called with what it reads."""
+    if isinstance(extras, ExtraCall) or not is_list(extras):
+        raise ConfigError(f"extra_calls must be a list of ExtraCall, got {type(extras).__name__}: put it in a list")
+    for extra in extras:
+        if not isinstance(extra, ExtraCall):
+            raise ConfigError(
+                f"extra_calls must be a list of ExtraCall, it holds a {type(extra).__name__}: write "
+                "ExtraCall(name=..., reads=(...), writes=(...), function=...)"
+            )
+        if isinstance(extra.reads, str) or isinstance(extra.writes, str):
+            raise ConfigError(f"extra call {extra.name}: reads and writes are tuples of names; write (name,) for one")
+        wrong = [name for name in (extra.name, *extra.writes) if re.fullmatch(COMPONENT, str(name)) is None]
+        if wrong:
+            raise ConfigError(
+                f"extra call {extra.name!r}: a name is letters, digits, '_', '.' and '-', got {wrong[0]!r}"
+            )
+        if problem := calling_problem(extra.function, [None] * len(extra.reads)):
+            reads = ", ".join(extra.reads) or "nothing"
+            raise ConfigError(f"extra call {extra.name}: its function is called with {reads}, but {problem}")
 
 
 def calls_of(extras: Sequence[ExtraCall]) -> tuple[Call, ...]:

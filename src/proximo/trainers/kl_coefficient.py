@@ -1,11 +1,14 @@
 """The KL coefficient of the next step. The formula is in algorithms/controllers.py."""
 
 import math
+from typing import Any
 
 from proximo.algorithms.controllers import KLController, adaptive_kl
+from proximo.callables import methods_problem
 from proximo.config.ppo import KLConfig
 from proximo.errors import ConfigError
 from proximo.records import Experience
+from proximo.trainers.own_code import telling
 from proximo.trainers.step_metrics import counted_responses, sequence_kl
 
 
@@ -19,7 +22,12 @@ def first_coefficient(config: KLConfig, controller: KLController | None) -> floa
         raise ConfigError(
             "kl_controller keeps the KL coefficient, and so do kl.coefficient and kl.target: leave these two out"
         )
-    return _checked(controller.coefficient)
+    if problem := methods_problem(controller, ["update(kl_values)"]):
+        raise ConfigError(
+            "kl_controller is an object with a number `coefficient` and a method update(kl_values), such as "
+            f"AdaptiveKLController(0.1, target=6.0, horizon=10_000), but {problem}"
+        )
+    return _checked(getattr(controller, "coefficient", None))
 
 
 def adapted_coefficient(
@@ -34,7 +42,9 @@ def adapted_coefficient(
     if not observed:
         return coefficient
     if controller is not None:
-        return _checked(controller.update(observed))
+        with telling("the method update of kl_controller", controller.update):
+            moved = controller.update(observed)
+        return _checked(moved)
     if config.target is None:
         return coefficient
     return adaptive_kl(
@@ -46,7 +56,7 @@ def adapted_coefficient(
     )
 
 
-def _checked(coefficient: float) -> float:
+def _checked(coefficient: Any) -> float:
     if not isinstance(coefficient, int | float) or not math.isfinite(coefficient) or coefficient < 0:
         raise ConfigError(f"the KL coefficient of kl_controller must be a number of at least 0, got {coefficient!r}")
     return float(coefficient)

@@ -25,7 +25,7 @@ def make_learners(
 
     Raises ConfigError for an optimizer of a role that is not trained, or that the configuration describes too.
     """
-    own = own or {}
+    own = {} if own is None else own
     _check_own(own, roles, config)
     updates_per_step = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
     rate = 1e-5 if roles.policy.has_adapter else 1e-6
@@ -45,13 +45,21 @@ def make_learners(
 
 
 def _check_own(own: Mapping[str, OwnOptimizer], roles: Roles, config: PPOConfig) -> None:
+    if not isinstance(own, Mapping):
+        raise ConfigError(
+            f"optimizers must be a mapping from roles to optimizers, got {type(own).__name__}: write "
+            'optimizers={"policy": OwnOptimizer(make=lambda parameters: torch.optim.SGD(parameters, lr=1e-3))}'
+        )
     trained = ["policy"] + ([] if roles.value is None else ["value"])
     for role, optimizer in own.items():
         if role not in trained:
             raise ConfigError(f"optimizers has an entry {role!r}, but what is trained is {' and '.join(trained)}")
         if not isinstance(optimizer, OwnOptimizer):
-            kind = type(optimizer).__name__
-            raise ConfigError(f"optimizers[{role!r}] must be an OwnOptimizer, got {kind}: OwnOptimizer(make=...)")
+            name = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
+            raise ConfigError(
+                f"optimizers[{role!r}] must be an OwnOptimizer, got {name}: write OwnOptimizer(make=lambda parameters: "
+                f"{name}(parameters, lr=...)), since it must hold the trainer's own weights"
+            )
         if f"{role}_optimizer" in config.model_fields_set:
             raise ConfigError(
                 f"the {role} model has two optimizers, optimizers[{role!r}] and {role}_optimizer of the configuration: "

@@ -37,6 +37,7 @@ from proximo.trainers.options import RunOptions
 from proximo.trainers.saved import verify_models
 from proximo.trainers.sinks import check_sinks
 from proximo.trainers.unchanged import function_sources
+from proximo.working_directory import kept_working_directory
 
 MAY_CHANGE = (
     "run.folder",
@@ -103,7 +104,8 @@ def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options
     check_extras(run)
     check_sinks(run)
     verify_models(inputs_of(recipe))
-    task = build()
+    with kept_working_directory():
+        task = build()
     with open_run(folder, resume=options.resume, overwrite=options.overwrite) as opened:
         return _Loop(opened, task, recipe, run, options).run()
 
@@ -172,7 +174,7 @@ class _Loop:
         if state == "stopped":
             return
         steps = f": {self.task.num_steps} steps" if state == "finished" else ""
-        progress.note(f"{state}{steps}, report in {write_report(self.folder.path)}")
+        progress.note(f"{state}{steps}, report in {self._shown(write_report(self.folder.path))}")
         for alarm in run_alarms(read_run(self.folder.path)):
             progress.note(f"{alarm.severity}: {alarm.text}")
 
@@ -185,7 +187,7 @@ class _Loop:
         with Interruption(grace_seconds=self.run_config.grace_seconds) as interruption:
             for step in range(first + 1, last + 1):
                 progress.phase("training")
-                with memory_advice(self.task.trainer, "training", step=step):
+                with kept_working_directory(), memory_advice(self.task.trainer, "training", step=step):
                     record = self.task.step(step)
                 metric = self._finish_step(logs, progress, step, record)
                 stopping = interruption.requested
@@ -212,7 +214,7 @@ class _Loop:
     def _evaluate(self, progress: ProgressView, step: int) -> Record | None:
         progress.phase("evaluation")
         start = time.perf_counter()
-        with memory_advice(self.task.trainer, "evaluation", step=step):
+        with kept_working_directory(), memory_advice(self.task.trainer, "evaluation", step=step):
             record = self.task.evaluate()
         if record is None:
             return None
@@ -221,7 +223,8 @@ class _Loop:
 
     def _log(self, logs: Logs, step: int, *records: Record | None) -> float | None:
         given = [record for record in records if record is not None]
-        line = logs.write(step, given)
+        with kept_working_directory():  # a sink of the user's is told
+            line = logs.write(step, given)
         return None if self.task.best_metric is None else line.get(self.task.best_metric)
 
     def _save(self, logs: Logs, step: int, metric: float | None) -> None:
@@ -257,9 +260,14 @@ class _Loop:
             found, saved = cut_back(log, step if self.folder.resuming else -1), self.num_log_lines.get(log.name, 0)
             if found != saved:
                 yield (
-                    f"{log} has {found} lines up to step {step}, and had {saved} when the checkpoint was saved: it was "
-                    "changed since. The training goes on with the same bits; curves and report show what is left"
+                    f"{self._shown(log)} has {found} lines up to step {step}, and had {saved} when the checkpoint was "
+                    "saved: it was changed since. The training goes on with the same bits; curves and report show "
+                    "what is left"
                 )
+
+    def _shown(self, path: Path) -> Path:
+        """A path of the run folder as the recipe writes it."""
+        return Path(self.run_config.folder, path.relative_to(self.folder.path))
 
     def _saved_fingerprints(self, checkpoint: Checkpoint) -> Fingerprints:
         """With the settings that did not exist yet when the checkpoint was saved."""
@@ -268,7 +276,7 @@ class _Loop:
         return replace(saved, config=place_free(known.model_dump(mode="json"), folder))
 
     def _nothing_to_do(self, step: int) -> int:
-        message = f"the run in {self.folder.path} is finished: step {step} of {self.task.num_steps}"
+        message = f"the run in {self._shown(self.folder.path)} is finished: step {step} of {self.task.num_steps}"
         if self.options.resume == "must":
             raise RunFolderError(
                 f"{message}, so --resume would train nothing; raise the number of steps, or use --resume=auto "

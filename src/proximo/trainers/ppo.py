@@ -18,7 +18,6 @@ from proximo.config.ppo import PPOConfig
 from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Handler, LocalExecutor
-from proximo.errors import ConfigError
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
@@ -40,12 +39,10 @@ from proximo.trainers.brought import (
     as_reference,
     as_responses,
     as_scored,
-    as_source,
     as_value,
     check_models,
-    check_on_step,
-    check_training,
 )
+from proximo.trainers.brought_parts import as_seed, as_source, check_config, check_tokenizer, check_training
 from proximo.trainers.calls import InferenceCalls, absent_inputs, step_graph
 from proximo.trainers.experience import Passes, make_experience
 from proximo.trainers.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
@@ -53,6 +50,7 @@ from proximo.trainers.invariants import check_first_minibatch, likely_causes
 from proximo.trainers.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.trainers.learners import make_learners
 from proximo.trainers.memory import check_release, release_cache, with_memory_advice
+from proximo.trainers.own_code import tell_step
 from proximo.trainers.ptx import make_text_loss
 from proximo.trainers.roles import Followers, make_roles
 from proximo.trainers.score_guards import EqualSteps, refuse_equal
@@ -73,7 +71,7 @@ class PPOTrainer:
             which none may be given. Unused where the configuration gives the KL no place.
         value: the critic; None starts one from a copy of the policy's backbone with a fresh head; "trunk" puts the head
             on the policy's own (or a `scalar_on(policy)` of models/trunk.py).
-        reward: scores responses in `train`; `step` is given scores instead.
+        reward: scores responses in `train`, a source or a function; `step` is given scores instead.
         ptx: texts that it goes on learning, as `config.ptx` says.
         config: what is done.
         seed: of all sampling and shuffling.
@@ -95,7 +93,7 @@ class PPOTrainer:
         *,
         reference: LanguageModel | PreTrainedModel | None = None,
         value: ScalarModel | PreTrainedModel | Literal["trunk"] | None = None,
-        reward: RewardSource | None = None,
+        reward: RewardSource | RewardFunction | None = None,
         ptx: Sequence[TextExample | str] | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
@@ -103,10 +101,9 @@ class PPOTrainer:
         optimizers: Mapping[str, OwnOptimizer] | None = None,
         kl_controller: KLController | None = None,
     ) -> None:
-        if config is not None and not isinstance(config, PPOConfig):
-            raise ConfigError(f"config must be a PPOConfig, got {type(config).__name__}: write PPOConfig(**config)")
-        if seed < 0:
-            raise ConfigError(f"the seed must be at least 0, got {seed}")
+        check_config(config)
+        check_tokenizer(tokenizer)
+        reward, seed = as_source(reward), as_seed(seed)
         self.config = config or PPOConfig()
         check_extra_calls(extra_calls, self.config)
         self.extra_calls = tuple(extra_calls)
@@ -213,19 +210,20 @@ class PPOTrainer:
         """Run the steps that are left, over the prompts in the order of each epoch, scored by `reward`.
 
         `reward` is a source, or a function of lists of prompts, responses and metadata; None keeps the trainer's.
-        Returns the metrics of every step; `on_step(number, metrics)` gets each as it comes. Raises ConfigError where no
-        step is left, and for a function that cannot be called so.
+        Returns the metrics of every step; `on_step(number, metrics)` gets each as it comes, and what it raises ends the
+        call. Raises ConfigError where no step is left, and for a function that cannot be called so.
         """
         if reward is not None:
             self._inference.reward = as_source(reward)
-        check_on_step(on_step)
-        known, size, history = self._prompts(prompts), self.config.prompts_per_step, []
-        check_training(known, self.config, steps_done=self.steps_done)
+        known, size = self._prompts(prompts), self.config.prompts_per_step
+        scored = self._inference.reward is not None or any(call.name == "score" for call in self.extra_calls)
+        check_training(known, self.config, scored=scored, on_step=on_step, steps_done=self.steps_done)
+        history: list[dict[str, float]] = []
         while self.steps_done < self.config.num_steps:
             rows = rows_at(self.steps_done * size, size, num_rows=len(known), seed=self.seed)
             history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
             if on_step is not None:
-                on_step(self.steps_done, history[-1])
+                tell_step(on_step, self.steps_done, history[-1])
         return history
 
     def run_step(

@@ -33,6 +33,7 @@ from proximo.trainers.ppo_run import build_task
 from proximo.trainers.ppo_task import PPOTask
 from proximo.trainers.saved import verify_models
 from proximo.trainers.score_guards import refuse_faulty
+from proximo.working_directory import kept_working_directory
 
 
 def run_rate(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_prompts: int | None = None) -> int:
@@ -46,9 +47,11 @@ def run_rate(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_pr
     if not output.parent.is_dir():
         raise UserError(f"there is no folder {output.parent} to write {output.name} to")
     verify_models(inputs_of(recipe))
-    task = build_task(sampling_only(recipe))
+    title = str(output)
+    unfinished, output = temporary_beside(output.absolute()), output.absolute()
+    with kept_working_directory():
+        task = build_task(sampling_only(recipe))
     config = recipe.ppo.model_copy(update={"responses_per_prompt": samples_per_prompt, "samples_per_prompt": None})
-    unfinished = temporary_beside(output)
     scored: list[Scored] = []
     console = Console(stderr=True)
     try:
@@ -62,7 +65,7 @@ def run_rate(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_pr
         unfinished.replace(output)
     finally:
         unfinished.unlink(missing_ok=True)
-    _print(scored, config, title=str(output))
+    _print(scored, config, title=title)
     return 0
 
 

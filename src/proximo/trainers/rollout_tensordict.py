@@ -40,6 +40,11 @@ def rollout_tensordict(experience: Experience, *, pad_token_id: int) -> Any:
         raise MissingExtraError(
             "rollout_tensordict needs the package tensordict: say pip install 'proximo[tensordict]'"
         )
+    if not isinstance(experience, Experience):
+        raise DataError(
+            f"an Experience is wanted, got {type(experience).__name__}: trainer.run_step(...) returns a step that "
+            "holds it, step.experience"
+        )
     kept = [row for row, length in enumerate(experience.lengths) if length]
     if not kept:
         raise DataError("no response has a token, so there is no rollout to show")

@@ -27,7 +27,9 @@ def find_run(folder: Path) -> Path:
     for candidate in (folder, *(folder / stage for stage in STAGES)):
         if is_run_folder(candidate):
             return candidate
-    raise RunFolderError(f"{folder} is not the folder of a run: nothing was ever trained in it")
+    raise RunFolderError(
+        f"{folder} holds no run, nor does a stage of a pipeline in it: no checkpoints and no config.resolved.json"
+    )
 
 
 def find_checkpoint(folder: Path, checkpoint: str = "latest") -> Checkpoint:

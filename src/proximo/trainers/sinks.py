@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from proximo.callables import calling_problem
+from proximo.callables import calling_problem, methods_problem
 from proximo.checkpoint import atomic
 from proximo.config.run import RunConfig
 from proximo.config.sinks import FunctionSinkConfig, MLflowSinkConfig, SinkConfig, TrackioSinkConfig, WandbSinkConfig
@@ -24,7 +24,9 @@ from proximo.metrics.trackers import (
     wandb_problem,
 )
 from proximo.rewards.function import import_function
+from proximo.working_directory import kept_working_directory
 
+SINK_METHODS = ("write(step, metrics)", "close()")
 MOST_FAILURES_IN_A_ROW = 3
 """A tracker that is away may take its whole timeout to say so, at every step."""
 
@@ -203,23 +205,16 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
     function = import_function(config.function)
 
     def open_sink(run: TrackedRun) -> Sink:
-        sink = function(run, **config.arguments)
-        lacking = [name for name in ("write", "close") if not callable(getattr(sink, name, None))]
-        if lacking:
+        with kept_working_directory():
+            sink = function(run, **config.arguments)
+        samples = ("write_samples(step, samples)",) if hasattr(sink, "write_samples") else ()
+        if problem := methods_problem(sink, (*SINK_METHODS, *samples)):
             raise ConfigError(
-                f"{config.function} returned a {type(sink).__name__} without {' and '.join(lacking)}: a sink has "
-                "write(step, metrics) and close()"
+                f"{config.function} must return a sink, which has {' and '.join(SINK_METHODS)}, but {problem}"
             )
-        if problem := _use_problem(sink):
-            raise ConfigError(f"{config.function} returned a {type(sink).__name__} that cannot be used: {problem}")
         return sink
 
     return open_sink
-
-
-def _use_problem(sink: Sink) -> str | None:
-    problem = calling_problem(sink.write, [0, {}]) or calling_problem(sink.close)
-    return calling_problem(sink.write_samples, [0, []]) if problem is None and isinstance(sink, SampleSink) else problem
 
 
 def failures_of(sinks: Sequence[GuardedSink]) -> int:

@@ -1,6 +1,5 @@
 """Token ids, masks and scores as callers bring them (lists, tensors, arrays) made plain. Knows no record."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proximo.errors import DataError
-from proximo.rewards.dense import is_list
+from proximo.rewards.dense import as_number, is_list
 
 TokenIds = Sequence[int] | Tensor
 """The ids of one sequence, without padding."""
@@ -24,8 +23,16 @@ def is_token_ids(given: Any) -> bool:
 
 
 def plain(given: Any) -> Any:
-    """Tensors and arrays as Python's lists and numbers, on the CPU; anything else as it is."""
-    return given.tolist() if isinstance(given, Tensor | np.ndarray) else given
+    """Tensors, arrays and their numbers as Python's lists and numbers, on the CPU; anything else as it is."""
+    if isinstance(given, Tensor | np.ndarray | np.generic):
+        return given.tolist()
+    if is_list(given) and any(isinstance(each, np.generic) or _is_number(each) for each in given):
+        return [each.tolist() if isinstance(each, np.generic) or _is_number(each) else each for each in given]
+    return given
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, Tensor | np.ndarray) and given.ndim == 0
 
 
 def check_range(token_ids: Sequence[int], *, num_tokens: int, what: str) -> None:
@@ -51,8 +58,9 @@ def as_score(given: Any) -> float:
     listed = plain(given)
     if is_list(listed) and len(listed) == 1:
         (listed,) = listed
-    if listed is None:
-        return math.nan
-    if not isinstance(listed, int | float):
+    if is_list(listed):
         raise DataError(f"a score is one number for a response, or None, got {listed!r:.60}")
-    return float(listed)
+    try:
+        return as_number(listed)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"a score is one number for a response, or None, got {listed!r:.60}") from error

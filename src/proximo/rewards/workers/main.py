@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
-from proximo.callables import calling_problem
+from proximo.callables import calling_problem, methods_problem
 from proximo.errors import ConfigError, DataError, ProximoError
 from proximo.rewards.verdicts import Answer, PostponedError, Verdict
 from proximo.rewards.workers.frames import encode, read_frame
@@ -27,6 +27,7 @@ Service = Callable[[Mapping[str, Any]], Any]
 """From a request to the value of its reply."""
 Made = tuple[Service, Any, Callable[[], Any]]
 """A service, what there is to say of it when it is ready, and what ends it."""
+JUDGE_METHODS = ("judge(answer)", "check_row(reference=..., metadata=...)", "close()")
 REASON_CHARACTERS = 300
 _PR_SET_PDEATHSIG = 1
 
@@ -78,8 +79,9 @@ def judge_service(path: str, options: Mapping[str, Any]) -> Made:
     if problem := calling_problem(make, keywords=options):
         raise ConfigError(f"{path!r} is called with {', '.join(options) or 'no options'}, but {problem}")
     judge = make(**options)
-    if problem := calling_problem(judge.judge, [None]):
-        raise ConfigError(f"the method judge of {path!r} is called as judge(answer), but {problem}")
+    late = ("timeout_verdict()",) if hasattr(judge, "timeout_verdict") else ()
+    if problem := methods_problem(judge, (*JUDGE_METHODS, *late)):
+        raise ConfigError(f"{path!r} must make a judge ({', '.join(JUDGE_METHODS)}), but {problem}")
 
     def serve(request: Mapping[str, Any]) -> Any:
         if "check" in request:
@@ -91,6 +93,8 @@ def judge_service(path: str, options: Mapping[str, Any]) -> Made:
         given = request["judge"]
         first_turn = not request.get("postponed", False)
         verdict = judge.judge(Answer(**(given | {"finish": Finish(given["finish"]), "first_turn": first_turn})))
+        if not isinstance(verdict, Verdict):
+            raise TypeError(f"judge(answer) must return a Verdict, it returned {verdict!r:.60}")
         if verdict.state is ScoreState.INFRASTRUCTURE_FAULT:
             raise NotJudgedError(verdict.reason or "the judge gave no reason")
         return verdict_as_json(verdict)

@@ -1,0 +1,81 @@
+"""Code that a caller of the library brings, while it runs: what it raises, and what a reward source hands back."""
+
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from proximo.callables import place_of, said
+from proximo.errors import ProximoError, TrainingError
+from proximo.failures import disk_refused, memory_ran_out
+from proximo.records import Response, Scored, ScoreState
+from proximo.rewards.dense import as_number, is_list
+from proximo.rewards.source import RewardSource
+
+
+def ask(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
+    """Its scores of these responses, each a number of Python's.
+
+    Raises TrainingError where a source that is not Proximo's own raises, or returns anything but one `Scored` for each
+    response, in their order.
+    """
+    what = f"reward source {source.name!r}"
+    if type(source).__module__.startswith("proximo."):
+        return source.score(responses)
+    with telling(what, source.score):
+        scored = source.score(responses)
+    if not is_list(scored) or len(scored) != len(responses):
+        came = len(scored) if is_list(scored) else f"a {type(scored).__name__}"
+        raise TrainingError(
+            f"{what} must return a list with one Scored for each of {len(responses)} responses, it returned {came}"
+        )
+    return [_checked(each, response, what) for each, response in zip(scored, responses, strict=True)]
+
+
+def _checked(each: Any, response: Response, what: str) -> Scored:
+    if not isinstance(each, Scored):
+        raise TrainingError(
+            f"{what} must return Scored(response=response, score=...) for each response, it returned {each!r:.60}; a "
+            "plain function may return numbers"
+        )
+    if _identity(each.response) != _identity(response):
+        raise TrainingError(
+            f"{what} returned its scores in another order than the responses: prompt {response.prompt.id!r}, sample "
+            f"{response.sample_index}, got prompt {each.response.prompt.id!r}, sample {each.response.sample_index}"
+        )
+    try:
+        number = as_number(each.score)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TrainingError(f"{what} must give each response a number as its score, got {each.score!r:.60}") from error
+    if each.valid and not math.isfinite(number):
+        reason = each.reason or f"{what} gave {each.score}"
+        return replace(each, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
+    return each if type(each.score) is float else replace(each, score=number)
+
+
+def _identity(response: Response) -> tuple[str, int, tuple[int, ...]]:
+    return response.prompt.id, response.sample_index, tuple(response.token_ids)
+
+
+@contextmanager
+def telling(what: str, function: Any) -> Generator[None]:
+    """What the caller's own code raises becomes a TrainingError with its name and place.
+
+    What Proximo says on purpose stays as it is, and so do memory that ran out and a disk that refuses.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ProximoError) or memory_ran_out(error) or disk_refused(error):
+            raise
+        raise TrainingError(f"{what} raised {said(error)} ({place_of(error, function)})") from error
+
+
+def tell_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int, metrics: Mapping[str, float]) -> None:
+    """Call it. What it raises passes through, since it may be a way to end the loop, with a note of where it stands."""
+    try:
+        on_step(number, metrics)
+    except BaseException as error:
+        error.add_note(f"raised by on_step after step {number}, which is done; train goes on with step {number + 1}")
+        raise
