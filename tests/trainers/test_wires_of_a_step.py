@@ -217,6 +217,14 @@ def test_a_third_of_the_updates_skipped_is_more_than_three_tenths(fraction: floa
         assert report.metrics["policy/skipped_updates"].value == 1
 
 
+def test_the_skipped_updates_of_a_value_model_are_counted_by_themselves() -> None:
+    updates, experience, _ = batch(guards={"max_skipped_fraction": 0.3}, minibatch_responses=2)
+    assert experience.returns is not None
+    experience.returns[0] = math.inf
+    with pytest.raises(TrainingError, match=r"1 of 3 updates of the value were skipped.*the loss is inf"):
+        updates.train_value(experience, step=0)
+
+
 @pytest.mark.parametrize(("fraction", "stops"), [(0.2, True), (0.3, False)])
 def test_a_quarter_of_the_scores_missing_is_more_than_a_fifth(fraction: float, stops: bool) -> None:
     made = trainer(guards={"max_faulty_fraction": fraction, "max_skipped_fraction": 0.24})

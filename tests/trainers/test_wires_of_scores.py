@@ -75,11 +75,11 @@ def first_part(each: Scored, options: dict[str, Any]) -> float:
     return (each.score - answer + options.get("bias", 0.0)) * options.get("scale", 1.0)
 
 
-def worth(each: Scored, options: dict[str, Any], seen: list[float]) -> tuple[float, list[float]]:
-    """What the answer is rewarded with, and what its tokens earn of that."""
+def worth(each: Scored, options: dict[str, Any], seen: list[float]) -> tuple[float, list[float], bool]:
+    """What the answer is rewarded with, what its tokens earn of that, and whether it lost something to a penalty."""
     size, limit = len(each.response.token_ids), options.get("clip")
     if not has_score(each, options):
-        return 0.0, [0.0] * size
+        return 0.0, [0.0] * size, False
     mode = options.get("running", "none")
     mean, spread = fmean(seen) if mode == "standardise" else 0.0, 1.0 if mode == "none" else stdev(seen)
     value, factor = (first_part(each, options) - mean) / spread, options.get("scale", 1.0) / spread
@@ -95,7 +95,7 @@ def worth(each: Scored, options: dict[str, Any], seen: list[float]) -> tuple[flo
         value, earned = 0.0, [0.0] * size
     if buffer := options.get("overlong_buffer_tokens"):
         lost += options["overlong_penalty"] * min(max((size - (LIMIT - buffer)) / buffer, 0.0), 1.0)
-    return value - lost, earned
+    return value - lost, earned, lost > 0
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -109,8 +109,12 @@ def test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings(name: s
     part_of_moments = [each for each, has in zip(records, counts, strict=True) if has and has_score(each, options)]
     seen = EARLIER + [first_part(each, options) for each in part_of_moments]
     wanted = [worth(each, options, seen) for each in records]
-    assert found.values.tolist() == pytest.approx([value for value, _ in wanted], rel=1e-5, abs=1e-6)
+    assert found.values.tolist() == pytest.approx([value for value, _, _ in wanted], rel=1e-5, abs=1e-6)
     assert found.token_rewards is not None
-    assert found.token_rewards.tolist() == pytest.approx([x for _, each in wanted for x in each], rel=1e-5, abs=1e-6)
+    assert found.token_rewards.tolist() == pytest.approx([x for _, each, _ in wanted for x in each], rel=1e-5, abs=1e-6)
+    if found.penalised is not None:
+        lost = [of[2] and has for of, has in zip(wanted, counts.tolist(), strict=True)]
+        assert found.penalised.tolist() == lost
+    assert (found.penalised is None) == ("penalty" not in " ".join(options))
     if options.get("running", "none") != "none":
         assert (found.moments.count, found.moments.mean) == (len(seen), pytest.approx(fmean(seen)))
