@@ -1,6 +1,7 @@
 """Files that are damaged and disks that refuse, met by every command: one message each, and never a traceback."""
 
 import json
+import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 
 from proximo.cli import main
+from proximo.models.damage import damage_in
 from proximo.trainers.options import RunOptions
 from tiny_runs import changed, make_inputs, recipe_of, run
 
@@ -72,6 +76,69 @@ def test_a_model_with_a_damaged_file_is_refused_by_name_or_does_without_it(
             else:
                 assert main(arguments) in (0, 1, 2)
                 assert "Traceback" not in capsys.readouterr().err
+
+
+NAMED = {
+    "empty": (lambda content: b"", "is empty"),
+    "cut": (lambda content: content[: len(content) // 2], "is no whole JSON|was cut|is no whole safetensors"),
+    "another kind": (lambda content: b"[1, 2]", "holds a JSON list|is no whole safetensors"),
+    "binary": (lambda content: bytes(range(256)), "is no text in UTF-8|is no whole safetensors"),
+    "a flipped bit": (
+        lambda content: bytes([content[0] ^ 64]) + content[1:],
+        "is no whole JSON|is no whole safetensors|has a damaged header",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", NAMED)
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"])
+def test_the_file_that_is_damaged_is_named_with_what_is_wrong(
+    name: str, damage: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = shutil.copytree(place / "language_model", tmp_path / "model")
+    change, told = NAMED[damage]
+    (model / name).write_bytes(change((model / name).read_bytes()))
+    changes = {"model": {"path": str(model)}, "tokenizer": {"path": str(model)}, "run.folder": str(tmp_path / "run")}
+    recipe = recipe_file(changed(recipe_of("sft", place), changes), tmp_path / "sft.yaml")
+    for arguments in (["generate", str(model), "ab"], ["sft", recipe]):
+        said = refused(capsys, arguments)
+        assert re.search(f"{model / name} ({told})", said), said
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_another_size_than_their_header_says_are_told_so(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(4, 3), "b": torch.ones(2, dtype=torch.bfloat16)}, file)
+    whole = file.read_bytes()
+    assert damage_in(tmp_path) is None
+    file.write_bytes(whole[:-1])
+    assert f"was cut: it has {len(whole) - 1} of {len(whole)} bytes" in str(damage_in(tmp_path))
+    file.write_bytes(whole + b"x")
+    assert "has bytes too many" in str(damage_in(tmp_path))
+    file.write_bytes(whole.replace(b"[4,3]", b"[4,4]"))
+    assert "says of the tensor 'a' two sizes" in str(damage_in(tmp_path))
+    file.unlink()
+    file.mkdir()
+    assert "is a folder" in str(damage_in(tmp_path))
+
+
+def test_a_template_that_is_no_jinja_is_named_with_its_line(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = "{% for message in messages %}\n{{ message['content'] }}\n{% end %}\n"
+    changes = {"tokenizer.chat_template": template, "run.folder": str(tmp_path / "run")}
+    recipe = recipe_file(changed(recipe_of("sft", place), changes), tmp_path / "sft.yaml")
+    said = refused(capsys, ["sft", recipe])
+    assert "tokenizer.chat_template is no Jinja" in said
+    assert "line 3: '{% end %}'" in said
+    model = shutil.copytree(place / "language_model", tmp_path / "model")
+    (model / "chat_template.jinja").write_text(template)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}))
+    changes = {"data": {"sources": [{"path": str(rows)}]}, "tokenizer.path": str(model), "run.folder": "none"}
+    recipe = recipe_file(changed(recipe_of("sft", place), changes), tmp_path / "own.yaml")
+    said = refused(capsys, ["sft", recipe])
+    assert f"{model / 'chat_template.jinja'}, line 3: the chat template is no Jinja" in said
 
 
 def test_weights_that_are_no_weights_but_a_pickle_are_refused(

@@ -9,12 +9,13 @@ templates (`{% generation %}`) are not needed. The template decides on the BOS; 
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.templates import RENDERER, RenderingError, TemplateLimitError
 from proximo.data.tokenise import Encoder, Rendered, Segment
-from proximo.errors import ModelError
+from proximo.errors import ConfigError, ModelError
 from proximo.records import Message
 
 PLAIN_CHAT_TEMPLATE = (
@@ -124,6 +125,11 @@ class _Template:
             return _render(self.source, self.tokens, messages, open_reply=open_reply)
         except TemplateLimitError as error:
             raise self._beyond(error) from error
+        except TemplateSyntaxError as error:
+            raise ModelError(
+                f"{self.origin}: {_place(self.encoder.name)}, line {error.lineno}: the chat template is no Jinja "
+                f"({error.message}): mend it there, or give another as tokenizer.chat_template"
+            ) from error
         except TemplateError as error:
             roles = ", ".join(str(message["role"]) for message in messages) or "none"
             raise RenderingError(
@@ -151,6 +157,23 @@ class _Template:
             f"{self.origin}: the chat template of '{self.encoder.name}' could not be rendered: {error}; give another "
             "as tokenizer.chat_template"
         )
+
+
+def check_syntax(template: str) -> None:
+    """Raises ConfigError, with the line, for a `tokenizer.chat_template` that is no Jinja, whatever it renders."""
+    try:
+        RENDERER.render(template, {"messages": []})
+    except TemplateSyntaxError as error:
+        line = f"line {error.lineno}: {template.splitlines()[error.lineno - 1].strip()!r:.60}"
+        raise ConfigError(f"tokenizer.chat_template is no Jinja: {error.message} ({line})") from error
+    except (TemplateError, TemplateLimitError):
+        return  # with messages it may well do
+
+
+def _place(name: str) -> str:
+    """Where the template of a tokenizer stands."""
+    files = (Path(name) / "chat_template.jinja", Path(name) / "tokenizer_config.json")
+    return next((str(file) for file in files if file.is_file()), f"the tokenizer '{name}'")
 
 
 def _render(source: str, tokens: str, messages: Sequence[Message], *, open_reply: bool) -> str:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from jinja2 import Template, nodes
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -107,6 +107,8 @@ def _reply(request: dict[str, Any]) -> dict[str, Any]:
         return {"text": _compiled(request["template"]).render(messages=messages, **variables)}
     except MemoryError:
         return {"over": "memory"}
+    except TemplateSyntaxError as error:
+        return {"error": error.message or "it cannot be read", "line": error.lineno}
     except Exception as error:  # whatever a template does wrong is its answer
         return {"error": str(error) or type(error).__name__}
 

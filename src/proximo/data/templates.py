@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.errors import DataError, ModelError
 
@@ -46,13 +46,19 @@ class TemplateRenderer:
         self._lock = threading.Lock()
 
     def render(self, template: str, variables: Mapping[str, Any]) -> str:
-        """The text of a template. Raises TemplateError for what it refuses, TemplateLimitError beyond the limits."""
+        """The text of a template.
+
+        Raises TemplateSyntaxError for what is no template, TemplateError for what it refuses, TemplateLimitError beyond
+        the limits.
+        """
         # What is no JSON has nothing that a template could render: its type stands for it, as in transformers.
         request = json.dumps(
             {"template": template, "variables": variables}, default=lambda value: f"<{type(value).__name__}>"
         )
         with self._lock:
             reply = json.loads(self._answer(request.encode() + b"\n"))
+        if "line" in reply:
+            raise TemplateSyntaxError(reply["error"], reply["line"])
         if "error" in reply:
             raise TemplateError(reply["error"])
         if "over" in reply:

@@ -27,7 +27,7 @@ from proximo.models.quantised import carry_flags, loading_options, settle_produc
 from proximo.models.quiet import quiet_transformers
 from proximo.models.randomness import own_randomness
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, scalar_over
-from proximo.models.sources import ModelSource, adapter_base, first_part, read_config
+from proximo.models.sources import ModelSource, adapter_base, first_part, read_config, why_unread
 from proximo.models.trunk import HEAD_FILE, load_head
 from proximo.models.vocabulary import (
     TOKENIZER_FILES,
@@ -204,7 +204,8 @@ def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, dev
         if memory_ran_out(error):
             raise
         how = "" if kind is None else f" with quantisation {kind} on {device}"
-        raise ModelError(f"the weights of {source.name} cannot be read{how}: {first_part(error)}") from error
+        why = first_part(error) if source.path is None else why_unread(source.path, error, weights=True)
+        raise ModelError(f"the weights of {source.name} cannot be read{how}: {why}") from error
     mismatched = {f"{name} ({list(saved)}, not {list(wanted)})" for name, saved, wanted in report["mismatched_keys"]}
     faults = {"missing": report["missing_keys"], "left over": report["unexpected_keys"], "of another shape": mismatched}
     found = [f"{len(names)} {fault}: {_some(names)}" for fault, names in faults.items() if names]

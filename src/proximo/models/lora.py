@@ -17,7 +17,7 @@ from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
 from proximo.models.quantised import is_quantised
 from proximo.models.randomness import own_randomness
-from proximo.models.sources import first_part
+from proximo.models.sources import why_unread
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Without one of them in the folder, peft would ask the Hub."""
@@ -76,7 +76,9 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     except Exception as error:  # peft, safetensors and torch each raise their own
         if memory_ran_out(error):
             raise
-        raise ModelError(f"the adapter in {folder} cannot be read: {first_part(error)}") from error
+        raise ModelError(
+            f"the adapter in {folder} cannot be read: {why_unread(str(folder), error, weights=True)}"
+        ) from error
 
 
 def merged_copy(model: PeftModel) -> PreTrainedModel:

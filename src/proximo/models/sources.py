@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
 
 from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
+from proximo.models.damage import damage_in
 from proximo.models.quantised import Quantisation
 from proximo.models.quiet import quiet_transformers
 
@@ -144,8 +145,14 @@ def _saved_config(source: ModelSource) -> PreTrainedConfig:
         if memory_ran_out(error):
             raise
         raise ModelError(
-            f"the configuration of {source.path} cannot be read: {first_part(error)}{not_here(source.path)}"
+            f"the configuration of {source.path} cannot be read: {why_unread(source.path, error, weights=False)}"
         ) from error
+
+
+def why_unread(path: str, error: Exception, *, weights: bool) -> str:
+    """Which file of a folder is damaged, where one is; else what the library said."""
+    damage = damage_in(Path(path), weights=weights) if is_local(path) else None
+    return damage or f"{first_part(error)}{not_here(path)}"
 
 
 def not_here(path: str) -> str:

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
 from proximo.models.randomness import own_randomness
-from proximo.models.sources import first_part, is_local, not_here
+from proximo.models.sources import is_local, why_unread
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "spiece.model")
 """Of which a folder with a tokenizer holds at least one."""
@@ -29,7 +29,7 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     except Exception as error:  # tokenizers raise plain Exception for malformed JSON
         if memory_ran_out(error):
             raise
-        raise ModelError(f"the tokenizer of {path} cannot be read: {first_part(error)}{not_here(path)}") from error
+        raise ModelError(f"the tokenizer of {path} cannot be read: {why_unread(path, error, weights=False)}") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
 

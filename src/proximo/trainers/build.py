@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.config.reward_kinds import RewardSourceConfig
 from proximo.config.rewards import ModelRewardConfig
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
-from proximo.data.chat import end_of_turn_ids
+from proximo.data.chat import check_syntax, end_of_turn_ids
 from proximo.data.tokenise import Encoder
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError, ModelError
@@ -66,6 +66,7 @@ def build_tokenizer(
             raise ConfigError("a model from a config has no tokenizer beside it: give tokenizer.path")
         tokenizer = load_tokenizer(path, revision=None if config.path else revision)
     if config.chat_template is not None:
+        check_syntax(config.chat_template)
         tokenizer.chat_template = config.chat_template
     if config.added_tokens:
         tokenizer.add_special_tokens({"additional_special_tokens": list(config.added_tokens)})

@@ -1,0 +1,101 @@
+"""Which file of a model's folder is damaged, and how: asked when a library could not read it. Reads no tensor."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+JSON_OBJECTS = (
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "model.safetensors.index.json",
+)
+TEXTS = ("chat_template.jinja", "merges.txt")
+WEIGHTS = "*.safetensors"
+LARGEST_HEADER = 100_000_000
+"""Bytes, as in safetensors itself."""
+SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
+"""Bytes of a number, by the names of safetensors; one for all others."""
+
+
+def damage_in(folder: Path, *, weights: bool = True) -> str | None:
+    """The first file that cannot be what its name says, with what is wrong; None where none was found.
+
+    `weights` looks at the headers of weight files too.
+    """
+    for name in (*JSON_OBJECTS, *TEXTS):
+        file = folder / name
+        if file.exists() and (problem := _guarded(file)):
+            return f"{file} {problem}"
+    for file in sorted(folder.glob(WEIGHTS)) if weights else ():
+        if problem := _guarded(file):
+            return f"{file} {problem}"
+    return None
+
+
+def _guarded(file: Path) -> str | None:
+    try:
+        if file.is_dir():
+            return "is a folder, where a file is wanted"
+        if file.stat().st_size == 0:
+            return "is empty: copy or fetch it again"
+        if file.suffix == ".safetensors":
+            return _weights_problem(file)
+        return _text_problem(file)
+    except OSError as error:
+        return f"cannot be opened: {error.strerror or error}"
+
+
+def _text_problem(file: Path) -> str | None:
+    try:
+        text = file.read_text(encoding="utf-8")
+        if file.suffix != ".json":
+            return None
+        content = json.loads(text)
+    except UnicodeDecodeError as error:
+        return f"is no text in UTF-8 (byte {error.start}): it is damaged or of another kind; copy or fetch it again"
+    except RecursionError:
+        return "is no usable JSON: it is nested too deeply"
+    except ValueError as error:
+        return f"is no whole JSON ({error}): it was cut or damaged; copy or fetch it again"
+    return _object_problem(file.name, content)
+
+
+def _object_problem(name: str, content: Any) -> str | None:
+    if not isinstance(content, dict):
+        return f"holds a JSON {type(content).__name__}, where an object is wanted: it is a file of another kind"
+    if name == "tokenizer.json" and not isinstance(content.get("model"), dict):
+        return "is JSON without a `model`, so it is no tokenizer's: copy or fetch it again"
+    return None
+
+
+def _weights_problem(file: Path) -> str | None:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if size < 8 or length > min(LARGEST_HEADER, size - 8):
+            return (
+                f"is no whole safetensors file ({size} bytes, and a header of {length} is said): copy or fetch it again"
+            )
+        try:
+            header = json.loads(stream.read(length))
+            ends = [(name, each) for name, each in header.items() if name != "__metadata__"]
+            wanted = 8 + length + max((each["data_offsets"][1] for _, each in ends), default=0)
+            for name, each in ends:
+                begin, end = each["data_offsets"]
+                numbers = 1
+                for extent in each["shape"]:
+                    numbers *= extent
+                if end - begin != numbers * SIZES.get(each["dtype"], 1):
+                    return f"says of the tensor {name!r} two sizes: its header is damaged; copy or fetch it again"
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+            return "has a damaged header: it is no safetensors file any more; copy or fetch it again"
+    if size != wanted:
+        how = "was cut" if size < wanted else "has bytes too many"
+        return f"{how}: it has {size} of {wanted} bytes; copy or fetch it again"
+    return None
