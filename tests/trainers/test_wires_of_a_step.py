@@ -114,16 +114,18 @@ def test_average_and_reference_follow_with_a_decay_each() -> None:
     )
     models = made.policy, made.followers.average, made.roles.reference
 
-    def weights() -> list[float]:
-        return [float(next(model.model.parameters()).detach().double().flatten()[0]) for model in models if model]
+    def weights() -> list[torch.Tensor]:
+        all_of = [list(model.model.parameters()) for model in models if model]
+        return [torch.cat([each.detach().double().flatten() for each in parameters]) for parameters in all_of]
 
-    _, average, reference = weights()
+    first, average, reference = weights()
     for step in (1, 2, 3):
         made.step(PROMPTS, responses(made), SCORES)
         policy, *found = weights()
         average = 0.75 * average + 0.25 * policy
         reference = 0.3 * reference + 0.7 * policy if step == 2 else reference
-        assert found == pytest.approx([average, reference], abs=1e-6)
+        torch.testing.assert_close(found, [average, reference], rtol=0, atol=1e-6)
+    assert (policy - first).abs().max() > 1e-3
 
 
 def test_returns_of_the_steps_before_are_what_least_spread_is_a_share_of() -> None:

@@ -153,15 +153,3 @@ def test_the_others_have_that_of_their_section_and_updates_of_its_size(kind: str
     (learner,) = made.learners.values()
     check(learner, FIRST, 4)
     assert made.num_steps == 4
-
-
-@pytest.mark.parametrize("kind", TASKS)
-def test_a_micro_batch_has_no_more_tokens_than_its_section_allows(kind: str) -> None:
-    budget = {"sft": 13, "reward": 25, "dpo": 27}[kind]
-    made = TASKS[kind](optimizer=FIRST, tokens_per_microbatch=budget)
-    batches = made._batches(made.examples)
-    if kind != "sft":
-        batches = [batch for _, batch in batches]
-    sizes = [(batch.answers if kind == "dpo" else batch).packed.num_tokens for batch in batches]
-    assert all(size <= budget for size in sizes)
-    assert 1 < len(sizes) < len(made.examples)

@@ -81,7 +81,9 @@ def test_a_rollout_asks_for_its_samples_and_for_the_most_likely_one_beside_them(
     assert engine.asked == [(count, plain), (1, replace(plain, greedy=True))]
 
 
-@pytest.mark.parametrize("options", [{"evaluate_greedy": True}, {"evaluation_samples_per_prompt": 3}])
+@pytest.mark.parametrize(
+    "options", [{"evaluate_greedy": True}, {"evaluation_samples_per_prompt": 3}, {"samples_per_prompt": 5}]
+)
 def test_an_evaluation_asks_as_its_own_keys_say(options: dict[str, Any]) -> None:
     engine = Noting()
     made = calls(engine, responses_per_prompt=2, **options)
