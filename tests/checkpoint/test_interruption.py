@@ -80,9 +80,9 @@ def test_a_step_that_takes_longer_than_its_grace_is_given_up(tmp_path):
 
 
 def test_a_save_after_the_step_may_take_longer_than_the_grace(tmp_path):
-    with training(tmp_path, step=0.2, save=2.5, grace=1.5) as process:
+    with training(tmp_path, step=0.1, save=7, grace=5) as process:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 143
+        assert process.wait(timeout=60) == 143
     assert CheckpointStore(tmp_path).load().step == 2
 
 

@@ -1,10 +1,10 @@
 """The graph finds its order and refuses what cannot run; the executor hands values on."""
 
-import time
-from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 
+from proximo.dataflow import executor
 from proximo.dataflow.executor import LocalExecutor
 from proximo.dataflow.graph import Call, build_graph
 
@@ -63,21 +63,32 @@ def test_calls_run_together_where_they_may_and_need_nothing_of_each_other() -> N
     assert ran("score", "other", "third") == [2]
 
 
-def test_calls_side_by_side_divide_the_time_that_they_took_together() -> None:
+def test_calls_side_by_side_divide_the_time_that_they_took_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of their own: at the same time they take as long as the longer one."""
     calls = [Call(name=name, role=None, reads=("x",), writes=(name,)) for name in ("short", "long")]
-    sleeps = {"short": 0.02, "long": 0.4}
-    handlers = {name: lambda _, name=name: (time.sleep(sleeps[name]),) for name in sleeps}
+    takes = {"short": 1.0, "long": 3.0}
+    now = [0.0]
+    monkeypatch.setattr(executor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
-    def in_threads(functions):
-        with ThreadPoolExecutor(len(functions)) as threads:
-            return [each.result() for each in [threads.submit(function) for function in functions]]
+    def handler(name: str):
+        def handle(_: object) -> tuple[None]:
+            now[0] += takes[name]
+            return (None,)
 
-    executor = LocalExecutor(build_graph(calls, inputs=["x"]), handlers, together=sleeps, side_by_side=in_threads)
-    start = time.perf_counter()
-    found = executor.run({"x": None}).seconds
-    whole = time.perf_counter() - start
-    assert found["long"] > 1.5 * found["short"]
-    assert 0.4 <= sum(found.values()) <= whole
+        return handle
+
+    def at_once(functions):
+        start, ends, found = now[0], [], []
+        for function in functions:
+            now[0] = start
+            found.append(function())
+            ends.append(now[0])
+        now[0] = max(ends)
+        return found
+
+    handlers = {name: handler(name) for name in takes}
+    made = LocalExecutor(build_graph(calls, inputs=["x"]), handlers, together=takes, side_by_side=at_once)
+    assert made.run({"x": None}).seconds == {"short": 0.75, "long": 2.25}
 
 
 @pytest.mark.parametrize(

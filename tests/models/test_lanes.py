@@ -128,14 +128,16 @@ def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_piece_has_
 @pytest.mark.parametrize("longer", [0, 1])
 def test_the_longer_piece_has_all_threads_when_the_other_has_ended(longer: int, four_threads: None) -> None:
     ended = []
+    begun = threading.Event()
 
     def takes_long() -> list[object]:
         threads = [torch.get_num_threads()]
+        begun.set()
         use_all_threads()
         return [*threads, *ended, torch.get_num_threads()]
 
     def is_short() -> None:
-        time.sleep(0.2)
+        assert begun.wait(DEADLINE_SECONDS)
         ended.append(has_neighbour())
 
     pieces = [is_short, is_short]

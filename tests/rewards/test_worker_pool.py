@@ -178,14 +178,14 @@ def test_a_judge_that_can_no_longer_be_made_costs_the_answers_and_not_the_time(t
     package.write_text("from judges_made import Hostile as Vanishing\n")
     sys.path.insert(0, str(tmp_path))
     try:
-        source = JudgedReward("vanishing:Vanishing", name="j", step_seconds=60, attempts=2)
+        source = JudgedReward("vanishing:Vanishing", name="j", step_seconds=600, attempts=2)
         package.unlink()
         start = time.monotonic()
         found = source.score([response(text="die"), response(text="fine")])
         source.close()
     finally:
         sys.path.remove(str(tmp_path))
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
     assert [each.state for each in found] == [ScoreState.INFRASTRUCTURE_FAULT] * 2
     assert "no worker could be started: 'vanishing:Vanishing': there is no module" in (found[1].reason or "")
 

@@ -93,12 +93,12 @@ def test_memory_within_the_limit_can_be_used(sandbox):
 
 
 def test_several_programs_run_at_once_and_are_told_apart(sandbox):
-    source = "import time\ntime.sleep(0.2)\nprint({})"
+    source = "import time\ntime.sleep(1.5)\nprint({})"
     started = time.monotonic()
     jobs = [sandbox.start(Program(source=source.format(number))) for number in range(8)]
     outcomes = [job.wait() for job in reversed(jobs)]
     assert [int(each.stdout) for each in outcomes] == list(reversed(range(8)))
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 8 * 1.5, "one after the other they take longer on any machine"
 
 
 def test_programs_at_once_do_not_see_each_others_files(sandbox):

@@ -61,10 +61,10 @@ def test_a_run_counts_what_its_sources_do_and_leaves_no_worker(place: Path) -> N
 
 
 def test_a_run_whose_workers_die_ends_each_step_and_counts_the_failures(place: Path) -> None:
-    dying = judge("dying", judge_class="judges_made:Dying", attempts=2, step_seconds=60)
+    dying = judge("dying", judge_class="judges_made:Dying", attempts=2, step_seconds=600)
     start = time.monotonic()
     assert run("ppo", recipe(place, dying, **{"ppo.guards.max_faulty_fraction": 1.0}), QUIET) == 0
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < 300
     for line in lines(place)[1:]:
         # An evaluation in the same step asks the same source.
         asked, faults = (

@@ -12,7 +12,6 @@ from enum import StrEnum
 from itertools import pairwise
 from statistics import fmean, pstdev
 
-from proximo.metrics.formatting import format_number
 from proximo.metrics.run_files import Run, Series
 
 PATIENCE_STEPS = 200
@@ -105,7 +104,7 @@ def _alarm(rule: Rule, run: Run) -> Alarm | None:
 
 
 def _has_settled(run: Run) -> bool:
-    return run.total_steps is None or len(run.lines) >= min(run.total_steps / 2, PATIENCE_STEPS)
+    return run.total_steps is None or _steps_taken(run) >= min(run.total_steps / 2, PATIENCE_STEPS)
 
 
 def fifths(series: Series) -> tuple[float, ...] | None:
@@ -123,7 +122,18 @@ def fifth_noise(series: Series) -> float:
     return pstdev(steps) / math.sqrt(2) / math.sqrt(max(1, len(series) / 5)) if len(steps) > 1 else 0.0
 
 
-def counted(run: Run, *names: str) -> str | None:
-    """How often something that should not happen did, over the whole run; None for never."""
-    total = sum(sum(run.series(name).values) for name in names)
-    return f"{format_number(total)} in {len(run.lines)} steps." if total > 0 else None
+def counted(run: Run, what: str, *names: str) -> str | None:
+    """How many of what should not happen there were, and in how many steps; None for none."""
+    totals = [(line["step"], sum(line.get(name, 0.0) for name in names)) for line in run.lines]
+    total = sum(number for _, number in totals)
+    if total <= 0:
+        return None
+    at = [step for step, number in totals if number > 0]
+    before = ["the evaluation before the first step"] if 0 in at else []
+    within = [f"{sum(step > 0 for step in at)} of {_steps_taken(run)} steps"] if max(at) > 0 else []
+    return f"{what}: {total:.0f}, in {' and in '.join(before + within)}."
+
+
+def _steps_taken(run: Run) -> int:
+    """Without the line of step 0, which has an evaluation and no step."""
+    return sum(line["step"] > 0 for line in run.lines)

@@ -69,9 +69,10 @@ READING = """\
 Read the samples first, then the score, the KL and the answer length together: each alone can look well in a run that is
 not. The loss curves of PPO say little. The report has these words under each curve and raises the alarms below by
 itself; a rule that speaks of fifths compares fifths of the run's steps, and is silent before the fifth step. Rules that
-compare an end with a beginning wait for half of the run, or 200 steps. The same rules watch the run while it is under
-way: an alarm is printed once, when it is first raised. In the tables causes stand before effects, and an alarm that
-another explains is folded under it.
+compare an end with a beginning wait for half of the run, or 200 steps. In SFT, reward model and DPO training held-out
+data is judged in the second half of the run alone, and a share of pairs by how many they are. The same rules watch the
+run while it is under way: an alarm is printed once, when it is first raised. In the tables causes stand before effects,
+and an alarm that another explains is folded under it.
 
 A score is *high* where its last fifth is within noise of its best, and above the first fifth by more than the scores
 of that fifth differed, or nine of ten responses have the best score of their step or `ppo.solved_score`. No rule blames

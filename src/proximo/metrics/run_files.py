@@ -141,9 +141,20 @@ def read_run(folder: Path, *, name: str | None = None) -> Run:
         config=config,
         environment=_read_json(folder / "environment.json"),
         outcome=outcome,
-        total_steps=outcome.total_steps if outcome else setting(config, "ppo", "num_steps"),
+        total_steps=outcome.total_steps if outcome else _planned_steps(config, lines),
         num_unreadable=num_unreadable,
     )
+
+
+def _planned_steps(config: object, lines: tuple[Mapping[str, float], ...]) -> int | None:
+    """Of a run that is under way or was killed: what its configuration says, or its passes over the data so far."""
+    epochs = next(
+        (found for trainer in ("sft", "reward", "dpo") if (found := setting(config, trainer, "num_epochs"))), 0
+    )
+    done = lines[-1].get("progress/epoch", 0.0) if lines else 0.0
+    if epochs and done > 0:
+        return math.ceil(lines[-1]["step"] * epochs / done - 1e-6)
+    return setting(config, "ppo", "num_steps")
 
 
 def setting(config: object, *keys: str) -> Any:

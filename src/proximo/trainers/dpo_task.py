@@ -121,6 +121,7 @@ class DPOTask(SupervisedTask[LanguageModel, PreferencePair, DPOConfig]):
             rewards |= dict(zip(indices, zip(part.rewards.chosen, part.rewards.rejected, strict=True), strict=True))
         total = reduce(add, parts)
         metrics = pair_metrics("evaluation", total.rewards) | {
+            "evaluation/pairs": Sum(len(held_out)),
             "evaluation/loss": Mean(loss * len(held_out), len(held_out)),
             "evaluation/logprob_chosen": Mean.of(total.logprobs.chosen),
             "evaluation/logprob_rejected": Mean.of(total.logprobs.rejected),

@@ -79,6 +79,7 @@ class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfi
             loss, total = loss + value.item(), total + part
             scores |= dict(zip(indices, zip(part.chosen, part.rejected, strict=True), strict=True))
         metrics = pair_metrics("evaluation", total) | {
+            "evaluation/pairs": Sum(len(held_out)),
             "evaluation/loss": Mean(loss * len(scores), len(scores)),
             "evaluation/calibration_error": Last(calibration(total.gaps).error),
         }

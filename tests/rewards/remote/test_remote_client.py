@@ -160,7 +160,7 @@ def test_a_step_ends_at_its_deadline_and_every_response_is_accounted_for(behavio
         )
         start = time.monotonic()
         found = states(reward.score(asked(9)))
-        assert time.monotonic() - start < 20  # and not the 500 s of all attempts
+        assert time.monotonic() - start < 200  # and not the 500 s of all attempts
         assert found.count(ScoreState.SCORED) in (1, 2)  # the first request that came, of two responses or of one
         assert found.count(FAULT) == 9 - found.count(ScoreState.SCORED)
 

@@ -5,51 +5,45 @@ from proximo.metrics.declared.alarms_other import (
     HELD_OUT_RULE,
     UNLEARNED,
     UNLIKELY,
-    accuracy_gap,
+    coin_rule,
+    gap_rule,
     leap_rule,
-    no_better_than_a_coin,
+    still_rule,
 )
+from proximo.metrics.declared.supervised_checks import STILL_PAIRS, newest_evaluation
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run
 
 
 def _chosen_become_unlikely(run: Run) -> str | None:
-    logprobs = run.series("evaluation/logprob_chosen")
-    if len(logprobs) < 2:
+    logprobs, newest = run.series("evaluation/logprob_chosen"), newest_evaluation(run, "evaluation/logprob_chosen")
+    if len(logprobs) < 2 or newest is None:
         return None
-    first, last = logprobs.values[0], logprobs.values[-1]
+    first, last = logprobs.values[0], newest[1]
     if last >= 1.25 * first:  # both are negative
         return None
-    return f"From {number(first)} to {number(last)} nats per answer."
+    return f"From {number(first)} to {number(last)} nats per answer at step {newest[0]}."
 
 
 DPO_RULES = (
     leap_rule("dpo/loss", "dpo.optimizer"),
-    Rule(
-        title=UNLEARNED,
-        when="evaluation/pair_accuracy ends below 0.55",
-        advice="Nothing that holds beyond the training pairs was learned: raise the learning rate if the margin stays "
-        "near 0; else check that chosen and rejected are not mixed up, and that both survive the length limit.",
-        severity=Severity.PROBLEM,
-        check=lambda run: no_better_than_a_coin(run, "dpo/accuracy", "dpo", "optimizer", "learning_rate"),
-        trend=True,
+    still_rule("dpo/loss", "dpo.optimizer", STILL_PAIRS),
+    coin_rule(
+        UNLEARNED,
+        "Nothing that holds beyond the training pairs was learned: raise the learning rate if the margin stays near 0; "
+        "else check that chosen and rejected are not mixed up, and that both survive the length limit.",
+        "dpo/accuracy",
+        *("dpo", "optimizer", "learning_rate"),
     ),
+    gap_rule("dpo/accuracy", "Fewer epochs, a lower learning rate, a larger dpo.beta, label smoothing, or more pairs."),
     Rule(
         title=UNLIKELY,
-        when="evaluation/logprob_chosen ends more than a quarter of its size below its start",
+        when="in the second half of the run evaluation/logprob_chosen is more than a quarter of its size below its "
+        "start",
         advice="The margin was won by pushing both answers down, and the likelihood went to texts that are in no pair. "
         "Raise dpo.beta, lower the learning rate or the passes, or fine-tune on the chosen answers first.",
         severity=Severity.WARNING,
         check=_chosen_become_unlikely,
-        trend=True,
-    ),
-    Rule(
-        title="Accuracy is much higher in training than held out",
-        when="dpo/accuracy in its last fifth is more than 0.15 above the last evaluation/pair_accuracy",
-        advice="Fewer epochs, a lower learning rate, a larger dpo.beta, label smoothing, or more pairs.",
-        severity=Severity.WARNING,
-        check=lambda run: accuracy_gap(run, "dpo/accuracy"),
-        trend=True,
     ),
     HELD_OUT_RULE,
 )

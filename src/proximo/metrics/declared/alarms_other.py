@@ -1,49 +1,16 @@
 """The rules for supervised and reward model training, and those that every run has. Not those of PPO."""
 
-import math
-from itertools import pairwise
-from statistics import fmean, median, median_low
-
-from proximo.metrics.alarms import Finding, Rule, Severity, counted, fifths
-from proximo.metrics.formatting import format_number as number
-from proximo.metrics.run_files import Run, Series, setting
+from proximo.metrics.alarms import Rule, Severity, counted
+from proximo.metrics.declared import supervised_checks as checks
 
 COIN, UNLEARNED = "The reward model is no better than a coin", "The policy cannot tell held-out pairs apart"
 BY_HEART, SKIPPED, NOT_FINITE = "The held-out loss rises again", "Updates were skipped", "Some metrics were not finite"
 UNLIKELY, UNSURE = "The chosen answers become much less likely", "The reward model is surer than it should be"
-AFTER_A_LEAP = (COIN, UNLEARNED, UNLIKELY, UNSURE, BY_HEART, SKIPPED, NOT_FINITE)
+GAP, STILL = "Accuracy is much higher in training than held out", "The loss does not fall"
+BEYOND_THE_DATA = (UNLIKELY, UNSURE, BY_HEART)
+"""What follows where pairs are learned one by one."""
+AFTER_A_LEAP = (STILL, COIN, UNLEARNED, GAP, *BEYOND_THE_DATA, SKIPPED, NOT_FINITE)
 """What follows where one step spoiled the model."""
-STEPS_AFTER = 5
-"""Steps from a leap on whose median loss shows it, so that one odd batch does not."""
-
-
-def _learns_by_heart(run: Run) -> str | None:
-    losses = run.series("evaluation/loss")
-    if len(losses) < 3:
-        return None
-    best = min(losses.values)
-    if losses.values[-1] < 1.02 * best + 0.005:  # a loss near 0 may double and mean nothing
-        return None
-    step = losses.steps[losses.values.index(best)]
-    return f"It was lowest, {number(best)}, at step {step}, and is {number(losses.values[-1])} at the end."
-
-
-def _leaps(run: Run, name: str) -> str | None:
-    """From the lowest mean of three steps so far: after a random start a loss falls first, and may leap from there."""
-    loss = run.series(name)
-    values = loss.values
-    noise = median([abs(later - earlier) for earlier, later in pairwise(values)] or [0.0])
-    lowest = math.inf
-    for place in range(1, len(loss) - 2):
-        lowest = min(lowest, fmean(values[max(0, place - 3) : place]))
-        after = median_low(values[place : place + STEPS_AFTER])
-        if after > 1.25 * lowest + 0.1 + 4 * noise:
-            leap = max(range(place, min(place + STEPS_AFTER, len(loss))), key=lambda at: values[at] - values[at - 1])
-            return (
-                f"It went from {number(lowest)} to {number(after)} at step {loss.steps[leap]}, by the update of the "
-                f"step before, and ends at {number(fmean(values[-STEPS_AFTER:]))}."
-            )
-    return None
 
 
 def leap_rule(loss: str, optimizer: str) -> Rule:
@@ -55,80 +22,85 @@ def leap_rule(loss: str, optimizer: str) -> Rule:
         advice=f"A step was too large. Start again from before it with a tenth of {optimizer}.learning_rate or less, "
         "and with warmup_updates.",
         severity=Severity.PROBLEM,
-        check=lambda run: _leaps(run, loss),
+        check=lambda run: checks.leaps(run, loss),
         explains=AFTER_A_LEAP,
     )
 
 
-def no_better_than_a_coin(run: Run, training_metric: str, *rate: str) -> Finding | None:
-    """Of held-out pairs; `rate` are the keys of the learning rate, which is to blame where training pairs fail too."""
-    accuracy, training = run.series("evaluation/pair_accuracy"), fifths(run.series(training_metric))
-    if len(accuracy) < 2 or accuracy.values[-1] >= 0.55:
-        return None
-    detail = f"{accuracy.values[-1]:.1%} of held-out pairs are in the right order"
-    learning_rate = setting(run.config, *rate)
-    if training is None or training[-1] >= 0.6 or learning_rate is None:
-        return Finding(f"{detail}.")
-    return Finding(
-        f"{detail}, and {training[-1]:.1%} of training pairs.",
-        f"It does not learn its training pairs either: {'.'.join(rate)}, now {learning_rate:g}, is far too high or too "
-        "low, or chosen and rejected are mixed up.",
+HELD_OUT_RULE = Rule(
+    title=BY_HEART,
+    when="in the second half of the run evaluation/loss is 2% and 0.005 nats or more above its lowest point; of pairs, "
+    "also more than that point over the root of evaluation/pairs",
+    advice="The model learns its data by heart: stop at the lowest point, or take more data.",
+    severity=Severity.WARNING,
+    check=checks.learns_by_heart,
+)
+
+
+def gap_rule(training_metric: str, advice: str) -> Rule:
+    """For the training accuracy of that name."""
+    return Rule(
+        title=GAP,
+        when=f"{training_metric}, over the last fifth of the steps until an evaluation in the second half of the run, "
+        f"is more than {checks.GAP} and {checks.GAP_ERRORS} standard errors (of so many pairs) above its "
+        "evaluation/pair_accuracy",
+        advice=advice,
+        severity=Severity.WARNING,
+        check=lambda run: checks.accuracy_gap(run, training_metric),
+        explains=BEYOND_THE_DATA,
     )
 
 
-def accuracy_gap(run: Run, training_metric: str) -> str | None:
-    """Between training and held-out pairs, where it is above 0.15."""
-    training = fifths(run.series(training_metric))
-    held_out: Series = run.series("evaluation/pair_accuracy")
-    if training is None or not len(held_out) or training[-1] - held_out.values[-1] <= 0.15:
-        return None
-    return f"{training[-1]:.1%} in training, {held_out.values[-1]:.1%} held out."
+def coin_rule(title: str, advice: str, training_metric: str, *rate: str) -> Rule:
+    """Of the trainer whose training accuracy has that name; `rate` are the keys of its learning rate."""
+    return Rule(
+        title=title,
+        when=f"in the second half of the run evaluation/pair_accuracy is below {checks.COIN_SHARE}; with fewer than "
+        f"100 held-out pairs only if {training_metric} is below {checks.TRAINED_SHARE} too",
+        advice=advice,
+        severity=Severity.PROBLEM,
+        check=lambda run: checks.no_better_than_a_coin(run, training_metric, *rate),
+        explains=(GAP, *BEYOND_THE_DATA),
+    )
 
 
-def _badly_calibrated(run: Run) -> str | None:
-    error = run.series("evaluation/calibration_error")
-    return f"It is {error.values[-1]:.2f}." if len(error) and error.values[-1] > 0.15 else None
+def still_rule(loss: str, optimizer: str, least: float) -> Rule:
+    """For the training loss of that name, whose learning rate stands in that section."""
+    return Rule(
+        title=STILL,
+        when=f"in the second half of the run no evaluation/loss was another than the first by more than {least:.4g} of "
+        f"it, and {loss} does not fall by more than its noise (ten steps or more)",
+        advice=f"Raise {optimizer}.learning_rate. If it is right, the data teach the model nothing that is new to it.",
+        severity=Severity.WARNING,
+        check=lambda run: checks.does_not_fall(run, loss, least),
+        explains=(COIN, UNLEARNED),
+    )
 
 
-HELD_OUT_RULE = Rule(
-    title=BY_HEART,
-    when="evaluation/loss ends 2% and 0.005 nats or more above its lowest point",
-    advice="The model learns its data by heart: stop at the lowest point, or take more data.",
-    severity=Severity.WARNING,
-    check=_learns_by_heart,
-    trend=True,
+SFT_RULES = (
+    leap_rule("sft/loss", "sft.optimizer"),
+    HELD_OUT_RULE,
+    still_rule("sft/loss", "sft.optimizer", checks.STILL),
 )
-
-SFT_RULES = (leap_rule("sft/loss", "sft.optimizer"), HELD_OUT_RULE)
 
 REWARD_RULES = (
     leap_rule("reward_model/loss", "reward.optimizer"),
-    Rule(
-        title=COIN,
-        when="evaluation/pair_accuracy ends below 0.55",
-        advice="PPO against it would learn noise. Check that chosen and rejected are not mixed up, and that both "
-        "answers survive the length limit.",
-        severity=Severity.PROBLEM,
-        check=lambda run: no_better_than_a_coin(
-            run, "reward_model/pair_accuracy", "reward", "optimizer", "learning_rate"
-        ),
-        trend=True,
+    still_rule("reward_model/loss", "reward.optimizer", checks.STILL_PAIRS),
+    coin_rule(
+        COIN,
+        "PPO against it would learn noise. Check that chosen and rejected are not mixed up, and that both answers "
+        "survive the length limit.",
+        "reward_model/pair_accuracy",
+        *("reward", "optimizer", "learning_rate"),
     ),
-    Rule(
-        title="Accuracy is much higher in training than held out",
-        when="reward_model/pair_accuracy in its last fifth is more than 0.15 above the last evaluation/pair_accuracy",
-        advice="Fewer epochs, a lower learning rate, or more pairs.",
-        severity=Severity.WARNING,
-        check=lambda run: accuracy_gap(run, "reward_model/pair_accuracy"),
-        trend=True,
-    ),
+    gap_rule("reward_model/pair_accuracy", "Fewer epochs, a lower learning rate, or more pairs."),
     Rule(
         title=UNSURE,
-        when="evaluation/calibration_error ends above 0.15",
+        when=f"in the second half of the run evaluation/calibration_error is above {checks.MISCALIBRATED}, and above "
+        f"{checks.BIN_NOISE} over the root of evaluation/pairs",
         advice="Fewer epochs; a margin of 2 then means less than it says, so weigh the KL coefficient accordingly.",
         severity=Severity.WARNING,
-        check=_badly_calibrated,
-        trend=True,
+        check=checks.badly_calibrated,
     ),
     HELD_OUT_RULE,
 )
@@ -142,6 +114,7 @@ COMMON_RULES = (
         severity=Severity.WARNING,
         check=lambda run: counted(
             run,
+            "Updates",
             "policy/skipped_updates",
             "value/skipped_updates",
             "sft/skipped_updates",
@@ -154,6 +127,6 @@ COMMON_RULES = (
         when="progress/non_finite_metrics is above 0 anywhere",
         advice="NaN or infinity in a statistic is often the first sign of divergence: log.txt names the metrics.",
         severity=Severity.WARNING,
-        check=lambda run: counted(run, "progress/non_finite_metrics"),
+        check=lambda run: counted(run, "Metrics", "progress/non_finite_metrics"),
     ),
 )

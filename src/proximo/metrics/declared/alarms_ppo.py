@@ -15,6 +15,8 @@ GREEDY = "The policy samples hardly anything but its first choice"
 CUT = "Nearly all answers are cut at the limit"
 ONE_SCORE = "Every score is the same number"
 OUTWEIGHS = "The KL penalty outweighs the score"
+OUTPULLS = "The KL in the loss outweighs the advantages"
+LEFT_OUT = "Most tokens are left out of the updates"
 TINY = "The policy hardly moves"
 FLAT = "The score does not rise"
 LONGER = "Longer answers score higher"
@@ -44,7 +46,7 @@ PPO_RULES = (
         advice="Before any update both are the same weights. Look for another precision, dropout, or sampling "
         "settings that change the distribution.",
         severity=Severity.PROBLEM,
-        check=lambda run: counted(run, "first_minibatch/refused"),
+        check=lambda run: counted(run, "First minibatches", "first_minibatch/refused"),
         explains=(KL_NEGATIVE, CLIPPED, SKIPPED),
     ),
     Rule(
@@ -53,7 +55,16 @@ PPO_RULES = (
         advice="samples.jsonl says why (`reason`), for at least one of each step: a reward source that fails, or an "
         "engine that gives up. If it is one kind of answer that fails, the policy learns nothing of that kind.",
         severity=Severity.WARNING,
-        check=lambda run: counted(run, "response/faulty", "evaluation/faulty"),
+        check=lambda run: counted(run, "Responses", "response/faulty", "evaluation/faulty"),
+    ),
+    Rule(
+        title=LEFT_OUT,
+        when=f"policy/rejected_fraction, or policy/behaviour_beyond_cap with masked weights, is above {updates.MOST} "
+        "in the last fifth",
+        advice=updates.LEFT_OUT_ADVICE,
+        severity=Severity.PROBLEM,
+        check=updates.mostly_left_out,
+        explains=LEARNS_NOTHING,
     ),
     Rule(
         title=NOISE,
@@ -62,7 +73,7 @@ PPO_RULES = (
         "policy's weights are not those that were meant.",
         severity=Severity.PROBLEM,
         check=scores.samples_noise,
-        explains=(DESTROYED, CUT, ONE_SCORE, OUTWEIGHS, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
+        explains=(DESTROYED, CUT, ONE_SCORE, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
     ),
     Rule(
         title=GREEDY,
@@ -71,7 +82,7 @@ PPO_RULES = (
         "fine-tuning has gone too far.",
         severity=Severity.PROBLEM,
         check=scores.samples_greedily,
-        explains=(DESTROYED, ONE_SCORE, OUTWEIGHS, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
+        explains=(DESTROYED, ONE_SCORE, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
     ),
     Rule(
         title=DESTROYED,
@@ -82,7 +93,7 @@ PPO_RULES = (
         "ppo.guards.target_kl ends a step before it goes so far.",
         severity=Severity.PROBLEM,
         check=updates.destroyed,
-        explains=(CUT, ONE_SCORE, OUTWEIGHS, KL_NEGATIVE, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
+        explains=(CUT, ONE_SCORE, OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
     ),
     Rule(
         title=GOLD,
@@ -163,7 +174,7 @@ PPO_RULES = (
         "fine-tuning. ppo.guards.max_equal_steps stops such a run.",
         severity=Severity.PROBLEM,
         check=scores.all_scores_equal,
-        explains=(OUTWEIGHS, KL_NEGATIVE, *LEARNS_NOTHING),
+        explains=(OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *LEARNS_NOTHING),
     ),
     Rule(
         title=OUTWEIGHS,
@@ -172,6 +183,15 @@ PPO_RULES = (
         advice="Lower ppo.kl.coefficient, or raise ppo.score.scale: the policy learns to stay where it is.",
         severity=Severity.PROBLEM,
         check=scores.kl_outweighs_score,
+        explains=LEARNS_NOTHING,
+    ),
+    Rule(
+        title=OUTPULLS,
+        when="with ppo.kl.place loss, kl/coefficient times the root of twice kl/k3_per_token is above the size of the "
+        "advantages in the last fifth (1 where they are standardised, else advantage/std), and the score is not high",
+        advice="Lower ppo.kl.coefficient: the policy learns to stay where it is.",
+        severity=Severity.PROBLEM,
+        check=updates.kl_outweighs_policy_loss,
         explains=LEARNS_NOTHING,
     ),
     Rule(

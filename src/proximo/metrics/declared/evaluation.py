@@ -149,6 +149,13 @@ LIKELIHOOD = (
 
 PREFERENCE = (
     Metric(
+        name="evaluation/pairs",
+        reduction=Sum,
+        unit="pairs",
+        definition="Held-out pairs that these means are over.",
+        phase=Phase.EVALUATION,
+    ),
+    Metric(
         name="evaluation/pair_accuracy",
         reduction=Mean,
         unit="fraction",

@@ -1,5 +1,7 @@
 """What the rules for PPO look for in policy, critic and KL. Not in scores: see ppo_score_checks."""
 
+import math
+
 from proximo.metrics.alarms import Finding, fifth_noise, fifths
 from proximo.metrics.declared.ppo_signs import blow, succeeds, where_scores_differ
 from proximo.metrics.formatting import format_number as number
@@ -7,8 +9,18 @@ from proximo.metrics.run_files import Run, setting
 
 USELESS_VARIANCE = 0.01
 MANY_EPOCHS = 4
+MOST = 0.5
+"""The share of the tokens from which leaving them out is a finding."""
+PULL = 1
+"""How many times the size of its advantage the KL in the loss may pull at a token."""
 LEAP = 10
 """A value loss above so many times the largest variance of the scores is a critic that leapt away."""
+
+LEFT_OUT_ADVICE = (
+    "Nothing is learned of what is left out. The sampler is far from the policy that learns: look for another "
+    "precision, older weights, or sampling settings that change the distribution. If it is only rounding, raise the "
+    "limit."
+)
 
 
 def destroyed(run: Run) -> Finding | None:
@@ -57,6 +69,55 @@ def hardly_moves(run: Run) -> str | None:
     if clipped is None or moved is None or max(clipped) > 0 or max(moved) > 1e-5 or succeeds(run):
         return None
     return f"No token was ever clipped, and a step moves it by {number(max(moved))} nats per token at most."
+
+
+def mostly_left_out(run: Run) -> Finding | None:
+    """By `rejection`, or by weights that are 0 beyond their bounds."""
+    loss = ("ppo", "policy_loss")
+    masked = setting(run.config, *loss, "behaviour_weight") == "masked"
+    for metric, key, holds in (
+        ("policy/rejected_fraction", ("rejection", "limit"), True),
+        ("policy/behaviour_beyond_cap", ("behaviour_cap",), masked),
+    ):
+        means = fifths(run.series(metric))
+        if means is None or means[-1] <= MOST or not holds:
+            continue
+        bound = setting(run.config, *loss, *key)
+        advice = None if bound is None else f"{'.'.join((*loss, *key))} is {bound:g}. {LEFT_OUT_ADVICE}"
+        return Finding(f"{means[-1]:.0%} of the tokens that count, in the last fifth.", advice)
+    return None
+
+
+def kl_outweighs_policy_loss(run: Run) -> str | None:
+    """Where the KL is a part of the loss: its pull at a token, beside that of the token's advantage.
+
+    Both are factors of the gradient of a token's log-prob. That of k2, and of the KL at each state, is the log-ratio to
+    the reference, whose root mean square is about sqrt(2 * k3) where the two are near each other.
+    """
+    coefficients, k3 = run.series("kl/coefficient"), run.series("kl/k3_per_token")
+    means, size = fifths(k3), _size_of_advantages(run)
+    if setting(run.config, "ppo", "kl", "place") != "loss" or means is None or not len(coefficients) or not size:
+        return None
+    ratio = math.sqrt(2 * max(0.0, means[-1]))  # k3 is never negative but for rounding
+    pull = coefficients.values[-1] * ratio
+    if pull <= PULL * size or succeeds(run):
+        return None
+    return (
+        f"The log-ratio of a token to the reference is about {number(ratio)} nats, which pulls at it with "
+        f"{number(pull)} at a coefficient of {number(coefficients.values[-1])}; its advantage pulls with "
+        f"{number(size)}."
+    )
+
+
+def _size_of_advantages(run: Run) -> float | None:
+    """1 where they are standardised over the step; else their deviation in the last fifth."""
+    options = ("ppo", "advantage")
+    standardise = setting(run.config, *options, "standardise")
+    by_default = setting(run.config, *options, "estimator") in ("gae", "return_to_go", "group_return_to_go")
+    if standardise or (standardise is None and by_default):
+        return 1.0
+    means = fifths(run.series("advantage/std"))
+    return means[-1] if means else None
 
 
 def kl_rises_fast(run: Run) -> str | None:

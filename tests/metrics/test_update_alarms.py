@@ -1,0 +1,88 @@
+"""Alarms about what keeps the policy from learning: tokens that are left out, and a KL in the loss that is too dear."""
+
+import random
+from typing import Any
+
+import pytest
+from made_up_runs import ppo_line
+
+from proximo.metrics.alarms import Alarm, find_alarms
+from proximo.metrics.catalogue import RULES
+from proximo.metrics.run_files import Run
+from proximo.metrics.trainers import Trainer
+
+NUM_STEPS = 60
+LEFT_OUT = "Most tokens are left out of the updates"
+OUTPULLS = "The KL in the loss outweighs the advantages"
+
+
+def alarms(settings: dict[str, Any], *, num_steps: int = NUM_STEPS, **metrics: float) -> tuple[Alarm, ...]:
+    """Of a healthy run with these metrics in every step."""
+    rng = random.Random(11)
+    changes = {name.replace("__", "/"): value for name, value in metrics.items()}
+    lines = tuple(ppo_line(step, NUM_STEPS, rng) | changes for step in range(1, num_steps + 1))
+    return find_alarms(
+        Run(name="run", lines=lines, config={"ppo": settings}, total_steps=NUM_STEPS), RULES[Trainer.PPO]
+    )
+
+
+def titles(settings: dict[str, Any], **metrics: float) -> list[str]:
+    return [alarm.title for alarm in alarms(settings, **metrics)]
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.5, []), (0.51, [LEFT_OUT]), (1.0, [LEFT_OUT])])
+def test_a_rejection_of_most_tokens_is_said_in_the_fifth_step(share, found):
+    settings = {"policy_loss": {"rejection": {"measure": "k1", "over": "sum", "limit": 0.001}}}
+    assert titles(settings, policy__rejected_fraction=share) == found
+    assert [each.title for each in alarms(settings, num_steps=5, policy__rejected_fraction=share)] == found
+    assert alarms(settings, num_steps=4, policy__rejected_fraction=share) == ()
+
+
+def test_it_is_told_with_the_limit():
+    settings = {"policy_loss": {"rejection": {"measure": "k1", "over": "sum", "limit": 0.001}}}
+    (alarm,) = alarms(settings, policy__rejected_fraction=0.973)
+    assert alarm.detail == "97% of the tokens that count, in the last fifth."
+    assert alarm.advice.startswith("ppo.policy_loss.rejection.limit is 0.001. Nothing is learned of what is left out.")
+
+
+@pytest.mark.parametrize(("weight", "found"), [("masked", [LEFT_OUT]), ("truncated", [])])
+def test_weights_that_are_cut_to_0_leave_out_as_well_and_those_cut_to_a_bound_do_not(weight, found):
+    settings = {"policy_loss": {"behaviour_weight": weight, "behaviour_cap": 2.0}}
+    assert titles(settings, policy__behaviour_beyond_cap=0.7) == found
+
+
+GAE = {"estimator": "gae", "standardise": None}
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "advantage", "found"),
+    [
+        # The root of twice 0.005 is 0.1 nats: 10 of them outweigh a standardised advantage.
+        (9.9, GAE, []),
+        (10.1, GAE, [OUTPULLS]),
+        (10.1, {"estimator": "group_centred", "standardise": True}, [OUTPULLS]),
+        # Not standardised they are as large as advantage/std says.
+        (10.1, {"estimator": "group_centred", "standardise": None}, [OUTPULLS]),
+        (10.1, {"estimator": "gae", "standardise": False}, [OUTPULLS]),
+        (2.9, {"estimator": "gae", "standardise": False}, []),
+        (3.1, {"estimator": "gae", "standardise": False}, [OUTPULLS]),
+    ],
+)
+def test_a_kl_in_the_loss_is_weighed_against_advantages(coefficient, advantage, found):
+    settings = {"kl": {"place": "loss"}, "advantage": advantage}
+    level = {"kl__k3_per_token": 0.005, "advantage__std": 0.3, "score__mean": 0.2, "score__std": 0.4}
+    assert found == [
+        each for each in titles(settings, kl__coefficient=coefficient, **level) if each != "The score does not rise"
+    ]
+
+
+def test_it_explains_a_score_that_does_not_rise_and_is_silent_where_the_kl_is_in_the_reward():
+    level = {"kl__k3_per_token": 0.005, "kl__coefficient": 12.0, "score__mean": 0.2, "score__std": 4.0}
+    (alarm,) = alarms({"kl": {"place": "loss"}, "advantage": GAE}, **level)
+    assert alarm.title == OUTPULLS
+    assert [each.title for each in alarm.consequences] == ["The score does not rise"]
+    assert alarm.detail == (
+        "The log-ratio of a token to the reference is about 0.10 nats, which pulls at it with 1.20 at a coefficient of "
+        "12; its advantage pulls with 1.00."
+    )
+    assert OUTPULLS not in titles({"kl": {"place": "reward"}, "advantage": GAE}, **level)
