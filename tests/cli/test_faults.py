@@ -1,9 +1,12 @@
 """Files that are damaged and disks that refuse, met by every command: one message each, and never a traceback."""
 
 import json
+import os
 import re
 import resource
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,6 +142,24 @@ def test_a_template_that_is_no_jinja_is_named_with_its_line(
     recipe = recipe_file(changed(recipe_of("sft", place), changes), tmp_path / "own.yaml")
     said = refused(capsys, ["sft", recipe])
     assert f"{model / 'chat_template.jinja'}, line 3: the chat template is no Jinja" in said
+
+
+def test_data_that_is_a_pipe_is_refused_and_not_waited_for(place: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "rows.jsonl"
+    os.mkfifo(pipe)
+    recipe = recipe_file(changed(recipe_of("sft", place), {"data": {"sources": [{"path": str(pipe)}]}}), tmp_path / "r")
+    command = [sys.executable, "-m", "proximo", "sft", recipe]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 2
+    assert f"{pipe} is no file, and data is read more than once" in done.stderr
+
+
+def test_a_function_where_a_path_is_wanted_gets_the_key(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"data": {"sources": [{"path": "mine:rows"}]}, "run.folder": str(tmp_path / "run")}
+    recipe = recipe_file(changed(recipe_of("sft", place), data), tmp_path / "r")
+    assert "write function: mine:rows" in refused(capsys, ["sft", recipe])
 
 
 def test_weights_that_are_no_weights_but_a_pickle_are_refused(

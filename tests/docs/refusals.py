@@ -163,6 +163,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("sft", "Models", "tokenizer.train_vocab_size=500"),
     ("reward", "Models", "model={lora: {rank: 8}}"),
     ("ppo", "The run", "run.folder=~/runs/x"),
+    ("ppo", "The run", "run.folder=''"),
     ("ppo", "The run", "run.precision=fp16"),
     ("pipeline", "The run", "sft.run.folder=elsewhere"),
     ("dpo", "Preferences", "dpo={loss: ipo, label_smoothing: 0.1}"),

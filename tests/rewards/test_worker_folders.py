@@ -1,9 +1,11 @@
 """The folders of workers: gone with their process, however it ended, and nobody else's touched."""
 
+import fcntl
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,24 @@ def test_a_folder_goes_when_its_process_was_killed_and_not_before(place: Path) -
         process.kill()
     sweep_folders()
     assert not folder.exists()
+
+
+def test_a_folder_that_another_process_is_sweeping_away_is_not_waited_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken, free = place / f"{PREFIX}taken", place / f"{PREFIX}free"
+    taken.mkdir()
+    free.mkdir()
+    names = iter([str(taken), str(free)])
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: next(names))
+    other = os.open(taken, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    made: list[str] = []
+    thread = threading.Thread(target=lambda: made.append(WorkerFolder().path), daemon=True)
+    thread.start()
+    thread.join(20)
+    os.close(other)
+    assert made == [str(free)]
 
 
 def test_ones_own_folder_stays_until_it_is_removed() -> None:

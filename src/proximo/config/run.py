@@ -59,6 +59,8 @@ class RunConfig(Section):
     def _a_path_as_it_is(cls, value: str) -> str:
         if value.split("/", maxsplit=1)[0] == "~":
             raise ValueError("begins with ~, which a shell expands and a recipe does not: write the path as it is")
+        if not value or "\0" in value:
+            raise ValueError("must be the name of a folder, such as runs/first")
         return value
 
     @field_validator("precision", mode="before")

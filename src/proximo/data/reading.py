@@ -170,7 +170,7 @@ def _format(source: Source, path: Path) -> Format:
     if not path.exists() and not _HUB_NAME.fullmatch(source.path):
         _existing(path, source)
     if path.exists():
-        with path.open("rb") as file:
+        with _existing(path, source).open("rb") as file:
             refuse_other_than_text(file.read(64), source.path)
         raise DataError(
             f"{source.path}: the ending '{path.suffix}' says no format; set `format` to one of json, jsonl, csv, "
@@ -192,6 +192,8 @@ def _folder_format(source: Source, path: Path) -> Format:
 def _existing(path: Path, source: Source) -> Path:
     if path.is_dir():
         raise DataError(f"{source.path}: a folder, but the format {source.format} is that of a file")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{source.path}: no file but a pipe or a device, and data is read more than once: write a file")
     if not path.exists():
         beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{source.path}: no such file (looked in {path.parent.absolute()}){nearest(path.name, beside)}")

@@ -25,6 +25,8 @@ from proximo.errors import DataError, ModelError
 CPU_SECONDS = 10
 """Of one rendering; a sane template takes a thousandth of one."""
 MEMORY_BYTES = 2**30
+END_SECONDS = 10.0
+"""For a process that was killed to be gone."""
 WALL_SECONDS = 300.0
 """For a process that neither computes nor answers."""
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH")
@@ -70,7 +72,8 @@ class TemplateRenderer:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # the kernel ends it when it can
+                process.wait(END_SECONDS)
             for pipe in (process.stdin, process.stdout):
                 with suppress(OSError):  # what was not written is not to be
                     pipe and pipe.close()

@@ -86,9 +86,12 @@ class Requests:
 
     def _post(self, path: str, body: bytes, read: Callable[[bytes], Answer], *, seconds: float) -> Answer:
         seconds = max(seconds, 0.001)
+        asked = asyncio.run_coroutine_threadsafe(self._reply(path, body, seconds), self._loop)
         try:
-            return read(asyncio.run_coroutine_threadsafe(self._reply(path, body, seconds), self._loop).result())
+            # The limit is within; the longer one is for a thread of requests that does nothing any more.
+            return read(asked.result(seconds + CLOSING_SECONDS))
         except TimeoutError:
+            asked.cancel()
             raise UnansweredError(f"no whole answer within {seconds:.3g} s", timed_out=True) from None
         except httpx2.LocalProtocolError:  # its text quotes the header, and so the token
             raise RefusedError(f"no request can be sent to {self.url}: the token is not one that HTTP allows") from None

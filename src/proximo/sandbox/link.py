@@ -104,5 +104,10 @@ class ZygoteLink:
             _, errors = self.process.communicate(timeout=END_SECONDS)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-            _, errors = self.process.communicate()
+            try:
+                _, errors = self.process.communicate(timeout=END_SECONDS)
+            except subprocess.TimeoutExpired as late:  # what it started outside of its group still holds the pipe
+                errors = late.stderr or b""
+                if self.process.stderr is not None:
+                    self.process.stderr.close()
         return errors.decode(errors="replace").strip()[-2000:] or f"it ended with status {self.process.returncode}"

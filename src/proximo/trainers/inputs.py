@@ -23,6 +23,8 @@ from proximo.errors import ConfigError
 from proximo.sandbox.packages import package_problem
 from proximo.trainers.environment_secrets import secret_problem
 
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""`package.module:function`."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
 FILE_FORMATS = ("json", "jsonl", "csv", "parquet", "text")
@@ -190,8 +192,10 @@ def _source(source: SourceConfig, key: str) -> Input:
         problem = f"{name} is a folder; format {source.format} wants a file" if source.format in FILE_FORMATS else None
         return Input(key=key, name=name, kind="folder", problem=problem)
     if path.exists():
-        return Input(key=key, name=name, kind="file")
+        pipe = None if path.is_file() else f"{name} is no file, and data is read more than once: write it to a file"
+        return Input(key=key, name=name, kind="file", problem=pipe)
     if source.format == "hub" or (source.format == "auto" and not is_file and HUB_NAME.fullmatch(name)):
         return Input(key=key, name=name, kind="Hub")
     kind = "folder" if source.format == "disk" else "file"
-    return Input(key=key, name=name, kind=kind, problem=f"there is no {kind} {name} (seen from {Path.cwd()})")
+    hint = f"; for a function write function: {name}" if IMPORT_PATH.fullmatch(name) else ""
+    return Input(key=key, name=name, kind=kind, problem=f"there is no {kind} {name} (seen from {Path.cwd()}){hint}")

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -136,6 +137,30 @@ def test_a_body_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
         (scored,) = source(service.url).score(asked(1))
         assert scored.state is FAULT
         assert "more than 10000 bytes" in str(scored.reason)
+
+
+def test_a_thread_of_requests_that_does_nothing_any_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_requests, "CLOSING_SECONDS", 0.1)
+    with ScriptedService(silent) as service:
+        made = remote_requests.Requests(service.url, token=None, token_env=None, kept_connections=1)
+        go_on = threading.Event()
+        made._loop.call_soon_threadsafe(go_on.wait)
+        found: list[str] = []
+
+        def ask() -> None:
+            try:
+                made.ask(b"{}", [], seconds=0.2)
+            except remote_requests.UnansweredError as error:
+                found.append(str(error))
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        asking.join(20)
+        told = list(found)
+        go_on.set()
+        asking.join()
+        made.close()
+        assert told == ["no whole answer within 0.2 s"]
 
 
 def test_nobody_listens() -> None:

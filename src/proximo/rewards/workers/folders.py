@@ -22,9 +22,10 @@ class WorkerFolder:
         while True:
             self.path = tempfile.mkdtemp(prefix=PREFIX)
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if _is_at(self.path, self._lock):
-                break
+            with contextlib.suppress(BlockingIOError):  # who has it before this process is sweeping it away
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(self.path, self._lock):
+                    break
             os.close(self._lock)  # somebody swept it away before it was locked
         # A judge may run programs as another user, who must get to what it makes there and need not look around.
         os.chmod(self.path, 0o711)

@@ -1,0 +1,38 @@
+"""The end of a zygote: waited for so long and no longer."""
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from proximo.sandbox import link
+from proximo.sandbox.link import ZygoteLink
+
+
+def test_what_holds_the_pipe_of_a_zygote_that_was_killed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "END_SECONDS", 0.2)
+    mark = tmp_path / "pid"
+    script = f"echo last words >&2; setsid sh -c 'echo $$ > {mark}; exec sleep 1000' & exec sleep 1000"
+    made = ZygoteLink.__new__(ZygoteLink)
+    made.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.process = subprocess.Popen(["sh", "-c", script], stderr=subprocess.PIPE, start_new_session=True)
+    said: list[str] = []
+    try:
+        while not (mark.exists() and mark.read_text().strip()):
+            assert made.process.poll() is None
+        thread = threading.Thread(target=lambda: said.append(made.end()), daemon=True)
+        thread.start()
+        thread.join(20)
+    finally:
+        theirs.close()
+        with suppress(ProcessLookupError):
+            os.kill(int(mark.read_text()), signal.SIGKILL)
+    assert said == ["last words"]
+    assert made.process.poll() is not None
