@@ -2,9 +2,13 @@
 
 import functools
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""`package.module:function`."""
 
 
 def calling_problem(

@@ -109,6 +109,9 @@ def test_the_rules_for_a_folder_that_may_exist(make, request_, tmp_path):
     with open_run(folder, **options) as run:
         assert run.resuming == (outcome == RESUMES)
         assert is_run_folder(folder)
+        if outcome == STARTS:
+            assert not any((folder / name).exists() for name in REPLACED)
+            run.has_begun()
     if outcome == RESUMES:
         marker = str(folder / ".proximo-run")
         assert snapshot(tmp_path) | {marker: b""} == before | {marker: b""}

@@ -14,6 +14,8 @@ RUN = {"run/.proximo-run": "", "run/metrics.jsonl": '{"step": 1}\n'}
 SERVED = "reward: [{kind: function, function: 'nowhere:f'}]\n"
 SERVED_FILE = {"r.yaml": SERVED}
 MODEL = {"model/config.json": "{}"}
+SFT_MODEL = {"model/sft/config.json": "{}"}
+STF = ("no folder model/stf", "did you mean model/sft?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,11 @@ def _override(
 def _use(name: str, argv: str, *pieces: str, files: Mapping[str, str | bytes] | None = None) -> Mistake:
     """A command used wrongly."""
     return Mistake(name=name, argv=tuple(argv.split()), pieces=pieces, files=files or {})
+
+
+def _saved_run(name: str) -> dict[str, str]:
+    """The files of a run in which something was recorded, by path."""
+    return {f"{name}/.proximo-run": "", f"{name}/metrics.jsonl": '{"step": 1}\n'}
 
 
 RECIPES = (
@@ -80,6 +87,15 @@ RECIPES = (
     _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?"),
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
+    _override("value that is a comment", "run.folder=#1", "begins with #", "quotes"),
+    _override("estimator by the name of other tools", "ppo.advantage=grpo", "did you mean group_standardised?"),
+    _override("estimator in no section", "estimator=grpo", "did you mean ppo.advantage.estimator?"),
+    _override("slip in a word that is offered", "ppo.policy_loss.objective=gsppo", "did you mean gspo?"),
+    _override("rewards that weigh nothing", "reward.0.weight=0", "every source of reward has weight 0"),
+    _override("file for a folder of tokens", "run.token_cache=r.yaml", "run.token_cache", "r.yaml is a file"),
+    _override(
+        "tokenizer folder without one", "tokenizer.path=d", "tokenizer.path", "holds no tokenizer", files={"d/x": ""}
+    ),
     _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
     _override("limit by the name of other stages", "data.max_tokens=5", "did you mean data.max_prompt_tokens?"),
     _override(
@@ -348,6 +364,16 @@ OVERRIDES = (
 INPUTS = (
     _override("data file that is not there", "data.sources.0.path=none.jsonl", "there is no file none.jsonl"),
     _override("data folder as a file", "data.sources.0={path: d, format: json}", "is a folder", files={"d/x": ""}),
+    _override("model folder that is nearly there", "policy.path=model/stf", *STF, files=SFT_MODEL),
+    _override("model in a folder of another name", "policy.path=modle/sft", "did you mean model/sft?", files=SFT_MODEL),
+    _override("name that is none of the Hub", "policy.path=own--er/x", "no folder own--er/x"),
+    _override(
+        "data that is nearly there", "data.sources.0.path=d/b.jsonl", "did you mean d/a.jsonl?", files={"d/a.jsonl": ""}
+    ),
+    _override("data of an unknown ending", "data.sources.0.path=a.dat", "a.dat", "set format", files={"a.dat": "{}"}),
+    _override(
+        "folder of data files", "data.sources.0.path=d", "save_to_disk", "d/a.jsonl"[2:], files={"d/a.jsonl": ""}
+    ),
     _override("model folder that is not there", "policy.path=./none", "policy.path", "no folder ./none"),
     _override("folder without a model", "policy.path=d", "holds no model", "config.json", files={"d/x": ""}),
     _override("run instead of a model", "policy.path=run", "proximo export run OUT", files=RUN),
@@ -377,12 +403,34 @@ INPUTS = (
         "two inputs", "policy.path=./a", "2 inputs", "./a", "./b", files={"r.yaml": PPO.replace("owner/r", "./b/r")}
     ),
 )
+HELD = {"r.yaml": PPO, **_saved_run("runs/x")}
 COMMANDS = (
     _use("unknown command", "pp", "No such command 'pp'", "'ppo'"),
     _use("no recipe", "ppo", "Missing argument 'RECIPE'"),
     _use("unknown option", "ppo ppo --bogus", "No such option: --bogus"),
     _use("resume in another way", "ppo ppo --resume=later", "--resume=auto", "later"),
     _use("resume and overwrite", "ppo ppo --resume --overwrite", "choose one"),
+    _use("run in a folder that holds one", "ppo r.yaml", "already holds a run", "--overwrite", files=HELD),
+    _use("resume with a blank", "ppo r.yaml --resume auto", "--resume=auto", "equals sign", files={"r.yaml": PPO}),
+    _use("resume with a blank before the recipe", "ppo --resume auto r.yaml", "--resume=auto", files={"r.yaml": PPO}),
+    _use("resume of nothing", "ppo r.yaml --resume", "no run to resume in runs/x", files={"r.yaml": PPO}),
+    _use("resume without a checkpoint", "ppo r.yaml --resume", "has no checkpoint yet", files=HELD),
+    _use("run in a folder of something else", "ppo r.yaml", "holds no run", files={"r.yaml": PPO, "runs/x/a": ""}),
+    _use("run in a file", "ppo r.yaml", "runs/x is a file", files={"r.yaml": PPO, "runs/x": ""}),
+    _use("run below a file", "ppo r.yaml", "runs is a file", "no run folder runs/x", files={"r.yaml": PPO, "runs": ""}),
+    _use(
+        "pipeline in folders that hold runs",
+        "pipeline r.yaml",
+        "runs/x/reward already holds a run",
+        files={"r.yaml": PIPELINE, **_saved_run("runs/x/reward")},
+    ),
+    _use(
+        "start from the run that is replaced",
+        "ppo r.yaml policy.path=runs/x/checkpoints/step-000001/policy --overwrite",
+        "belongs to the run in runs/x",
+        "run.folder",
+        files={**HELD, "runs/x/checkpoints/step-000001/policy/config.json": "{}"},
+    ),
     _use("kind that there is none of", "config schema sftt", "'sft', 'reward', 'dpo', 'ppo', 'pipeline'"),
     _use("recipe of no clear kind", "config check r.yaml", "--kind", files={"r.yaml": "run: {}\n"}),
     _use("plan of nothing", "plan nowhere.yaml", "no recipe file nowhere.yaml"),
@@ -409,6 +457,20 @@ COMMANDS = (
     ),
     _use("serving at no port", "serve-reward r.yaml --port 70000", "--port"),
     _use("report of nothing", "report runs/none", "no run folder runs/none"),
+    _use("report of an empty run", "report run", "has no line yet", files={**RUN, "run/metrics.jsonl": ""}),
+    _use(
+        "report of junk",
+        "report run",
+        "run/metrics.jsonl",
+        "none of its 2 lines",
+        files={**RUN, "run/metrics.jsonl": "junk\n[1]\n"},
+    ),
+    _use(
+        "report of a pipeline with junk",
+        "report p",
+        "p/sft/metrics.jsonl",
+        files={"p/sft/.proximo-run": "", "p/sft/metrics.jsonl": "junk\n"},
+    ),
     _use("report of another folder", "report d", "holds no run", files={"d/x": ""}),
     _use("export of nothing", "export runs/none out", "no run folder runs/none"),
     _use("export below a file", "export run notes.txt/x", "notes.txt is a file", files={**RUN, "notes.txt": "1"}),
@@ -418,6 +480,20 @@ COMMANDS = (
     _use("private without a push", "export run out --private", "give --push NAME as well", files=RUN),
     _use("evaluation of nothing", "evaluate runs/none", "no run folder runs/none"),
     _use("generation without a prompt", "generate model", "no prompt", files=MODEL),
+    _use("generation from a folder that is nearly there", "generate model/stf x", *STF, files=SFT_MODEL),
+    _use("chat with a folder that is nearly there", "chat model/stf", *STF, files=SFT_MODEL),
+    _use("score by a folder that is nearly there", "generate model/sft x --reward model/stf", *STF, files=SFT_MODEL),
+    _use("score by no function", "generate model x --reward nowhere:f", "no module nowhere", files=MODEL),
+    _use("best of nothing known", "generate model x --keep 1", "give --reward too", files=MODEL),
+    _use("more than there are", "generate model x --keep 3 --reward model", "--num-samples 1", files=MODEL),
+    _use("responses to nowhere", "generate model x --output no/a.jsonl", "there is no folder no", files=MODEL),
+    _use(
+        "responses where nothing can be written",
+        f"generate model x --output {'a' * 300}",
+        "cannot be written (File name too long)",
+        files=MODEL,
+    ),
+    _use("ratings to nowhere", "rate r.yaml no/a.jsonl", "there is no folder no", files={"r.yaml": PPO}),
     _use("chat with tokens below one", "chat model --max-new-tokens 0", "--max-new-tokens", files=MODEL),
     _use("no samples", "generate model x --num-samples 0", "--num-samples", files=MODEL),
 )

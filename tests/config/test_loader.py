@@ -77,7 +77,8 @@ def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder
         "  line 14: ppo.advantage.gamma must be a number, got 'two'\n"
         "  line 15: run2 is not a known key; did you mean run?\n"
         "  override run.seed=-1: run.seed must be at least 0, got -1\n"
-        "  override ppo.kl.place=reword: ppo.kl.place must be 'reward', 'loss' or 'none', got 'reword'"
+        "  override ppo.kl.place=reword: ppo.kl.place must be 'reward', 'loss' or 'none', got 'reword'; did you "
+        "mean reward?"
     )
 
 
@@ -194,6 +195,27 @@ def test_the_ppo_section_is_usable_by_itself_with_the_same_rules():
         PPOConfig(num_stps=3)
 
 
+def test_an_evaluation_of_nothing_is_told(folder):
+    keys = ["run.evaluate_every_steps=3", "ppo.evaluation_samples_per_prompt=2"]
+    path = write_recipe(folder, PPO)
+    told = unused_keys(load_recipe("ppo", path, keys).recipe)
+    assert [sentence.split(":")[0] for sentence in told] == [f"{key.split('=')[0]} has no effect" for key in keys]
+    for given in ("data.held_out_rows=2", "data.evaluation_sources=[{path: a/b}]"):
+        assert unused_keys(load_recipe("ppo", path, [*keys, given]).recipe) == []
+    pipeline = write_recipe(folder, PIPELINE, "p.yaml")
+    told = unused_keys(load_recipe("pipeline", pipeline, [keys[0], "reward.data.held_out_rows=2"]).recipe)
+    assert [sentence.split(" ")[0] for sentence in told] == [
+        "sft.run.evaluate_every_steps",
+        "ppo.run.evaluate_every_steps",
+    ]
+
+
+def test_a_source_that_weighs_nothing_is_told(folder):
+    path = write_recipe(folder, PPO)
+    told = unused_keys(load_recipe("ppo", path, ["reward.1={kind: length, longest: 3, weight: 0}"]).recipe)
+    assert [sentence.split(":")[0] for sentence in told] == ["reward.1.weight is 0"]
+
+
 def losses_without_effect(path, **keys) -> list[str]:
     overrides = [f"ppo.policy_loss.{key}={value}" for key, value in keys.items()]
     told = unused_keys(load_recipe("ppo", path, overrides).recipe)
@@ -241,6 +263,7 @@ def test_keys_that_do_nothing_are_told(folder):
         "ppo.advantage.value_lam has no effect: advantage return_to_go has no critic"
     ]
     sampled = ["ppo.advantage={standardise: false, unbiased_variance: true}", "ppo.evaluate_greedy=true"]
+    sampled += ["data.held_out_rows=2"]
     assert unused_keys(load_recipe("ppo", path, [*sampled, "ppo.rollout.greedy=true"]).recipe) == [
         "ppo.advantage.unbiased_variance has no effect: nothing is standardised",
         "ppo.evaluate_greedy has no effect: rollout.greedy holds for evaluations too",

@@ -47,6 +47,7 @@ ROWS: tuple[tuple[Kind, str, str], ...] = (
     ("ppo", "Rollout", "ppo.rollout={greedy: true, top_k: 50}"),
     ("ppo", "Rollout", "ppo.rollout.greedy=true ppo.responses_per_prompt=4"),
     ("ppo", "Scores", "ppo.score.min_tokens=3"),
+    ("ppo", "Scores", "reward.0.weight=0"),
     ("ppo", "Scores", "ppo.outcome=maths"),
     ("ppo", "Scores", "ppo.score.missing_eos_penalty=1 ppo.score.truncated=false"),
     ("ppo", "Scores", "ppo.score.truncated_scale=0.5 ppo.score.truncated=false"),

@@ -219,7 +219,7 @@ def a_hub_name_offline(_: Path) -> str:
 
 
 FAULTS = {
-    missing_folder: "there is no folder .*nothing; give a model folder, or a Hub name",
+    missing_folder: "there is no folder .*nothing .seen from .*; give a model folder, or a Hub name",
     no_config: r"is no model folder: there is no config\.json in it",
     broken_config: "the configuration of .* cannot be read",
     unknown_type: "the configuration of .* cannot be read: .*lama",

@@ -332,7 +332,7 @@ def test_a_wrong_reward_function_costs_no_model(folder, capsys, monkeypatch):
     (folder / "my_later.py").write_text("async def later(prompts, responses, metadata):\n    return []\n")
     monkeypatch.setattr("proximo.trainers.generate.load_language_model", lambda *_, **__: pytest.fail("loaded"))
     assert main(["generate", "model", "ab", "--reward", "my_later:later"]) == 2
-    assert "it is async" in capsys.readouterr().err
+    assert "my_later:later is async" in capsys.readouterr().err
 
 
 def test_a_reward_model_may_judge_from_a_run_or_a_folder(folder, capsys):
@@ -352,9 +352,9 @@ def test_a_reward_model_may_judge_from_a_run_or_a_folder(folder, capsys):
 @pytest.mark.parametrize(
     ("more", "piece"),
     [
-        (["--keep", "1"], "give a reward too"),
-        (["--keep", "3", "--num-samples", "2", "--reward", "my_length:long"], "chooses among num_samples (2)"),
-        (["--reward", "my_length:short"], "no function 'short'"),
+        (["--keep", "1"], "give --reward too"),
+        (["--keep", "3", "--num-samples", "2", "--reward", "my_length:long"], "chooses among --num-samples 2"),
+        (["--reward", "my_length:short"], "defines no short; it defines long"),
     ],
 )
 def test_a_choice_that_cannot_be_made_is_refused(folder, capsys, more, piece):

@@ -412,3 +412,32 @@ def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
     start(tmp_path / "run", Counting(num_steps=8), run={"keep_last": 2, "save_every_steps": 1})
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert kept == ["step-000002", "step-000007", "step-000008"]
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    """What lies in a run folder, but for its lock and what a failed start left."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        name: path.read_bytes()
+        for name, path in files.items()
+        if name != ".proximo-run" and not name.startswith("failed-start/")
+    }
+
+
+@pytest.mark.parametrize("fails", [RuntimeError("the reward function"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
+def test_a_run_that_ends_before_its_first_step_replaces_nothing(tmp_path: Path, fails: BaseException) -> None:
+    start(tmp_path / "run")
+    before = kept(tmp_path / "run")
+    with pytest.raises(type(fails)):
+        start(tmp_path / "run", Counting(fails=fails), overwrite=True)
+    assert kept(tmp_path / "run") == before
+    assert "step 0/5" in (tmp_path / "run" / "failed-start" / "log.txt").read_text()
+
+
+def test_a_run_that_takes_a_step_replaces_the_earlier_one(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=2), overwrite=True)
+    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 2
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not list((tmp_path / "run").glob(".[!p]*"))

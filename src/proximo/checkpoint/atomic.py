@@ -67,6 +67,14 @@ def publish_folder(temporary: Path, final: Path) -> None:
     _sync(final.parent)
 
 
+def rename(path: Path, new_path: Path) -> None:
+    """Give a file or folder another name within one file system, durably; nothing may bear that name."""
+    _rename(path, new_path)
+    _sync(new_path.parent)
+    if path.parent != new_path.parent:
+        _sync(path.parent)
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder; it is gone under its name before the first of its files is."""
     doomed = _free(temporary_beside(path, "removed"))

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from proximo.checkpoint import atomic
+from proximo.checkpoint.earlier_run import ASIDE, FAILED_START, kept_aside, move_aside, put_back
 from proximo.checkpoint.manifest import MANIFEST
 from proximo.checkpoint.store import saved_steps
 from proximo.errors import RunFolderError
@@ -51,7 +52,7 @@ REPLACED = (
     LOG,
     MERGED,
 )
-"""What a start removes of an earlier run: what a run writes, the checkpoints first. Anything else is the user's."""
+"""What a start replaces of an earlier run: what a run writes, the checkpoints first. Anything else is the user's."""
 
 
 class RunFolder:
@@ -62,6 +63,19 @@ class RunFolder:
         self.resuming = resuming
         """Whether there is a checkpoint to go on from, and the caller asked to."""
         self._marker = marker
+
+    @property
+    def failed_start(self) -> Path | None:
+        """Where the files of this run go if it ends now: it replaces an earlier one, and took no step yet; else None.
+
+        The earlier run has its place again then.
+        """
+        return self.path / FAILED_START if (self.path / ASIDE).is_dir() else None
+
+    def has_begun(self) -> None:
+        """A step was taken: the run that was in the folder is not wanted any more. Called once more, does nothing."""
+        if (self.path / ASIDE).is_dir():
+            atomic.remove(self.path / ASIDE)
 
     @property
     def checkpoints(self) -> Path:
@@ -118,8 +132,11 @@ class RunFolder:
         atomic.write_bytes_atomically(self.outcome, _json(outcome))
 
     def close(self) -> None:
-        """Release the lock."""
-        self._marker.close()
+        """Put an earlier run back that this one did not come to replace, and release the lock."""
+        try:
+            put_back(self.path, REPLACED)
+        finally:
+            self._marker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -133,8 +150,9 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
 
     resume: "never" refuses a folder in which a run recorded something; "must" goes on from its latest checkpoint and
     refuses where there is none; "auto" goes on where there is one and starts where not.
-    overwrite: start, whatever a run recorded there before. A start removes first what is left of an earlier run
-    (`REPLACED`), in a folder that is a run folder.
+    overwrite: start, whatever a run recorded there before. What an earlier run recorded (`REPLACED`) is kept aside
+    until `RunFolder.has_begun`, and put back where the new run ends before that, or by who opens the folder next where
+    its process was killed.
 
     Raises RunFolderError, with nothing changed, where these rules refuse, for a folder with other contents than a run,
     and where another process has the lock.
@@ -143,9 +161,10 @@ def open_run(folder: Path, *, resume: Resume = "never", overwrite: bool = False)
     marker = _lock(folder)
     try:
         check_run(folder, resume=resume, overwrite=overwrite)  # another process may have had it until a moment ago
+        _settle(folder)
         resuming = not overwrite and bool(saved_steps(folder / CHECKPOINTS))
         if not resuming:
-            _remove_earlier_run(folder)
+            _make_room(folder)
     except BaseException:
         marker.close()
         raise
@@ -163,6 +182,11 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
         raise RunFolderError(f"--overwrite removes the run in {folder} and --resume goes on with it: choose one")
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"the run folder {folder} is a file: give a folder, or a name that is not taken")
+    above = next((parent for parent in folder.parents if parent.exists()), folder)
+    if not above.is_dir():
+        raise RunFolderError(f"{above} is a file, so that there can be no run folder {folder}: give another one")
+    if not os.access(folder if folder.exists() else above, os.W_OK | os.X_OK):
+        raise RunFolderError(f"the run folder {folder} cannot be written: the permissions of {above} refuse it")
     exists = is_run_folder(folder)
     if not exists and folder.is_dir() and any(folder.iterdir()):
         raise RunFolderError(
@@ -171,7 +195,7 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
         )
     if resume == "must" and not exists:
         raise RunFolderError(f"there is no run to resume in {folder}: leave --resume out to start one")
-    if resume == "must" and not saved_steps(folder / CHECKPOINTS):
+    if resume == "must" and not steps_of_run(folder):
         raise RunFolderError(
             f"the run in {folder} has no checkpoint yet, there is nothing to resume: use --resume=auto to start it "
             "from the beginning"
@@ -183,10 +207,35 @@ def check_run(folder: Path, *, resume: Resume, overwrite: bool) -> None:
         )
 
 
+def settle_run(folder: Path) -> None:
+    """Put back the run of a folder whose replacement was killed before its first step, for a reader of the folder.
+
+    Does nothing where no run was replaced, where the replacement is still under way, or nothing can be written.
+    """
+    if kept_aside(folder) is not None:
+        with contextlib.suppress(RunFolderError, OSError), _lock(folder):
+            _settle(folder)
+
+
+def _settle(folder: Path) -> None:
+    put_back(folder, REPLACED)
+    atomic.clear_temporaries(folder)
+
+
+def steps_of_run(folder: Path) -> tuple[int, ...]:
+    """Steps that the folder's run has checkpoints of, also where that run still has to be put back."""
+    places = (kept_aside(folder), folder)
+    return next((steps for place in places if place is not None and (steps := saved_steps(place / CHECKPOINTS))), ())
+
+
 def _has_records(folder: Path) -> bool:
     """A run that failed before its first step left nothing to lose, and may start again."""
     logs = (folder / METRICS, folder / SAMPLES)
-    return bool(saved_steps(folder / CHECKPOINTS)) or any(log.is_file() and log.stat().st_size for log in logs)
+    return (
+        kept_aside(folder) is not None
+        or bool(saved_steps(folder / CHECKPOINTS))
+        or any(log.is_file() and log.stat().st_size for log in logs)
+    )
 
 
 def _holds_checkpoints(folder: Path) -> bool:
@@ -234,11 +283,13 @@ def _lock(folder: Path) -> IO[str]:
     return marker
 
 
-def _remove_earlier_run(folder: Path) -> None:
-    for name in REPLACED:
+def _make_room(folder: Path) -> None:
+    """For a new run: what is worth keeping until that has begun is moved aside, the rest removed."""
+    if _has_records(folder):
+        move_aside(folder, REPLACED)
+    for name in (*REPLACED, FAILED_START):
         if (folder / name).exists():
             atomic.remove(folder / name)
-    atomic.clear_temporaries(folder)
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proximo.cli.using import CheckpointName, lines_of_stdin
+from proximo.cli.using import CheckpointName, lines_of_stdin, model_or_refuse
 from proximo.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def chat(
 
     /reset forgets what was said, /quit ends.
     """
+    model_or_refuse(model)
     from proximo.rollout.sampling import SamplingOptions
     from proximo.trainers.dialogue import Dialogue, DialogueOptions
 

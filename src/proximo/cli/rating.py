@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from proximo.cli.training import Overrides, RecipeName, checked
+from proximo.cli.using import new_file
 from proximo.cli.working_directory import functions_of_the_working_directory
 
 
@@ -31,6 +32,7 @@ def rate(
     proximo rate my.yaml rated.jsonl --samples-per-prompt 8
     proximo ppo my.yaml data.sources='[{path: rated.jsonl}]' data.filter='{above: 0.9, below: 0.1, from_epoch: 0}'
     """
+    new_file(out)
     with functions_of_the_working_directory():
         loaded = checked("ppo", recipe, overrides or ())
         from proximo.config.recipes import PPORecipe

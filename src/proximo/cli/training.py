@@ -109,6 +109,8 @@ def _command(kind: Kind) -> Callable[..., int]:
         allow_different_environment: OtherEnvironment = False,
         quiet: Quiet = False,
     ) -> int:
+        if "auto" in (recipe, *(overrides or ())) and resume == "must":
+            raise ConfigError("--resume stands alone or is --resume=auto, with an equals sign and without a blank")
         with functions_of_the_working_directory():
             loaded = checked(kind, recipe, overrides or ())
             options = RunOptions(
@@ -118,11 +120,13 @@ def _command(kind: Kind) -> Callable[..., int]:
                 quiet=quiet,
                 recipe_text=loaded.text,
             )
-            if dry_run:
-                from proximo.trainers.dry_run import describe
+            from proximo.trainers.dry_run import describe
+            from proximo.trainers.folders import check_folders
 
+            if dry_run:
                 print(describe(loaded.recipe))
                 return 0
+            check_folders(loaded.recipe, resume=options.resume, overwrite=overwrite)
             with imports_set_apart():
                 run = _trainer(kind)
             return run(loaded.recipe, options)

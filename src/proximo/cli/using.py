@@ -1,16 +1,19 @@
 """The commands that use what was trained: generate, evaluate, export, report. Not their work: that is in trainers/."""
 
 import io
-import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Annotated, Literal
 
 import typer
 
+from proximo.callables import IMPORT_PATH
 from proximo.cli.working_directory import functions_of_the_working_directory
+from proximo.config.functions import function_problem
 from proximo.errors import RunFolderError, UserError
+from proximo.places import is_hub_name, is_local, not_there
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; of a pipeline, its last stage is meant.")]
 CheckpointName = Annotated[str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which checkpoint.")]
@@ -58,7 +61,9 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     proximo generate runs/ppo "Once upon a time" --num-samples 8 --keep 1 --reward runs/reward
     proximo generate runs/ppo --output answers.jsonl < prompts.txt
     """
-    _new_file(output)
+    model_or_refuse(model)
+    _check_reward(reward, keep=keep, num_samples=num_samples)
+    new_file(output)
     given = prompts or _prompts_from_stdin()
     from proximo.rollout.sampling import SamplingOptions
     from proximo.trainers.generate import GenerateOptions, run_generate
@@ -100,14 +105,41 @@ def lines_of_stdin() -> Iterator[str]:
         ) from error
 
 
-def _new_file(path: Path | None) -> None:
-    """Said before a model is loaded."""
-    if path is not None and path.exists():
-        raise UserError(f"{path} exists and is left as it is: give a file that does not exist yet")
-    if path is not None and not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write {path.name} to")
-    if path is not None and not os.access(path.parent, os.W_OK):
-        raise UserError(f"nothing can be written to the folder {path.parent}: give a file elsewhere")
+def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> None:
+    if keep is not None and reward is None:
+        raise UserError("--keep shows the best responses, and only a reward knows which they are: give --reward too")
+    if keep is not None and keep > num_samples:
+        raise UserError(f"--keep {keep} chooses among --num-samples {num_samples}: give a smaller number")
+    if reward is None:
+        return
+    if not IMPORT_PATH.fullmatch(reward):
+        model_or_refuse(reward)
+        return
+    with functions_of_the_working_directory():
+        if problem := function_problem(reward):
+            raise UserError(f"--reward: {problem}")
+
+
+def model_or_refuse(name: str) -> None:
+    """Raises UserError for the name of a folder that is not there; before torch is imported, which takes seconds."""
+    if is_local(name) and not Path(name).expanduser().is_dir():
+        raise UserError(f"{not_there(name)}; give a run, a model folder, or a Hub name such as owner/name")
+
+
+def new_file(path: Path | None) -> None:
+    """Raises UserError where no new file can be written at `path`. Tried, and said, before a model is loaded."""
+    if path is None:
+        return
+    try:
+        if path.exists():
+            raise UserError(f"{path} exists and is left as it is: give a file that does not exist yet")
+        if not path.parent.is_dir():
+            raise UserError(f"there is no folder {path.parent} to write {path.name} to")
+        # Permissions tell less than the attempt does: file systems may be read-only, or take no files.
+        with NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}."):
+            pass
+    except OSError as error:
+        raise UserError(f"the file {path} cannot be written ({error.strerror}): give one elsewhere") from error
 
 
 def evaluate(
@@ -129,7 +161,7 @@ def evaluate(
     proximo evaluate runs/ppo --greedy
     """
     _existing_run(run)
-    _new_file(output)
+    new_file(output)
     from proximo.trainers.evaluate import run_evaluate
 
     given = {
@@ -181,11 +213,9 @@ def export(
 
 
 def _check_hub_name(push: str | None, *, private: bool) -> None:
-    from proximo.trainers.inputs import HUB_NAME
-
     if push is None and private:
         raise UserError("--private is about the model that --push makes on the Hub: give --push NAME as well")
-    if push is not None and HUB_NAME.fullmatch(push) is None:
+    if push is not None and not is_hub_name(push):
         raise UserError(f"--push wants a name on the Hub, such as me/my-model, got {push!r}")
 
 
@@ -199,21 +229,36 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     proximo report runs/demo                  of a pipeline: all stages on one page
     """
     _existing_run(run)
+    from proximo.checkpoint.run_folder import settle_run
     from proximo.metrics.report import STAGES, write_pipeline_report, write_report
     from proximo.metrics.report_views import run_alarms
     from proximo.metrics.run_files import read_run
 
+    for folder in (run, *(run / stage for stage in STAGES)):
+        settle_run(folder)
     stages = [run / stage for stage in STAGES if (run / stage / "metrics.jsonl").is_file()]
-    if (run / "metrics.jsonl").is_file():
-        stages = [run]
-        print(write_report(run))
-    elif stages:
-        print(write_pipeline_report(run))
-    else:
+    alone = (run / "metrics.jsonl").is_file()
+    stages = [run] if alone else stages
+    if not stages:
         raise RunFolderError(f"{run} holds no run: there is no metrics.jsonl in it or in a stage below it")
+    _refuse_nothing_to_report(stages)
+    print(write_report(run) if alone else write_pipeline_report(run))
     for stage in stages:
         for alarm in run_alarms(read_run(stage)):
             print(f"{stage.name}: {alarm.severity}: {alarm.text}", file=sys.stderr)
+
+
+def _refuse_nothing_to_report(stages: Sequence[Path]) -> None:
+    """A run that failed at once has its reason to show, and one of several stages may be at its beginning."""
+    from proximo.metrics.run_files import read_run
+
+    found = [read_run(stage) for stage in stages]
+    if any(each.lines or each.outcome is not None for each in found):
+        return
+    log, unreadable = stages[0] / "metrics.jsonl", found[0].num_unreadable
+    if unreadable:
+        raise RunFolderError(f"{log} is not what a run writes: none of its {unreadable} lines can be read")
+    raise RunFolderError(f"the run in {stages[0]} has no line yet to report: {log} is empty")
 
 
 def _existing_run(run: Path) -> None:

@@ -23,7 +23,8 @@ def function_problem(import_path: str) -> str | None:
     if names is None:
         return None
     if function not in names:
-        return f"{source} defines no {function}"
+        public = sorted(name for name in names if not name.startswith("_"))
+        return f"{source} defines no {function}" + (f"; it defines {', '.join(public[:8])}" if public else "")
     return f"{import_path} is async, and nobody would wait for it: write it with def" if names[function] else None
 
 

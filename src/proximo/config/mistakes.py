@@ -21,7 +21,7 @@ from proximo.config.fields import (
     sections_of,
 )
 from proximo.config.overrides import Override
-from proximo.config.suggestions import suggestions
+from proximo.config.suggestions import suggested_value, suggestions
 from proximo.errors import ConfigError
 
 LONGEST_VALUE = 60
@@ -164,7 +164,14 @@ def _sentence(path: Path, errors: Sequence[ErrorDetails], source: Source) -> str
     wanted = list(dict.fromkeys(_wanted(each, path, source) for each in errors))
     if is_nullable(annotation_at(source.schema, source.tree, path)) and error["input"] is not None:
         wanted.append("null")
-    return f"{name} must be {' or '.join(wanted)}, got {show(error['input'])}"
+    return f"{name} must be {' or '.join(wanted)}, got {show(error['input'])}{_meant(errors)}"
+
+
+def _meant(errors: Sequence[ErrorDetails]) -> str:
+    """Which of the words that are wanted the given one may stand for."""
+    words = [word for each in errors for word in re.findall(r"'([^']*)'", each.get("ctx", {}).get("expected", ""))]
+    meant = suggested_value(errors[0]["input"], words)
+    return "" if meant is None else f"; did you mean {meant}?"
 
 
 def _unknown(path: Path, source: Source) -> str:

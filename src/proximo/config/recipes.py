@@ -230,6 +230,8 @@ class PPORecipe(Section):
     def _consistent(self) -> Self:
         _check_tokenizer(self.policy, "policy", self.tokenizer)
         _check_names(self.reward)
+        if all(source.weight == 0 for source in self.reward):
+            raise ValueError("every source of reward has weight 0, so every score would be 0: give one another weight")
         names = [source.name for source in self.reward]
         if not self.ppo.outcome_is_of(names):
             raise ValueError(

@@ -1,6 +1,7 @@
 """The key that was probably meant, for one that is not known. Looks at the whole recipe, not at one section."""
 
-from difflib import SequenceMatcher
+from collections.abc import Sequence
+from difflib import SequenceMatcher, get_close_matches
 from typing import Any
 
 from proximo.config.fields import Path, annotation_at, key_paths
@@ -9,6 +10,7 @@ ENOUGH_ALIKE = 0.75
 MOST_SUGGESTIONS = 3
 ELSEWHERE = {
     "actor_learning_rate": "policy_optimizer.learning_rate",
+    "adv_estimator": "advantage.estimator",
     "batch_size": "prompts_per_step",
     "beta": "kl.coefficient",
     "cliprange": "policy_loss.clip_low",
@@ -42,6 +44,32 @@ ELSEWHERE = {
     "vf_coef": "value_loss.coefficient",
 }
 """Names that other tools use, and the end of the key's path that holds the same thing here."""
+
+
+VALUES_ELSEWHERE = {
+    "cosine_with_warmup": "cosine",
+    "dr_grpo": "group_centred",
+    "fp32": "float32",
+    "gpu": "cuda",
+    "grpo": "group_standardised",
+    "opo": "length_weighted",
+    "ppo": "gae",
+    "reinforce": "return_to_go",
+    "reinforce++": "return_to_go",
+    "remax": "greedy_baseline",
+    "rloo": "leave_one_out",
+}
+"""Values by which other tools call what is offered here under another name."""
+
+
+def suggested_value(typed: Any, offered: Sequence[Any]) -> Any:
+    """Which of the `offered` values was probably meant; None where none is like `typed`."""
+    if not isinstance(typed, str):
+        return None
+    meant = VALUES_ELSEWHERE.get(typed.lower().replace("-", "_"))
+    words = [each for each in offered if isinstance(each, str)]
+    near = get_close_matches(typed.lower(), words, n=1)
+    return meant if meant in words else next(iter(near), None)
 
 
 def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ def unused_keys(recipe: Section) -> list[str]:
 def _unused(recipe: Section, prefix: str) -> Iterator[str]:
     if isinstance(recipe, SFTRecipe | RewardRecipe | DPORecipe | PPORecipe):
         yield from _unused_in_sources(recipe.data, f"{prefix}data.")
+        yield from _unused_in_evaluation(recipe, prefix)
     match recipe:
         case PipelineRecipe():
             for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
@@ -32,6 +33,26 @@ def _unused(recipe: Section, prefix: str) -> Iterator[str]:
         case PPORecipe():
             yield from _unused_in_ppo(recipe.ppo, f"{prefix}ppo.")
             yield from _unused_models(recipe, prefix)
+            yield from _unused_rewards(recipe, prefix)
+
+
+def _unused_in_evaluation(recipe: SFTRecipe | RewardRecipe | DPORecipe | PPORecipe, prefix: str) -> Iterator[str]:
+    if recipe.data.held_out_rows or recipe.data.evaluation_sources:
+        return
+    reason = f"nothing is evaluated without {prefix}data.held_out_rows or {prefix}data.evaluation_sources"
+    yield from _given(recipe.run, ("evaluate_every_steps",), f"{prefix}run.", reason)
+    if isinstance(recipe, PPORecipe):
+        keys = ("evaluate_greedy", "evaluation_samples_per_prompt", "evaluate_reference", "evaluate_average")
+        yield from _given(recipe.ppo, keys, f"{prefix}ppo.", reason)
+
+
+def _unused_rewards(recipe: PPORecipe, prefix: str) -> Iterator[str]:
+    for index, source in enumerate(recipe.reward):
+        if source.weight == 0:
+            yield (
+                f"{prefix}reward.{index}.weight is 0: the source is asked and shown, and nothing is learned from it; "
+                "gold is for a score that is only watched"
+            )
 
 
 def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """From sources to rows: reading, column mapping, the phase of a shared data set, mixing. Not what the rows mean."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from proximo.callables import IMPORT_PATH
 from proximo.data.columns import with_columns
 from proximo.data.csv_rows import csv_rows
 from proximo.data.document_rows import document_rows
@@ -15,10 +15,11 @@ from proximo.data.json_rows import is_json_array, json_array_rows, json_line_row
 from proximo.data.mixing import drawn_rows, mixture_counts
 from proximo.data.problems import as_problem
 from proximo.data.rows import Row, nearest
-from proximo.data.source import IMPORT_PATH, Format, Source
+from proximo.data.source import Format, Source
 from proximo.data.split import Phase, phase_indices
 from proximo.data.table_rows import disk_rows, hub_rows, parquet_rows
 from proximo.errors import ConfigError, DataError
+from proximo.places import is_local
 
 _FORMATS: dict[str, Format] = {
     ".json": "json",
@@ -29,7 +30,6 @@ _FORMATS: dict[str, Format] = {
     ".parquet": "parquet",
     ".txt": "text",
 }
-_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +167,7 @@ def _format(source: Source, path: Path) -> Format:
     known = _FORMATS.get(path.suffix.lower())
     if known:
         return known
-    if not path.exists() and not _HUB_NAME.fullmatch(source.path):
+    if not path.exists() and is_local(source.path):
         _existing(path, source)
     if path.exists():
         with _existing(path, source).open("rb") as file:

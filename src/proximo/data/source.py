@@ -1,20 +1,17 @@
 """What a user names as a source of rows. Not the reading of it (`reading.py`)."""
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from proximo.callables import IMPORT_PATH
 from proximo.errors import ConfigError
 
 Format = Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text", "function"]
 
 Problems = Literal["gsm8k", "math", "humaneval", "mbpp", "countdown", "areal_math", "areal_code"]
 """The data sets of problems that are known by name."""
-
-IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""`package.module:function`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 from proximo.data.rows import Row, nearest
 from proximo.errors import DataError
+from proximo.hub_access import within_reach
+from proximo.places import nearest_path
 
 
 def parquet_rows(path: Path, source: str) -> Iterator[Row]:
@@ -45,11 +47,14 @@ def hub_rows(name: str, source: str, *, split: str, subset: str | None) -> Itera
     from datasets.exceptions import DatasetsError
 
     try:
-        loaded = datasets.load_dataset(name, subset, split=split)
+        with within_reach(name):
+            loaded = datasets.load_dataset(name, subset, split=split)
     except (DatasetsError, OSError, ValueError) as error:
+        near = nearest_path(name)
+        hint = "" if near is None else f"; did you mean {near}?"
         raise DataError(
             f"{source}: not a file or folder here, and the Hub gave no data set of that name "
-            f"(split '{split}', subset {subset!r}): {error}"
+            f"(split '{split}', subset {subset!r}): {error}{hint}"
         ) from error
     return _numbered(loaded, source)
 

@@ -56,6 +56,11 @@ class BeforeAfter:
     last_step: int
 
     @property
+    def same_prompts(self) -> bool:
+        """False for a figure of training, whose steps have prompts of their own."""
+        return self.name.startswith("evaluation/")
+
+    @property
     def improved(self) -> bool | None:
         """None where neither way is better, or nothing moved."""
         if self.better is None or self.before is None or self.before == self.after:

@@ -24,7 +24,7 @@ def _form(number: float, size: float) -> str:
         return ",.0f"
     if number == int(number) and (size >= 10 or isinstance(number, int)):
         return ".0f"
-    decimals = next((decimals for least, decimals in ((100, 0), (10, 1), (0.1, 2)) if size >= least), 3)
+    decimals = next((decimals for least, decimals in ((100, 0), (10, 1), (0.1, 2), (0.01, 3)) if size >= least), 4)
     return f".{decimals}f"
 
 

@@ -13,6 +13,9 @@ from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.run_files import Sample, read_run
 from proximo.metrics.sample_pairs import SamplePair, pair_samples
 
+OTHER_PROMPTS = (
+    "of the first and the last training step, which have different data; give data.held_out_rows to compare the same"
+)
 STYLES = {True: "green", False: "red", None: ""}
 
 
@@ -32,7 +35,16 @@ def print_samples(run_folder: Path, *, console: Console, limit: int = 3) -> None
 
 def before_after_table(rows: Sequence[BeforeAfter], *, title: str | None = None) -> Table:
     """Figures at the first and the last step that has them; the change is green where it is for the better."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    others = [row.label for row in rows if row.before is not None and not row.same_prompts]
+    caption = f"{', '.join(others)}: {OTHER_PROMPTS}" if others else None
+    table = Table(
+        title=title,
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+    )
     for heading in ("", "before", "after", "change"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     table.add_column("unit", style="dim", no_wrap=True)

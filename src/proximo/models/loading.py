@@ -19,6 +19,7 @@ from transformers import (
 
 from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
+from proximo.hub_access import within_reach
 from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.placement import Precision
@@ -30,12 +31,12 @@ from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_m
 from proximo.models.sources import ModelSource, adapter_base, first_part, read_config, why_unread
 from proximo.models.trunk import HEAD_FILE, load_head
 from proximo.models.vocabulary import (
-    TOKENIZER_FILES,
     check_same_vocabulary,
     load_tokenizer,
     refuse_unembedded,
     vocabulary_size,
 )
+from proximo.places import TOKENIZER_FILES
 
 
 def load_language_model(
@@ -190,7 +191,7 @@ def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, dev
     kind = source.quantisation
     options = {} if kind is None else loading_options(kind, device)
     try:
-        with quiet_transformers():
+        with quiet_transformers(), within_reach(source.path or ""):
             model, report = loader.from_pretrained(
                 source.path,
                 revision=source.revision,

@@ -17,7 +17,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, load_adapter
 from proximo.models.quantised import beside_weights, carry_flags
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
-from proximo.models.sources import ModelSource, adapter_base, is_local, read_adapter_config
+from proximo.models.sources import ModelSource, adapter_base, read_adapter_config
+from proximo.places import is_local
 
 
 def base_alone(model: LanguageModel) -> LanguageModel:

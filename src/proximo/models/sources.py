@@ -16,9 +16,11 @@ from transformers.models.auto.modeling_auto import (
 
 from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
+from proximo.hub_access import within_reach
 from proximo.models.damage import damage_in
 from proximo.models.quantised import Quantisation
 from proximo.models.quiet import quiet_transformers
+from proximo.places import is_local, not_there
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose past is keys and values of single tokens."""
@@ -46,11 +48,6 @@ class ModelSource:
     def name(self) -> str:
         """What messages call it."""
         return self.path if self.path is not None else f"a new {(self.config or {}).get('model_type')} model"
-
-
-def is_local(path: str) -> bool:
-    """True for what must be a folder: it exists, or cannot be a Hub name (`name` or `owner/name`)."""
-    return Path(path).exists() or path.startswith((".", "/", "~")) or path.count("/") > 1
 
 
 def adapter_base(source: ModelSource) -> ModelSource | None:
@@ -136,11 +133,12 @@ def _saved_config(source: ModelSource) -> PreTrainedConfig:
     if is_local(source.path):
         folder = Path(source.path)
         if not folder.is_dir():
-            raise ModelError(f"there is no folder {source.path}; give a model folder, or a Hub name such as owner/name")
+            raise ModelError(f"{not_there(source.path)}; give a model folder, or a Hub name such as owner/name")
         if not (folder / "config.json").is_file():
             raise ModelError(f"{source.path} is no model folder: there is no config.json in it")
     try:
-        return AutoConfig.from_pretrained(source.path, revision=source.revision)
+        with within_reach(source.path):
+            return AutoConfig.from_pretrained(source.path, revision=source.revision)
     except Exception as error:  # a damaged file fails in as many ways as there are configuration classes
         if memory_ran_out(error):
             raise
@@ -157,7 +155,7 @@ def why_unread(path: str, error: Exception, *, weights: bool) -> str:
 
 def not_here(path: str) -> str:
     """What to add where a name could not be read: it was taken for one of the Hub, and may be a mistyped folder."""
-    return "" if is_local(path) else f"; as a folder, {path} does not exist (seen from {Path.cwd()})"
+    return "" if is_local(path) else f"; {not_there(path)}"
 
 
 def first_part(error: Exception) -> str:

@@ -9,11 +9,10 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
+from proximo.hub_access import within_reach
 from proximo.models.randomness import own_randomness
-from proximo.models.sources import is_local, why_unread
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "spiece.model")
-"""Of which a folder with a tokenizer holds at least one."""
+from proximo.models.sources import why_unread
+from proximo.places import TOKENIZER_FILES, is_local, not_there
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -21,11 +20,12 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
     if is_local(path):
         folder = Path(path)
         if not folder.is_dir():
-            raise ModelError(f"there is no folder {path}; give a tokenizer's folder, or a Hub name such as owner/name")
+            raise ModelError(f"{not_there(path)}; give a tokenizer's folder, or a Hub name such as owner/name")
         if not any((folder / name).is_file() for name in TOKENIZER_FILES):
             raise ModelError(f"{path} holds no tokenizer: neither tokenizer.json nor tokenizer_config.json is in it")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+        with within_reach(path):
+            tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
     except Exception as error:  # tokenizers raise plain Exception for malformed JSON
         if memory_ran_out(error):
             raise

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
-from proximo.checkpoint.store import saved_steps
+from proximo.checkpoint.run_folder import is_run_folder, steps_of_run
 from proximo.config.base import Section
 from proximo.config.ppo import PPOConfig
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
@@ -73,7 +72,7 @@ def _run(run: RunConfig) -> Iterator[str]:
 def _state(folder: Path) -> str:
     if not is_run_folder(folder):
         return "new" if not folder.exists() else "exists"
-    steps = saved_steps(folder / CHECKPOINTS)
+    steps = steps_of_run(folder)
     where = f"at step {steps[-1]}" if steps else "without a checkpoint"
     return f"holds a run {where}: --resume goes on, --overwrite replaces it"
 

@@ -1,7 +1,6 @@
 """Text from a trained model, for a person to read, the best of it first where asked. Not the rollouts of training."""
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.callables import IMPORT_PATH
 from proximo.checkpoint import atomic
 from proximo.config.rewards import ModelRewardConfig
 from proximo.data.prompts import PromptOptions, load_prompts
@@ -28,9 +28,6 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 from proximo.trainers.build import Place, build_reward_source
 from proximo.trainers.endings import ending_ids
 from proximo.trainers.saved import language_model_path, reward_model_path
-
-FUNCTION_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""A function as `package.module:function`; anything else names a model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +93,7 @@ def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions
         raise UserError(
             f"keep ({options.keep}) chooses among num_samples ({options.num_samples}): give a smaller number"
         )
-    is_function = FUNCTION_PATH.fullmatch(options.reward) is not None
+    is_function = IMPORT_PATH.fullmatch(options.reward) is not None
     # A mistake in a function costs no model.
     source: RewardSource | None = FunctionReward(import_function(options.reward)) if is_function else None
     path = language_model_path(model, options.checkpoint)

@@ -3,11 +3,11 @@
 Imports no torch, so that a path which is wrong is reported at once.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from proximo.callables import IMPORT_PATH
 from proximo.checkpoint.run_folder import is_run_folder
 from proximo.config.base import Section
 from proximo.config.data import DataConfig, SourceConfig
@@ -19,15 +19,15 @@ from proximo.config.rewards_code import CodeRewardConfig
 from proximo.config.rewards_remote import RemoteRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.config.sinks import FunctionSinkConfig
-from proximo.errors import ConfigError
+from proximo.data.file_text import refuse_other_than_text
+from proximo.errors import ConfigError, DataError
+from proximo.places import TOKENIZER_FILES, is_local, not_there
 from proximo.sandbox.packages import package_problem
 from proximo.trainers.environment_secrets import secret_problem
 
-IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""`package.module:function`."""
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
 FILE_FORMATS = ("json", "jsonl", "csv", "parquet", "text")
+DISK_FILES = ("dataset_dict.json", "state.json")
 MODEL_FILES = ("config.json", "adapter_config.json")
 VALUE_HEAD = "value_head.safetensors"
 VALUE_FILES = (*MODEL_FILES, VALUE_HEAD)
@@ -83,16 +83,19 @@ def inputs_of(recipe: Section, prefix: str = "") -> Iterator[Input]:
         case PPORecipe():
             yield from _ppo_inputs(recipe, prefix)
     if isinstance(recipe, SFTRecipe | RewardRecipe | DPORecipe | PPORecipe):
-        yield from _sink_inputs(recipe.run, f"{prefix}run.sinks")
+        yield from _run_inputs(recipe.run, f"{prefix}run")
         if recipe.tokenizer.path is not None:
-            yield _folder_or_hub(recipe.tokenizer.path, f"{prefix}tokenizer.path", ())
+            yield _folder_or_hub(recipe.tokenizer.path, f"{prefix}tokenizer.path", TOKENIZER_FILES, "tokenizer")
         yield from data_inputs(recipe.data, f"{prefix}data")
 
 
-def _sink_inputs(run: RunConfig, key: str) -> Iterator[Input]:
+def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
+    if run.token_cache is not None and (cache := Path(run.token_cache).expanduser()).is_file():
+        problem = f"{cache} is a file; a folder is wanted, which is made where there is none"
+        yield Input(key=f"{key}.token_cache", name=run.token_cache, kind="file", problem=problem)
     for index, sink in enumerate(run.sinks):
         if isinstance(sink, FunctionSinkConfig):
-            yield _function(sink.function, f"{key}.{index}.function")
+            yield _function(sink.function, f"{key}.sinks.{index}.function")
 
 
 def _with_stage(given: Input, recipe: PipelineRecipe) -> Input:
@@ -133,7 +136,7 @@ def reward_inputs(source: RewardSourceConfig, key: str) -> Iterator[Input]:
         case ModelRewardConfig():
             yield _folder_or_hub(source.path, f"{key}.path", MODEL_FILES)
             if source.tokenizer is not None:
-                yield _folder_or_hub(source.tokenizer, f"{key}.tokenizer", ())
+                yield _folder_or_hub(source.tokenizer, f"{key}.tokenizer", TOKENIZER_FILES, "tokenizer")
         case RemoteRewardConfig():
             yield Input(key=f"{key}.url", name=source.url, kind="service")
             if (name := source.token_env) is not None:
@@ -157,26 +160,26 @@ def data_inputs(data: DataConfig, key: str) -> Iterator[Input]:
         yield _source(source, f"{key}.evaluation_sources.{index}")
 
 
-def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...]) -> Input:
+def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...], what: str = "model") -> Input:
     """A folder where there is one, else a Hub name where it can be one; a `@` path is what a stage makes."""
     if name.startswith("@"):
         return Input(key=key, name=name, kind="stage")
     path = Path(name).expanduser()
     if path.is_dir():
-        return Input(key=key, name=name, kind="folder", problem=_folder_problem(path, wanted_files))
+        return Input(key=key, name=name, kind="folder", problem=_folder_problem(path, wanted_files, what))
     if path.exists():
         return Input(key=key, name=name, kind="file", problem=f"{name} is a file; a folder or a Hub name is wanted")
-    if HUB_NAME.fullmatch(name):
+    if not is_local(name):
         return Input(key=key, name=name, kind="Hub")
-    return Input(key=key, name=name, kind="folder", problem=f"there is no folder {name} (seen from {Path.cwd()})")
+    return Input(key=key, name=name, kind="folder", problem=not_there(name))
 
 
-def _folder_problem(folder: Path, wanted_files: tuple[str, ...]) -> str | None:
-    if not wanted_files or any((folder / file).is_file() for file in wanted_files):
+def _folder_problem(folder: Path, wanted_files: tuple[str, ...], what: str) -> str | None:
+    if any((folder / file).is_file() for file in wanted_files):
         return None
     if is_run_folder(folder):
-        return f"{folder} is a run, not a model: name the model in it, or write it with `proximo export {folder} OUT`"
-    return f"the folder {folder} holds no model: it has no {' and no '.join(wanted_files)}"
+        return f"{folder} is a run, not a {what}: name the model in it, or write it with `proximo export {folder} OUT`"
+    return f"the folder {folder} holds no {what}: it has no {' and no '.join(wanted_files)}"
 
 
 def _function(import_path: str, key: str) -> Input:
@@ -187,15 +190,36 @@ def _source(source: SourceConfig, key: str) -> Input:
     if source.path is None:
         return _function(str(source.function), f"{key}.function")
     key, name, path = f"{key}.path", source.path, Path(source.path).expanduser()
-    is_file = source.format in FILE_FORMATS or (source.format == "auto" and path.suffix.lower() in FILE_ENDINGS)
     if path.is_dir():
-        problem = f"{name} is a folder; format {source.format} wants a file" if source.format in FILE_FORMATS else None
-        return Input(key=key, name=name, kind="folder", problem=problem)
+        return Input(key=key, name=name, kind="folder", problem=_data_folder_problem(path, source))
+    is_file = source.format in FILE_FORMATS or (source.format == "auto" and path.suffix.lower() in FILE_ENDINGS)
     if path.exists():
-        pipe = None if path.is_file() else f"{name} is no file, and data is read more than once: write it to a file"
-        return Input(key=key, name=name, kind="file", problem=pipe)
-    if source.format == "hub" or (source.format == "auto" and not is_file and HUB_NAME.fullmatch(name)):
+        if not path.is_file():
+            pipe = f"{name} is no file, and data is read more than once: write it to a file"
+            return Input(key=key, name=name, kind="file", problem=pipe)
+        known = is_file or source.format != "auto"
+        return Input(key=key, name=name, kind="file", problem=None if known else _format_problem(path))
+    if source.format == "hub" or (source.format == "auto" and not is_file and not is_local(name)):
         return Input(key=key, name=name, kind="Hub")
     kind = "folder" if source.format == "disk" else "file"
     hint = f"; for a function write function: {name}" if IMPORT_PATH.fullmatch(name) else ""
-    return Input(key=key, name=name, kind=kind, problem=f"there is no {kind} {name} (seen from {Path.cwd()}){hint}")
+    return Input(key=key, name=name, kind=kind, problem=f"{not_there(name, kind)}{hint}")
+
+
+def _format_problem(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            refuse_other_than_text(opened.read(64), str(file))
+    except (OSError, DataError) as error:
+        return str(error)
+    return f"{file}: the ending says no format: set format beside it, to one of {', '.join(FILE_FORMATS)}"
+
+
+def _data_folder_problem(folder: Path, source: SourceConfig) -> str | None:
+    if source.format in FILE_FORMATS:
+        return f"{source.path} is a folder; format {source.format} wants a file"
+    if source.format == "auto" and not any((folder / name).is_file() for name in DISK_FILES):
+        held = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in FILE_ENDINGS)[:3]
+        advice = f"name its files, such as {', '.join(held)}" if held else "give a file of data"
+        return f"the folder {source.path} was not written by save_to_disk of datasets: {advice}"
+    return None

@@ -14,7 +14,7 @@ from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free, placed
 from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.logs import cut_back
-from proximo.checkpoint.run_folder import EndState, RunFolder, check_run, open_run
+from proximo.checkpoint.run_folder import EndState, RunFolder, open_run
 from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import Checkpoint, CheckpointStore, Writer
 from proximo.config.base import Section
@@ -30,6 +30,7 @@ from proximo.metrics.values import Sum
 from proximo.native.library import why_no_kernels
 from proximo.trainers.cards import write_final_cards
 from proximo.trainers.extras import check_extras
+from proximo.trainers.folders import check_folders
 from proximo.trainers.inputs import inputs_of
 from proximo.trainers.logs import Logs, Record
 from proximo.trainers.memory import memory_advice
@@ -97,10 +98,11 @@ class Task(Protocol):
 def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options: RunOptions) -> int:
     """Build the task and run it to its end in its folder; returns the exit status.
 
-    Nothing in the folder is touched before the task is built, so that a mistake in data or models loses nothing.
+    Nothing in the folder is touched before the task is built, and an earlier run in it is kept until the new one has
+    taken a step, so that a mistake in data, models or a reward loses nothing.
     """
     folder = Path(run.folder)
-    check_run(folder, resume=options.resume, overwrite=options.overwrite)
+    check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
     check_extras(run)
     check_sinks(run)
     verify_models(inputs_of(recipe))
@@ -174,7 +176,12 @@ class _Loop:
         if state == "stopped":
             return
         steps = f": {self.task.num_steps} steps" if state == "finished" else ""
-        progress.note(f"{state}{steps}, report in {self._shown(write_report(self.folder.path))}")
+        report = self._shown(write_report(self.folder.path))
+        if (failed := self.folder.failed_start) is not None:
+            report = self._shown(failed / report.name)
+            kept = self._shown(self.folder.path)
+            progress.note(f"the run that was in {kept} is put back; what this one wrote is in {self._shown(failed)}")
+        progress.note(f"{state}{steps}, report in {report}")
         for alarm in run_alarms(read_run(self.folder.path)):
             progress.note(f"{alarm.severity}: {alarm.text}")
 
@@ -209,7 +216,9 @@ class _Loop:
         evaluation = None
         if step == self.task.num_steps or (every is not None and step % every == 0):
             evaluation = self._evaluate(progress, step)
-        return self._log(logs, step, record, evaluation)
+        metric = self._log(logs, step, record, evaluation)
+        self.folder.has_begun()
+        return metric
 
     def _evaluate(self, progress: ProgressView, step: int) -> Record | None:
         progress.phase("evaluation")

@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from proximo.checkpoint.run_folder import MERGED, check_run
+from proximo.checkpoint.run_folder import MERGED
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipes import PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import ConfigError
 from proximo.metrics.report import write_pipeline_report
 from proximo.metrics.tables import print_before_after, print_samples
 from proximo.trainers.export import export_model, is_adapter
+from proximo.trainers.folders import check_folders
 from proximo.trainers.options import RunOptions
 from proximo.trainers.ppo_run import run_ppo
 from proximo.trainers.reward import run_reward
@@ -37,10 +38,8 @@ def run_pipeline(recipe: PipelineRecipe, options: RunOptions) -> int:
     """
     folder = Path(recipe.run.folder)
     stages = [stage for stage in (recipe.sft, recipe.reward, recipe.ppo) if stage is not None]
-    # A stage that was not reached yet has no run to resume: for the stages, resume always means "start or go on".
+    check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
     options = replace(options, resume="never" if options.resume == "never" else "auto", pipeline_folder=str(folder))
-    for stage in stages:
-        check_run(Path(stage.run.folder), resume=options.resume, overwrite=options.overwrite)
     # Asked again when PPO begins, but by then the stages before it have cost their time.
     check_services([*recipe.ppo.reward, *([recipe.ppo.gold] if recipe.ppo.gold else [])])
     for stage in stages:

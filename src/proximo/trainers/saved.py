@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder
+from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder, settle_run
 from proximo.checkpoint.store import Checkpoint, CheckpointStore
 from proximo.errors import RunFolderError
 from proximo.trainers.inputs import MODEL_FILES, VALUE_HEAD, Input
@@ -26,6 +26,7 @@ def find_run(folder: Path) -> Path:
         raise RunFolderError(f"there is no run folder {folder} (seen from {Path.cwd()})")
     for candidate in (folder, *(folder / stage for stage in STAGES)):
         if is_run_folder(candidate):
+            settle_run(candidate)
             return candidate
     raise RunFolderError(
         f"{folder} holds no run, nor does a stage of a pipeline in it: no checkpoints and no config.resolved.json"

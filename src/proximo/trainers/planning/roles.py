@@ -22,8 +22,9 @@ from proximo.models.placement import Precision
 from proximo.models.quiet import quiet_transformers
 from proximo.models.randomness import own_randomness
 from proximo.models.scalar import ScalarModel
-from proximo.models.sources import ModelSource, adapter_base, first_part, is_local, read_config
+from proximo.models.sources import ModelSource, adapter_base, first_part, read_config
 from proximo.models.vocabulary import vocabulary_size
+from proximo.places import is_local
 from proximo.trainers.build import build_tokenizer, lora_options
 from proximo.trainers.pipeline import stage_result
 

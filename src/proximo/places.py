@@ -1,0 +1,63 @@
+"""Whether a name means a folder of this machine or one on the Hugging Face Hub. Opens neither.
+
+A mistyped folder must not be looked up on the Hub, which takes long and tells nothing.
+"""
+
+import difflib
+import os
+import re
+from pathlib import Path
+
+HUB_NAME = re.compile(r"(?!.*(?:--|\.\.))(?:\w(?:[\w.-]*\w)?/)?\w(?:[\w.-]*\w)?", re.ASCII)
+LONGEST_HUB_NAME = 96
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model", "spiece.model")
+"""Of which a folder with a tokenizer holds at least one."""
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether the Hub may have a model or data set of this name: `name` or `owner/name`."""
+    return len(name) <= LONGEST_HUB_NAME and not name.endswith(".git") and HUB_NAME.fullmatch(name) is not None
+
+
+def is_local(name: str) -> bool:
+    """True for what must lie on this machine.
+
+    It exists, is spelt as a path, begins with a folder that exists, or is nearly the name of one: `modles/sft` beside
+    `models/sft`. What was loaded from the Hub before is of the Hub, whatever folders there are.
+    """
+    if Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or not is_hub_name(name):
+        return True
+    owner, slash, _ = name.partition("/")
+    return bool(slash) and (Path(owner).is_dir() or nearest_path(name) is not None) and not _in_cache(name)
+
+
+def not_there(name: str, kind: str = "folder") -> str:
+    """What to say of a local name at which nothing lies, with the nearest that is there."""
+    found = nearest_path(name)
+    hint = "" if found is None else f"; did you mean {found}?"
+    return f"there is no {kind} {name} (seen from {Path.cwd()}){hint}"
+
+
+def nearest_path(name: str) -> str | None:
+    """The path that is spelt most like `name` and exists, part by part; None where a part is like nothing there."""
+    path = Path(name).expanduser()
+    found = Path(path.anchor)
+    for part in path.parts[1 if path.anchor else 0 :]:
+        if not (found / part).exists():
+            try:
+                beside = sorted(each.name for each in found.iterdir())
+            except OSError:
+                return None
+            near = difflib.get_close_matches(part, beside, n=1, cutoff=0.6)
+            if not near:
+                return None
+            part = near[0]  # noqa: PLW2901
+        found /= part
+    return str(found) if found.exists() else None
+
+
+def _in_cache(name: str) -> bool:
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
+    flat = name.replace("/", "--")
+    return any((cache / f"{kind}--{flat}").is_dir() for kind in ("models", "datasets"))
