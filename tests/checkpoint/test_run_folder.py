@@ -131,7 +131,7 @@ def test_resuming_and_overwriting_contradict_each_other(tmp_path):
 
 def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="cannot be written"):
+    with pytest.raises(RunFolderError, match="is a file, so that there can be no run folder"):
         open_run(tmp_path / "file" / "run")
 
 

@@ -20,7 +20,7 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that replace the recipe's: run.seed=1")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check the recipe and print what it would do; load and write nothing.")
+    bool, typer.Option("--dry-run", help="Check the recipe and print what it would do; load no model, write nothing.")
 ]
 Resume = Annotated[
     str,
@@ -122,10 +122,15 @@ def _command(kind: Kind) -> Callable[..., int]:
             )
             from proximo.trainers.dry_run import describe
             from proximo.trainers.folders import check_folders
+            from proximo.trainers.foresight import cautions, device_problem
 
             if dry_run:
+                for caution in cautions(loaded.recipe):
+                    print(f"note: {caution}", file=sys.stderr)
                 print(describe(loaded.recipe))
                 return 0
+            if problem := device_problem(loaded.recipe.run.device):
+                raise ConfigError(f"run.device is {loaded.recipe.run.device}, but {problem}: say auto or cpu")
             check_folders(loaded.recipe, resume=options.resume, overwrite=overwrite)
             with imports_set_apart():
                 run = _trainer(kind)

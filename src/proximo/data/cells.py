@@ -4,11 +4,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from proximo.data.rows import Row, columns_found, nearest
 from proximo.errors import DataError
-from proximo.records import Message
+
+if TYPE_CHECKING:  # it imports torch, which the reading of rows does not need
+    from proximo.records import Message
 
 ROLES = ("system", "user", "assistant")
 """Roles of messages that are understood; turns of tools are not."""
@@ -78,7 +80,7 @@ def votes_cell(row: Row, field: str) -> tuple[int, ...]:
     return tuple(int(vote) for vote in votes)
 
 
-def messages_cell(row: Row, field: str) -> tuple[Message, ...]:
+def messages_cell(row: Row, field: str) -> "tuple[Message, ...]":
     """A list of messages, or one message: `role` and `content`, or the ShareGPT form with `from` and `value`."""
     value = cell(row, field)
     turns = [value] if isinstance(value, Mapping) else value
@@ -114,7 +116,7 @@ def describe(value: Any) -> str:
     return f"{value!r:.40} ({type(value).__name__})"
 
 
-def _message(turn: Any, row: Row, place: str) -> Message:
+def _message(turn: Any, row: Row, place: str) -> "Message":
     if not isinstance(turn, Mapping):
         raise DataError(f"{row.origin}: {place} must be an object with role and content, got {describe(turn)}")
     # Tables give every message every key that some message has, with null in it.

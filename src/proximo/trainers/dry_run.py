@@ -1,4 +1,4 @@
-"""What a recipe would do, in numbers: the text of `--dry-run`. Loads nothing, writes nothing, imports no torch."""
+"""What a recipe would do, in numbers: the text of `--dry-run`. Loads no model, writes nothing, imports no torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +11,7 @@ from proximo.config.reward_kinds import RewardSourceConfig
 from proximo.config.rewards import FunctionRewardConfig, JudgedRewardConfig, ModelRewardConfig
 from proximo.config.rewards_remote import RemoteRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.trainers.foresight import rows_of
 from proximo.trainers.inputs import data_inputs, model_input, reward_inputs
 
 NAME_WIDTH = 12
@@ -150,7 +151,10 @@ def _data(recipe: SFTRecipe | RewardRecipe | DPORecipe | PPORecipe) -> Iterator[
     if recipe.data.proportions is not None and recipe.data.phase is not None:
         part = recipe.data.proportions[recipe.data.phase] / sum(recipe.data.proportions)
         yield _line("", f"part {recipe.data.phase} of {len(recipe.data.proportions)}: {part:.0%} of the rows")
-    if recipe.data.held_out_rows:
+    rows = rows_of(recipe)
+    if rows is not None:
+        yield _line("", f"{len(rows.training):,} rows to learn from, {len(rows.held_out):,} to evaluate on")
+    elif recipe.data.held_out_rows:
         yield _line("", f"{recipe.data.held_out_rows:,} rows held out for evaluation")
 
 
