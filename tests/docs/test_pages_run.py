@@ -75,11 +75,14 @@ def commands(page: Path) -> list[list[str]]:
 def small(arguments: list[str]) -> list[str]:
     """The same command with its tiny overrides, before its options."""
     command, recipe = arguments[0], arguments[1] if len(arguments) > 1 else ""
-    if command not in ("sft", "reward", "dpo", "ppo") or "--dry-run" in arguments:
+    if command not in ("sft", "reward", "dpo", "ppo"):
         return arguments
+    if "--dry-run" in arguments:
+        # It counts the rows of the small files, and knows how much the tiny model can read.
+        return [*arguments, "data.held_out_rows=2", *(["ppo.rollout.max_new_tokens=4"] if command == "ppo" else [])]
     given = {argument.partition("=")[0] for argument in arguments}
     # A model that the page made is kept; sizes are replaced, as the last of two values holds.
-    extra = [each for each in TINY[recipe] if not (each.startswith("model.path") and "model.path" in given)]
+    extra = [each for each in TINY[recipe] if not (each.startswith("model.path") and given & {"model", "model.path"})]
     return [*arguments, *extra]
 
 
