@@ -129,10 +129,10 @@ def test_of_a_run_the_policy_answers_from_the_checkpoint_that_is_named(folder, c
         ("generate runs/x hello --checkpoint newest", ["latest, best or step-N", "'newest'"]),
         ("generate runs/x hello --checkpoint best", ["none was evaluated"]),
         ("generate runs/x hello --temperature 0", ["temperature", "greedy"]),
-        ("generate empty hello", ["empty is not the folder of a run"]),
+        ("generate empty hello", ["empty holds no run"]),
         ("generate ./nowhere hello", ["no folder ./nowhere"]),
         ("export runs/x out --role value", ["has no value model; it has policy"]),
-        ("export empty out", ["empty is not the folder of a run"]),
+        ("export empty out", ["empty holds no run"]),
         ("export unsaved out", ["has saved no checkpoint yet"]),
     ],
 )

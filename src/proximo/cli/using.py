@@ -122,8 +122,19 @@ def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> 
 
 def model_or_refuse(name: str) -> None:
     """Raises UserError for the name of a folder that is not there; before torch is imported, which takes seconds."""
-    if is_local(name) and not Path(name).expanduser().is_dir():
+    folder = Path(name).expanduser()
+    if folder.is_file():
+        raise UserError(f"{name} is a file; give a run, a model folder, or a Hub name such as owner/name")
+    if is_local(name) and not folder.is_dir():
         raise UserError(f"{not_there(name)}; give a run, a model folder, or a Hub name such as owner/name")
+    if folder.is_dir() and not any((folder / file).is_file() for file in ("config.json", "adapter_config.json")):
+        _refuse_other_folder(folder)
+
+
+def _refuse_other_folder(folder: Path) -> None:
+    from proximo.trainers.saved import find_run  # the schemas that it imports take longer than --help may
+
+    find_run(folder)
 
 
 def new_file(path: Path | None) -> None:
@@ -161,6 +172,7 @@ def evaluate(
     proximo evaluate runs/ppo --greedy
     """
     _existing_run(run)
+    _refuse_other_folder(run)
     new_file(output)
     from proximo.trainers.evaluate import run_evaluate
 
@@ -194,6 +206,7 @@ def export(
     proximo export runs/ppo models/mine --merge --push me/mine --private
     """
     _existing_run(run)
+    _refuse_other_folder(run)
     _check_hub_name(push, private=private)
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
@@ -263,5 +276,7 @@ def _refuse_nothing_to_report(stages: Sequence[Path]) -> None:
 
 def _existing_run(run: Path) -> None:
     """Said before torch is imported, which takes seconds."""
+    if run.is_file():
+        raise RunFolderError(f"{run} is a file; the folder of a run is wanted")
     if not run.is_dir():
-        raise RunFolderError(f"there is no run folder {run} (seen from {Path.cwd()})")
+        raise RunFolderError(not_there(str(run), "run folder"))
