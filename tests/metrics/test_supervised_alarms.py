@@ -167,7 +167,7 @@ def test_a_loss_that_falls_or_may_yet_fall_raises_no_alarm(training, evaluations
 
 
 @pytest.mark.parametrize("trainer", COIN)
-@pytest.mark.parametrize(("moved", "first"), [(0.0002, "The loss does not fall"), (0.0006, "coin")])
+@pytest.mark.parametrize(("moved", "first"), [(0.00003, "The loss does not fall"), (0.0001, "coin")])
 def test_pairs_that_teach_nothing_are_told_from_steps_that_are_too_small(trainer, moved, first):
     """Labels that are noise leave the loss at 0.693 as well, but for what the updates make of them."""
     losses = {0: 0.6931, 50: 0.6931 + moved, 100: 0.6931}

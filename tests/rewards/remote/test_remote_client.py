@@ -297,7 +297,7 @@ def test_token_rewards_and_faults_of_the_model_come_through() -> None:
 def test_what_was_done_is_counted_by_response_and_then_forgotten() -> None:
     broken, half = reply(b"", "500 No"), reply(verdicts([0.0, 1.0], state="model_fault"))
     with ScriptedService(broken, half, silent) as service:
-        reward = source(service.url, responses_per_request=2, requests_at_once=1, request_seconds=0.2)
+        reward = source(service.url, responses_per_request=2, requests_at_once=1, request_seconds=1.0)
         states(reward.score(asked(5)))
         found = reward.statistics()
     value = {name.removeprefix("source/remote/"): metric.value for name, metric in found.items()}
@@ -305,8 +305,8 @@ def test_what_was_done_is_counted_by_response_and_then_forgotten() -> None:
     assert value["model_fault_fraction"] == 2 / 5
     assert value["retries"] == 3
     assert value["cache_hit_fraction"] == value["worker_restarts"] == 0
-    assert value["seconds_p50"] >= 0.4
-    assert value["seconds_p99"] < 2
+    assert value["seconds_p50"] >= 2
+    assert value["seconds_p99"] < 60
     assert reward.statistics() == {}
 
 

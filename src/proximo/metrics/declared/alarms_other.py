@@ -68,7 +68,7 @@ def still_rule(loss: str, optimizer: str, least: float) -> Rule:
     """For the training loss of that name, whose learning rate stands in that section."""
     return Rule(
         title=STILL,
-        when=f"in the second half of the run no evaluation/loss was another than the first by more than {least:.4g} of "
+        when=f"in the second half of the run no evaluation/loss was another than the first by more than {least:.3%} of "
         f"it, and {loss} does not fall by more than its noise (ten steps or more)",
         advice=f"Raise {optimizer}.learning_rate. If it is right, the data teach the model nothing that is new to it.",
         severity=Severity.WARNING,

@@ -21,7 +21,7 @@ GAP, GAP_ERRORS = 0.15, 3
 MISCALIBRATED, BIN_NOISE = 0.15, 2.5
 """A calibration error must be above the first, and above the second over the root of the pairs: twice what ten bins of
 a perfect model show, 0.4 * sqrt(10 / pairs)."""
-STILL, STILL_PAIRS = 0.005, 0.0005
+STILL, STILL_PAIRS = 0.005, 0.00005
 """The part of the held-out loss that it must have moved by. Of pairs less: labels that are noise leave it where it is
 too, but not so exactly."""
 
