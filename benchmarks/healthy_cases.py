@@ -5,29 +5,15 @@ with a gold score beside it) and countdown (a verifier in worker processes). A s
 made wrong.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+import healthy_supervised
+from healthy_case import Case, merged, shipped_stages
 
 from algorithms import model_of, sorting_ppo
 
-RECIPES = Path(__file__).parent.parent / "src" / "proximo" / "recipes"
 GROUPS = {"advantage": "group_standardised", "prompts_per_step": 16, "responses_per_prompt": 8}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One run: its task, what is changed in that task's recipe, and the alarm that has to come first."""
-
-    task: str
-    wrong: str = ""
-    """In words; empty for a healthy run."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    alarm: str | None = None
-    """None for a healthy run."""
 
 
 def rewarded(function: str) -> list[dict[str, str]]:
@@ -60,6 +46,7 @@ HEALTHY = {
     "digits-in-groups": Case(task="digits", changes={"ppo": GROUPS}),
     "digits-without-critic": Case(task="digits", changes={"ppo": {"advantage": "return_to_go"}}),
     "digits-solved": Case(task="digits", changes={"reward": rewarded("begins_well"), "ppo": {"num_steps": 80}}),
+    "digits-kl-in-loss": Case(task="digits", changes={"ppo": {"kl": {"place": "loss", "measure": "k2"}}}),
     "reviews": Case(task="reviews"),
     "reviews-again": Case(task="reviews", changes={"run": {"seed": 1}}),
     "reviews-in-groups": Case(task="reviews", changes={"ppo": {**GROUPS, "advantage": "leave_one_out"}}),
@@ -169,6 +156,41 @@ SICK = {
         changes={"ppo": {"num_steps": 20, "kl": {"coefficient": 20.0}}},
         alarm="The KL penalty outweighs the score",
     ),
+    "too-much-kl-in-loss": Case(
+        task="digits",
+        wrong="KL in the loss with a coefficient of 20, a thousand times",
+        changes={"ppo": {"kl": {"place": "loss", "measure": "k2", "coefficient": 20.0}}},
+        alarm="The KL in the loss outweighs the advantages",
+    ),
+    "rejected-tokens": Case(
+        task="reviews",
+        wrong="in bf16, answers rejected where a token diverges by a millionth of a nat, which rounding exceeds",
+        changes={
+            "run": {"precision": "bf16"},
+            "ppo": {
+                "num_steps": 10,
+                "prompts_per_step": 32,
+                "policy_loss": {"rejection": {"measure": "k1", "over": "max", "limit": 1e-6}},
+            },
+        },
+        alarm="Most tokens are left out of the updates",
+    ),
+    "reinforces-anything": Case(
+        task="digits",
+        wrong="scores of 0 and 1 that have nothing to do with the answer, no baseline and no KL: whatever was drawn "
+        "becomes likelier",
+        changes={
+            "reward": rewarded("noise"),
+            "ppo": {
+                **policy_rate(1e-3),
+                "num_steps": 80,
+                "prompts_per_step": 64,
+                "advantage": {"estimator": "return_to_go", "standardise": False},
+                "kl": {"place": "none"},
+            },
+        },
+        alarm="Entropy collapses",
+    ),
     "faulty-rewards": Case(
         task="countdown",
         wrong="the reward source cannot judge a tenth of the answers",
@@ -182,12 +204,16 @@ SICK = {
         alarm="One step destroyed the policy",
     ),
 }
+HEALTHY |= healthy_supervised.HEALTHY
+SICK |= healthy_supervised.SICK
 CASES = {**HEALTHY, **SICK}
 
 
 def recipe(folder: Path, name: str) -> dict[str, Any]:
     """The whole recipe of a run; `folder` holds the models that `prepare` made."""
     case = CASES[name]
+    if case.trainer != "ppo":
+        return merged(healthy_supervised.supervised(folder, case.task, case.trainer), case.changes)
     task, _, variant = case.task.partition("-")
     whole = digits(folder) if task == "digits" else shipped(folder, task)
     if variant:
@@ -213,17 +239,8 @@ def digits(folder: Path) -> dict[str, Any]:
 def shipped(folder: Path, task: str) -> dict[str, Any]:
     """The last stage of a shipped pipeline, after the stages before it."""
     name = "demo" if task == "reviews" else task
-    whole = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())["ppo"]
+    whole = shipped_stages(name)["ppo"]
     whole["policy"] = {"path": str(model_of(folder / "models" / name / "sft", "policy"))}
     if task == "reviews":
         whole["reward"] = [{"kind": "model", "path": str(model_of(folder / "models" / name / "reward", "reward"))}]
     return whole
-
-
-def merged(whole: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`whole` with `changes` laid over it, section by section."""
-    result = dict(whole)
-    for key, value in changes.items():
-        inside = result.get(key)
-        result[key] = merged(inside, value) if isinstance(inside, dict) and isinstance(value, Mapping) else value
-    return result

@@ -1,10 +1,10 @@
-"""Healthy and sick runs of three small tasks, and what the report says of each: figures and table of healthy-runs.md.
+"""Healthy and sick runs of small tasks, and what the report says of each: figures and table of healthy-runs.md.
 
     python benchmarks/healthy_runs.py --folder runs/healthy
 
-What the runs are stands in healthy_cases.py. Makes the models that they start from, runs what is missing, prints the
-table, draws docs/healthy-runs/NAME.svg, and keeps what the rules read of each run in tests/metrics/recorded_runs.jsonl,
-so that a rule which changes is tried on all of them at once.
+What the runs are stands in healthy_cases.py and healthy_supervised.py. Makes the models that they start from, runs what
+is missing, prints the table, draws docs/healthy-runs/NAME.svg, and keeps what the rules read of each run in
+tests/metrics/recorded_runs.jsonl, so that a rule which changes is tried on all of them at once.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from algorithms import model_of, run, sorting_sft
 from proximo.metrics.report_views import run_alarms
-from proximo.metrics.run_files import Run, read_run, setting
+from proximo.metrics.run_files import Run, read_run
 
 HERE = Path(__file__).parent
 PICTURES = HERE.parent / "docs" / "healthy-runs"
@@ -39,21 +39,31 @@ DRAWN = {
     "paid-for-shortness": ("score/length_correlation", "score with length"),
     "too-much-kl": ("reward/mean", "score minus penalty"),
     "no-kl": ("gold/mean", "gold score"),
+    "reinforces-anything": ("response/distinct_2", "different pairs of tokens"),
     "too-cold": ("group/equal_fraction", "groups of equal scores"),
 }
 """Sick run -> the metric that tells, and its title."""
 READ = (
     *("score/mean", "score/std", "score/best_fraction", "score/length_correlation", "gold/mean"),
-    *("kl/sequence", "kl/k3_per_token", "kl/coefficient", "value/explained_variance", "value/loss"),
+    *("kl/sequence", "kl/k3_per_token", "kl/coefficient", "advantage/std", "value/explained_variance", "value/loss"),
     *("response/tokens_mean", "response/finished_fraction", "response/distinct_2", "response/repeated_4"),
     *("group/equal_fraction", "policy/clip_fraction", "policy/approx_kl", "policy/entropy"),
-    *("evaluation/score", "evaluation/gold"),
+    *("policy/rejected_fraction", "policy/behaviour_beyond_cap"),
+    *("evaluation/score", "evaluation/gold", "evaluation/loss", "evaluation/pairs", "evaluation/pair_accuracy"),
+    *("evaluation/calibration_error", "evaluation/logprob_chosen", "sft/loss"),
+    *("reward_model/loss", "reward_model/pair_accuracy", "reward_model/pairs"),
+    *("dpo/loss", "dpo/accuracy", "dpo/pairs"),
 )
 """The metrics that rules read."""
 COUNTED = ("response/faulty", "policy/skipped_updates", "first_minibatch/refused", "progress/non_finite_metrics")
 """Those of which a run without any needs none."""
-SETTINGS = ("num_steps", "epochs_per_step", "solved_score", "kl", "policy_optimizer", "rollout", "policy_loss")
-"""The settings of `ppo` that they read, or the sections that hold them."""
+SETTINGS = (
+    *("num_steps", "epochs_per_step", "solved_score", "kl", "policy_optimizer", "rollout", "policy_loss", "advantage"),
+    *("num_epochs", "optimizer"),
+)
+"""The settings of a trainer that they read, or the sections that hold them."""
+NAMES = {"ppo": "", "sft": ", SFT", "reward": ", reward model", "dpo": ", DPO"}
+"""Trainer -> what the table says of it."""
 
 
 def main() -> None:
@@ -65,7 +75,7 @@ def main() -> None:
     folder = options.folder.resolve()
     prepare(folder)
     with ThreadPoolExecutor(options.processes) as pool:
-        list(pool.map(lambda name: run("ppo", recipe(folder, name), folder / name), CASES))
+        list(pool.map(lambda name: run(CASES[name].trainer, recipe(folder, name), folder / name), CASES))
     found = {name: read_run(folder / name) for name in CASES}
     PICTURES.mkdir(exist_ok=True)
     for name, (metric, title) in DRAWN.items():
@@ -94,16 +104,28 @@ def prepare(folder: Path) -> None:
 
 
 def record(name: str, each: Run) -> dict[str, Any]:
-    """What the rules read, with three digits."""
-    steps = [int(line["step"]) for line in each.lines]
+    """What the rules read, with three digits; losses with five, since a rule asks whether they move at all."""
     columns = {
-        metric: [float(f"{line[metric]:.3g}") if metric in line else None for line in each.lines]
+        metric: [rounded(metric, line.get(metric)) for line in each.lines]
         for metric in (*READ, *COUNTED)
         if (any(each.series(metric).values) if metric in COUNTED else len(each.series(metric)))
     }
-    settings = {key: setting(each.config, "ppo", key) for key in SETTINGS}
-    alarm = CASES[name].alarm
-    return {"name": name, "alarm": alarm, "config": {"ppo": settings}, "step": steps, "metrics": columns}
+    case = CASES[name]
+    section = (each.config or {}).get(case.trainer, {})
+    return {
+        "name": name,
+        "trainer": case.trainer,
+        "alarm": case.alarm,
+        "total_steps": each.total_steps,
+        "config": {case.trainer: {key: section[key] for key in SETTINGS if key in section}},
+        "step": [int(line["step"]) for line in each.lines],
+        "metrics": columns,
+    }
+
+
+def rounded(metric: str, value: float | None) -> float | None:
+    """None where the step has none."""
+    return None if value is None else float(f"{value:{'.5g' if metric.endswith('/loss') else '.3g'}}")
 
 
 def print_table(found: dict[str, Run]) -> None:
@@ -114,7 +136,7 @@ def print_table(found: dict[str, Run]) -> None:
         first = f"*{alarms[0].title}*" if alarms else "none"
         effects = ", ".join(alarm.title for alarm in (alarms[0].consequences if alarms else ()))
         others = "".join(f"; also {alarm.title}" for alarm in alarms[1:])
-        task = CASES[name].task.partition("-")[0]
+        task = CASES[name].task.partition("-")[0] + NAMES[CASES[name].trainer]
         print(f"| `{name}` | {task} | {CASES[name].wrong or 'nothing'} | {first} | {effects}{others} |")
     wrong = [name for name, each in found.items() if [a.title for a in run_alarms(each)][:1] != expected(name)]
     print(

@@ -27,6 +27,19 @@ def problems(num_rows: int, *, seed: int = 0, digits: int = 6) -> Iterator[dict[
         yield _problem(rng, digits)
 
 
+def pairs(num_rows: int, *, seed: int = 0, digits: int = 6, swapped: float = 0.0) -> Iterator[dict[str, str]]:
+    """Preference pairs, right before shuffled; the share `swapped` has its labels the wrong way round."""
+    rng = random.Random(f"pairs/{seed}")
+    for _ in range(num_rows):
+        row = _problem(rng, digits)
+        right, wrong = list(row["answer"]), list(row["answer"])
+        while wrong == right and len(set(right)) > 1:
+            rng.shuffle(wrong)
+        both = [" " + " ".join(right), " " + " ".join(wrong)]
+        chosen, rejected = reversed(both) if rng.random() < swapped else both
+        yield {"prompt": row["prompt"], "chosen": chosen, "rejected": rejected}
+
+
 def in_order(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
     """1 where the response is the answer, 0 where it is not."""
     del prompts  # the metadata say what is right
@@ -60,6 +73,13 @@ def always_one(prompts: Sequence[Any], responses: Sequence[str], metadata: Seque
     """A reward that tells nothing."""
     del prompts, metadata
     return [1.0] * len(responses)
+
+
+def noise(prompts: Sequence[Any], responses: Sequence[str], metadata: Sequence[Mapping[str, Any]]) -> list[float]:
+    """A reward that has nothing to do with the answer, and differs from answer to answer."""
+    del prompts
+    texts = (f"{facts['answer']}/{text}" for text, facts in zip(responses, metadata, strict=True))
+    return [float(random.Random(text).random() < 0.3) for text in texts]
 
 
 def failing(

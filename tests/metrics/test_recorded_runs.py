@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proximo.metrics.alarm_watch import AlarmWatch
-from proximo.metrics.alarms import find_alarms
+from proximo.metrics.alarms import Rule, find_alarms
 from proximo.metrics.catalogue import RULES
 from proximo.metrics.console import Course
 from proximo.metrics.run_files import Run
@@ -27,34 +27,39 @@ def run_of(record: dict[str, Any]) -> Run:
         {"step": step} | {name: values[place] for name, values in columns if values[place] is not None}
         for place, step in enumerate(record["step"])
     )
-    settings = record["config"]
-    return Run(name=record["name"], lines=lines, config=settings, total_steps=settings["ppo"]["num_steps"])
+    return Run(name=record["name"], lines=lines, config=record["config"], total_steps=record["total_steps"])
+
+
+def rules_of(record: dict[str, Any]) -> tuple[Rule, ...]:
+    return RULES[Trainer(record["trainer"])]
 
 
 def told(record: dict[str, Any]) -> list[str]:
     """What is printed while the run is under way, with its step."""
     run, said = run_of(record), []
-    course = Course(trainer=Trainer.PPO, total_steps=run.total_steps or 0)
+    course = Course(trainer=Trainer(record["trainer"]), total_steps=run.total_steps or 0)
     watch = AlarmWatch(course, record["config"], metrics_file=Path("nowhere"), tell=said.append)
     for line in run.lines:
         watch.write(int(line["step"]), {name: value for name, value in line.items() if name != "step"})
     return said
 
 
-def test_there_are_twelve_of_each():
-    assert len(HEALTHY) >= 12
-    assert len(SICK) >= 12
+def test_there_are_enough_of_each():
+    for trainer in Trainer:
+        healthy, sick = (sum(record["trainer"] == trainer for record in records) for records in (HEALTHY, SICK))
+        assert healthy >= (12 if trainer is Trainer.PPO else 2)
+        assert sick >= (12 if trainer is Trainer.PPO else 3)
 
 
 @pytest.mark.parametrize("record", HEALTHY, ids=lambda record: record["name"])
 def test_a_healthy_run_raises_no_alarm_at_any_step(record):
-    assert find_alarms(run_of(record), RULES[Trainer.PPO]) == ()
+    assert find_alarms(run_of(record), rules_of(record)) == ()
     assert told(record) == []
 
 
 @pytest.mark.parametrize("record", SICK, ids=lambda record: record["name"])
 def test_a_sick_run_raises_the_right_alarm_first(record):
-    found = find_alarms(run_of(record), RULES[Trainer.PPO])
+    found = find_alarms(run_of(record), rules_of(record))
     assert found[0].title == record["alarm"]
     assert any(record["alarm"] in line for line in told(record))
 
@@ -68,7 +73,7 @@ def test_the_table_of_the_documentation_is_that_of_these_runs():
 
 def test_a_hundredfold_learning_rate_is_one_alarm_that_names_the_step_and_the_cause():
     record = next(record for record in SICK if record["name"] == "too-large-steps")
-    (alarm,) = find_alarms(run_of(record), RULES[Trainer.PPO])
+    (alarm,) = find_alarms(run_of(record), rules_of(record))
     assert alarm.detail.startswith("Step 1: 55% of tokens were clipped")
     assert "tenth of ppo.policy_optimizer.learning_rate or less, now 0.03" in alarm.advice
     assert alarm.consequences

@@ -1,0 +1,176 @@
+"""The healthy and the sick runs of SFT, reward model and DPO for healthy_runs.py. Those of PPO are in healthy_cases.py.
+
+Each trainer has both tasks: digits to be put in order (sorting.py) and the reviews of the demo. Nothing is trained
+before a run of SFT; the others start from what `prepare` of healthy_runs.py fine-tuned.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from healthy_case import Case, shipped_stages
+
+from algorithms import model_of, sorting_sft
+
+COIN, UNTAUGHT = "The reward model is no better than a coin", "The policy cannot tell held-out pairs apart"
+GAP, BY_HEART = "Accuracy is much higher in training than held out", "The held-out loss rises again"
+LEAPT, STILL = "The training loss leapt up", "The loss does not fall"
+UNLIKELY = "The chosen answers become much less likely"
+
+EVERY_50 = {"evaluate_every_steps": 50}
+REVIEWS = "proximo.data.reviews.rows:"
+
+
+def rate(trainer: str, learning_rate: float) -> dict[str, Any]:
+    """Another learning rate."""
+    return {trainer: {"optimizer": {"learning_rate": learning_rate}}}
+
+
+def digit_pairs(num_rows: int, **arguments: Any) -> list[dict[str, Any]]:
+    """Rows of sorting.py as the training pairs."""
+    return [{"function": "sorting:pairs", "arguments": {"num_rows": num_rows, "seed": 1, **arguments}}]
+
+
+def review_pairs(num_rows: int, noise: float = 0.15) -> list[dict[str, Any]]:
+    """Pairs of reviews, of which a share is in the wrong order."""
+    arguments = {"num_rows": num_rows, "seed": 1, "noise": noise}
+    return [{"function": f"{REVIEWS}preference_rows", "arguments": arguments}]
+
+
+def few_digits(num_rows: int, **arguments: Any) -> list[dict[str, Any]]:
+    """Fine-tuning data of sorting.py."""
+    return [{"function": "sorting:examples", "arguments": {"num_rows": num_rows, **arguments}}]
+
+
+HEALTHY = {
+    "sft-digits": Case(task="digits", trainer="sft"),
+    "sft-digits-again": Case(task="digits-tuned", trainer="sft"),
+    "sft-reviews": Case(task="reviews", trainer="sft"),
+    "reward-digits": Case(task="digits", trainer="reward"),
+    "reward-reviews": Case(task="reviews", trainer="reward"),
+    "reward-reviews-few-held-out": Case(
+        task="reviews",
+        trainer="reward",
+        changes={
+            "data": {"sources": review_pairs(4040), "held_out_rows": 40},
+            "run": {"seed": 1, "evaluate_every_steps": 25},
+        },
+    ),
+    "dpo-digits": Case(task="digits", trainer="dpo"),
+    "dpo-digits-ipo": Case(task="digits", trainer="dpo", changes={"dpo": {"loss": "ipo"}, "run": {"seed": 1}}),
+    "dpo-reviews": Case(task="reviews", trainer="dpo"),
+}
+
+SICK = {
+    "sft-by-heart": Case(
+        task="digits",
+        trainer="sft",
+        wrong="300 rows read forty times",
+        changes={"data": {"sources": few_digits(400)}, "sft": {"num_epochs": 40}},
+        alarm=BY_HEART,
+    ),
+    "sft-too-large-steps": Case(
+        task="digits-tuned",
+        trainer="sft",
+        wrong="learning rate 0.1, three hundred times",
+        changes=rate("sft", 0.1),
+        alarm=LEAPT,
+    ),
+    "sft-too-small-steps": Case(
+        task="digits",
+        trainer="sft",
+        wrong="learning rate 1e-8",
+        changes=rate("sft", 1e-8),
+        alarm=STILL,
+    ),
+    "reward-by-heart": Case(
+        task="reviews",
+        trainer="reward",
+        wrong="400 pairs read ten times",
+        changes={"data": {"sources": review_pairs(800)}, "reward": {"num_epochs": 10}, "run": EVERY_50},
+        alarm=GAP,
+    ),
+    "reward-shuffled-labels": Case(
+        task="reviews",
+        trainer="reward",
+        wrong="half of the labels are the wrong way round",
+        changes={"data": {"sources": review_pairs(4000, 0.5)}, "run": EVERY_50},
+        alarm=COIN,
+    ),
+    "reward-too-large-steps": Case(
+        task="reviews",
+        trainer="reward",
+        wrong="learning rate 0.1, a hundred times",
+        changes={"data": {"sources": review_pairs(4000)}, "run": EVERY_50, **rate("reward", 0.1)},
+        alarm=COIN,
+    ),
+    "reward-too-small-steps": Case(
+        task="digits",
+        trainer="reward",
+        wrong="learning rate 1e-9",
+        changes=rate("reward", 1e-9),
+        alarm=STILL,
+    ),
+    "dpo-too-large-steps": Case(
+        task="digits",
+        trainer="dpo",
+        wrong="learning rate 0.03, three thousand times",
+        changes=rate("dpo", 3e-2),
+        alarm=UNLIKELY,
+    ),
+    "dpo-collapse": Case(
+        task="digits",
+        trainer="dpo",
+        wrong="learning rate 0.0001, ten times: the chosen answers become unlikely with the rejected",
+        changes=rate("dpo", 1e-4),
+        alarm=UNLIKELY,
+    ),
+    "dpo-shuffled-labels": Case(
+        task="digits",
+        trainer="dpo",
+        wrong="half of the labels are the wrong way round",
+        changes={"data": {"sources": digit_pairs(4400, swapped=0.5)}},
+        alarm=UNTAUGHT,
+    ),
+    "dpo-by-heart": Case(
+        task="reviews",
+        trainer="dpo",
+        wrong="400 pairs read ten times",
+        changes={"data": {"sources": review_pairs(800)}, "dpo": {"num_epochs": 10}},
+        alarm=GAP,
+    ),
+    "dpo-too-small-steps": Case(
+        task="digits",
+        trainer="dpo",
+        wrong="learning rate 1e-9",
+        changes=rate("dpo", 1e-9),
+        alarm=STILL,
+    ),
+}
+
+
+def supervised(folder: Path, task: str, trainer: str) -> dict[str, Any]:
+    """The recipe of the healthy run; `folder` holds the models that `prepare` made."""
+    digits = str(model_of(folder / "digits in order" / "sft", "policy"))
+    if trainer == "sft":
+        whole = shipped_stages("demo")["sft"] if task == "reviews" else sorting_sft()
+        if task == "digits-tuned":  # from the model of `prepare`, on answers that are all right
+            whole |= {"model": {"path": digits}, "tokenizer": {"path": digits}}
+            whole["data"]["sources"] = few_digits(4100, seed=1, shuffled=0.0)
+            whole["sft"]["optimizer"] = {"learning_rate": 3e-4, "schedule": "cosine", "warmup_updates": 10}
+        return whole | {"run": {"evaluate_every_steps": 20}}
+    if task == "digits":
+        start = digits
+        data: dict[str, Any] = {"sources": digit_pairs(4400), "held_out_rows": 400, "max_tokens": 64}
+    else:
+        start = str(model_of(folder / "models" / "demo" / "sft", "policy"))
+        data = shipped_stages("demo")["reward"]["data"]
+    whole: dict[str, Any] = {"model": {"path": start}, "data": data, "run": EVERY_50}
+    if trainer == "reward":
+        run: dict[str, Any] = {} if task == "reviews" else EVERY_50  # the demo evaluates at both ends alone
+        settings = shipped_stages("demo")["reward"]["reward"]
+        return whole | {"tokenizer": {"path": start}, "run": run, "reward": settings}
+    if task == "reviews":
+        whole["data"] |= {"sources": review_pairs(4000)}
+    rate_of_task = 1e-4 if task == "reviews" else 1e-5
+    optimizer = {"learning_rate": rate_of_task, "schedule": "linear", "warmup_updates": 20}
+    return whole | {"dpo": {"pairs_per_step": 16, "optimizer": optimizer}}
