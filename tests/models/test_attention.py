@@ -16,10 +16,10 @@ from proximo.models.attention import (
     layout_attention,
     no_mask,
     register_attention,
-    varlen_fits,
 )
 from proximo.models.backbone import checkpoint_activations
 from proximo.models.packing import pack
+from proximo.models.varlen import varlen_fits
 
 LENGTHS = (5, 1, 7)
 CASES = {

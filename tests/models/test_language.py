@@ -97,25 +97,6 @@ def test_bf16_is_near_float32_keeps_float32_weights_and_float32_logprobs(archite
     assert max(apart) < 0.1
 
 
-@pytest.mark.parametrize("architecture", SHAPES)
-def test_the_copy_for_rollouts_gives_the_bits_of_autocast_and_shares_what_it_does_not_cast(architecture: str):
-    model = LanguageModel(build_architecture(architecture), precision=Precision.BF16)
-    copied = model.rollout_copy()
-    with torch.no_grad():
-        assert copied.hidden_states(responses().packed).equal(model.hidden_states(responses().packed))
-        assert copied.head.weight.equal(model.head.weight)
-    shared = {parameter.data_ptr() for parameter in model.model.parameters()}
-    kinds = {parameter.dtype: parameter.data_ptr() in shared for parameter in copied.model.parameters()}
-    assert kinds == {torch.bfloat16: False, torch.float32: True}
-    assert not any(parameter.requires_grad for parameter in copied.model.parameters())
-    assert all(parameter.requires_grad for parameter in model.model.parameters())
-
-
-def test_in_float32_the_copy_for_rollouts_is_the_model_itself():
-    model = LanguageModel(build_architecture("llama"))
-    assert model.rollout_copy() is model
-
-
 def test_a_frozen_copy_stays_when_the_model_moves():
     model = LanguageModel(build_architecture("llama"))
     model.model.train()

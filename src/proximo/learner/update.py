@@ -13,6 +13,7 @@ from proximo.errors import TrainingError
 from proximo.learner.in_backward import stepping_in_backward
 from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable_parameters
 from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.models.compute import casting
 
 Batch = TypeVar("Batch")
 Statistics = TypeVar("Statistics")
@@ -121,7 +122,7 @@ class Learner:
         seed: int | None,
     ) -> tuple[float, list[Statistics]]:
         total, statistics = 0.0, []
-        with self.training():
+        with self.training(), casting():
             for index, microbatch in enumerate(microbatches):
                 if seed is not None:
                     torch.manual_seed(seed + index)
@@ -141,7 +142,7 @@ class Learner:
         seed: int | None,
     ) -> tuple[float, list[Statistics], float, str | None]:
         """Loss, statistics, gradient norm and refusal; what can refuse the update is asked before the backward pass."""
-        with self.training():
+        with self.training(), casting():
             if seed is not None:
                 torch.manual_seed(seed)
             value, part = loss(microbatch)

@@ -8,15 +8,11 @@ keyword arguments. Cached decoding has its layout in `cache.py`.
 Legend: T packed tokens, S sequences, L tokens of one sequence, H query heads, K head width.
 """
 
-import importlib
-import importlib.util
-import inspect
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -27,9 +23,11 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from proximo.errors import ModelError
+from proximo.models.compute import Compute, computing, current_compute, to_compute_type
 from proximo.models.native_attention import NativeAttention, Pieces, native_fits
 from proximo.models.packing import cumulative_lengths
 from proximo.models.short_attention import Blocks, ShortAttention, is_short
+from proximo.models.varlen import varlen_attention, varlen_fits
 
 ATTENTION = "proximo"
 """The name under which the function is registered: a model uses it after `set_attn_implementation(ATTENTION)`."""
@@ -75,9 +73,16 @@ def attending(layout: AttentionLayout | None) -> Generator[None]:
         _LAYOUT.reset(before)
 
 
-def attending_again() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """For activation checkpointing: a layer that runs again in the backward pass does so under the layout of now."""
-    return nullcontext(), attending(_LAYOUT.get())
+def attending_again() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """For activation checkpointing: a layer that runs again in the backward pass, perhaps in a thread of its own, does
+    so under the layout of now, and computes in the type of now."""
+    return nullcontext(), _as_in(_LAYOUT.get(), current_compute())
+
+
+@contextmanager
+def _as_in(layout: AttentionLayout | None, compute: Compute | None) -> Generator[None]:
+    with attending(layout), computing(compute):
+        yield
 
 
 def register_attention(*, compiled: bool = True) -> None:
@@ -116,7 +121,8 @@ def layout_attention(
         dropout=given.get("dropout", 0.0),
     )
     layout.num_calls += 1
-    return layout.attend(query, key, value, options), None
+    # Rotary positions are float32, and what they turn is too: here is where it meets the values.
+    return layout.attend(*to_compute_type(query, key, value), options), None
 
 
 def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
@@ -144,6 +150,7 @@ class PackedLayout:
         self._masks: dict[tuple[int, int | None], Tensor] = {}
         self._blocks: dict[tuple[int, int | None, torch.dtype], tuple[Blocks, Tensor]] = {}
         self._pieces: Pieces | None = None
+        self._bounds: Tensor | None = None
         self._is_native: dict[tuple[type, torch.dtype, int, int], bool] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
@@ -153,12 +160,16 @@ class PackedLayout:
                 f"attention got {query.shape[2]} queries and {key.shape[2]} keys for {sum(self.lengths)} packed tokens"
             )
         if varlen_fits(query, value, options):
-            return self._varlen(query, key, value, options)
+            self._bounds = cumulative_lengths(self.lengths, query.device) if self._bounds is None else self._bounds
+            return varlen_attention(query, key, value, options, bounds=self._bounds, longest=max(self.lengths))
         if self._in_blocks is None and short_fits(query, options) and self._fits_natively(query, key, value):
             self._pieces = self._pieces or Pieces(self.lengths)
             return NativeAttention.apply(query, key, value, self._pieces, options.sliding_window, options.scaling)
         if self._is_short(query, options):
             return ShortAttention.apply(query, key, value, *self._as_blocks(query, options), options.scaling)
+        return self._one_by_one(query, key, value, options)
+
+    def _one_by_one(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         # split, not slices: the backward of each slice would fill a tensor of all T tokens (1.4 to 2.4 times as slow).
         pieces = [tensor.split(self.lengths, dim=2) for tensor in (query, key, value)]
         parts = [self._one_sequence(q, k, v, options).transpose(1, 2) for q, k, v in zip(*pieces, strict=True)]
@@ -212,44 +223,6 @@ class PackedLayout:
         if (length, window) not in self._masks:
             self._masks[length, window] = band_mask(length, window, device)
         return self._masks[length, window]
-
-    def _varlen(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        bounds = cumulative_lengths(self.lengths, query.device)
-        left = -1 if options.sliding_window is None else options.sliding_window - 1
-        kernel = varlen_kernel()
-        assert kernel is not None, "varlen_fits has looked"
-        output = kernel(
-            query[0].transpose(0, 1),
-            key[0].transpose(0, 1),
-            value[0].transpose(0, 1),
-            bounds,
-            bounds,
-            max(self.lengths),
-            max(self.lengths),
-            scale=options.scaling,
-            window_size=(left, 0),
-            enable_gqa=key.shape[1] != query.shape[1],
-        )
-        return output.unsqueeze(0)
-
-
-@cache
-def varlen_kernel() -> Callable[..., Tensor] | None:
-    """torch's varlen attention, where this version has one that knows windows and grouped heads."""
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return None
-    kernel: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    known = inspect.signature(kernel).parameters
-    return kernel if {"scale", "window_size", "enable_gqa"} <= known.keys() else None
-
-
-def varlen_fits(query: Tensor, value: Tensor, options: AttentionOptions) -> bool:
-    """True where the varlen kernel computes what is asked: CUDA, half precision, no dropout, cap or sinks."""
-    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16) or varlen_kernel() is None:
-        return False
-    plain = options.softcap is None and options.sinks is None and options.dropout == 0
-    head_width = query.shape[-1]
-    return plain and head_width == value.shape[-1] and head_width <= 256 and head_width % 8 == 0
 
 
 def short_fits(query: Tensor, options: AttentionOptions) -> bool:

@@ -23,6 +23,7 @@ from proximo.models.attention import (
     register_attention,
 )
 from proximo.models.compilation import compile_layers
+from proximo.models.compute import Compute, Products, cast_weight, computing
 from proximo.models.decoding import DecodingLayers
 from proximo.models.fused_layers import FusedLayers
 from proximo.models.packing import Packed
@@ -87,6 +88,7 @@ class Backbone:
         self.training_layers: Any = layers
         """What runs where gradients are taken: the layers, or a compiled view of them."""
         self.precision = precision
+        self._products = Products(layers)
         self.position_limit = position_limit(base.config)
 
     @property
@@ -98,6 +100,12 @@ class Backbone:
     def is_compiled(self) -> bool:
         """True where passes with gradients run through torch.compile."""
         return self.training_layers is not self.layers
+
+    def cast_weights(self) -> None:
+        """Inside `casting` (compute.py): cast at once what the passes there would cast when they come to it."""
+        if self.precision is Precision.BF16:
+            for weight in self._products.weights:
+                cast_weight(weight, torch.bfloat16)
 
     def compile(self, backend: str) -> None:
         """Run the passes that take gradients through torch.compile; sampling and other passes stay as they are."""
@@ -148,8 +156,12 @@ class Backbone:
     ) -> Tensor:
         """token_ids and position_ids [B, T] -> hidden states [B, T, D]."""
         layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
-        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision is Precision.BF16)
-        with half, attending(layout):
+        compute = None
+        if self.precision is Precision.BF16:
+            compute = Compute(torch.bfloat16, self._products if layers is self.layers else None)
+        # Autocast is for what is no plain matrix product: experts, attention that an architecture spells out.
+        half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=compute is not None)
+        with half, attending(layout), computing(compute):
             output = layers(
                 input_ids=token_ids,
                 position_ids=position_ids,

@@ -26,6 +26,7 @@ from torch.nn import functional
 from transformers import Cache
 
 from proximo.models.attention import AttentionOptions, explicit_attention
+from proximo.models.compute import to_compute_type
 from proximo.native.decoding import CachePointers
 
 
@@ -41,8 +42,9 @@ class PromptCache(Cache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Called by each layer; the layer attends over what it made, as it would without a cache."""
-        self.captured[layer_idx] = (key_states, value_states)
-        return key_states, value_states
+        key, value = to_compute_type(key_states, value_states)
+        self.captured[layer_idx] = key, value
+        return key, value
 
 
 class RowCache(Cache):
@@ -103,8 +105,9 @@ class RowCache(Cache):
         step, (keys, values) = self._step, self._storage[layer_idx]
         num_rows = key_states.shape[0]
         where = step.flat_positions(keys.shape[1], self._capacity)
-        keys.view(-1, keys.shape[-1]).index_copy_(0, where, key_states.reshape(-1, keys.shape[-1]))
-        values.view(-1, values.shape[-1]).index_copy_(0, where, value_states.reshape(-1, values.shape[-1]))
+        key, value = to_compute_type(key_states, value_states)
+        keys.view(-1, keys.shape[-1]).index_copy_(0, where, key.reshape(-1, keys.shape[-1]))
+        values.view(-1, values.shape[-1]).index_copy_(0, where, value.reshape(-1, values.shape[-1]))
         return keys[:num_rows, :, : step.num_tokens], values[:num_rows, :, : step.num_tokens]
 
     def pointers(self) -> CachePointers:

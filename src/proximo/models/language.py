@@ -4,14 +4,12 @@ Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V 
 """
 
 import copy
-from typing import Any
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
-from transformers.pytorch_utils import Conv1D
 
 from proximo.models.attention import AttentionLayout
 from proximo.models.backbone import Backbone, Decoder, base_of, checkpoint_activations
@@ -111,23 +109,3 @@ class LanguageModel:
         shared = {id(each): each for each in (*fixed, *beside_weights(self.model))}
         model = copy.deepcopy(self.model, shared).eval().requires_grad_(False)
         return LanguageModel(model, precision=self.precision)
-
-    def rollout_copy(self) -> "LanguageModel":
-        """For sampling in bf16: the matrices that autocast would cast, cast once; everything else is shared.
-
-        The results are bit for bit those of this model under autocast. Take a new one after each update. In float32
-        there is nothing to cast and the model itself is returned.
-        """
-        if self.precision is Precision.FLOAT32:
-            return self
-        linear = (module for module in self.model.modules() if isinstance(module, nn.Linear | Conv1D))
-        cast = {id(layer.weight) for layer in linear} - {id(self.head.weight)}
-        memo: dict[int, Any] = {id(each): each for each in beside_weights(self.model)}
-        for parameter in self.model.parameters():
-            if not parameter.is_floating_point():  # stored in few bits, and shared as it is
-                memo[id(parameter)] = parameter
-                continue
-            weight = parameter.detach()
-            weight = weight.to(torch.bfloat16) if id(parameter) in cast else weight
-            memo[id(parameter)] = nn.Parameter(weight, requires_grad=False)
-        return LanguageModel(copy.deepcopy(self.model, memo).eval(), precision=self.precision)

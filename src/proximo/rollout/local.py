@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.attention import PackedLayout
 from proximo.models.cache import PromptCache, RowCache
+from proximo.models.compute import casting
 from proximo.models.language import LanguageModel
 from proximo.models.modes import evaluating
 from proximo.models.packing import pack
@@ -83,8 +84,8 @@ class LocalEngine:
             for index, prompt in enumerate(prompts)
         ]
         scheduler, cache = self._plan(prompts, num_samples, options.max_new_tokens)
-        with evaluating(self._model.model):
-            call = _Call(self._model.rollout_copy(), samples, scheduler=scheduler, cache=cache, stop=stop)
+        with evaluating(self._model.model), casting():
+            call = _Call(self._model, samples, scheduler=scheduler, cache=cache, stop=stop)
             for ended in call.run():
                 ended.response = ended.record(stop, policy_version)
                 if on_finished is not None:

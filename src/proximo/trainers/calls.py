@@ -11,6 +11,7 @@ from proximo.config.ppo import PPOConfig
 from proximo.dataflow.graph import Call, Graph, build_graph
 from proximo.errors import ConfigError
 from proximo.models.batching import plan_batches
+from proximo.models.compute import casting
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
@@ -256,12 +257,13 @@ class InferenceCalls:
     ) -> Tensor:
         """`run` on balanced batches, its pieces back in the order of the responses, on the CPU."""
         pieces: list[Tensor] = [torch.empty(0)] * len(responses)
-        for indices, batch in packed_batches(
-            responses, token_budget=self.config.tokens_per_microbatch, device=self.roles.policy.device
-        ):
-            sizes = [length + extra for length in batch.response_lengths]
-            for index, piece in zip(indices, run(batch).cpu().split(sizes), strict=True):
-                pieces[index] = piece
+        with casting():
+            for indices, batch in packed_batches(
+                responses, token_budget=self.config.tokens_per_microbatch, device=self.roles.policy.device
+            ):
+                sizes = [length + extra for length in batch.response_lengths]
+                for index, piece in zip(indices, run(batch).cpu().split(sizes), strict=True):
+                    pieces[index] = piece
         return torch.cat(pieces)
 
 

@@ -4,7 +4,6 @@ To be called inside `shapes_only()`. Every sequence has its greatest length.
 """
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,6 +16,7 @@ from proximo.config.ppo import PPOConfig
 from proximo.models.attention import PackedLayout
 from proximo.models.batching import plan_batches
 from proximo.models.cache import PromptCache, RowCache
+from proximo.models.compute import casting
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack, pack_responses
@@ -125,7 +125,7 @@ def training(modules: Sequence[nn.Module], lessons: Sequence[Lesson], *, in_back
     """
     learner, flops = nn.ModuleList(modules), 0
     learner.train()
-    with Rehearsal(modules) as rehearsal, _freed(learner) if in_backward else nullcontext():
+    with Rehearsal(modules) as rehearsal, casting(), _freed(learner) if in_backward else nullcontext():
         for lesson in lessons:
             batch, rounds, before = lesson.batches.largest(), min(2, len(lesson.batches.sizes)), rehearsal.flops
             for _ in range(rounds):
@@ -242,26 +242,25 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
     num_prompts, num_samples = config.prompts_per_step, config.sampled_per_prompt
     num_rows = min(config.rollout.max_rows, num_prompts * num_samples)
     together = max(1, min(num_prompts, math.ceil(num_rows / num_samples), PREFILL_TOKENS // lengths.prompt))
-    with Rehearsal([policy.model]) as rehearsal:
-        with rehearsal.making(COPY), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-            model = policy.rollout_copy()
+    with Rehearsal([policy.model]) as rehearsal, casting():
+        with rehearsal.making(COPY):
+            policy.backbone.cast_weights()
         cache = rows_for(lengths.prompt, num_rows=num_rows, max_new_tokens=lengths.response)
         packed = pack([[0] * lengths.prompt] * together)
         prompts = PromptCache(packed.lengths)
-        hidden = model.prefill(packed, prompts, PackedLayout(packed.lengths))
+        hidden = policy.prefill(packed, prompts, PackedLayout(packed.lengths))
         for pair in prompts.captured.values():
             for tensor in pair:
                 rehearsal.claim(tensor, CACHE)
         with rehearsal.making(LOGITS):
-            model.head.logits(hidden)
+            policy.head.logits(hidden)
         of_prompts, rehearsal.flops = rehearsal.flops, 0
         with rehearsal.making(CACHE):
             for row in range(num_rows):
                 cache.place(prompts, row % together, [row])
         del hidden, prompts
         _grow(cache, lengths, rehearsal)
-        decoder = model.decoder()
+        decoder = policy.decoder()
         for length in (lengths.total - 1, lengths.prompt + lengths.response // 2):
             rehearsal.flops = 0
             cache.lengths = [length - 1] * num_rows
@@ -269,7 +268,7 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
                 layout = cache.advance(num_rows)
             hidden = decoder(torch.zeros(num_rows, dtype=torch.long), layout.positions, cache, layout)
             with rehearsal.making(LOGITS):
-                _draw(model, hidden, config)
+                _draw(policy, hidden, config)
     cost = rehearsal.cost()
     decoded = num_prompts * num_samples * lengths.response
     return StepCost(

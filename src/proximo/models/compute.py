@@ -1,0 +1,180 @@
+"""The type in which a pass computes its products, and what is cast to it: once each. Not which kernel multiplies.
+
+Under bf16 weights stay float32. `casting` keeps what was cast of them, so that whoever knows that they do not move for
+a while (an update, a rollout, a call that reads) pays for one cast each. What goes through a pass is cast where it
+enters a product, and once where several products read it. A gradient comes back through the same cast, so that it is
+added up in the weight's own type.
+"""
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+Casts = dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]]
+"""By the id of a weight and a type: the weight, which keeps its id taken, and what it is in this type."""
+
+_CASTS: ContextVar[Casts | None] = ContextVar("casts", default=None)
+
+
+@contextmanager
+def casting() -> Generator[None]:
+    """Inside, in this thread, a weight is cast once: for as long as no weight moves but in a backward pass.
+
+    Within another `casting` nothing new begins.
+    """
+    if _CASTS.get() is not None:
+        yield
+        return
+    token = _CASTS.set({})
+    try:
+        yield
+    finally:
+        _CASTS.reset(token)
+
+
+def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """A float32 weight in another type: kept for the next one who asks, where `casting` says that it may be."""
+    if weight.dtype is not torch.float32:
+        return weight
+    casts = _CASTS.get()
+    return _cast(weight, dtype) if casts is None else _kept(weight, dtype, casts)
+
+
+def _kept(weight: Tensor, dtype: torch.dtype, casts: Casts) -> Tensor:
+    key = id(weight), dtype
+    if key not in casts:
+        casts[key] = weight, _cast(weight, dtype)
+    return casts[key][1]
+
+
+def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """With a gradient also where the pass at hand takes none: the next one may."""
+    with torch.set_grad_enabled(weight.requires_grad):
+        return weight.to(dtype)
+
+
+class Compute:
+    """One pass that computes its products in `dtype`. What is float64 stays so."""
+
+    def __init__(self, dtype: torch.dtype, products: "Products | None" = None) -> None:
+        """`products`: those that are to compute so; without them it is left to the caller's autocast."""
+        self.dtype = dtype
+        self.products = products
+        self.casts: Casts = {} if (kept := _CASTS.get()) is None else kept
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def narrow(self, tensor: Tensor) -> Tensor:
+        """An activation in the type of the pass; one cast where products that follow each other read the same."""
+        if tensor.dtype is not torch.float32:
+            return tensor
+        if self._last is None or self._last[0] is not tensor:
+            self._last = tensor, tensor.to(self.dtype)
+        return self._last[1]
+
+    def forget(self) -> None:
+        """Let go of the activation that was cast last."""
+        self._last = None
+
+    def weight(self, weight: Tensor) -> Tensor:
+        """A weight, cast once in this pass, or in the `casting` around it."""
+        return _kept(weight, self.dtype, self.casts) if weight.dtype is torch.float32 else weight
+
+
+_COMPUTE: ContextVar[Compute | None] = ContextVar("compute", default=None)
+
+
+@contextmanager
+def computing(compute: Compute | None) -> Generator[None]:
+    """Passes through layers that are run within, in this thread, compute so; None for the types that they have."""
+    token = _COMPUTE.set(compute)
+    products = None if compute is None else compute.products
+    try:
+        with nullcontext() if products is None else products.standing_in():
+            yield
+    finally:
+        if compute is not None:
+            compute.forget()
+        _COMPUTE.reset(token)
+
+
+def current_compute() -> Compute | None:
+    """Of the pass at hand."""
+    return _COMPUTE.get()
+
+
+def to_compute_type(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys, values: in the type in which the pass at hand computes."""
+    compute = _COMPUTE.get()
+    if compute is None:
+        return tensors
+    return tuple(each.to(compute.dtype) if each.dtype is torch.float32 else each for each in tensors)
+
+
+class Products:
+    """The plain matrix products of some layers, which compute in the type of the pass.
+
+    A module's own `forward` stands aside while a pass is on, and nothing of this stays with it.
+    """
+
+    def __init__(self, layers: nn.Module) -> None:
+        self._products = [(module, product) for module in layers.modules() if (product := _product(module))]
+
+    @contextmanager
+    def standing_in(self) -> Generator[None]:
+        """While inside, the modules multiply as `current_compute` says."""
+        own = [(module.__dict__, product) for module, product in self._products if "forward" not in module.__dict__]
+        for attributes, product in own:
+            attributes["forward"] = product
+        try:
+            yield
+        finally:
+            for attributes, _ in own:
+                del attributes["forward"]
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """Of all of them, each once."""
+        return list(dict.fromkeys(each for module, _ in self._products for each in module.parameters(recurse=False)))
+
+
+def _product(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    """None for what is no plain product of a matrix in floating point: a matrix in few bits multiplies its own way."""
+    if type(module) is nn.Linear and module.weight.is_floating_point():
+        return _Linear(module)
+    if type(module) is Conv1D:
+        return _Conv1D(module)
+    return None
+
+
+class _Linear:
+    """x W' + b."""
+
+    def __init__(self, module: nn.Linear) -> None:
+        self._module = module
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        module, compute = self._module, _COMPUTE.get()
+        if compute is None:
+            return functional.linear(inputs, module.weight, module.bias)
+        bias = None if module.bias is None else compute.weight(module.bias)
+        return functional.linear(compute.narrow(inputs), compute.weight(module.weight), bias)
+
+
+class _Conv1D:
+    """x W + b, as GPT-2 keeps its matrices."""
+
+    def __init__(self, module: Conv1D) -> None:
+        self._module = module
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        compute = _COMPUTE.get()
+        if compute is None:
+            return Conv1D.forward(self._module, inputs)
+        weight, bias = compute.weight(self._module.weight), compute.weight(self._module.bias)
+        rows = compute.narrow(inputs).view(-1, inputs.shape[-1])
+        return torch.addmm(bias, rows, weight).view(*inputs.shape[:-1], weight.shape[-1])

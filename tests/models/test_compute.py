@@ -1,0 +1,238 @@
+"""bf16: which types reach attention and the cache, what is cast and how often, and whose gradient it is."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from architectures import build_architecture, random_sequences
+from builders import tiny_language_model, tiny_tokenizer
+from dtype_traces import DtypeTrace
+from proximo.learner.in_backward import stepping_in_backward
+from proximo.models import attention, varlen
+from proximo.models.attention import AttentionLayout, AttentionOptions, PackedLayout
+from proximo.models.cache import PromptCache, RowCache
+from proximo.models.compute import Compute, casting
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.placement import Precision
+from proximo.records import Prompt
+from proximo.rollout.local import LocalEngine
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "gemma2", "gpt2", "gpt_neox", "mixtral"]
+LENGTHS = (7, 5, 9)
+
+
+def half(name: str = "llama") -> LanguageModel:
+    return LanguageModel(build_architecture(name), precision=Precision.BF16)
+
+
+def batch(num: int = 3) -> PackedResponses:
+    sequences = random_sequences(list(LENGTHS[:num]))
+    return pack_responses([each[:2] for each in sequences], [each[2:] for each in sequences])
+
+
+def gradients(model: LanguageModel, *batches: PackedResponses) -> list[Tensor]:
+    model.model.zero_grad()
+    for each in batches:
+        model.response_logprobs(each).logprobs.square().sum().backward()
+    return [parameter.grad.clone() for _, parameter in model.trainable_parameters()]
+
+
+class Recorded:
+    """The layouts of all passes, in whose place it stands, and what they were handed."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *kinds: type[AttentionLayout]) -> None:
+        self.types: set[tuple[torch.dtype, ...]] = set()
+        for kind in kinds:
+            plain = kind.attend
+
+            def attend(layout: AttentionLayout, *given: Any, plain: Any = plain) -> Tensor:
+                self.types.add(tuple(each.dtype for each in given[:3]))
+                return plain(layout, *given)
+
+            patch.setattr(kind, "attend", attend)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_attention_is_handed_one_type(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary positions are float32 and would make queries and keys so."""
+    recorded = Recorded(monkeypatch, PackedLayout)
+    gradients(half(name), batch())
+    assert recorded.types == {(torch.bfloat16,) * 3}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_cache_keeps_keys_and_values_in_the_compute_type(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[RowCache] = []
+    plain = RowCache.advance
+    monkeypatch.setattr(RowCache, "advance", lambda cache, num_rows: (kept.append(cache), plain(cache, num_rows))[1])
+    recorded = Recorded(monkeypatch, PackedLayout, type(_layout_of_rows()))
+    prompts = [Prompt(id=str(n), token_ids=tuple(tokens)) for n, tokens in enumerate(random_sequences([4, 6]))]
+    LocalEngine(half(name), tiny_tokenizer(), eos_token_ids=[]).generate(
+        prompts, num_samples=2, options=SamplingOptions(max_new_tokens=3), key=RandomKey(seed=0, purpose="test")
+    )
+    assert recorded.types == {(torch.bfloat16,) * 3}
+    assert {each.dtype for pair in kept[-1]._storage.values() for each in pair} == {torch.bfloat16}
+
+
+def _layout_of_rows() -> AttentionLayout:
+    cache = RowCache(num_rows=1, initial_tokens=4, max_tokens=4)
+    prompts = PromptCache([2])
+    prompts.update(torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), 0)
+    cache.place(prompts, 0, [0])
+    return cache.advance(1)
+
+
+def test_one_kernel_for_all_sequences_is_taken_in_training_and_given_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for CUDA's: it does by the definition what that one does, and looks at what it is handed."""
+    calls: list[tuple[torch.dtype, ...]] = []
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, *_: object, **given: object) -> Tensor:
+        calls.append((query.dtype, key.dtype, value.dtype, bounds.dtype))
+        assert query.shape[0] == sum(LENGTHS)
+        heads = (each.transpose(0, 1)[None] for each in (query, key, value))
+        layout = PackedLayout(bounds.diff().tolist())
+        return plain(layout, *heads, AttentionOptions(scaling=given["scale"]))[0]
+
+    model, plain = half(), PackedLayout._one_by_one
+    expected = gradients(model, batch())
+    monkeypatch.setattr(varlen, "varlen_kernel", lambda: kernel)
+    monkeypatch.setattr(attention, "varlen_fits", lambda query, *_: query.dtype is torch.bfloat16)
+    found = gradients(model, batch())
+    assert calls == [(torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)] * 2
+    assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_no_activation_and_no_weight_is_cast_twice_in_a_pass(name: str) -> None:
+    model, packed = half(name), batch().packed
+    with DtypeTrace() as trace, torch.no_grad():
+        model.hidden_states(packed)
+    assert trace.cast_twice == []
+    assert trace.narrowed > 0
+
+
+def test_weights_are_cast_once_for_all_passes_of_an_update() -> None:
+    model = half()
+    matrices = {
+        each.shape for layer in model.base.modules() if isinstance(layer, nn.Linear) for each in (layer.weight,)
+    }
+    counts = []
+    for num_batches in (1, 3):
+        with DtypeTrace() as trace, casting():
+            gradients(model, *[batch()] * num_batches)
+        assert not matrices.intersection(trace.cast_twice)
+        counts.append(sum(count for key, count in trace.casts.items() if key[2] in matrices and key[-1] == "bf16"))
+    assert counts[0] == counts[1] == 2 * 7
+
+
+def test_gradients_of_all_micro_batches_are_added_up_in_float32() -> None:
+    """Each is rounded to bf16 where it is made, and their sum is not."""
+    model = half()
+    apart = [sum(each) for each in zip(gradients(model, batch(1)), gradients(model, batch()), strict=True)]
+    with casting():
+        together = gradients(model, batch(1), batch())
+    assert {each.dtype for each in together} == {torch.float32}
+    assert all(a.equal(b) for a, b in zip(together, apart, strict=True))
+
+
+def test_a_pass_without_gradients_leaves_the_next_one_its_gradient() -> None:
+    model = half()
+    expected = gradients(model, batch())
+    with casting():
+        with torch.no_grad():
+            model.hidden_states(batch().packed)
+        assert all(a.equal(b) for a, b in zip(gradients(model, batch()), expected, strict=True))
+
+
+def test_the_next_update_casts_the_weights_as_they_are_then() -> None:
+    model = half()
+    for _ in range(2):
+        with casting(), torch.no_grad():
+            before = model.hidden_states(batch().packed)
+        with torch.no_grad():
+            for _, parameter in model.trainable_parameters():
+                parameter.data.add_(0.1)  # as some optimizers write, unseen by autograd
+        with casting(), torch.no_grad():
+            assert not model.hidden_states(batch().packed).equal(before)
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["whole", "adapter"])
+def test_layers_that_run_again_have_the_same_bits_and_cast_no_weight_again(adapted: bool) -> None:
+    model = half()
+    if adapted:
+        model = model.with_adapter(LoRAOptions(rank=2, seed=1))
+    model.model.train()
+    expected = gradients(model, batch())
+    model.use_activation_checkpointing()
+    with casting():
+        found = gradients(model, batch())
+    assert all(a.equal(b) for a, b in zip(found, expected, strict=True))
+    with DtypeTrace() as trace, casting():
+        gradients(model, batch())
+    weights = {tuple(each.shape) for each in model.model.parameters() if each.dim() == 2}
+    assert not weights.intersection(trace.cast_twice)
+
+
+def test_weights_that_step_in_the_backward_pass_move_as_they_would_after_it() -> None:
+    after, within = half(), half()
+    for model in (after, within):
+        optimizer = torch.optim.SGD(model.model.parameters(), lr=0.1)
+        if model is after:
+            gradients(model, batch())
+            optimizer.step()
+            continue
+        with casting(), stepping_in_backward(optimizer, model.model.parameters()):
+            model.response_logprobs(batch()).logprobs.square().sum().backward()
+    pairs = zip(after.model.parameters(), within.model.parameters(), strict=True)
+    assert all(a.equal(b) for a, b in pairs)
+
+
+def test_nothing_stays_with_the_model() -> None:
+    """Its modules are transformers' own again after a pass, also after one that failed."""
+    model = half()
+    untouched = copy.deepcopy(model.base)
+
+    def forwards(of: nn.Module) -> Iterator[bool]:
+        return ("forward" in module.__dict__ for module in of.modules())
+
+    gradients(model, batch())
+    broken = model.base.get_submodule("model.layers.1.mlp").register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        gradients(model, batch())
+    broken.remove()
+    assert not any(forwards(model.base))
+    assert model.base.state_dict().keys() == untouched.state_dict().keys()
+
+
+def test_a_forward_of_somebody_elses_stays_in_its_place() -> None:
+    model = half()
+    layer = model.base.get_submodule("model.layers.0.self_attn.q_proj")
+    calls: list[torch.dtype] = []
+    plain = layer.forward
+    layer.forward = lambda given: (calls.append(given.dtype), plain(given))[1]
+    gradients(model, batch())
+    assert calls == [torch.float32]
+    assert "forward" in layer.__dict__
+
+
+def test_what_is_float64_stays_so() -> None:
+    model = LanguageModel(tiny_language_model(dtype=torch.float64), precision=Precision.BF16)
+    with torch.no_grad():
+        assert model.hidden_states(batch().packed).dtype == torch.float64
+
+
+def test_a_cast_that_two_products_read_is_made_once_and_let_go() -> None:
+    compute, given = Compute(torch.bfloat16), torch.randn(3)
+    first = compute.narrow(given)
+    assert first.dtype is torch.bfloat16
+    assert compute.narrow(given) is first
+    assert compute.narrow(given.clone()) is not first
+    compute.forget()
+    assert compute.narrow(given) is not first
