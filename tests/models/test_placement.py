@@ -6,7 +6,7 @@ import torch
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from builders import tiny_language_model
 from proximo.errors import ConfigError
-from proximo.models.placement import Precision, resolve_device, resolve_precision
+from proximo.models.placement import Precision, resolve_device, resolve_precision, say_precision
 from proximo.models.positions import check_lengths, position_limit
 from proximo.models.sources import new_config
 
@@ -19,10 +19,29 @@ def test_precisions_by_name(name: str, expected: Precision):
     assert resolve_precision(name) is expected
 
 
+def test_auto_is_bf16_where_cuda_has_it(monkeypatch: pytest.MonkeyPatch):
+    assert resolve_precision("auto", device="cpu") is resolve_precision("auto", device="mps") is Precision.FLOAT32
+    assert resolve_precision("auto", device="cuda") is Precision.BF16  # of a plan for another machine
+    pretend(monkeypatch, cuda=1)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: not including_emulation)
+    assert resolve_precision("auto", device="cuda:0") is Precision.BF16
+    assert "bf16, because run.precision is auto" in str(say_precision("auto", "cuda:0"))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    assert resolve_precision("auto", device="cuda:0") is Precision.FLOAT32
+    assert "cuda:0 has no bf16" in str(say_precision("auto", "cuda:0"))
+    assert "float32, because run.precision is auto and the device is cpu" in str(say_precision("auto", "cpu"))
+    assert say_precision("bf16", "cpu") is None
+
+
+def test_the_output_layer_may_stay_in_float32():
+    assert resolve_precision("bf16", float32_head=True) is Precision.BF16_FLOAT32_HEAD
+    assert resolve_precision("float32", float32_head=True) is Precision.FLOAT32
+
+
 def test_fp16_is_refused_with_the_reason():
     with pytest.raises(ConfigError, match="fp16 is not offered: its largest number is 65504"):
         resolve_precision("fp16")
-    with pytest.raises(ConfigError, match="must be float32 or bf16, not 'int8'"):
+    with pytest.raises(ConfigError, match="must be auto, float32 or bf16, not 'int8'"):
         resolve_precision("int8")
 
 

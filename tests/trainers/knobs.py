@@ -160,6 +160,7 @@ DROPOUT = {"model": {"path": "$/with_dropout"}}
 KNOBS = [
     Knob(run.RunConfig, "seed", "ppo", {"run.seed": 6}),
     Knob(run.RunConfig, "precision", "sft", {"run.precision": "bf16"}),
+    Knob(run.RunConfig, "head_precision", "sft", {"run.head_precision": "float32"}, BF16),
     Knob(run.RunConfig, "save_every_steps", "sft", {"run.save_every_steps": 3}),
     Knob(run.RunConfig, "save_every_minutes", "sft", {"run.save_every_minutes": 1e-9}, {"run.save_every_steps": None}),
     Knob(run.RunConfig, "keep_last", "sft", {"run.keep_last": 3}),

@@ -27,7 +27,7 @@ KERNELS = {
     "values": FORWARD,
     "score": FORWARD,
     "train_value": BACKWARD,
-    "train_policy": BACKWARD | {aten.mm: {LAYERS, HEAD, (FULL, FULL, FULL)}, aten.addmm_: {(FULL, FULL, FULL)}},
+    "train_policy": BACKWARD | {aten.mm: {LAYERS, HEAD}, aten.addmm_: {(FULL, FULL, FULL)}},
     "generate": {aten.linear: {LAYERS, HEAD}, aten.scaled_dot_product_attention: {(HALF,) * 3, (HALF,) * 4}},
 }
 """Call -> kernel -> types of what it is given. In a rollout operators are seen before they are taken apart."""

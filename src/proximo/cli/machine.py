@@ -39,7 +39,7 @@ def _precision() -> str:
 
     if resolve_device("auto").type == "cuda" and not torch.cuda.is_bf16_supported():
         return "float32; this accelerator has no bf16"
-    return "float32, the default, and bf16 (run.precision)"
+    return "float32, the default, and bf16 (run.precision; auto takes what suits the device)"
 
 
 def _threads() -> str:

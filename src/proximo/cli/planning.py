@@ -49,7 +49,8 @@ def plan(
     memory = memory_bytes(device)
     texts = [describe(each, memory=memory, process=process) for each in plans]
     if measure:
-        rate = product_rate(device, precision=loaded.recipe.run.precision)
-        texts = [f"{text}\n{step_seconds(each, rate)}" for text, each in zip(texts, plans, strict=True)]
+        rates = {name: product_rate(device, precision=name) for name in {each.precision for each in plans}}
+        seconds = [step_seconds(each, rates[each.precision]) for each in plans]
+        texts = [f"{text}\n{each}" for text, each in zip(texts, seconds, strict=True)]
     print("\n\n".join(texts))
     return 0

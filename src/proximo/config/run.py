@@ -1,10 +1,10 @@
 """What any run needs: where it writes, what it runs on, its models, its optimizers. Not the algorithms."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.base import Section
+from proximo.config.base import AbsentMeans, Section
 from proximo.config.sinks import SinkConfig
 
 
@@ -17,8 +17,12 @@ class RunConfig(Section):
     """All randomness is a function of this number and of a position (step, prompt, sample, token)."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """`auto` takes CUDA, then MPS, then the CPU."""
-    precision: Literal["float32", "bf16"] = "float32"
-    """`bf16`: products in bfloat16 with float32 master weights, optimizer state, heads and log-softmax."""
+    precision: Literal["float32", "bf16", "auto"] = "float32"
+    """`bf16`: products in bfloat16 with float32 master weights, optimizer state and log-softmax. `auto`: bf16 on a CUDA
+    device that has it, else float32. docs/memory.md."""
+    head_precision: Annotated[Literal["auto", "float32"], AbsentMeans("float32")] = "auto"
+    """Under bf16, operands of the output layer: `auto` rounds them to bf16, with float32 sums and results; `float32`
+    does not, for many times the work on a GPU. docs/memory.md."""
     compile: Literal["none", "inductor", "aot_eager"] = "none"
     """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for finding faults.
     docs/memory.md."""

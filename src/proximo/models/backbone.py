@@ -103,7 +103,7 @@ class Backbone:
 
     def cast_weights(self) -> None:
         """Inside `casting` (compute.py): cast at once what the passes there would cast when they come to it."""
-        if self.precision is Precision.BF16:
+        if self.precision.is_half:
             for weight in self._products.weights:
                 cast_weight(weight, torch.bfloat16)
 
@@ -147,7 +147,7 @@ class Backbone:
         return self.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)[:, 0]
 
     def _fused_layers(self) -> FusedLayers | None:
-        if self.precision is not Precision.FLOAT32 or self.is_compiled:
+        if self.precision.is_half or self.is_compiled:
             return None
         return FusedLayers.of(self.layers)
 
@@ -157,7 +157,7 @@ class Backbone:
         """token_ids and position_ids [B, T] -> hidden states [B, T, D]."""
         layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
         compute = None
-        if self.precision is Precision.BF16:
+        if self.precision.is_half:
             compute = Compute(torch.bfloat16, self._products if layers is self.layers else None)
         # Autocast is for what is no plain matrix product: experts, attention that an architecture spells out.
         half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=compute is not None)

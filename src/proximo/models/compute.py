@@ -6,7 +6,7 @@ enters a product, and once where several products read it. A gradient comes back
 added up in the weight's own type.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-Casts = dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]]
-"""By the id of a weight and a type: the weight, which keeps its id taken, and what it is in this type."""
+Casts = dict[tuple[int, Hashable], tuple[Tensor, Tensor]]
+"""By the id of a weight and a type, or another name: the weight, which keeps its id taken, and what it is there."""
 
 _CASTS: ContextVar[Casts | None] = ContextVar("casts", default=None)
 
@@ -41,14 +41,19 @@ def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A float32 weight in another type: kept for the next one who asks, where `casting` says that it may be."""
     if weight.dtype is not torch.float32:
         return weight
+    return remembered(weight, dtype, lambda whole: _cast(whole, dtype))
+
+
+def remembered(weight: Tensor, what: Hashable, make: Callable[[Tensor], Tensor]) -> Tensor:
+    """What `make` makes of a weight, under a name for what that is: kept in the same way."""
     casts = _CASTS.get()
-    return _cast(weight, dtype) if casts is None else _kept(weight, dtype, casts)
+    return make(weight) if casts is None else _kept(weight, what, make, casts)
 
 
-def _kept(weight: Tensor, dtype: torch.dtype, casts: Casts) -> Tensor:
-    key = id(weight), dtype
+def _kept(weight: Tensor, what: Hashable, make: Callable[[Tensor], Tensor], casts: Casts) -> Tensor:
+    key = id(weight), what
     if key not in casts:
-        casts[key] = weight, _cast(weight, dtype)
+        casts[key] = weight, make(weight)
     return casts[key][1]
 
 
@@ -82,7 +87,9 @@ class Compute:
 
     def weight(self, weight: Tensor) -> Tensor:
         """A weight, cast once in this pass, or in the `casting` around it."""
-        return _kept(weight, self.dtype, self.casts) if weight.dtype is torch.float32 else weight
+        if weight.dtype is not torch.float32:
+            return weight
+        return _kept(weight, self.dtype, lambda whole: _cast(whole, self.dtype), self.casts)
 
 
 _COMPUTE: ContextVar[Compute | None] = ContextVar("compute", default=None)

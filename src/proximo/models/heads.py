@@ -1,7 +1,7 @@
 """Hidden states to log-probs, entropy and KL, in chunks of positions; logits of all positions never exist at once.
 
-The backward pass computes each chunk's logits again instead of keeping them. Arithmetic is at least float32, also
-inside autocast. Not the backbone, and not the sampling of tokens.
+The backward pass computes each chunk's logits again instead of keeping them. Results are at least float32, also inside
+autocast, and so are operands unless the head is narrow (products.py). Not the backbone, nor the sampling of tokens.
 
 Legend: N positions, C positions of one chunk, D width, V vocabulary. z are the final logits over temperature.
 """
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from proximo.algorithms import kl
 from proximo.errors import ModelError
+from proximo.models.products import add_product, narrow_linear, operand, product, weight_operand
 from proximo.native.decoding import linear
 from proximo.native.rows import row_kernels_for
 
@@ -38,9 +39,11 @@ class OutputHead:
     """[V]."""
     logit_scale: float = 1.0
     softcap: float | None = None
+    narrow: bool = False
+    """Multiply bf16 operands, with float32 results; what is float64 stays so."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> "OutputHead":
+    def of(cls, model: PreTrainedModel, *, narrow: bool = False) -> "OutputHead":
         """Read the head off a causal language model. Raises ModelError for one that is no plain linear layer."""
         layer = model.get_output_embeddings()
         if type(layer) is not nn.Linear:
@@ -56,6 +59,7 @@ class OutputHead:
             bias=layer.bias,
             logit_scale=multiplier / divisor,
             softcap=options.get("final_logit_softcapping"),  # Gemma
+            narrow=narrow,
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -63,8 +67,9 @@ class OutputHead:
         wide = wide_dtype(hidden, self.weight)
         with torch.autocast(hidden.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(wide)
-            raw = linear(hidden.to(wide), self.weight.to(wide), bias)
-        return self._finish(raw)
+            if self.narrow and wide is torch.float32:
+                return self._finish(narrow_linear(hidden.to(wide), self.weight, bias))
+            return self._finish(linear(hidden.to(wide), self.weight.to(wide), bias))
 
     def _finish(self, raw: Tensor) -> Tensor:
         """W h + b -> z, before the temperature."""
@@ -110,10 +115,13 @@ def token_logprobs(
         temperature=temperature,
         entropy=entropy,
         chunk_tokens=chunk_tokens,
+        narrow=head.narrow and wide is torch.float32,
     )
     with torch.autocast(hidden.device.type, enabled=False):
         bias = None if head.bias is None else head.bias.to(wide)
-        logprobs, entropies = _FusedHead.apply(hidden.to(wide), head.weight.to(wide), bias, targets, plan)
+        weight = head.weight if plan.narrow else head.weight.to(wide)
+        multiplied = weight_operand(weight) if plan.narrow else weight.detach()
+        logprobs, entropies = _FusedHead.apply(hidden.to(wide), weight, bias, targets, plan, multiplied)
     return TokenLogprobs(logprobs=logprobs, entropy=entropies if entropy else None)
 
 
@@ -126,10 +134,15 @@ class _Plan:
     temperature: float
     entropy: bool
     chunk_tokens: int
+    narrow: bool
 
     def chunks(self, num_positions: int) -> Iterator[slice]:
         for start in range(0, num_positions, self.chunk_tokens):
             yield slice(start, min(start + self.chunk_tokens, num_positions))
+
+    def operand(self, tensor: Tensor) -> Tensor:
+        """As it goes into a product."""
+        return operand(tensor) if self.narrow else tensor
 
     def scores(self, raw: Tensor) -> Tensor:
         """[C, V] W h + b -> z / temperature; works in `raw` itself."""
@@ -153,17 +166,24 @@ class _FusedHead(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes arguments by position
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, plan: _Plan
+        ctx: Any,
+        hidden: Tensor,
+        _weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        plan: _Plan,
+        multiplied: Tensor,
     ) -> tuple[Tensor, Tensor]:
         logprobs = hidden.new_empty(hidden.shape[0])
         normalisers = torch.empty_like(logprobs)
         entropies = torch.zeros_like(logprobs)
+        hidden = plan.operand(hidden)
         for rows in plan.chunks(hidden.shape[0]):
-            scores = plan.scores(_product(hidden[rows], weight, bias))
+            scores = plan.scores(_product(hidden[rows], multiplied, bias))
             entropy = entropies[rows] if plan.entropy else None
             _judge(scores, targets[rows], normalisers[rows], logprobs[rows], entropy)
         ctx.plan = plan
-        ctx.save_for_backward(hidden, weight, bias, targets, normalisers, entropies)
+        ctx.save_for_backward(hidden, multiplied, bias, targets, normalisers, entropies)
         if not plan.entropy:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -173,8 +193,8 @@ class _FusedHead(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normalisers, entropies = ctx.saved_tensors
         plan: _Plan = ctx.plan
-        for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        for_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for_hidden = torch.empty_like(hidden, dtype=normalisers.dtype) if ctx.needs_input_grad[0] else None
+        for_weight = torch.zeros_like(weight, dtype=normalisers.dtype) if ctx.needs_input_grad[1] else None
         for_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for rows in plan.chunks(hidden.shape[0]):
             scores = plan.scores(_product(hidden[rows], weight, bias))
@@ -182,16 +202,20 @@ class _FusedHead(torch.autograd.Function):
             of_both = gradients[0][rows], gradients[1][rows] if plan.entropy else None
             gradient = _score_gradient(scores, targets[rows], normalisers[rows], entropies[rows], *of_both)
             gradient = plan.raw_gradient(gradient, kept)
-            if for_hidden is not None:
-                torch.mm(gradient, weight, out=for_hidden[rows])
-            if for_weight is not None:
-                for_weight.addmm_(gradient.t(), hidden[rows])
             if for_bias is not None:
                 for_bias.add_(gradient.sum(dim=0))
-        return for_hidden, for_weight, for_bias, None, None
+            gradient = plan.operand(gradient)
+            if for_hidden is not None:
+                for_hidden[rows] = product(gradient, weight)
+            if for_weight is not None:
+                for_weight = add_product(for_weight, gradient.t(), hidden[rows])
+        return for_hidden, for_weight, for_bias, None, None, None
 
 
 def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if hidden.dtype is torch.bfloat16:
+        raw = product(hidden, weight.t())
+        return raw if bias is None else raw.add_(bias)
     return hidden @ weight.t() if bias is None else torch.addmm(bias, hidden, weight.t())
 
 

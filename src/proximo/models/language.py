@@ -35,7 +35,7 @@ class LanguageModel:
     @property
     def head(self) -> OutputHead:
         """Read anew each time, so that it follows weights that are moved or replaced."""
-        return OutputHead.of(self.base)
+        return OutputHead.of(self.base, narrow=self.precision is Precision.BF16)
 
     @property
     def has_adapter(self) -> bool:

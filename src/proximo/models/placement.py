@@ -8,25 +8,54 @@ from proximo.errors import ConfigError
 
 
 class Precision(StrEnum):
-    """The arithmetic of the backbone. Weights, heads and log-softmax are float32 in both (float64 models stay so)."""
+    """The arithmetic of products. Weights that train and log-softmax are float32 in all (float64 models stay so)."""
 
     FLOAT32 = "float32"
     BF16 = "bf16"
-    """Products in bfloat16 by autocast."""
+    """Products in bfloat16; those of the output layer with float32 results (products.py)."""
+    BF16_FLOAT32_HEAD = "bf16_float32_head"
+    """The same, but for the output layer, whose products are float32."""
+
+    @property
+    def is_half(self) -> bool:
+        """True where layers compute in bfloat16."""
+        return self is not Precision.FLOAT32
 
 
-def resolve_precision(name: str) -> Precision:
-    """Raises ConfigError for anything but float32 and bf16, fp16 with the reason."""
+def resolve_precision(name: str, *, device: str = "cpu", float32_head: bool = False) -> Precision:
+    """`auto` takes what suits the device. `float32_head`: of the output layer, where the layers are bf16.
+
+    Raises ConfigError for anything but auto, float32 and bf16, fp16 with the reason.
+    """
+    if name == "auto":
+        name = "bf16" if _has_bf16(device) else "float32"
     if name in ("fp16", "float16", "half"):
         raise ConfigError(
             f"precision {name} is not offered: its largest number is 65504, so gradients and soft-max scores overflow "
             "without loss scaling, and scaled steps are skipped at random; say bf16 or float32"
         )
-    if name == "bfloat16":
-        return Precision.BF16
-    if name not in {precision.value for precision in Precision}:
-        raise ConfigError(f"precision must be float32 or bf16, not {name!r}")
-    return Precision(name)
+    if name in ("bf16", "bfloat16"):
+        return Precision.BF16_FLOAT32_HEAD if float32_head else Precision.BF16
+    if name != "float32":
+        raise ConfigError(f"precision must be auto, float32 or bf16, not {name!r}")
+    return Precision.FLOAT32
+
+
+def say_precision(name: str, device: str) -> str | None:
+    """What was chosen, and why; None where it was not left open."""
+    if name != "auto":
+        return None
+    if _has_bf16(device):
+        return f"precision: bf16, because run.precision is auto and the device is {device}"
+    why = f"{device} has no bf16" if device.startswith("cuda") else f"the device is {device}, not a CUDA one"
+    return f"precision: float32, because run.precision is auto and {why}"
+
+
+def _has_bf16(device: str) -> bool:
+    """Also of a CUDA device that is not here, which a plan may be made for."""
+    if not device.startswith("cuda"):
+        return False
+    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def resolve_device(name: str) -> torch.device:

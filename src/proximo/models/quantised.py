@@ -71,7 +71,7 @@ def settle_products(model: PreTrainedModel, precision: Precision) -> None:
     In eval mode bitsandbytes rewrites the weights of some CPUs (AVX512-BF16) into a layout whose product has no
     backward pass, for good: a rollout would cut every gradient below. That is switched off.
     """
-    dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
+    dtype = torch.bfloat16 if precision.is_half else torch.float32
     for module in quantised_layers(model):
         if "compute_dtype" in vars(module):
             module.compute_dtype = dtype

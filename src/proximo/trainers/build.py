@@ -49,7 +49,9 @@ def prepare_place(run: RunConfig) -> Place:
         torch.set_num_threads(run.num_threads)
     device = resolve_device(run.device)
     check_compiler(run.compile, device)
-    return Place(device=device, precision=resolve_precision(run.precision), seed=run.seed, compile=run.compile)
+    float32_head = run.head_precision == "float32"
+    precision = resolve_precision(run.precision, device=str(device), float32_head=float32_head)
+    return Place(device=device, precision=precision, seed=run.seed, compile=run.compile)
 
 
 def build_tokenizer(

@@ -27,6 +27,7 @@ from proximo.metrics.report_views import run_alarms
 from proximo.metrics.run_files import read_run
 from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Sum
+from proximo.models.placement import say_precision
 from proximo.native.library import why_no_kernels
 from proximo.trainers.cards import write_final_cards
 from proximo.trainers.extras import check_extras
@@ -118,7 +119,8 @@ class _Loop:
     def __init__(self, folder: RunFolder, task: Task, recipe: Section, run: RunConfig, options: RunOptions) -> None:
         self.folder = folder
         self.task = task
-        self.notes = list(task.notes)
+        chosen = say_precision(run.precision, task.device)
+        self.notes = [*([chosen] if chosen else []), *task.notes]
         self.run_config = run
         self.options = options
         self.store = CheckpointStore(

@@ -57,7 +57,8 @@ class _Found:
 
 
 def _plan(recipe: Stage, origins: Origins, device: str) -> Plan:
-    precision = resolve_precision(recipe.run.precision)
+    float32_head = recipe.run.head_precision == "float32"
+    precision = resolve_precision(recipe.run.precision, device=device, float32_head=float32_head)
     try:
         match recipe:
             case SFTRecipe():
@@ -76,7 +77,7 @@ def _plan(recipe: Stage, origins: Origins, device: str) -> Plan:
     return Plan(
         stage=found.name,
         device=device,
-        precision=recipe.run.precision,
+        precision="bf16" if precision.is_half else "float32",
         roles=make_roles(found.models),
         phases=tuple(
             Phase(

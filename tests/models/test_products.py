@@ -1,0 +1,144 @@
+"""Products of bf16 operands with float32 results, as the output layer takes them: against their definition."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import build_architecture
+from dtype_traces import DtypeTrace, aten
+from fake_cuda import CUDA, fake_cuda
+from proximo.models.compute import casting
+from proximo.models.heads import OutputHead, full_kl, token_logprobs
+from proximo.models.language import LanguageModel
+from proximo.models.packing import pack_responses
+from proximo.models.placement import Precision
+from proximo.models.products import narrow_linear
+
+N, D, V = 9, 16, 40
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.7
+
+
+def rounded(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16().float()
+
+
+class Rounding(torch.autograd.Function):
+    """x W', the operands of all three products rounded: the definition, written down by itself."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return rounded(rows) @ rounded(weight).T
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        rows, weight = ctx.saved_tensors
+        return rounded(gradient) @ rounded(weight), rounded(gradient).T @ rounded(rows)
+
+
+TARGETS = torch.arange(N) % V
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("chunk_tokens", [4, 256])
+def test_logprobs_entropy_and_gradients_are_those_of_rounded_operands(
+    bias: bool, softcap: float | None, chunk_tokens: int
+) -> None:
+    def parameters() -> tuple[Tensor, Tensor, Tensor | None]:
+        hidden, weight = drawn(N, D).requires_grad_(), drawn(V, D, seed=1).requires_grad_()
+        return hidden, weight, drawn(V, seed=2).requires_grad_() if bias else None
+
+    hidden, weight, shift = ours = parameters()
+    head = OutputHead(weight=weight, bias=shift, softcap=softcap, narrow=True)
+    found = token_logprobs(hidden, head, TARGETS, temperature=0.8, entropy=True, chunk_tokens=chunk_tokens)
+    assert found.entropy is not None
+    (found.logprobs.square().sum() + found.entropy.sum()).backward()
+
+    hidden, weight, shift = theirs = parameters()
+    raw = Rounding.apply(hidden, weight) if shift is None else Rounding.apply(hidden, weight) + shift
+    scores = (raw if softcap is None else softcap * torch.tanh(raw / softcap)) / 0.8
+    shares = scores.log_softmax(dim=-1)
+    logprobs = shares.gather(1, TARGETS[:, None])[:, 0]
+    (logprobs.square().sum() - (shares.exp() * shares).sum()).backward()
+
+    # Sums of 16 and 40 terms in another order; a gradient beside a boundary of bf16 may round the other way.
+    torch.testing.assert_close(found.logprobs, logprobs, rtol=1e-5, atol=1e-5)
+    for mine, other in zip(ours, theirs, strict=True):
+        if mine is not None:
+            assert mine.grad is not None
+            assert mine.grad.dtype == torch.float32
+            assert (mine.grad - other.grad).norm() < 2e-3 * other.grad.norm()
+
+
+def test_no_operand_is_wider_than_bf16_and_float32_products_differ() -> None:
+    hidden, weight = drawn(N, D), drawn(V, D, seed=1)
+    narrow, wide = (token_logprobs(hidden, OutputHead(weight=weight, narrow=each), TARGETS) for each in (True, False))
+    same = token_logprobs(rounded(hidden), OutputHead(weight=rounded(weight)), TARGETS)
+    assert narrow.logprobs.equal(same.logprobs)
+    assert 0 < (narrow.logprobs - wide.logprobs).abs().max() < 0.1
+
+
+def test_what_a_sampler_is_given_is_what_the_learner_scores() -> None:
+    hidden, head = drawn(N, D), OutputHead(weight=drawn(V, D, seed=1), bias=drawn(V, seed=2), narrow=True)
+    with torch.inference_mode():
+        sampled = head.logits(hidden).log_softmax(dim=-1).gather(1, TARGETS[:, None])[:, 0]
+    scored = token_logprobs(hidden, head, TARGETS).logprobs
+    torch.testing.assert_close(sampled, scored, rtol=1e-6, atol=2e-6)
+
+
+def test_the_full_kl_has_the_gradients_of_rounded_operands() -> None:
+    hidden, weight = drawn(N, D).requires_grad_(), drawn(V, D, seed=1).requires_grad_()
+    head, other = OutputHead(weight=weight, narrow=True), OutputHead(weight=drawn(V, D, seed=3), narrow=True)
+    divergence = full_kl(hidden, head, drawn(N, D, seed=4), other)
+    divergence.sum().backward()
+    found = hidden.grad, weight.grad
+    hidden.grad = weight.grad = None
+    policy = Rounding.apply(hidden, weight).log_softmax(dim=-1)
+    reference = (rounded(drawn(N, D, seed=4)) @ rounded(other.weight).T).log_softmax(dim=-1)
+    expected = (policy.exp() * (policy - reference)).sum(dim=-1)
+    expected.sum().backward()
+    torch.testing.assert_close(divergence, expected, rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(found, (hidden.grad, weight.grad), strict=True):
+        assert mine is not None
+        assert (mine - theirs).norm() < 2e-3 * theirs.norm()
+
+
+def test_the_weight_is_rounded_once_for_all_that_is_sampled() -> None:
+    weight = drawn(V, D)
+    head = OutputHead(weight=weight, narrow=True)
+    with casting(), DtypeTrace() as trace, torch.inference_mode():
+        for seed in range(3):
+            head.logits(drawn(2, D, seed=seed))
+    assert sum(count for key, count in trace.casts.items() if key[2] == (V, D) and key[-1] == "bf16") == 1
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")  # so says an autocast of its own
+def test_on_cuda_one_kernel_multiplies_halves_and_gives_float32() -> None:
+    model = LanguageModel(build_architecture("llama"), precision=Precision.BF16)
+    hidden = torch.zeros(5, model.base.config.hidden_size)
+    with fake_cuda(model.model), DtypeTrace() as trace:
+        raw = narrow_linear(hidden.to(CUDA), model.head.weight, None)
+        batch = pack_responses([[3, 4, 5], [6, 7]], [[8, 9], [10, 11, 12]]).to(CUDA)
+        logprobs = model.response_logprobs(batch).logprobs
+    assert raw.dtype == logprobs.dtype == torch.float32
+    assert trace.types[aten.mm] == {("bf16", "bf16")}
+
+
+@pytest.mark.parametrize(
+    ("precision", "narrow"),
+    [(Precision.FLOAT32, False), (Precision.BF16, True), (Precision.BF16_FLOAT32_HEAD, False)],
+)
+def test_the_precision_of_a_model_says_how_its_head_multiplies(precision: Precision, narrow: bool) -> None:
+    assert LanguageModel(build_architecture("llama"), precision=precision).head.narrow is narrow
+
+
+def test_float64_is_never_rounded() -> None:
+    hidden, weight = drawn(N, D).double(), drawn(V, D, seed=1).double()
+    found = OutputHead(weight=weight, narrow=True).logits(hidden)
+    assert found.equal(hidden @ weight.T)
+    logprobs = token_logprobs(hidden, OutputHead(weight=weight, narrow=True), TARGETS).logprobs
+    torch.testing.assert_close(logprobs, found.log_softmax(-1).gather(1, TARGETS[:, None])[:, 0])
