@@ -101,10 +101,20 @@ class Backbone:
         """True where passes with gradients run through torch.compile."""
         return self.training_layers is not self.layers
 
+    @property
+    def matrices(self) -> list[nn.Parameter]:
+        """Of the layers' plain products, with their biases: what a pass in bf16 reads in bf16 alone."""
+        return self._products.matrices
+
+    @property
+    def embeddings(self) -> list[nn.Parameter]:
+        """The tables that a pass looks tokens and positions up in."""
+        return self._products.embeddings
+
     def cast_weights(self) -> None:
         """Inside `casting` (compute.py): cast at once what the passes there would cast when they come to it."""
         if self.precision.is_half:
-            for weight in self._products.weights:
+            for weight in self.matrices:
                 cast_weight(weight, torch.bfloat16)
 
     def compile(self, backend: str) -> None:

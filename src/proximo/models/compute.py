@@ -144,9 +144,16 @@ class Products:
                 del attributes["forward"]
 
     @property
-    def weights(self) -> list[nn.Parameter]:
-        """Of all of them, each once."""
-        return list(dict.fromkeys(each for module, _ in self._products for each in module.parameters(recurse=False)))
+    def matrices(self) -> list[nn.Parameter]:
+        """With their biases, each once: what a pass reads in its own type alone."""
+        products = (module for module, _ in self._products if not isinstance(module, nn.Embedding))
+        return list(dict.fromkeys(each for module in products for each in module.parameters(recurse=False)))
+
+    @property
+    def embeddings(self) -> list[nn.Parameter]:
+        """Tables that a pass looks rows up in, each once. What is looked up is float32."""
+        tables = (module for module, _ in self._products if isinstance(module, nn.Embedding))
+        return list(dict.fromkeys(each for module in tables for each in module.parameters(recurse=False)))
 
 
 def _product(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
@@ -155,6 +162,8 @@ def _product(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
         return _Linear(module)
     if type(module) is Conv1D:
         return _Conv1D(module)
+    if type(module) is nn.Embedding and module.max_norm is None:
+        return _Embedding(module)
     return None
 
 
@@ -170,6 +179,17 @@ class _Linear:
             return functional.linear(inputs, module.weight, module.bias)
         bias = None if module.bias is None else compute.weight(module.bias)
         return functional.linear(compute.narrow(inputs), compute.weight(module.weight), bias)
+
+
+class _Embedding:
+    """Rows of a table; where that is bf16 (narrowing.py), as float32, since the residual stream begins with them."""
+
+    def __init__(self, module: nn.Embedding) -> None:
+        self._module = module
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        found = nn.Embedding.forward(self._module, inputs)
+        return found.float() if found.dtype is torch.bfloat16 else found
 
 
 class _Conv1D:

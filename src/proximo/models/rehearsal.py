@@ -225,10 +225,16 @@ def _attention_backward_flops(_: Tensor, query: Tensor, key: Tensor, *__: Any, *
     return _attention_flops(query, key) * 5 // 2
 
 
+def _addmm_flops(_: Tensor, first: Tensor, second: Tensor, *__: Any, **___: Any) -> int:
+    """Of the product, whatever type it was asked for in, which torch's own count cannot be told."""
+    return 2 * first.shape[0] * first.shape[1] * second.shape[1]
+
+
 _FLOPS: Mapping[Any, Any] = {
     **flop_registry,
     # Those that the registry lacks, or counts with as many key heads as query heads.
-    torch.ops.aten.addmm_: flop_registry[torch.ops.aten.addmm],
+    torch.ops.aten.addmm: _addmm_flops,
+    torch.ops.aten.addmm_: _addmm_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }

@@ -9,6 +9,7 @@ from proximo.data.preferences import PreferencePair
 from proximo.errors import DataError
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
+from proximo.models.narrowing import narrow_frozen
 from proximo.models.positions import check_lengths
 from proximo.models.sharing import base_alone
 from proximo.trainers.build import build_language_model, build_reference, build_tokenizer, check_readers, prepare_place
@@ -43,6 +44,8 @@ def build_task(recipe: DPORecipe) -> DPOTask:
         reference = base_alone(policy) if policy.has_adapter else policy.frozen_copy()
     for role, model in {"policy": policy, "reference": reference}.items():
         check_lengths(model.base.config, role=role, max_prompt_tokens=pairs.longest, max_response_tokens=0)
+    fingerprint = inputs_fingerprint(rows, tokenizer, _unsaved_models(policy, reference))
+    narrow_frozen(reference, beside=[policy.model])
     return DPOTask(
         policy,
         tokenizer,
@@ -51,7 +54,7 @@ def build_task(recipe: DPORecipe) -> DPOTask:
         reference=reference,
         config=recipe.dpo,
         seed=recipe.run.seed,
-        inputs_fingerprint=inputs_fingerprint(rows, tokenizer, _unsaved_models(policy, reference)),
+        inputs_fingerprint=fingerprint,
         notes=(f"data: {rows.description}", f"training pairs: {pairs.report}", *_unused_margins(pairs), *cache.notes),
     )
 

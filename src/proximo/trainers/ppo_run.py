@@ -19,6 +19,7 @@ from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoder
 from proximo.models.language import LanguageModel
+from proximo.models.narrowing import narrow_frozen
 from proximo.models.positions import check_lengths
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing import check_scalar_adapter, is_shared
@@ -128,6 +129,8 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         config=recipe.ppo,
         seed=recipe.run.seed,
     )
+    fingerprint = inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)) | dict(texts.inputs)
+    _narrow_frozen_roles(trainer, [source for _, source in sources] + ([gold] if gold else []))
     return PPOTask(
         trainer,
         prompts,
@@ -136,7 +139,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         gold=gold,
         samples_per_step=recipe.run.samples_per_step,
         difficulty=difficulty,
-        inputs_fingerprint=inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)) | dict(texts.inputs),
+        inputs_fingerprint=fingerprint,
         notes=(
             f"data: {rows.description}",
             f"prompts: {report}",
@@ -145,6 +148,17 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
             *_sharing_note(trainer, sources),
         ),
     )
+
+
+def _narrow_frozen_roles(trainer: PPOTrainer, sources: Sequence[RewardSource]) -> None:
+    """Under bf16: after their digests were taken, which are those of the folders that they came from."""
+    roles = trainer.roles
+    frozen: list[LanguageModel | ScalarModel] = [each.model for each in sources if isinstance(each, ModelReward)]
+    if roles.reference is not None and trainer.config.kl.reference_every_steps is None:
+        frozen.append(roles.reference)
+    trained = [model.model for model in (roles.policy, roles.value) if model is not None]
+    for model in frozen:
+        narrow_frozen(model, beside=trained)
 
 
 def _check_rows(sources: Sequence[RewardSource | None], rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:

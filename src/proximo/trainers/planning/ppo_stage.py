@@ -8,6 +8,7 @@ from proximo.config.rewards import ModelRewardConfig
 from proximo.config.run import ModelConfig, OptimizerConfig, ScalarModelConfig
 from proximo.learner.minibatches import num_minibatches
 from proximo.models.language import LanguageModel
+from proximo.models.narrowing import narrow_frozen
 from proximo.models.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing import base_alone, check_scalar_adapter, value_on_base
@@ -30,6 +31,8 @@ def ppo_models(recipe: PPORecipe, origins: Origins, *, precision: Precision) -> 
     models: dict[str, Model] = {"policy": policy}
     if recipe.ppo.kl.place != "none":
         models["reference"] = make_reference(recipe.reference, policy, origins, num_tokens)
+        if recipe.ppo.kl.reference_every_steps is None:
+            narrow_frozen(models["reference"], beside=[policy.model])
     if recipe.ppo.average_decay is not None:
         models["average"] = policy.frozen_copy()
     if recipe.ppo.uses_critic:
@@ -37,6 +40,7 @@ def ppo_models(recipe: PPORecipe, origins: Origins, *, precision: Precision) -> 
     for source in recipe.reward:
         if isinstance(source, ModelRewardConfig):
             models[source.name] = frozen(_scorer(source, origins, policy))
+            narrow_frozen(models[source.name], beside=[policy.model])
     return models
 
 

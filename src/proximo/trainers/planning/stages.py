@@ -6,6 +6,7 @@ from pathlib import Path
 
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import ModelError, ProximoError
+from proximo.models.narrowing import narrow_frozen
 from proximo.models.placement import Precision, resolve_precision
 from proximo.models.positions import position_limit
 from proximo.models.rehearsal import building, rehearsable, shapes_only
@@ -145,6 +146,7 @@ def _of_dpo(recipe: DPORecipe, origins: Origins, precision: Precision) -> _Found
     with building():
         policy = language_model(origins.sized(recipe.model, num_tokens), recipe.model, precision=precision)
         models = {"policy": policy, "reference": make_reference(recipe.reference, policy, origins, num_tokens)}
+        narrow_frozen(models["reference"], beside=[policy.model])
     rehearsable(*(model.model for model in models.values()))
     lengths = _fitting(models, prompt=1, response=recipe.data.max_tokens - 1)
     count, budget, optimizer = recipe.dpo.pairs_per_step, recipe.dpo.tokens_per_microbatch, recipe.dpo.optimizer
