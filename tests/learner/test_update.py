@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from proximo.learner import update
 from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
 
@@ -244,3 +245,18 @@ def test_without_a_seed_the_global_generator_is_left_to_go_on() -> None:
         assert not torch.equal(first[0], dropped(None)[0])
         torch.manual_seed(0)
         assert torch.equal(first[0], dropped(None)[0])
+
+
+def test_no_number_is_asked_for_before_the_last_backward_pass(monkeypatch: pytest.MonkeyPatch):
+    """On an accelerator, where each would be waited for."""
+    monkeypatch.setattr(update, "_is_at_hand", lambda _: False)
+    order: list[str] = []
+    for name in ("item", "tolist", "backward"):
+        plain = getattr(torch.Tensor, name)
+        monkeypatch.setattr(
+            torch.Tensor, name, lambda tensor, *given, name=name, plain=plain: (order.append(name), plain(tensor))[1]
+        )
+    module = torch.nn.Linear(2, 1)
+    learner = Learner(module, OptimizerOptions(learning_rate=0.1), num_updates=2)
+    learner.update([torch.ones(1, 2), torch.zeros(1, 2)], lambda batch: (module(batch).sum(), batch))
+    assert order[:3] == ["backward", "backward", "tolist"]

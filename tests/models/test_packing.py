@@ -61,3 +61,29 @@ def test_a_prompt_without_tokens_is_refused_since_nothing_would_predict_the_firs
 def test_unequal_numbers_of_prompts_and_responses_are_refused():
     with pytest.raises(ValueError, match="zip"):
         pack_responses([[1], [2]], [[3]])
+
+
+def test_what_is_packed_goes_to_cuda_pinned_and_without_a_wait(monkeypatch: pytest.MonkeyPatch):
+    sent: list[tuple[object, ...]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    plain = torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda tensor, device, **given: (sent.append((device, given)), plain(tensor, "cpu"))[1]
+    )
+    pack_responses([[1, 2, 3], [4]], [[5, 6], [7]], device="cuda")
+    assert sent == [("cuda", {"non_blocking": True})] * 5
+    sent.clear()
+    pack([[1, 2]], device="cpu")
+    assert all(given == {} for _, given in sent)
+
+
+def test_a_long_batch_is_as_it_is_by_definition():
+    prompts, responses = [list(range(3, 3 + n)) for n in (5, 1, 9)], [list(range(40, 40 + n)) for n in (7, 0, 4)]
+    batch = pack_responses(prompts, responses)
+    flat = [token for pair in zip(prompts, responses, strict=True) for part in pair for token in part]
+    assert batch.packed.token_ids.tolist() == flat
+    assert batch.targets.tolist() == [token for response in responses for token in response]
+    assert batch.packed.token_ids[batch.predictors + 1].tolist() == batch.targets.tolist()
+    assert batch.packed.position_ids.tolist() == [*range(12), *range(1), *range(13)]
+    assert {each.dtype for each in (batch.predictors, batch.targets, batch.value_positions)} == {torch.int64}

@@ -35,6 +35,12 @@ class UpdateResult(Generic[Statistics]):
     """Why the update was skipped; None where it was applied."""
 
 
+def _is_at_hand(value: Tensor) -> bool:
+    """Of an accelerator a number would be waited for, and the accelerator then for the next micro-batch: there numbers
+    are asked for after the last backward pass."""
+    return value.device.type == "cpu"
+
+
 class Learner:
     """Owns the optimizer of one trained model, and counts its updates.
 
@@ -121,18 +127,18 @@ class Learner:
         loss: Callable[[Batch], tuple[Tensor, Statistics]],
         seed: int | None,
     ) -> tuple[float, list[Statistics]]:
-        total, statistics = 0.0, []
+        losses, statistics = [], []
         with self.training(), casting():
             for index, microbatch in enumerate(microbatches):
                 if seed is not None:
                     torch.manual_seed(seed + index)
                 value, part = loss(microbatch)
                 statistics.append(part)
-                total += value.item()
-                if not math.isfinite(total):
+                losses.append(value.detach())
+                if _is_at_hand(value) and not math.isfinite(value.item()):
                     break
                 value.backward()
-        return total, statistics
+        return sum(torch.stack(losses).tolist()) if losses else 0.0, statistics
 
     def _step_in_backward(
         self,

@@ -5,8 +5,10 @@ T counts the tokens of a batch, S its sequences, N the response tokens among T.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,11 +38,11 @@ class Packed:
     def last_indices(self) -> Tensor:
         """[S] int64: the flat index of each sequence's last token."""
         ends = torch.tensor(list(accumulate(self.lengths)), dtype=torch.long)
-        return (ends - 1).to(self.token_ids.device)
+        return send(ends - 1, self.token_ids.device)
 
     def to(self, device: torch.device | str) -> "Packed":
         """The same batch on another device."""
-        return replace(self, token_ids=self.token_ids.to(device), position_ids=self.position_ids.to(device))
+        return replace(self, token_ids=send(self.token_ids, device), position_ids=send(self.position_ids, device))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,15 +67,15 @@ class PackedResponses:
         return replace(
             self,
             packed=self.packed.to(device),
-            predictors=self.predictors.to(device),
-            targets=self.targets.to(device),
-            value_positions=self.value_positions.to(device),
+            predictors=send(self.predictors, device),
+            targets=send(self.targets, device),
+            value_positions=send(self.value_positions, device),
         )
 
 
 def cumulative_lengths(lengths: Sequence[int], device: torch.device | str) -> Tensor:
     """[S + 1] int32: 0 and the running sums of `lengths`, as varlen kernels want them."""
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    return send(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
 
 def pack(sequences: Sequence[Sequence[int]], *, device: torch.device | str = "cpu") -> Packed:
@@ -81,13 +83,7 @@ def pack(sequences: Sequence[Sequence[int]], *, device: torch.device | str = "cp
     lengths = tuple(len(sequence) for sequence in sequences)
     if not lengths or min(lengths) == 0:
         raise ValueError(f"packing wants at least one sequence, each of at least one token; the lengths are {lengths}")
-    tokens = [token for sequence in sequences for token in sequence]
-    positions = [position for length in lengths for position in range(length)]
-    return Packed(
-        token_ids=torch.tensor(tokens, dtype=torch.long, device=device),
-        position_ids=torch.tensor(positions, dtype=torch.long, device=device),
-        lengths=lengths,
-    )
+    return _packed(_flat(sequences, sum(lengths)), lengths, device)
 
 
 def pack_responses(
@@ -97,19 +93,47 @@ def pack_responses(
     pairs = list(zip(prompts, responses, strict=True))
     if any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("every prompt needs at least one token, because a hidden state must predict the first one")
-    packed = pack([[*prompt, *response] for prompt, response in pairs], device=device)
-    predictors: list[int] = []
-    value_positions: list[int] = []
-    start = 0
-    for prompt, response in pairs:
-        first = start + len(prompt) - 1
-        predictors.extend(range(first, first + len(response)))
-        value_positions.extend(range(first, first + len(response) + 1))
-        start += len(prompt) + len(response)
+    if not pairs:
+        raise ValueError("packing wants at least one sequence, each of at least one token; the lengths are ()")
+    lengths = tuple(len(prompt) + len(response) for prompt, response in pairs)
+    tokens = _flat([part for pair in pairs for part in pair], sum(lengths))
+    answers = np.array([len(response) for response in responses], dtype=np.int64)
+    before = np.cumsum(lengths) - answers - 1  # where the hidden state before each first response token stands
+    predictors = _runs(before, answers)
     return PackedResponses(
-        packed=packed,
-        predictors=torch.tensor(predictors, dtype=torch.long, device=device),
-        targets=torch.tensor([t for response in responses for t in response], dtype=torch.long, device=device),
-        value_positions=torch.tensor(value_positions, dtype=torch.long, device=device),
+        packed=_packed(tokens, lengths, device),
+        predictors=send(torch.from_numpy(predictors), device),
+        targets=send(torch.from_numpy(tokens[predictors + 1]), device),
+        value_positions=send(torch.from_numpy(_runs(before, answers + 1)), device),
         response_lengths=tuple(len(response) for response in responses),
+    )
+
+
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The same on another device; what is on the host goes to CUDA without waiting until it is there."""
+    if torch.device(device).type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _flat(sequences: Sequence[Sequence[int]], num_tokens: int) -> Indices:
+    return np.fromiter(chain.from_iterable(sequences), dtype=np.int64, count=num_tokens)
+
+
+def _runs(first: Indices, counts: Indices) -> Indices:
+    """first, first + 1, ... for each, `counts` numbers long, one after the other."""
+    begins = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(first - begins, counts)
+
+
+def _packed(tokens: Indices, lengths: tuple[int, ...], device: torch.device | str) -> Packed:
+    counts = np.array(lengths, dtype=np.int64)
+    positions = _runs(np.zeros_like(counts), counts)
+    return Packed(
+        token_ids=send(torch.from_numpy(tokens), device),
+        position_ids=send(torch.from_numpy(positions), device),
+        lengths=lengths,
     )

@@ -10,6 +10,7 @@ from proximo.config.ppo import PPOConfig
 from proximo.errors import TrainingError
 from proximo.learner.minibatches import plan_minibatches
 from proximo.models.batching import plan_batches
+from proximo.models.packing import send
 from proximo.records import Experience
 from proximo.trainers.calls import pack_members
 from proximo.trainers.microbatch import Microbatch
@@ -57,8 +58,8 @@ def cut_minibatch(
     return [
         Microbatch(
             packed=pack_members(responses, members, device=device),
-            mask=mask.to(device),
-            columns={name: column[where].to(device) for name, column in columns.items()},
+            mask=send(mask, device),
+            columns={name: send(column[where], device) for name, column in columns.items()},
             num_update_tokens=num_update_tokens,
             num_update_responses=len(minibatch),
         )

@@ -70,17 +70,18 @@ class JointUpdates:
         """
         batches = self.texts.batches(self.learner.updates_done)
         num_tokens = sum(batch.targets.numel() for batch in batches)
-        nats: list[float] = []
+        found_nats: list[Tensor] = []
 
         def joint(batch: Any) -> tuple[Tensor, Statistics | None]:
             if not isinstance(batch, PackedResponses):
                 return loss(batch)
             found = text_nats(self.texts.policy, batch)
-            nats.append(found.item())
+            found_nats.append(found.detach())
             return self.texts.coefficient * found / num_tokens, None
 
         everything = [*microbatches, *batches]
         result = self.learner.update(everything, joint, guard=lambda parts: guard(_without_texts(parts)))
+        nats = [each.item() for each in found_nats]
         if result.refusal is None:
             self._nats += sum(nats)
             self._num_tokens += num_tokens
