@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from proximo.algorithms import advantages
 from proximo.algorithms.advantages import gae, group_standardised
 from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights
 from proximo.algorithms.controllers import adaptive_kl
@@ -25,6 +26,12 @@ from proximo.algorithms.scores import fixed_penalties
 from proximo.algorithms.segments import segment_sum
 from proximo.algorithms.shaping import clip_scores, prefix_deltas, shape_rewards
 from proximo.algorithms.value_units import ReturnMoments, cumulative_moments, exponential_moments
+
+
+@pytest.fixture(autouse=True, params=["as on a CPU", "as on an accelerator"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Discounted sums by a loop over time, and by a scan."""
+    monkeypatch.setattr(advantages, "goes_by_scan", lambda _: request.param == "as on an accelerator")
 
 
 def numbers(*rows: list[float]) -> Tensor:

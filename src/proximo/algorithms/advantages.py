@@ -10,6 +10,7 @@ from math import comb
 import torch
 from torch import Tensor
 
+from proximo.algorithms.scan import advantages_by_scan, goes_by_scan, returns_by_scan
 from proximo.algorithms.segments import (
     final_value_positions,
     segment_ids,
@@ -61,10 +62,14 @@ def gae(
         )
     final_values = torch.where(bootstrap, values[final_value_positions(lengths, device=values.device)], 0)
     token_values = values[value_positions(lengths, device=values.device)]
-    kept_lengths = segment_sum(mask.long(), lengths).tolist()
-    deltas = _deltas(rewards[mask], token_values[mask], final_values, kept_lengths, gamma)
-    advantages = deltas.new_zeros(len(rewards))
-    advantages[mask] = _discounted_sums(deltas, kept_lengths, gamma * lam)
+    if goes_by_scan(rewards):
+        options = {"final_values": final_values, "gamma": gamma, "lam": lam}
+        advantages = advantages_by_scan(rewards, token_values, mask, lengths, **options)
+    else:
+        kept_lengths = segment_sum(mask.long(), lengths).tolist()
+        deltas = _deltas(rewards[mask], token_values[mask], final_values, kept_lengths, gamma)
+        advantages = deltas.new_zeros(len(rewards))
+        advantages[mask] = _discounted_sums(deltas, kept_lengths, gamma * lam)
     return advantages, torch.where(mask, advantages + token_values, 0)
 
 
@@ -104,6 +109,8 @@ def returns_to_go(rewards: Tensor, mask: Tensor, lengths: Sequence[int], *, gamm
 
     Standardised over the batch it is REINFORCE++ (arXiv:2501.03262). Arguments as in `gae`.
     """
+    if goes_by_scan(rewards):
+        return returns_by_scan(rewards, mask, lengths, gamma=gamma)
     to_go = rewards.new_zeros(len(rewards))
     to_go[mask] = _discounted_sums(rewards[mask], segment_sum(mask.long(), lengths).tolist(), gamma)
     return to_go

@@ -15,14 +15,16 @@ Device = torch.device | str | None
 def segment_ids(lengths: Sequence[int], *, device: Device = None) -> Tensor:
     """[T] long: the response that each token belongs to."""
     counts = _counts(lengths, device)
-    return torch.repeat_interleave(torch.arange(len(counts), device=device), counts)
+    return torch.repeat_interleave(torch.arange(len(counts), device=device), counts, output_size=sum(lengths))
 
 
 def token_positions(lengths: Sequence[int], *, device: Device = None) -> Tensor:
     """[T] long: 0, 1, 2, ... within each response."""
     counts = _counts(lengths, device)
     starts = counts.cumsum(0) - counts
-    return torch.arange(sum(lengths), device=device) - torch.repeat_interleave(starts, counts)
+    num_tokens = sum(lengths)  # told, or an accelerator would be asked and waited for
+    places = torch.arange(num_tokens, device=device)
+    return places - torch.repeat_interleave(starts, counts, output_size=num_tokens)
 
 
 def last_indices(lengths: Sequence[int], *, device: Device = None) -> Tensor:
