@@ -6,7 +6,7 @@ import torch
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from builders import tiny_language_model
 from proximo.errors import ConfigError
-from proximo.models.placement import Precision, resolve_device, resolve_precision, say_precision
+from proximo.models.placement import Precision, resolve_device, resolve_precision, say_precision, use_tf32, without_tf32
 from proximo.models.positions import check_lengths, position_limit
 from proximo.models.sources import new_config
 
@@ -33,6 +33,18 @@ def test_auto_is_bf16_where_cuda_has_it(monkeypatch: pytest.MonkeyPatch):
     assert say_precision("bf16", "cpu") is None
 
 
+def test_tf32_is_a_mode_of_cuda():
+    with pytest.raises(ConfigError, match="tf32 is for CUDA devices, and the device is cpu: say float32, or auto"):
+        resolve_precision("tf32", device="cpu")
+    assert not Precision.TF32.is_half
+    with without_tf32():  # which puts back what was there
+        use_tf32(Precision.FLOAT32)
+        assert not torch.backends.cuda.matmul.allow_tf32
+        use_tf32(resolve_precision("tf32", device="cuda:0"))
+        assert torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 def test_the_output_layer_may_stay_in_float32():
     assert resolve_precision("bf16", float32_head=True) is Precision.BF16_FLOAT32_HEAD
     assert resolve_precision("float32", float32_head=True) is Precision.FLOAT32
@@ -41,7 +53,7 @@ def test_the_output_layer_may_stay_in_float32():
 def test_fp16_is_refused_with_the_reason():
     with pytest.raises(ConfigError, match="fp16 is not offered: its largest number is 65504"):
         resolve_precision("fp16")
-    with pytest.raises(ConfigError, match="must be auto, float32 or bf16, not 'int8'"):
+    with pytest.raises(ConfigError, match="must be auto, float32, tf32 or bf16, not 'int8'"):
         resolve_precision("int8")
 
 

@@ -14,6 +14,7 @@ from proximo.models.cache import RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
 from proximo.models.packing import pack
+from proximo.models.placement import Precision, use_tf32, without_tf32
 from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.models.short_attention import ShortAttention
@@ -198,3 +199,17 @@ def test_a_scalar_head_that_is_not_the_models_own_score_is_refused(monkeypatch: 
     monkeypatch.setattr(type(scalar.model), "forward", shifted)
     with pytest.raises(ModelError, match="the scores of its head differ by"):
         probe_scalar_model(scalar)
+
+
+def test_the_probe_multiplies_in_float32_where_the_run_does_not():
+    """Its tolerance is that of float32."""
+    seen: list[bool] = []
+    model = LanguageModel(build_architecture("llama"))
+    model.base.get_submodule("model.norm").register_forward_hook(
+        lambda *_: seen.append(torch.backends.cuda.matmul.allow_tf32)
+    )
+    with without_tf32():  # which puts back what was there
+        use_tf32(Precision.TF32)
+        probe_language_model(model)
+        assert torch.backends.cuda.matmul.allow_tf32
+    assert set(seen) == {False}

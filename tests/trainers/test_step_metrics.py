@@ -11,6 +11,7 @@ from proximo.algorithms.losses import policy_statistics
 from proximo.algorithms.scores import NOTHING_SEEN
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
+from proximo.models.placement import Precision
 from proximo.records import Experience, Finish, Scored, ScoreState
 from proximo.trainers.experience import RawAdvantages
 from proximo.trainers.flat_steps import ReturnSpread
@@ -259,6 +260,14 @@ def test_what_gspo_clips_before_anything_was_learned_is_rounding() -> None:
     first = policy_statistics(torch.full((4,), 1e-3), torch.zeros(4), everything, everything)
     assert [name for name, *_ in broken_limits(first, precision="bf16")] == ["clip_fraction"]
     assert broken_limits(first, precision="bf16", objective="gspo") == []
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_every_precision_has_limits(precision: Precision) -> None:
+    everything = torch.ones(4, dtype=torch.bool)
+    same, other = (policy_statistics(torch.full((4,), x), torch.zeros(4), ~everything, everything) for x in (0.0, 0.1))
+    assert broken_limits(same, precision=precision) == []
+    assert broken_limits(other, precision=precision)
 
 
 def test_both_training_calls_report() -> None:

@@ -17,9 +17,10 @@ class RunConfig(Section):
     """All randomness is a function of this number and of a position (step, prompt, sample, token)."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """`auto` takes CUDA, then MPS, then the CPU."""
-    precision: Literal["float32", "bf16", "auto"] = "float32"
-    """`bf16`: products in bfloat16 with float32 master weights, optimizer state and log-softmax. `auto`: bf16 on a CUDA
-    device that has it, else float32. docs/memory.md."""
+    precision: Literal["float32", "tf32", "bf16", "auto"] = "float32"
+    """`tf32`: float32 whose products CUDA rounds to 10 bits, for several times the speed; on CUDA alone. `bf16`:
+    products in bfloat16 with float32 master weights, optimizer state and log-softmax. `auto`: bf16 where a CUDA device
+    has it, else float32. docs/memory.md."""
     head_precision: Annotated[Literal["auto", "float32"], AbsentMeans("float32")] = "auto"
     """Under bf16, operands of the output layer: `auto` rounds them to bf16, with float32 sums and results; `float32`
     does not, for many times the work on a GPU. docs/memory.md."""

@@ -1,5 +1,7 @@
 """Where a model runs and in which numbers. Not how weights are loaded."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from enum import StrEnum
 
 import torch
@@ -11,6 +13,8 @@ class Precision(StrEnum):
     """The arithmetic of products. Weights that train and log-softmax are float32 in all (float64 models stay so)."""
 
     FLOAT32 = "float32"
+    TF32 = "tf32"
+    """float32 numbers, of whose operands CUDA reads 10 bits after the point: a mode of the device (`use_tf32`)."""
     BF16 = "bf16"
     """Products in bfloat16; those of the output layer with float32 results (products.py)."""
     BF16_FLOAT32_HEAD = "bf16_float32_head"
@@ -19,13 +23,14 @@ class Precision(StrEnum):
     @property
     def is_half(self) -> bool:
         """True where layers compute in bfloat16."""
-        return self is not Precision.FLOAT32
+        return self in (Precision.BF16, Precision.BF16_FLOAT32_HEAD)
 
 
 def resolve_precision(name: str, *, device: str = "cpu", float32_head: bool = False) -> Precision:
     """`auto` takes what suits the device. `float32_head`: of the output layer, where the layers are bf16.
 
-    Raises ConfigError for anything but auto, float32 and bf16, fp16 with the reason.
+    Raises ConfigError for anything but auto, float32, tf32 and bf16, fp16 with the reason, and for tf32 elsewhere than
+    on CUDA.
     """
     if name == "auto":
         name = "bf16" if _has_bf16(device) else "float32"
@@ -36,9 +41,27 @@ def resolve_precision(name: str, *, device: str = "cpu", float32_head: bool = Fa
         )
     if name in ("bf16", "bfloat16"):
         return Precision.BF16_FLOAT32_HEAD if float32_head else Precision.BF16
-    if name != "float32":
-        raise ConfigError(f"precision must be auto, float32 or bf16, not {name!r}")
-    return Precision.FLOAT32
+    if name not in ("float32", "tf32"):
+        raise ConfigError(f"precision must be auto, float32, tf32 or bf16, not {name!r}")
+    if name == "tf32" and not device.startswith("cuda"):
+        raise ConfigError(f"run.precision tf32 is for CUDA devices, and the device is {device}: say float32, or auto")
+    return Precision(name)
+
+
+def use_tf32(precision: Precision) -> None:
+    """Let CUDA multiply float32 operands so, in this process, where the precision says it."""
+    if precision is Precision.TF32:
+        torch.backends.cuda.matmul.allow_tf32 = True
+
+
+@contextmanager
+def without_tf32() -> Generator[None]:
+    """Inside, CUDA reads float32 operands whole, whatever the precision of the run."""
+    before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def say_precision(name: str, device: str) -> str | None:

@@ -18,6 +18,7 @@ from proximo.models.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.modes import evaluating
 from proximo.models.packing import Packed, pack
+from proximo.models.placement import without_tf32
 from proximo.models.positions import position_limit
 from proximo.models.quantised import Quantisation, quantisation_of
 from proximo.models.quiet import quiet_transformers
@@ -216,7 +217,7 @@ def _compare(base: PreTrainedModel, what: str, ours: Tensor, own: Tensor) -> Non
 def _refusal(base: PreTrainedModel) -> Generator[None]:
     """Whatever a foreign model raises here means one thing: it cannot be run this way."""
     try:
-        with evaluating(base), quiet_transformers():
+        with evaluating(base), quiet_transformers(), without_tf32():
             yield
     except torch.OutOfMemoryError:
         raise

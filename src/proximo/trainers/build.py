@@ -20,7 +20,7 @@ from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
-from proximo.models.placement import Precision, resolve_device, resolve_precision
+from proximo.models.placement import Precision, resolve_device, resolve_precision, use_tf32
 from proximo.models.quantised import Quantisation
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing import scalar_from_adapter
@@ -51,6 +51,7 @@ def prepare_place(run: RunConfig) -> Place:
     check_compiler(run.compile, device)
     float32_head = run.head_precision == "float32"
     precision = resolve_precision(run.precision, device=str(device), float32_head=float32_head)
+    use_tf32(precision)
     return Place(device=device, precision=precision, seed=run.seed, compile=run.compile)
 
 

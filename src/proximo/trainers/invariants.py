@@ -8,6 +8,7 @@ from proximo.records import Experience
 
 FIRST_MINIBATCH_LIMITS = {
     "float32": {"max_abs_log_ratio": 1e-3, "mean_abs_log_ratio": 1e-5},
+    "tf32": {"mean_abs_log_ratio": 0.005, "clip_fraction": 0.01},
     "bf16": {"mean_abs_log_ratio": 0.02, "clip_fraction": 0.01},
     "bf16_float32_head": {"mean_abs_log_ratio": 0.02, "clip_fraction": 0.01},
 }

@@ -161,7 +161,7 @@ class PPOTrainer:
         Not where behaviour weights or a rejection compare the two: the responses may then be those of any sampler.
         """
         compared = self.config.policy_loss.asks_the_sampler
-        return not (self.policy.precision.is_half or compared or self.config.rollout.reshapes_distribution)
+        return self.policy.precision == "float32" and not (compared or self.config.rollout.reshapes_distribution)
 
     def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
         """Sample `samples_per_prompt`, or else `responses_per_prompt`, responses to each prompt, as this step would.

@@ -117,7 +117,7 @@ def ppo_costs(
 ) -> dict[str, StepCost]:
     """What each call of a step costs, by its name, in the order of the graph. `texts`: of `ptx_data`."""
     config = recipe.ppo
-    serve = not models["policy"].precision.is_half and not config.rollout.reshapes_distribution
+    serve = models["policy"].precision is Precision.FLOAT32 and not config.rollout.reshapes_distribution
     calls = step_graph(config, sampled_serve=serve, shares_trunk=_shares_trunk(models)).calls
     costs = _reading_calls(recipe, models, lengths) | _training_calls(recipe, models, learning, lengths, texts)
     found = {call.name: costs[call.name]() for call in calls if call.name in costs}

@@ -78,7 +78,7 @@ def _plan(recipe: Stage, origins: Origins, device: str) -> Plan:
     return Plan(
         stage=found.name,
         device=device,
-        precision="bf16" if precision.is_half else "float32",
+        precision="bf16" if precision.is_half else precision.value,
         roles=make_roles(found.models),
         phases=tuple(
             Phase(
