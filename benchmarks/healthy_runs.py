@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
 from algorithms import model_of, run, sorting_sft
-from proximo.metrics.report_views import run_alarms
+from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import Run, read_run
 
 HERE = Path(__file__).parent

@@ -17,12 +17,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from builders import tiny_tokenizer
-from proximo.config.ppo import PPOConfig
+from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
+from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored
-from proximo.rewards.judged import JudgedReward
 from proximo.rewards.verdicts import Answer, Judge, Verdict
-from proximo.trainers.ppo import PPOTrainer
+from proximo.rewards.verifier_reward import JudgedReward
 from records_made import response
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
-from proximo.config.rewards_code import CodeRewardConfig
+from proximo.config.rewards.code import CodeRewardConfig
+from proximo.enums import ScoreState
 from proximo.records import Finish, Prompt, Response
-from proximo.rewards.judged import JudgedReward
-from proximo.states import ScoreState
+from proximo.rewards.verifier_reward import JudgedReward
 
 RIGHT = "def double(x):\n    return 2 * x\n"
 COMPARED = {"test_list": ["assert double(1) == 2", "assert double(-3) == -6", "assert double(0) == 0"]}

@@ -182,11 +182,11 @@ def measure(kind: str, recipe: dict[str, Any]) -> None:
     import torch
 
     from proximo.config.loader import recipe_schema
-    from proximo.trainers.dpo import run_dpo
-    from proximo.trainers.options import RunOptions
-    from proximo.trainers.ppo_run import run_ppo
-    from proximo.trainers.reward import run_reward
-    from proximo.trainers.sft import run_sft
+    from proximo.ppo.from_recipe import run_ppo
+    from proximo.run.options import RunOptions
+    from proximo.supervised.dpo import run_dpo
+    from proximo.supervised.reward import run_reward
+    from proximo.supervised.sft import run_sft
 
     torch.set_num_threads(1)
     checked: Any = recipe_schema(kind).model_validate(recipe)
@@ -198,8 +198,8 @@ def measure(kind: str, recipe: dict[str, Any]) -> None:
 
 def predict(kind: str, recipe: dict[str, Any]) -> float:
     """MiB, as `proximo plan` says it."""
+    from proximo.commands.plan.stages import make_plans
     from proximo.config.loader import recipe_schema
-    from proximo.trainers.planning.stages import make_plans
 
     checked: Any = recipe_schema(kind).model_validate(recipe)
     (plan,) = make_plans(checked)

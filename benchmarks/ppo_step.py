@@ -21,8 +21,8 @@ import torch
 
 from proximo.config.recipes import PPORecipe
 from proximo.data.order import rows_at
-from proximo.trainers import ppo_run
-from proximo.trainers.ppo import PPOTrainer
+from proximo.ppo import from_recipe
+from proximo.ppo.trainer import PPOTrainer
 
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 LOOK_SECONDS = 0.002
@@ -84,11 +84,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    ppo_run.PPOTrainer = Watched  # ty: ignore[invalid-assignment]
+    from_recipe.PPOTrainer = Watched  # ty: ignore[invalid-assignment]
     settings = json.loads((options.run / "config.resolved.json").read_text())
     settings["run"]["num_threads"] = options.threads
     recipe = PPORecipe.model_validate(settings)
-    task = ppo_run.build_task(recipe)
+    task = from_recipe.build_task(recipe)
     trainer, before, tokens = task.ppo, resident_mib(), []
     for step in range(options.steps):
         size = recipe.ppo.prompts_per_step

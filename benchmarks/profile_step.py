@@ -27,7 +27,7 @@ from side_proximo import PHASE_OF, config_of, make_trainer
 from stopwatch import PHASES
 from work import SIZES, Job, make_models
 
-from proximo.trainers.ppo import PPOTrainer
+from proximo.ppo.trainer import PPOTrainer
 
 
 class Marked(PPOTrainer):

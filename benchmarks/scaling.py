@@ -101,9 +101,9 @@ def measure(point: Point, *, steps: int, threads: int) -> None:
 
     from proximo.models.language import LanguageModel
     from proximo.models.scalar import HeadStart, scalar_from_language_model
+    from proximo.ppo.trainer import PPOTrainer
     from proximo.records import Prompt
     from proximo.rewards.model import ModelReward
-    from proximo.trainers.ppo import PPOTrainer
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)

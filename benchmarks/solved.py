@@ -18,9 +18,9 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from proximo.config.ppo import PPOConfig
+from proximo.config.ppo.options import PPOConfig
+from proximo.ppo.trainer import PPOTrainer
 from proximo.rollout.sampling import RandomKey
-from proximo.trainers.ppo import PPOTrainer
 
 LETTERS = "abcdef"
 LENGTH = 4

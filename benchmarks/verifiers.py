@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from proximo.config.rewards import JudgedRewardConfig
-from proximo.config.rewards_maths import CountdownRewardConfig, MathsRewardConfig
+from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
+from proximo.config.rewards.sources import JudgedRewardConfig
 from proximo.records import Finish, Prompt, Response
-from proximo.rewards.judged import JudgedReward
 from proximo.rewards.maths.countdown import CountdownJudge
 from proximo.rewards.maths.judge import MathsJudge
 from proximo.rewards.verdicts import Answer, Judge
+from proximo.rewards.verifier_reward import JudgedReward
 
 WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 

@@ -14,8 +14,8 @@ from proximo.data.tokenise import Encoder
 from proximo.models.batching import plan_batches
 from proximo.models.loading import load_scalar_model
 from proximo.models.packing import pack
-from proximo.models.sources import ModelSource
-from proximo.models.vocabulary import load_tokenizer
+from proximo.models.pretrained.sources import ModelSource
+from proximo.models.pretrained.vocabulary import load_tokenizer
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.data.chat import PLAIN_CHAT_TEMPLATE
+from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
 from proximo.data.tokenizer_training import train_tokenizer
 
 CHATML = (

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from proximo.models.fused_layers import NAMING
-from proximo.trainers.ppo import PPOTrainer
+from proximo.models.cpu.fused_layers import NAMING
+from proximo.ppo.trainer import PPOTrainer
 
 aten = torch.ops.aten
 ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu

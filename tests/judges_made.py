@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError, MissingExtraError
 from proximo.rewards.verdicts import Answer, Judge, PostponedError, Verdict
-from proximo.states import ScoreState
 
 
 class Letters(Judge):

@@ -11,14 +11,14 @@ from builders import tiny_tokenizer
 from proximo.algorithms.losses import clipped_value_loss, policy_statistics, value_statistics
 from proximo.algorithms.masking import masked_mean
 from proximo.algorithms.objectives import ppo
-from proximo.config.ppo import PPOConfig
+from proximo.config.ppo.options import PPOConfig
 from proximo.learner.averaging import follow
 from proximo.models.heads import OutputHead, token_logprobs
 from proximo.models.packing import pack
+from proximo.ppo.update.joint_loss import joint_loss
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 from proximo.rollout.stopping import StopRules
-from proximo.trainers.joint_loss import joint_loss
 
 LOGITS = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 1.0]])
 SAME = OutputHead(weight=torch.eye(3))

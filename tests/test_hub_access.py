@@ -7,7 +7,7 @@ from huggingface_hub import constants
 from proximo import hub_access
 from proximo.errors import ModelError
 from proximo.hub_access import within_reach
-from proximo.models.vocabulary import load_tokenizer
+from proximo.models.pretrained.vocabulary import load_tokenizer
 
 
 class Session:

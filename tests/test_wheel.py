@@ -61,7 +61,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_the_licence(wheel) -> Non
     }
     assert wanted <= held
     assert any(name.startswith("proximo/recipes/") and name.endswith(".yaml") for name in held)
-    assert any(name.startswith("proximo/metrics/templates/") for name in held)
+    assert any(name.startswith("proximo/metrics/report/templates/") for name in held)
     assert any(name.endswith("dist-info/licenses/LICENSE") for name in held)
     assert {name.partition("/")[0].partition("-")[0] for name in held} == {"proximo"}
 
@@ -72,7 +72,7 @@ def test_the_installed_command_works_from_an_empty_folder(environment, empty) ->
     assert Path(where.strip()).is_relative_to(environment)
     assert run(proximo, "--version", cwd=empty).startswith("proximo 0.")
     names = {line.split()[0] for line in run(proximo, "recipes", "list", cwd=empty).splitlines()}
-    assert names == {path.stem for path in (SOURCE / "proximo" / "recipes").glob("*.yaml")}
+    assert names == {path.stem for path in (SOURCE / "proximo" / "recipes").rglob("*.yaml")}
     assert "demo is a valid pipeline recipe" in run(proximo, "config", "check", "demo", cwd=empty)
     assert list(empty.iterdir()) == []
 

@@ -16,13 +16,13 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.models.saving import save_pretrained
+from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.trainers.dpo import run_dpo
-from proximo.trainers.options import RunOptions
-from proximo.trainers.ppo_run import run_ppo
-from proximo.trainers.reward import run_reward
-from proximo.trainers.sft import run_sft
+from proximo.ppo.from_recipe import run_ppo
+from proximo.run.options import RunOptions
+from proximo.supervised.dpo import run_dpo
+from proximo.supervised.reward import run_reward
+from proximo.supervised.sft import run_sft
 
 Kind = Literal["sft", "reward", "dpo", "ppo"]
 KINDS: tuple[Kind, ...] = ("sft", "reward", "dpo", "ppo")

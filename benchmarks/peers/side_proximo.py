@@ -9,7 +9,7 @@ from work import Job
 
 from proximo import PPOConfig, PPOTrainer
 from proximo.models.language import LanguageModel
-from proximo.models.placement import resolve_precision
+from proximo.models.precision.placement import resolve_precision
 from proximo.models.scalar import ScalarModel
 from proximo.records import Prompt
 from proximo.rewards.model import ModelReward

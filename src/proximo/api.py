@@ -1,8 +1,8 @@
 """What a library user imports, gathered. `proximo` itself looks names up here when they are first used."""
 
 from proximo.algorithms.controllers import AdaptiveKLController, ConstantKLController
-from proximo.config.ppo import KLConfig, PPOConfig, RolloutConfig
-from proximo.config.rewards import FunctionRewardConfig, ModelRewardConfig
+from proximo.config.ppo.options import KLConfig, PPOConfig, RolloutConfig
+from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig
 from proximo.config.run import OptimizerConfig
 from proximo.errors import (
     CheckpointError,
@@ -20,15 +20,15 @@ from proximo.metrics.sinks import Sink
 from proximo.metrics.trackers import TrackedRun
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
+from proximo.ppo.extra_calls import ExtraCall
+from proximo.ppo.rollout_tensordict import rollout_tensordict
+from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Finish, Prompt, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.trainers.extra_calls import ExtraCall
-from proximo.trainers.ppo import PPOTrainer
-from proximo.trainers.rollout_tensordict import rollout_tensordict
 
 __all__ = [
     "AdaptiveKLController",

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from proximo.states import Finish, ScoreState
+from proximo.enums import Finish, ScoreState
 
 Message = Mapping[str, Any]
 """One turn of a conversation: `role` and `content`, as chat templates expect them."""

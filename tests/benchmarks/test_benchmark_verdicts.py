@@ -5,10 +5,10 @@ from collections import Counter
 import pytest
 from mixed_verdicts import KINDS, judge, misjudged, mixture
 
-from proximo.config.rewards_code import CodeRewardConfig
+from proximo.config.rewards.code import CodeRewardConfig
+from proximo.enums import ScoreState
 from proximo.errors import SandboxError
 from proximo.sandbox.runner import Sandbox
-from proximo.states import ScoreState
 
 
 def test_a_mixture_has_every_kind_and_no_text_twice() -> None:

@@ -8,12 +8,12 @@ import pytest
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
+from proximo.commands.chat_session import Dialogue, DialogueOptions
+from proximo.commands.generate import GenerateOptions, generate
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.models.saving import save_pretrained
+from proximo.models.pretrained.saving import save_pretrained
 from proximo.rollout.sampling import SamplingOptions
-from proximo.trainers.dialogue import Dialogue, DialogueOptions
-from proximo.trainers.generate import GenerateOptions, generate
 
 SHORT = ["--max-new-tokens", "12"]
 SAMPLING = SamplingOptions(max_new_tokens=12, greedy=True)

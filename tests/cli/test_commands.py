@@ -20,7 +20,7 @@ from proximo.cli.using import lines_of_stdin
 from proximo.config.loader import guess_kind, load_recipe, read_document
 from proximo.config.shipped import shipped_recipes
 from proximo.errors import CheckpointError, TrainingError, UserError
-from proximo.trainers.options import RunOptions
+from proximo.run.options import RunOptions
 from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 COMMANDS = (
@@ -51,7 +51,7 @@ def started(monkeypatch):
         calls.append((recipe, options))
         return 143
 
-    monkeypatch.setitem(sys.modules, "proximo.trainers.ppo_run", SimpleNamespace(run_ppo=run_ppo))
+    monkeypatch.setitem(sys.modules, "proximo.ppo.from_recipe", SimpleNamespace(run_ppo=run_ppo))
     return calls
 
 
@@ -241,7 +241,7 @@ def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):
 def test_a_trainer_is_started_with_the_recipe_and_options_and_gives_the_exit_status(
     folder, started, arguments, options, monkeypatch
 ):
-    monkeypatch.setattr("proximo.trainers.folders.check_run", lambda *_, **__: None)
+    monkeypatch.setattr("proximo.run.folders.check_run", lambda *_, **__: None)
     path = write_recipe(folder, PPO)
     assert main(["ppo", path, "run.seed=3", *arguments]) == 143
     ((recipe, given),) = started
@@ -263,7 +263,7 @@ def test_a_failure_is_one_message_and_status_1(folder, monkeypatch, capsys, erro
     def run_ppo(recipe, options):
         raise error
 
-    monkeypatch.setitem(sys.modules, "proximo.trainers.ppo_run", SimpleNamespace(run_ppo=run_ppo))
+    monkeypatch.setitem(sys.modules, "proximo.ppo.from_recipe", SimpleNamespace(run_ppo=run_ppo))
     assert main(["ppo", write_recipe(folder, PPO)]) == status
     assert capsys.readouterr().err == f"error: {error}\n"
 
@@ -272,7 +272,7 @@ def test_a_bug_keeps_its_traceback(folder, monkeypatch):
     def run_ppo(recipe, options):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setitem(sys.modules, "proximo.trainers.ppo_run", SimpleNamespace(run_ppo=run_ppo))
+    monkeypatch.setitem(sys.modules, "proximo.ppo.from_recipe", SimpleNamespace(run_ppo=run_ppo))
     with pytest.raises(ZeroDivisionError):
         main(["ppo", write_recipe(folder, PPO)])
 
@@ -371,7 +371,7 @@ def test_a_model_for_which_memory_does_not_suffice_is_not_called_unreadable(monk
 
     for reader in ("sources.AutoConfig", "vocabulary.AutoTokenizer"):
         with monkeypatch.context() as patched:
-            patched.setattr(f"proximo.models.{reader}.from_pretrained", fail)
+            patched.setattr(f"proximo.models.pretrained.{reader}.from_pretrained", fail)
             assert main(["generate", str(tmp_path), "x"]) == 1
             assert capsys.readouterr().err.startswith("error: memory ran out (MemoryError)")
 

@@ -18,8 +18,8 @@ import yaml
 from safetensors.torch import save_file
 
 from proximo.cli import main
-from proximo.models.damage import damage_in
-from proximo.trainers.options import RunOptions
+from proximo.models.pretrained.damage import damage_in
+from proximo.run.options import RunOptions
 from tiny_runs import changed, make_inputs, recipe_of, run
 
 START = RunOptions(quiet=True)

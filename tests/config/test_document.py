@@ -2,7 +2,7 @@
 
 import pytest
 
-from proximo.config.document import parse_document
+from proximo.config.schema.positioned_yaml import parse_document
 from proximo.errors import ConfigError
 
 TEXT = """\

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from proximo.config.ineffective_keys import unused_keys
 from proximo.config.loader import guess_kind, load_recipe, recipe_schema, resolved_json, resolved_yaml
-from proximo.config.ppo import PPOConfig
-from proximo.config.unused import unused_keys
+from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from proximo.config.overrides import apply_overrides, parse_override
 from proximo.config.recipes import PPORecipe
+from proximo.config.schema.overrides import apply_overrides, parse_override
 from proximo.errors import ConfigError
 
 

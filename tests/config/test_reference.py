@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from proximo.config.fields import key_paths
 from proximo.config.loader import recipe_schema
 from proximo.config.reference import KINDS, configuration_page, json_schema
+from proximo.config.schema.fields import key_paths
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 

@@ -5,10 +5,10 @@ from typing import Annotated
 import pytest
 from pydantic import Field, model_validator
 
-from proximo.config.base import AbsentMeans, Section
 from proximo.config.loader import load_recipe
 from proximo.config.recipes import PipelineRecipe
 from proximo.config.saved import read_saved
+from proximo.config.schema.base import AbsentMeans, Section
 from proximo.config.shipped import shipped_recipes
 from proximo.errors import RunFolderError
 

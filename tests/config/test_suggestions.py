@@ -2,9 +2,9 @@
 
 import pytest
 
-from proximo.config.fields import key_paths
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.config.suggestions import ELSEWHERE, suggestions
+from proximo.config.schema.fields import key_paths
+from proximo.config.schema.suggestions import ELSEWHERE, suggestions
 
 RECIPES = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
 

@@ -6,13 +6,13 @@ The oracle is `apply_chat_template` of transformers.
 import pytest
 
 from chat_families import FAMILIES, Family
-from proximo.data.chat import end_of_turn_ids
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rendering import render_for
 from proximo.data.rows import Row
-from proximo.data.templates import RENDERER
+from proximo.data.templates.chat import end_of_turn_ids
+from proximo.data.templates.renderer import RENDERER
 from proximo.data.tokenise import Encoder
 from proximo.errors import ModelError
 

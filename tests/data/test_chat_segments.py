@@ -3,8 +3,9 @@
 import pytest
 
 from builders import tiny_tokenizer
-from proximo.data import chat, templates
-from proximo.data.chat import PLAIN_CHAT_TEMPLATE, end_of_turn_ids, render_conversation
+from proximo.data.templates import chat
+from proximo.data.templates import renderer as templates
+from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE, end_of_turn_ids, render_conversation
 from proximo.data.tokenise import Encoder
 from proximo.errors import DataError, ModelError
 

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from builders import tiny_tokenizer
-from proximo.data.chat import PLAIN_CHAT_TEMPLATE
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.preferences import PairOptions, load_preference_pairs
-from proximo.data.problems import as_problem
 from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.readers.problems import as_problem
 from proximo.data.rows import Row
+from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"<!-- (prompts|problems|texts|pairs) -->\n```json\n(.*?)```", PAGE, flags=re.DOTALL)

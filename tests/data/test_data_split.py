@@ -2,7 +2,7 @@
 
 import pytest
 
-from proximo.data.split import Phase, hold_out, phase_indices, split_boundaries
+from proximo.data.readers.split import Phase, hold_out, phase_indices, split_boundaries
 from proximo.errors import ConfigError, DataError
 
 VECTORS = {

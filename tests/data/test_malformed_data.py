@@ -10,8 +10,8 @@ from builders import tiny_tokenizer
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
-from proximo.data.reading import load_rows
-from proximo.data.source import Source
+from proximo.data.readers.reading import load_rows
+from proximo.data.readers.source import Source
 from proximo.errors import DataError, UserError
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from builders import real_data, tiny_tokenizer
 from proximo.data.examples import ExampleOptions, load_text_examples
-from proximo.data.problems import as_problem, last_boxed
 from proximo.data.prompts import PromptOptions, load_prompts
-from proximo.data.reading import load_rows
+from proximo.data.readers.problems import as_problem, last_boxed
+from proximo.data.readers.reading import load_rows
+from proximo.data.readers.source import Problems, Source
 from proximo.data.rows import Row
-from proximo.data.source import Problems, Source
 from proximo.errors import ConfigError, DataError
 
 GSM8K = {"question": "How many?", "answer": "Half of 48 is <<48/2=24>>24.\n#### 1,024"}

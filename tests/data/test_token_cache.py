@@ -21,7 +21,7 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.data.token_cache import MIN_TEXTS, TokenCache
 from proximo.data.tokenise import Encoder
-from proximo.trainers.sft import build_task
+from proximo.supervised.sft import build_task
 from tiny_runs import changed, make_inputs, recipe_of
 
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 
 from builders import tiny_tokenizer
 from proximo.data.examples import ExampleOptions, load_text_examples
-from proximo.data.exchange import Exchange
+from proximo.data.formats.prompt_response import Exchange
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rendering import encode_exchanges, render_for

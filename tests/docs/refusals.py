@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 import proximo.config
 from proximo.config.loader import Kind, recipe_schema
-from proximo.config.overrides import apply_overrides, parse_override
+from proximo.config.schema.overrides import apply_overrides, parse_override
 from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
 
 RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
@@ -249,7 +249,7 @@ def page() -> str:
 
 def validators() -> Iterator[tuple[str, int, str]]:
     """File, line and the longest constant piece of every ValueError that a schema raises."""
-    for file in sorted(Path(proximo.config.__file__).parent.glob("*.py")):
+    for file in sorted(Path(proximo.config.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                 name = getattr(node.exc.func, "id", "")

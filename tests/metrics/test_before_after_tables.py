@@ -6,9 +6,9 @@ from pathlib import Path
 from made_up_runs import sample, write_lines, write_ppo_run
 from rich.console import Console
 
-from proximo.metrics.before_after import before_after
+from proximo.metrics.report.before_after import before_after
+from proximo.metrics.report.tables import print_before_after, print_samples
 from proximo.metrics.run_files import Run, read_run
-from proximo.metrics.tables import print_before_after, print_samples
 
 
 def printed(show, *args, width: int = 100, **options) -> str:

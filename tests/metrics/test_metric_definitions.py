@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from proximo.metrics.before_after import SHOWN
 from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
 from proximo.metrics.definitions import Catalogue, Metric, UnknownMetricError
 from proximo.metrics.documentation import REDUCTIONS, TRAINERS, metrics_page
+from proximo.metrics.report.before_after import SHOWN
 from proximo.metrics.run_files import Run, Series
 from proximo.metrics.trainers import WATCHED, Trainer
 

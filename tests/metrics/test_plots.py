@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 import matplotlib as mpl
 import pytest
 
-from proximo.metrics import plots
 from proximo.metrics.calibration import calibration
 from proximo.metrics.catalogue import CURVES
 from proximo.metrics.curves import Curve, Style, Trace
-from proximo.metrics.plots import bucketed, draw_calibration, draw_curve, smoothed
+from proximo.metrics.report import plots
+from proximo.metrics.report.plots import bucketed, draw_calibration, draw_curve, smoothed
+from proximo.metrics.report.svg import figure_to_svg
 from proximo.metrics.run_files import Run, Series
-from proximo.metrics.svg import figure_to_svg
 from proximo.metrics.trainers import Trainer
 
 CURVE = Curve(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from made_up_runs import HOSTILE, sample, write_lines, write_ppo_run, write_reward_run, write_sft_run
 
-from proximo.metrics.report import write_pipeline_report, write_report
+from proximo.metrics.report.page import write_pipeline_report, write_report
+from proximo.metrics.report.sample_pairs import pair_samples
 from proximo.metrics.run_files import read_run
-from proximo.metrics.sample_pairs import pair_samples
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from architectures import build_architecture, random_sequences
 from proximo.errors import ModelError
-from proximo.models.attention import (
+from proximo.models.attention.packed import (
     ATTENTION,
     AttentionOptions,
     PackedLayout,
@@ -17,9 +17,9 @@ from proximo.models.attention import (
     no_mask,
     register_attention,
 )
+from proximo.models.attention.varlen import varlen_fits
 from proximo.models.backbone import checkpoint_activations
 from proximo.models.packing import pack
-from proximo.models.varlen import varlen_fits
 
 LENGTHS = (5, 1, 7)
 CASES = {

@@ -12,14 +12,15 @@ from architectures import build_architecture, random_sequences
 from builders import tiny_language_model, tiny_tokenizer
 from dtype_traces import DtypeTrace
 from proximo.learner.in_backward import stepping_in_backward
-from proximo.models import attention, varlen
-from proximo.models.attention import AttentionLayout, AttentionOptions, PackedLayout
-from proximo.models.cache import PromptCache, RowCache
-from proximo.models.compute import Compute, casting
+from proximo.models.attention import packed as attention
+from proximo.models.attention import varlen
+from proximo.models.attention.cache import PromptCache, RowCache
+from proximo.models.attention.packed import AttentionLayout, AttentionOptions, PackedLayout
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
-from proximo.models.placement import Precision
+from proximo.models.precision.compute import Compute, casting
+from proximo.models.precision.placement import Precision
 from proximo.records import Prompt
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions

@@ -11,15 +11,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import LLAMA_LIKE, build_architecture, enlarge_weights, random_sequences, wide_norms
 from proximo.errors import ModelError
-from proximo.models import decoding
-from proximo.models.attention import PackedLayout
+from proximo.models.attention.cache import PromptCache, RowCache
+from proximo.models.attention.packed import PackedLayout
 from proximo.models.backbone import Decoder
-from proximo.models.cache import PromptCache, RowCache
-from proximo.models.decoding import DecodingLayers
+from proximo.models.cpu import decoding
+from proximo.models.cpu.decoding import DecodingLayers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
 from proximo.models.probe import probe_language_model
 from proximo.native.library import library
 

@@ -7,7 +7,7 @@ from architectures import build_architecture
 from fake_cuda import CUDA, fake_cuda
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
 
 pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")  # so says an autocast of its own
 

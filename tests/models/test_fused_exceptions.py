@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from architectures import build_architecture
-from proximo.models.attention import PackedLayout
-from proximo.models.cache import PromptCache
-from proximo.models.fused_layers import FusedLayers
+from proximo.models.attention.cache import PromptCache
+from proximo.models.attention.packed import PackedLayout
+from proximo.models.cpu.fused_layers import FusedLayers
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed, pack
 

@@ -13,14 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from architectures import build_architecture
-from proximo.models.attention import PackedLayout
+from proximo.models.attention.packed import PackedLayout
 from proximo.models.backbone import Backbone, checkpoint_activations
-from proximo.models.fused import Norm, OutputAndGate, Projections
-from proximo.models.fused_layers import FusedLayers
+from proximo.models.cpu.fused import Norm, OutputAndGate, Projections
+from proximo.models.cpu.fused_layers import FusedLayers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import Packed, pack
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
 
 FUSED = ("llama", "mistral_window", "qwen2")
 ROWS = torch.tensor([1, 2, 7, 8, 15])

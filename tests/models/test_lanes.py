@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from proximo.models.lanes import (
+from proximo.models.cpu.thread_split import (
     AbandonedError,
     check_neighbour,
     has_lanes,

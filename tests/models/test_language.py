@@ -11,7 +11,7 @@ from architectures import ARCHITECTURES, build_architecture, random_sequences
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack, pack_responses
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
 
 LENGTHS = [9, 4, 13, 6, 8, 5, 11, 7]
 SHAPES = ["llama", "gemma2", "gpt2", "mixtral"]

@@ -16,10 +16,10 @@ from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
-from proximo.models.placement import Precision
-from proximo.models.saving import save_pretrained
+from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.saving import save_pretrained
+from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sources import ModelSource
 
 CPU = torch.device("cpu")
 PACKED = pack(random_sequences([9, 4]))

@@ -12,7 +12,7 @@ from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter, load_adapter, merged_copy
 from proximo.models.packing import pack, pack_responses
-from proximo.models.saving import save_pretrained
+from proximo.models.pretrained.saving import save_pretrained
 
 PACKED = pack(random_sequences([9, 3, 14, 6]))
 

@@ -10,9 +10,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.narrowing import narrow_frozen
 from proximo.models.packing import PackedResponses, pack_responses
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.models.sharing import base_alone
+from proximo.models.sharing.shared_base import base_alone
 
 
 def policy(name: str = "llama", precision: Precision = Precision.BF16) -> LanguageModel:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from proximo.models import native_attention
-from proximo.models.attention import AttentionOptions, PackedLayout, band_mask, explicit_attention
-from proximo.models.rehearsal import shapes_only
+from proximo.models.attention import native as native_attention
+from proximo.models.attention.packed import AttentionOptions, PackedLayout, band_mask, explicit_attention
+from proximo.models.fake_tensor_profiler import shapes_only
 from proximo.native.library import library
 
 PLAIN = AttentionOptions()

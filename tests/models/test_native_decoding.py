@@ -8,9 +8,9 @@ from torch import Tensor
 
 from architectures import build_architecture, random_sequences
 from proximo.errors import ModelError
-from proximo.models import native_decoding
-from proximo.models.attention import PackedLayout
-from proximo.models.cache import PromptCache, RowCache
+from proximo.models.attention.cache import PromptCache, RowCache
+from proximo.models.attention.packed import PackedLayout
+from proximo.models.cpu import native_decoding
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.probe import probe_language_model

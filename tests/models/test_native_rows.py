@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from proximo.models import fused, heads
+from proximo.models import heads
+from proximo.models.cpu import fused
 from proximo.models.heads import OutputHead, token_logprobs
 from proximo.native.library import library
 from proximo.native.rows import row_kernels_for

@@ -6,9 +6,16 @@ import torch
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from builders import tiny_language_model
 from proximo.errors import ConfigError
-from proximo.models.placement import Precision, resolve_device, resolve_precision, say_precision, use_tf32, without_tf32
-from proximo.models.positions import check_lengths, position_limit
-from proximo.models.sources import new_config
+from proximo.models.context_length import check_lengths, position_limit
+from proximo.models.precision.placement import (
+    Precision,
+    resolve_device,
+    resolve_precision,
+    say_precision,
+    use_tf32,
+    without_tf32,
+)
+from proximo.models.pretrained.sources import new_config
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,16 @@ from transformers.models.llama import modeling_llama
 
 from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from proximo.errors import ModelError
-from proximo.models.attention import ATTENTION
-from proximo.models.cache import RowCache
+from proximo.models.attention.cache import RowCache
+from proximo.models.attention.packed import ATTENTION
+from proximo.models.attention.short import ShortAttention
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
 from proximo.models.packing import pack
-from proximo.models.placement import Precision, use_tf32, without_tf32
+from proximo.models.precision.placement import Precision, use_tf32, without_tf32
+from proximo.models.pretrained.sources import ModelSource
 from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.models.short_attention import ShortAttention
-from proximo.models.sources import ModelSource
 
 SMALL = {"vocab_size": 61, "hidden_size": 32}
 REFUSED = {

@@ -7,12 +7,12 @@ from torch import Tensor
 from architectures import build_architecture
 from dtype_traces import DtypeTrace, aten
 from fake_cuda import CUDA, fake_cuda
-from proximo.models.compute import casting
 from proximo.models.heads import OutputHead, full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
-from proximo.models.placement import Precision
-from proximo.models.products import narrow_linear
+from proximo.models.precision.compute import casting
+from proximo.models.precision.placement import Precision
+from proximo.models.precision.products import narrow_linear
 
 N, D, V = 9, 16, 40
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from architectures import build_architecture, random_sequences
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.ppo import PPOConfig
+from proximo.config.ppo.options import PPOConfig
 from proximo.config.recipes import PPORecipe, SFTRecipe
 from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.errors import ConfigError, MissingExtraError, ModelError
@@ -21,15 +21,15 @@ from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import LoRAOptions, load_adapter, merged_copy
 from proximo.models.packing import pack
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.saving import load_weights, save_pretrained
+from proximo.models.pretrained.sources import ModelSource
 from proximo.models.quantised import Quantisation, loading_options, quantisation_of, quantised_layers
-from proximo.models.saving import load_weights, save_pretrained
 from proximo.models.scalar import HeadStart
-from proximo.models.sharing import base_alone, is_shared, scalar_from_adapter, value_on_base
-from proximo.models.sources import ModelSource
+from proximo.models.sharing.shared_base import base_alone, is_shared, scalar_from_adapter, value_on_base
+from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
-from proximo.trainers.build import Place, build_language_model, build_scalar_model
-from proximo.trainers.ppo import PPOTrainer
+from proximo.run.build.models import Place, build_language_model, build_scalar_model
 
 CPU = torch.device("cpu")
 OPTIONS = LoRAOptions(rank=2)

@@ -8,13 +8,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from builders import tiny_language_model
-from proximo.models import attention
+from proximo.models.attention import packed as attention
 from proximo.models.dropout import disable_dropout
+from proximo.models.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, Rehearsal, rehearsable, shapes_only
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
-from proximo.models.rehearsal import ACTIVATIONS, GRADIENTS, Rehearsal, rehearsable, shapes_only
 
 pytestmark = pytest.mark.usefixtures("attention_kind")
 LENGTHS = ((5, 40), (3, 30), (1, 20))

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.models.attention import AttentionOptions
-from proximo.models.cache import PromptCache, RowCache, RowLayout
+from proximo.models.attention.cache import PromptCache, RowCache, RowLayout
+from proximo.models.attention.packed import AttentionOptions
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 4
 

@@ -11,7 +11,7 @@ from architectures import ARCHITECTURES, build_architecture
 from proximo.errors import CheckpointError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
-from proximo.models.saving import load_weights, save_pretrained
+from proximo.models.pretrained.saving import load_weights, save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 
 

@@ -12,8 +12,8 @@ from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack, pack_responses
-from proximo.models.placement import Precision
-from proximo.models.saving import load_weights, save_pretrained
+from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.saving import load_weights, save_pretrained
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, start_head
 
 LENGTHS = [9, 3, 14, 6]

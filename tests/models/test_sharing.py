@@ -13,10 +13,16 @@ from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack, pack_responses
-from proximo.models.saving import save_pretrained
+from proximo.models.pretrained.saving import save_pretrained
+from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing import base_alone, check_scalar_adapter, is_shared, scalar_from_adapter, value_on_base
-from proximo.models.sources import ModelSource
+from proximo.models.sharing.shared_base import (
+    base_alone,
+    check_scalar_adapter,
+    is_shared,
+    scalar_from_adapter,
+    value_on_base,
+)
 
 PACKED = pack(random_sequences([9, 3, 14, 6]))
 OPTIONS = LoRAOptions(rank=2)

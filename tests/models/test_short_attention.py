@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from proximo.models import attention
-from proximo.models.attention import AttentionOptions, PackedLayout, short_fits
-from proximo.models.rehearsal import shapes_only
-from proximo.models.short_attention import PADDING, SLACK, Blocks, is_short
+from proximo.models.attention import packed
+from proximo.models.attention.packed import AttentionOptions, PackedLayout, short_fits
+from proximo.models.attention.short import PADDING, SLACK, Blocks, is_short
+from proximo.models.fake_tensor_profiler import shapes_only
 
 PLAIN = AttentionOptions()
 
@@ -127,7 +127,7 @@ def test_a_layer_that_is_computed_again_goes_the_way_of_the_first(monkeypatch):
     layout = PackedLayout([9] * 4)
     _, *given = random_heads("by token", [9] * 4, (4, 4), (2, 2))
     first = layout.attend(*given, PLAIN)
-    monkeypatch.setattr(attention, "is_short", lambda *_: False)  # as with other threads
+    monkeypatch.setattr(packed, "is_short", lambda *_: False)  # as with other threads
     assert type(layout.attend(*given, PLAIN).grad_fn) is type(first.grad_fn)
     assert type(PackedLayout([9] * 4).attend(*given, PLAIN).grad_fn) is not type(first.grad_fn)
 
@@ -136,8 +136,8 @@ def test_a_layer_that_is_computed_again_goes_the_way_of_the_first(monkeypatch):
 def test_a_rehearsal_takes_what_holds_more(num_threads, monkeypatch):
     """Which is blocks, for lengths that take them on several threads: it does not know the run's."""
     asked = []
-    monkeypatch.setattr(attention, "is_short", lambda *given: asked.append(given[2]) or False)
-    monkeypatch.setattr(attention, "native_fits", lambda *_: False)
+    monkeypatch.setattr(packed, "is_short", lambda *given: asked.append(given[2]) or False)
+    monkeypatch.setattr(packed, "native_fits", lambda *_: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     query = torch.zeros(1, 2, 40, 4)
     PackedLayout([10] * 4).attend(query, query, query, PLAIN)

@@ -12,11 +12,11 @@ from proximo.models.language import LanguageModel
 from proximo.models.loading import load_scalar_model
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
-from proximo.models.placement import Precision
-from proximo.models.saving import save_pretrained
+from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.saving import save_pretrained
+from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sources import ModelSource
-from proximo.models.trunk import copy_head, is_on_trunk, load_head, refuse_half_shared, save_head, scalar_on
+from proximo.models.sharing.trunk import copy_head, is_on_trunk, load_head, refuse_half_shared, save_head, scalar_on
 
 LENGTHS = [9, 3, 14, 6]
 

@@ -10,8 +10,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.errors import ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
-from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.models.vocabulary import (
+from proximo.models.pretrained.vocabulary import (
     check_same_vocabulary,
     check_vocabulary,
     end_of_sequence_ids,
@@ -19,6 +18,7 @@ from proximo.models.vocabulary import (
     resize_vocabulary,
     vocabulary_size,
 )
+from proximo.models.scalar import HeadStart, scalar_from_language_model
 
 
 def test_a_saved_tokenizer_comes_back(tmp_path: Path):

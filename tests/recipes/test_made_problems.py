@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proximo.config.rewards_maths import CountdownRewardConfig
+from proximo.config.rewards.maths import CountdownRewardConfig
 from proximo.data import countdown, programs
 from proximo.errors import ConfigError
 from proximo.rewards.maths.countdown import CountdownJudge

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proximo.trainers import loop
+from proximo.run import loop
 
 
 @pytest.fixture

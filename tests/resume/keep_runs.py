@@ -24,9 +24,9 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.checkpoint.manifest import FORMAT
 from proximo.checkpoint.versions import installed_version
 from proximo.models.language import LanguageModel
-from proximo.models.saving import save_pretrained
+from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.trainers.options import RunOptions
+from proximo.run.options import RunOptions
 from tiny_runs import run
 
 KEPT = Path(__file__).parent / "kept"
@@ -48,7 +48,7 @@ def main() -> None:
         make_inputs()
         # Where it was made is nobody's business: whoever resumes it allows for another environment anyway.
         environment = {"proximo": installed_version("proximo"), "device": "cpu"}
-        with patch("proximo.trainers.loop.describe_environment", lambda **_: dict(environment)):
+        with patch("proximo.run.loop.describe_environment", lambda **_: dict(environment)):
             for kind, recipe in (("sft", sft()), ("ppo", ppo())):
                 assert run(kind, recipe, RunOptions(quiet=True)) == 0
                 end_early(Path(kind))

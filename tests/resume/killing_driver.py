@@ -17,16 +17,16 @@ from typing import Any, Never
 
 from checkpoint_faults import FaultyDisk
 
-import proximo.trainers.ppo_run
-import proximo.trainers.reward
-import proximo.trainers.sft
+import proximo.ppo.from_recipe
+import proximo.supervised.reward
+import proximo.supervised.sft
 from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main as proximo
-from proximo.trainers import loop
-from proximo.trainers.ppo_task import PPOTask
-from proximo.trainers.reward_task import RewardTask
-from proximo.trainers.sft_task import SFTTask
+from proximo.ppo.task import PPOTask
+from proximo.run import loop
+from proximo.supervised.reward_task import RewardTask
+from proximo.supervised.sft_task import SFTTask
 
 LONGEST_LIFE_SECONDS = 400
 

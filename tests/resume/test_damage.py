@@ -15,9 +15,9 @@ from proximo.checkpoint.run_folder import CHECKPOINTS
 from proximo.checkpoint.store import STATE, CheckpointStore
 from proximo.cli import main
 from proximo.errors import CheckpointError
-from proximo.trainers import loop
-from proximo.trainers.options import RunOptions
-from proximo.trainers.saved import find_checkpoint, find_model, language_model_path
+from proximo.run import loop
+from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path
+from proximo.run.options import RunOptions
 from run_outcomes import assert_same_outcome, outcome
 from tiny_runs import changed, make_inputs, recipe_of, run
 

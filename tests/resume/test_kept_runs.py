@@ -11,10 +11,10 @@ from keep_runs import KEPT, NUM_STEPS, SAVED_STEP
 from proximo.checkpoint.manifest import FORMAT
 from proximo.cli import main
 from proximo.errors import CheckpointError
-from proximo.trainers.options import RunOptions
-from proximo.trainers.saved import find_checkpoint
-from proximo.trainers.saved_recipe import saved_recipe
-from proximo.trainers.sft_task import SFTTask
+from proximo.run.checkpoint_lookup import find_checkpoint
+from proximo.run.options import RunOptions
+from proximo.run.resolved_config import saved_recipe
+from proximo.supervised.sft_task import SFTTask
 from run_outcomes import read_lines
 from tiny_runs import Kind, run
 

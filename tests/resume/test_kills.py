@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lives import Driver, environment, write_recipe
 
-from proximo.trainers.options import RunOptions
+from proximo.run.options import RunOptions
 from run_outcomes import assert_same_outcome, assert_steps_once_in_tensorboard, outcome, read_lines
 from tiny_runs import LORA, NUM_STEPS, Kind, changed, make_inputs, recipe_of, run
 

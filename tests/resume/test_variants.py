@@ -11,7 +11,7 @@ from disk_states import Camera
 
 from proximo.checkpoint.logs import JsonLines
 from proximo.errors import TrainingError
-from proximo.trainers.options import RunOptions
+from proximo.run.options import RunOptions
 from run_outcomes import assert_same_outcome, outcome
 from tiny_runs import GPT2_WITH_DROPOUT, KINDS, LORA, Kind, changed, make_inputs, recipe_of, run
 

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.ppo import PPOConfig
+from proximo.config.ppo.options import PPOConfig
 from proximo.config.recipes import PPORecipe
 from proximo.errors import ConfigError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Finish, Response, Scored, ScoreState
 from proximo.rewards.dense import scored_by_prefix, scored_by_token
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward
 from proximo.rewards.weighted import WeightedReward
-from proximo.trainers.experience import Passes, make_experience
-from proximo.trainers.ppo import PPOTrainer
 from records_made import prompt, response, scored
 
 CLOSE = {"rtol": 0, "atol": 1e-6}

@@ -13,9 +13,9 @@ import pytest
 from proximo.errors import ConfigError, DataError, MissingExtraError, TrainingError
 from proximo.metrics.catalogue import CATALOGUE
 from proximo.records import Finish, Prompt, Response, ScoreState
-from proximo.rewards import judged
-from proximo.rewards.judged import JudgedReward
+from proximo.rewards import verifier_reward
 from proximo.rewards.source import ClosableSource, ConcurrentSource, EagerSource, MeasuredSource, RewardSource
+from proximo.rewards.verifier_reward import JudgedReward
 from records_made import prompt, response
 
 
@@ -71,7 +71,7 @@ def test_an_answer_is_judged_once_in_a_run_however_often_it_comes(tmp_path: Path
 
 
 def test_only_so_many_verdicts_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judged, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(verifier_reward, "MAX_REMEMBERED", 2)
     seen = tmp_path / "seen"
     with made("Letters", options={"seen": str(seen)}) as source:
         source.score(texts("x", "y"))

@@ -8,17 +8,17 @@ import torch
 from tokenizers import models
 
 from builders import CHARACTERS, CHAT_TEMPLATE, tiny_language_model, tiny_tokenizer
-from proximo.config.rewards import ModelRewardConfig
+from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.rows import Row
 from proximo.errors import DataError, ModelError
 from proximo.models.language import LanguageModel
-from proximo.models.placement import Precision
-from proximo.models.saving import save_pretrained
+from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.records import Finish, Prompt, Response, ScoreState
 from proximo.rewards.model import ModelReward
-from proximo.trainers.build import Place, build_reward_source
+from proximo.run.build.models import Place, build_reward_source
 from records_made import prompt, response
 
 UNREADABLE = (10**6, 10**6 + 1)

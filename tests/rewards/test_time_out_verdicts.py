@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proximo.rewards.judged import JudgedReward
+from proximo.enums import ScoreState
 from proximo.rewards.maths.countdown import CountdownJudge
 from proximo.rewards.maths.judge import MathsJudge
 from proximo.rewards.texts.json_schema import JSONSchemaJudge
@@ -16,8 +16,8 @@ from proximo.rewards.texts.pattern import PatternJudge
 from proximo.rewards.texts.repetition import RepetitionJudge
 from proximo.rewards.texts.think_answer import ThinkAnswerJudge
 from proximo.rewards.verdicts import Answer
+from proximo.rewards.verifier_reward import JudgedReward
 from proximo.rewards.workers.main import judge_service
-from proximo.states import ScoreState
 from records_made import response
 
 COUNTDOWN = {

@@ -15,8 +15,8 @@ import pytest
 
 from proximo.errors import TrainingError
 from proximo.records import ScoreState
-from proximo.rewards import waiting
-from proximo.rewards.judged import JudgedReward
+from proximo.rewards import progress_log
+from proximo.rewards.verifier_reward import JudgedReward
 from proximo.rewards.workers import pool as pools
 from proximo.rewards.workers.frames import MAX_FRAME_BYTES, Decoder, FrameError, encode
 from proximo.rewards.workers.loop import PoolLimits
@@ -167,7 +167,7 @@ def test_a_wait_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, caplog: 
 def test_a_start_that_takes_long_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting, "TELL_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(progress_log, "TELL_EVERY_SECONDS", 0.1)
     JudgedReward("judges_made:Late", name="maths").close()
     lines = [record.getMessage() for record in caplog.records]
     assert "reward source maths: waiting for its first worker since 0 s" in lines

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from architectures import ARCHITECTURES, build_architecture, random_sequences
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.models.cache import PromptCache, RowCache
+from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
 from proximo.records import Prompt, Response

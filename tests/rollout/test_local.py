@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.errors import TrainingError, UserError
-from proximo.models.cache import RowCache
+from proximo.models.attention.cache import RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packing import pack_responses
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.noise import exponential_noise

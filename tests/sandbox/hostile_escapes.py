@@ -168,7 +168,7 @@ FILES = (
     tries(
         "modules of the project and of others",
         "__import__('proximo')",
-        "__import__('proximo.sandbox.zygote')",
+        "__import__('proximo.sandbox.inside.fork_server')",
         "__import__('sandbox.cases')",
         "__import__('torch')",
         "__import__('pip')",

@@ -39,7 +39,7 @@ def copies() -> Iterator[Path]:
         folder = Path(name)
         (folder / "proximo").mkdir()
         (folder / "proximo" / "__init__.py").touch()
-        for each in ("errors.py", "states.py"):
+        for each in ("errors.py", "enums.py"):
             shutil.copy(ROOT / "src" / "proximo" / each, folder / "proximo")
         shutil.copytree(ROOT / "src" / "proximo" / "sandbox", folder / "proximo" / "sandbox")
         shutil.copytree(Path(__file__).parent, folder / "sandbox")

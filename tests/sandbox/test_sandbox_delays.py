@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo.sandbox.delays import Delays
+from proximo.sandbox.inside.delays import Delays
 
 
 @pytest.fixture

@@ -6,9 +6,17 @@ import struct
 
 import pytest
 
-from proximo.sandbox import seccomp
-from proximo.sandbox.seccomp import ALLOW, AUDIT_ARCHITECTURES, ERRNO, ITSELF, KILL_PROCESS, THREAD_FLAGS, build_filter
-from proximo.sandbox.syscall_numbers import PROGRAM, SET_UP
+from proximo.sandbox.kernel import seccomp
+from proximo.sandbox.kernel.seccomp import (
+    ALLOW,
+    AUDIT_ARCHITECTURES,
+    ERRNO,
+    ITSELF,
+    KILL_PROCESS,
+    THREAD_FLAGS,
+    build_filter,
+)
+from proximo.sandbox.kernel.syscall_numbers import PROGRAM, SET_UP
 
 REFUSED, UNKNOWN = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
 CHECKED = {

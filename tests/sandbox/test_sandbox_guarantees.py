@@ -11,7 +11,7 @@ from proximo.errors import SandboxError
 from proximo.sandbox.doctor import State, _finding, examine
 from proximo.sandbox.guarantees import GUARANTEES, NAMES, refuse_missing
 from proximo.sandbox.jobs import Program
-from proximo.sandbox.layers import LAYERS, Layers
+from proximo.sandbox.mechanisms import LAYERS, Layers
 from proximo.sandbox.probes import PROBES
 from proximo.sandbox.runner import Sandbox
 

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from proximo.sandbox import link
-from proximo.sandbox.link import ZygoteLink
+from proximo.sandbox import client
+from proximo.sandbox.client import ZygoteLink
 
 
 def test_what_holds_the_pipe_of_a_zygote_that_was_killed_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "END_SECONDS", 0.2)
+    monkeypatch.setattr(client, "END_SECONDS", 0.2)
     mark = tmp_path / "pid"
     script = f"echo last words >&2; setsid sh -c 'echo $$ > {mark}; exec sleep 1000' & exec sleep 1000"
     made = ZygoteLink.__new__(ZygoteLink)

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from proximo.sandbox import scratch
-from proximo.sandbox.namespaces import MAX_FILES
+from proximo.sandbox.inside import scratch
+from proximo.sandbox.kernel.namespaces import MAX_FILES
 
 
 @pytest.fixture

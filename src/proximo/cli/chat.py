@@ -10,7 +10,7 @@ from proximo.cli.using import CheckpointName, lines_of_stdin, model_or_refuse
 from proximo.errors import UserError
 
 if TYPE_CHECKING:
-    from proximo.trainers.dialogue import Dialogue
+    from proximo.commands.chat_session import Dialogue
 
 HELP = "/reset forgets what was said, /quit ends; Ctrl-C stops an answer, Ctrl-D ends too"
 INTERRUPTED = 130
@@ -45,8 +45,8 @@ def chat(
     /reset forgets what was said, /quit ends.
     """
     model_or_refuse(model)
+    from proximo.commands.chat_session import Dialogue, DialogueOptions
     from proximo.rollout.sampling import SamplingOptions
-    from proximo.trainers.dialogue import Dialogue, DialogueOptions
 
     sampling = SamplingOptions(
         max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, top_p=top_p, greedy=greedy

@@ -44,7 +44,7 @@ def show(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = 
 @app.command()
 def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
     """Say whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
-    from proximo.config.unused import unused_keys
+    from proximo.config.ineffective_keys import unused_keys
 
     loaded = _load(recipe, overrides, kind)
     for sentence in unused_keys(loaded.recipe):

@@ -22,7 +22,7 @@ def _versions() -> str:
 def _device() -> str:
     import torch
 
-    from proximo.models.placement import resolve_device
+    from proximo.models.precision.placement import resolve_device
 
     device = resolve_device("auto")
     if device.type == "cuda":
@@ -35,7 +35,7 @@ def _device() -> str:
 def _precision() -> str:
     import torch
 
-    from proximo.models.placement import resolve_device
+    from proximo.models.precision.placement import resolve_device
 
     if resolve_device("auto").type == "cuda" and not torch.cuda.is_bf16_supported():
         return "float32; this accelerator has no bf16"
@@ -55,7 +55,7 @@ def _kernels() -> str:
 
 
 def _memory() -> str:
-    from proximo.trainers.planning.machine import memory_bytes, process_bytes
+    from proximo.commands.plan.machine import memory_bytes, process_bytes
 
     total = memory_bytes("cpu")
     assert total is not None

@@ -1,4 +1,4 @@
-"""`proximo rate`: the difficulty of training prompts, before a run. Not the work: that is trainers/rate.py."""
+"""`proximo rate`: the difficulty of training prompts, before a run. Not the work: that is commands/pass_rates.py."""
 
 from pathlib import Path
 from typing import Annotated
@@ -35,8 +35,8 @@ def rate(
     new_file(out)
     with functions_of_the_working_directory():
         loaded = checked("ppo", recipe, overrides or ())
+        from proximo.commands.pass_rates import run_rate
         from proximo.config.recipes import PPORecipe
-        from proximo.trainers.rate import run_rate
 
         assert isinstance(loaded.recipe, PPORecipe)
         return run_rate(loaded.recipe, out, samples_per_prompt=samples_per_prompt, num_prompts=num_prompts)

@@ -1,4 +1,4 @@
-"""`proximo serve-reward`: reward sources for other machines. Not the service: trainers/serving.py."""
+"""`proximo serve-reward`: reward sources for other machines. Not the service: commands/serve_reward.py."""
 
 from typing import Annotated
 
@@ -49,9 +49,9 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
 
     It ends with SIGTERM or Ctrl-C, when what is being scored is done. docs/remote-rewards.md.
     """
+    from proximo.commands.serve_options import ServeOptions, check_options
     from proximo.config.loader import load_reward_section
-    from proximo.trainers.inputs import check_reward_inputs
-    from proximo.trainers.serving_options import ServeOptions, check_options
+    from proximo.run.preflight import check_reward_inputs
 
     options = ServeOptions(
         host=host,
@@ -67,6 +67,6 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
     sources = load_reward_section(recipe, overrides or ())
     with functions_of_the_working_directory():
         check_reward_inputs(sources)
-        from proximo.trainers.serving import serve
+        from proximo.commands.serve_reward import serve
 
         return serve(sources, options)

@@ -1,4 +1,4 @@
-"""The commands that train: sft, reward, dpo, ppo, pipeline. Not the training: that is trainers/."""
+"""The commands that train: sft, reward, dpo, ppo, pipeline. Not the training: that is ppo/, supervised/ and run/."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from proximo.cli.collection import imports_set_apart
 from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.config.kinds import Kind
 from proximo.errors import ConfigError
-from proximo.trainers.options import RunOptions
+from proximo.run.options import RunOptions
 
 if TYPE_CHECKING:  # the schemas take longer to import than --help may
     from proximo.config.loader import LoadedRecipe
@@ -120,9 +120,9 @@ def _command(kind: Kind) -> Callable[..., int]:
                 quiet=quiet,
                 recipe_text=loaded.text,
             )
-            from proximo.trainers.dry_run import describe
-            from proximo.trainers.folders import check_folders
-            from proximo.trainers.foresight import cautions, device_problem
+            from proximo.commands.dry_run import describe
+            from proximo.commands.foresight import cautions, device_problem
+            from proximo.run.folders import check_folders
 
             if dry_run:
                 for caution in cautions(loaded.recipe):
@@ -141,10 +141,10 @@ def _command(kind: Kind) -> Callable[..., int]:
 
 def checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
     """The recipe, with everything found wrong that can be found before a model or data set is opened."""
+    from proximo.config.ineffective_keys import unused_keys
     from proximo.config.loader import load_recipe
-    from proximo.config.unused import unused_keys
-    from proximo.trainers.extras import check_extras_of
-    from proximo.trainers.inputs import check_inputs
+    from proximo.run.optional_dependencies import check_extras_of
+    from proximo.run.preflight import check_inputs
 
     loaded = load_recipe(kind, recipe, overrides)
     check_inputs(loaded.recipe)
@@ -167,22 +167,22 @@ def _trainer(kind: Kind) -> Callable[..., int]:
     """The trainer's entry point. Imported here: this is where torch comes in."""
     match kind:
         case "sft":
-            from proximo.trainers.sft import run_sft
+            from proximo.supervised.sft import run_sft
 
             return run_sft
         case "reward":
-            from proximo.trainers.reward import run_reward
+            from proximo.supervised.reward import run_reward
 
             return run_reward
         case "dpo":
-            from proximo.trainers.dpo import run_dpo
+            from proximo.supervised.dpo import run_dpo
 
             return run_dpo
         case "ppo":
-            from proximo.trainers.ppo_run import run_ppo
+            from proximo.ppo.from_recipe import run_ppo
 
             return run_ppo
         case "pipeline":
-            from proximo.trainers.pipeline import run_pipeline
+            from proximo.commands.pipeline import run_pipeline
 
             return run_pipeline

@@ -1,4 +1,4 @@
-"""The commands that use what was trained: generate, evaluate, export, report. Not their work: that is in trainers/."""
+"""The commands that use what was trained: generate, evaluate, export, report. Not their work: that is in commands/."""
 
 import io
 import sys
@@ -65,8 +65,8 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     _check_reward(reward, keep=keep, num_samples=num_samples)
     new_file(output)
     given = prompts or _prompts_from_stdin()
+    from proximo.commands.generate import GenerateOptions, run_generate
     from proximo.rollout.sampling import SamplingOptions
-    from proximo.trainers.generate import GenerateOptions, run_generate
 
     options = GenerateOptions(
         sampling=SamplingOptions(
@@ -132,7 +132,7 @@ def model_or_refuse(name: str) -> None:
 
 
 def _refuse_other_folder(folder: Path) -> None:
-    from proximo.trainers.saved import find_run  # the schemas that it imports take longer than --help may
+    from proximo.run.checkpoint_lookup import find_run  # the schemas that it imports take longer than --help may
 
     find_run(folder)
 
@@ -174,7 +174,7 @@ def evaluate(
     _existing_run(run)
     _refuse_other_folder(run)
     new_file(output)
-    from proximo.trainers.evaluate import run_evaluate
+    from proximo.commands.evaluate import run_evaluate
 
     given = {
         "evaluation_samples_per_prompt": samples_per_prompt,
@@ -212,7 +212,7 @@ def export(
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
     if file := next((each for each in out.parents if each.exists() and not each.is_dir()), None):
         raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
-    from proximo.trainers.export import ExportOptions, run_export
+    from proximo.commands.export import ExportOptions, run_export
 
     options = ExportOptions(
         role=role,
@@ -243,8 +243,8 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     """
     _existing_run(run)
     from proximo.checkpoint.run_folder import settle_run
-    from proximo.metrics.report import STAGES, write_pipeline_report, write_report
-    from proximo.metrics.report_views import run_alarms
+    from proximo.metrics.report.page import STAGES, write_pipeline_report, write_report
+    from proximo.metrics.report.views import run_alarms
     from proximo.metrics.run_files import read_run
 
     for folder in (run, *(run / stage for stage in STAGES)):

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.base import Section
+from proximo.config.schema.base import Section
 
 
 class SourceConfig(Section):

@@ -4,8 +4,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from proximo.config.base import Section
 from proximo.config.run import OptimizerConfig
+from proximo.config.schema.base import Section
 
 
 class DPOConfig(Section):

@@ -12,14 +12,14 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from proximo.config.base import Section
-from proximo.config.document import Document, parse_document
 from proximo.config.kinds import Kind
-from proximo.config.mistakes import Source, explain, message_of
-from proximo.config.overrides import apply_overrides, parse_override
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, RewardSection, SFTRecipe
-from proximo.config.reward_kinds import RewardSourceConfig
-from proximo.config.scalars import plain_scalar
+from proximo.config.rewards.kinds import RewardSourceConfig
+from proximo.config.schema.base import Section
+from proximo.config.schema.overrides import apply_overrides, parse_override
+from proximo.config.schema.positioned_yaml import Document, parse_document
+from proximo.config.schema.scalars import plain_scalar
+from proximo.config.schema.validation_messages import Source, explain, message_of
 from proximo.config.shipped import is_shipped_name, shipped_recipe
 from proximo.config.stages import stage_mistakes
 from proximo.errors import ConfigError

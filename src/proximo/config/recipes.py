@@ -5,14 +5,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from proximo.config.base import Section
 from proximo.config.data import PreferenceDataConfig, PromptDataConfig, TextDataConfig
 from proximo.config.dpo import DPOConfig
-from proximo.config.one_pass import check_one_pass
-from proximo.config.ppo import PPOConfig
-from proximo.config.ppo_trunk import trunk_problem
-from proximo.config.reward_kinds import RewardSourceConfig, WatchedSourceConfig
-from proximo.config.rewards import ModelRewardConfig
+from proximo.config.in_backward_check import check_one_pass
+from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.trunk import trunk_problem
+from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
+from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import (
     RANDOM_BASE,
     ModelConfig,
@@ -21,6 +20,7 @@ from proximo.config.run import (
     ScalarModelConfig,
     TokenizerConfig,
 )
+from proximo.config.schema.base import Section
 
 
 class SFTConfig(Section):

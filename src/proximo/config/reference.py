@@ -11,10 +11,10 @@ import annotated_types
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
 
-from proximo.config.base import Section
-from proximo.config.fields import alternatives, key_paths, kinds_of, sections_of
 from proximo.config.loader import Kind, recipe_schema
-from proximo.config.mistakes import show
+from proximo.config.schema.base import Section
+from proximo.config.schema.fields import alternatives, key_paths, kinds_of, sections_of
+from proximo.config.schema.validation_messages import show
 
 KINDS: tuple[Kind, ...] = ("sft", "reward", "dpo", "ppo", "pipeline")
 MOST_PLACES = 6

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.base import AbsentMeans, Section
+from proximo.config.schema.base import AbsentMeans, Section
 from proximo.config.sinks import SinkConfig
 
 

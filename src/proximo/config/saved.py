@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from proximo.config.base import SAVED, Section
-from proximo.config.mistakes import key_path
+from proximo.config.schema.base import SAVED, Section
+from proximo.config.schema.validation_messages import key_path
 from proximo.errors import RunFolderError
 
 Kind = TypeVar("Kind", bound=Section)

@@ -1,4 +1,4 @@
-"""The recipes that come with the package, by name. Not their contents: those are the YAML files in proximo/recipes."""
+"""The recipes that come with the package, by name. Not their contents: those are the YAML files in recipes/."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -29,9 +29,8 @@ class ShippedRecipe:
 def shipped_recipes() -> tuple[ShippedRecipe, ...]:
     """All of them, by name."""
     folder = files("proximo") / "recipes"
-    entries = sorted(
-        (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name
-    )
+    entries = [*folder.iterdir(), *(folder / "presets").iterdir()]
+    entries = sorted((entry for entry in entries if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
     return tuple(
         ShippedRecipe(name=entry.name.removesuffix(".yaml"), text=entry.read_text(encoding="utf-8"))
         for entry in entries

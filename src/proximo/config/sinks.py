@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from proximo.config.base import Section
+from proximo.config.schema.base import Section
 
 
 class WandbSinkConfig(Section):

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from proximo.config.base import Section
-from proximo.config.fields import Path
-from proximo.config.mistakes import Mistake
 from proximo.config.recipes import PipelineRecipe
+from proximo.config.schema.base import Section
+from proximo.config.schema.fields import Path
+from proximo.config.schema.validation_messages import Mistake
 
 MARK = "@"
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
-from proximo.data.exchange import Exchange, in_form
-from proximo.data.fitting import TooLong
-from proximo.data.forms import TextForm, text_exchanges
+from proximo.data.formats.prompt_response import Exchange, in_form
+from proximo.data.formats.row_formats import TextForm, text_exchanges
 from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoded, Encoder, Rendered, Tokens
+from proximo.data.truncation import TooLong
 from proximo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from math import lcm
 from typing import Any
 
-from proximo.data.cells import cell, text_cell
+from proximo.data.formats.typed_columns import cell, text_cell
 from proximo.data.order import shuffled
-from proximo.data.reading import read_source
+from proximo.data.readers.reading import read_source
+from proximo.data.readers.source import Source
 from proximo.data.rows import Row
-from proximo.data.source import Source
 from proximo.errors import DataError
 
 

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from proximo.data.cells import number_cell
-from proximo.data.exchange import Messages, in_form
-from proximo.data.fitting import Fitted, TooLong, fit
-from proximo.data.forms import preference_exchanges
+from proximo.data.formats.preference_formats import PreferenceForm
+from proximo.data.formats.prompt_response import Messages, in_form
+from proximo.data.formats.row_formats import preference_exchanges
+from proximo.data.formats.typed_columns import number_cell
 from proximo.data.load_report import LoadReport
-from proximo.data.preference_forms import PreferenceForm
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoder
+from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import ConfigError, DataError
 
 if TYPE_CHECKING:

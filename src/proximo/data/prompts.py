@@ -5,15 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from proximo.data.cells import answer_cell, mean_cell
-from proximo.data.exchange import Exchange, in_form
-from proximo.data.fitting import Fitted, TooLong, fit
-from proximo.data.forms import prompt_exchanges
+from proximo.data.formats.prompt_response import Exchange, in_form
+from proximo.data.formats.row_formats import prompt_exchanges
+from proximo.data.formats.typed_columns import answer_cell, mean_cell
 from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
 from proximo.data.tokenise import Encoder
+from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import ConfigError, DataError
 from proximo.records import Prompt
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from proximo.data.chat import render_conversation
-from proximo.data.exchange import Exchange, said
+from proximo.data.formats.prompt_response import Exchange, said
+from proximo.data.templates.chat import render_conversation
 from proximo.data.tokenise import Encoded, Encoder, Rendered, Segment
 from proximo.errors import DataError
 from proximo.records import Prompt

@@ -1,4 +1,6 @@
-"""One row of a data set and the place it came from. Not the reading (`reading.py`), nor its meaning (`forms.py`)."""
+"""One row of a data set and the place it came from. Not the reading (`reading.py`), nor its meaning
+(`row_formats.py`).
+"""
 
 import hashlib
 import json

@@ -1,4 +1,5 @@
-"""Text to token ids, always segment by segment: the one place where data is tokenised. Not chat templates (`chat.py`).
+"""Text to token ids, always segment by segment: the one place where data is tokenised. Not chat templates
+(`templates/chat.py`).
 
 A prompt and its response are separate segments wherever they are met (fine-tuning, reward training, rollouts, scoring
 by a reward model with a tokenizer of its own), so the same text gives the same ids everywhere, and what a policy was

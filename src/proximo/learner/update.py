@@ -13,7 +13,7 @@ from proximo.errors import TrainingError
 from proximo.learner.in_backward import stepping_in_backward
 from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable_parameters
 from proximo.learner.own_optimizer import OwnOptimizer
-from proximo.models.compute import casting
+from proximo.models.precision.compute import casting
 
 Batch = TypeVar("Batch")
 Statistics = TypeVar("Statistics")

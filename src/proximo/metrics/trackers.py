@@ -1,4 +1,4 @@
-"""Sinks for experiment trackers, thin skins over their packages. Not what happens when one fails: trainers/sinks.py.
+"""Sinks for experiment trackers, thin skins over their packages. Not what happens when one fails: run/sinks.py.
 
 A package is imported when its sink is opened, and nowhere else.
 """

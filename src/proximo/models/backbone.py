@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from proximo.errors import ModelError
-from proximo.models.attention import (
+from proximo.models.attention.packed import (
     ATTENTION,
     AttentionLayout,
     PackedLayout,
@@ -23,13 +23,13 @@ from proximo.models.attention import (
     register_attention,
 )
 from proximo.models.compilation import compile_layers
-from proximo.models.compute import Compute, Products, cast_weight, computing
-from proximo.models.decoding import DecodingLayers
-from proximo.models.fused_layers import FusedLayers
+from proximo.models.context_length import position_limit
+from proximo.models.cpu.decoding import DecodingLayers
+from proximo.models.cpu.fused_layers import FusedLayers
 from proximo.models.packing import Packed
-from proximo.models.placement import Precision
-from proximo.models.positions import position_limit
-from proximo.models.quiet import quiet_transformers
+from proximo.models.precision.compute import Compute, Products, cast_weight, computing
+from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.transformers_logging import quiet_transformers
 
 Decoder = Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
 """token_ids [B], position_ids [B], cache and layout -> hidden states [B, D] of one more token for each row."""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from proximo.errors import ConfigError
-from proximo.models.attention import register_attention
+from proximo.models.attention.packed import register_attention
 
 
 def check_compiler(backend: str, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from proximo.algorithms import kl
 from proximo.errors import ModelError
-from proximo.models.products import add_product, narrow_linear, operand, product, weight_operand
+from proximo.models.precision.products import add_product, narrow_linear, operand, product, weight_operand
 from proximo.native.decoding import linear
 from proximo.native.rows import row_kernels_for
 

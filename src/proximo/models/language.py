@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from proximo.models.attention import AttentionLayout
+from proximo.models.attention.packed import AttentionLayout
 from proximo.models.backbone import Backbone, Decoder, base_of, checkpoint_activations
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packing import Packed, PackedResponses
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
 from proximo.models.quantised import beside_weights
 
 
@@ -39,7 +39,7 @@ class LanguageModel:
 
     @property
     def has_adapter(self) -> bool:
-        """True under LoRA: the reference is then the base below it (sharing.py)."""
+        """True under LoRA: the reference is then the base below it (shared_base.py)."""
         return isinstance(self.model, PeftModel)
 
     @property

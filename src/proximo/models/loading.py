@@ -22,20 +22,20 @@ from proximo.failures import memory_ran_out
 from proximo.hub_access import within_reach
 from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
-from proximo.models.placement import Precision
-from proximo.models.probe import probe_language_model, probe_scalar_model
-from proximo.models.quantised import carry_flags, loading_options, settle_products
-from proximo.models.quiet import quiet_transformers
-from proximo.models.randomness import own_randomness
-from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, scalar_over
-from proximo.models.sources import ModelSource, adapter_base, first_part, read_config, why_unread
-from proximo.models.trunk import HEAD_FILE, load_head
-from proximo.models.vocabulary import (
+from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.randomness import own_randomness
+from proximo.models.pretrained.sources import ModelSource, adapter_base, first_part, read_config, why_unread
+from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.vocabulary import (
     check_same_vocabulary,
     load_tokenizer,
     refuse_unembedded,
     vocabulary_size,
 )
+from proximo.models.probe import probe_language_model, probe_scalar_model
+from proximo.models.quantised import carry_flags, loading_options, settle_products
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, scalar_over
+from proximo.models.sharing.trunk import HEAD_FILE, load_head
 from proximo.places import TOKENIZER_FILES
 
 

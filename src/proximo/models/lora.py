@@ -15,9 +15,9 @@ from transformers.pytorch_utils import Conv1D
 
 from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
+from proximo.models.pretrained.randomness import own_randomness
+from proximo.models.pretrained.sources import why_unread
 from proximo.models.quantised import is_quantised
-from proximo.models.randomness import own_randomness
-from proximo.models.sources import why_unread
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Without one of them in the folder, peft would ask the Hub."""

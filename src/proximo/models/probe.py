@@ -12,19 +12,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from proximo.errors import ModelError
-from proximo.models.attention import ATTENTION, AttentionOptions, PackedLayout
+from proximo.models.attention.cache import PromptCache, RowCache
+from proximo.models.attention.packed import ATTENTION, AttentionOptions, PackedLayout
 from proximo.models.backbone import Decoder
-from proximo.models.cache import PromptCache, RowCache
+from proximo.models.context_length import position_limit
 from proximo.models.language import LanguageModel
-from proximo.models.modes import evaluating
 from proximo.models.packing import Packed, pack
-from proximo.models.placement import without_tf32
-from proximo.models.positions import position_limit
+from proximo.models.precision.placement import without_tf32
+from proximo.models.pretrained.sources import first_part
+from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.vocabulary import embedding_rows
 from proximo.models.quantised import Quantisation, quantisation_of
-from proximo.models.quiet import quiet_transformers
 from proximo.models.scalar import ScalarModel
-from proximo.models.sources import first_part
-from proximo.models.vocabulary import embedding_rows
+from proximo.models.train_eval import evaluating
 from proximo.native.decoding import FEW_ROWS
 
 TOLERANCE = 1e-4

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from proximo.errors import MissingExtraError, ModelError
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
 
 FLAGS = ("is_quantized", "quantization_method", "is_loaded_in_8bit", "is_loaded_in_4bit")
 """What transformers notes on a model, and peft reads to choose its layers."""

@@ -19,7 +19,7 @@ from proximo.models.heads import wide_dtype
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
 from proximo.models.packing import Packed, PackedResponses
-from proximo.models.placement import Precision
+from proximo.models.precision.placement import Precision
 
 
 class HeadStart(StrEnum):

@@ -1,6 +1,6 @@
 /* One more token for each row through the layers of Llama, Mistral and Qwen2, and logits from a few rows.
 
-   The formulas of models/decoding.py. All layers in one parallel region: threads share out the columns of a product, or
+   The formulas of models/cpu/decoding.py. All layers in one parallel region: threads share out the columns of a product, or
    the rows and heads of attention, and wait for each other in between.
 
    Legend: B rows, D width, H query heads, G key heads, K head width, F width of the gated layer. */

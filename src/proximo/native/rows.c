@@ -1,6 +1,6 @@
 /* What training and scoring do to activations row by row: norms, rotary positions and gates, forward and backward.
 
-   The formulas of models/fused.py, each in one pass over memory. Rows (or numbers, where rows do not matter) are shared
+   The formulas of models/cpu/fused.py, each in one pass over memory. Rows (or numbers, where rows do not matter) are shared
    out among threads; what is summed over rows is summed in blocks of a fixed size, which are then added in their order.
 
    Legend: T rows, D width, H heads, K head width. */

@@ -14,8 +14,8 @@ from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored
 from proximo.rewards.function_verdicts import Verdict, as_scored, questions
+from proximo.rewards.progress_log import TELL_EVERY_SECONDS, tell
 from proximo.rewards.statistics import BatchStatistics
-from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell
 from proximo.working_directory import kept_working_directory
 
 RewardFunction = Callable[..., Sequence[Verdict]]

@@ -9,14 +9,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from proximo.data.rendering import render_for
-from proximo.data.templates import RenderingError, TemplateLimitError
+from proximo.data.templates.renderer import RenderingError, TemplateLimitError
 from proximo.data.tokenise import Encoder
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.models.batching import plan_batches
 from proximo.models.packing import Packed, pack
+from proximo.models.pretrained.vocabulary import check_vocabulary
 from proximo.models.scalar import ScalarModel
-from proximo.models.vocabulary import check_vocabulary
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.dense import scored_by_prefix, scored_by_token
 from proximo.rewards.statistics import BatchStatistics

@@ -16,10 +16,10 @@ from typing import TypeVar
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
+from proximo.rewards.progress_log import LOG, TELL_EVERY_SECONDS, tell, telling_of_start
+from proximo.rewards.protocol import check_body, request_body
 from proximo.rewards.remote_requests import RefusedError, Requests, UnansweredError
 from proximo.rewards.statistics import SourceStatistics
-from proximo.rewards.waiting import LOG, TELL_EVERY_SECONDS, tell, telling_of_start
-from proximo.rewards.wire import check_body, request_body
 
 LONGEST_PAUSE_SECONDS = 30.0
 CHECK_SECONDS = 15.0

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from proximo.config.addresses import is_loopback
+from proximo.config.rewards.addresses import is_loopback
 from proximo.records import Response, Scored
-from proximo.rewards.wire import (
+from proximo.rewards.protocol import (
     CHECK_PATH,
     SCORE_PATH,
     SECONDS_HEADER,

@@ -1,8 +1,9 @@
-"""A reward source behind HTTP: admission, authorisation, counts. Not the process that serves it: trainers/serving.py.
+"""A reward source behind HTTP: admission, authorisation, counts. Not the process that serves it:
+commands/serve_reward.py.
 
 | address | what for |
 |---|---|
-| POST /v1/score | verdicts; bodies as in wire.py |
+| POST /v1/score | verdicts; bodies as in protocol.py |
 | POST /v1/check | whether answers to some prompts could be judged |
 | GET /metrics | counts and latencies, as JSON |
 | GET /health | whether it is up; wants no token |
@@ -26,8 +27,7 @@ from starlette.routing import Route
 
 from proximo.errors import DataError, ProximoError
 from proximo.records import Scored
-from proximo.rewards.source import CheckingSource, RewardSource
-from proximo.rewards.wire import (
+from proximo.rewards.protocol import (
     CHECK_PATH,
     SCHEMA,
     SCORE_PATH,
@@ -38,6 +38,7 @@ from proximo.rewards.wire import (
     read_request,
     reply_body,
 )
+from proximo.rewards.source import CheckingSource, RewardSource
 
 LOG = logging.getLogger("proximo.rewards")
 LATENCIES_KEPT = 1000

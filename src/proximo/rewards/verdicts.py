@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proximo.states import Finish, ScoreState
+from proximo.enums import Finish, ScoreState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

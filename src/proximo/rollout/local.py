@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.errors import ModelError, TrainingError, UserError
-from proximo.models.attention import PackedLayout
-from proximo.models.cache import PromptCache, RowCache
-from proximo.models.compute import casting
+from proximo.models.attention.cache import PromptCache, RowCache
+from proximo.models.attention.packed import PackedLayout
 from proximo.models.language import LanguageModel
-from proximo.models.modes import evaluating
 from proximo.models.packing import pack
+from proximo.models.precision.compute import casting
+from proximo.models.train_eval import evaluating
 from proximo.records import Finish, Prompt, Response
 from proximo.rollout.sampling import RandomKey, SamplingOptions, sample
 from proximo.rollout.scheduler import Admission, Scheduler

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from proximo.sandbox.guarantees import GUARANTEES, NAMES, check_names
 from proximo.sandbox.jobs import Program
-from proximo.sandbox.layers import Layers
+from proximo.sandbox.mechanisms import Layers
 from proximo.sandbox.probes import PROBES, SECRET_PROGRAM, Probe
 from proximo.sandbox.runner import Sandbox
 

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from proximo.errors import SandboxError
-from proximo.sandbox.layers import LAYERS, Layers
+from proximo.sandbox.mechanisms import LAYERS, Layers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 
 from proximo.sandbox.jobs import MIB, Limits, Program
-from proximo.sandbox.namespaces import MAX_FILES
+from proximo.sandbox.kernel.namespaces import MAX_FILES
 
 SIZE_BYTES = 8
 MAX_DESCRIPTOR = 255

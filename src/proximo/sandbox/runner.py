@@ -1,4 +1,6 @@
-"""The sandbox as its caller has it: starts programs, takes their output, waits. Not what confines them: child.py."""
+"""The sandbox as its caller has it: starts programs, takes their output, waits. Not what confines them:
+inside/child.py.
+"""
 
 import math
 import os
@@ -11,10 +13,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from proximo.errors import SandboxError
+from proximo.sandbox.client import ANSWER_SECONDS, ZygoteLink
 from proximo.sandbox.guarantees import check_names, refuse_missing
 from proximo.sandbox.jobs import MIB, Ending, Job, Limits, Outcome, Program
-from proximo.sandbox.layers import Layers
-from proximo.sandbox.link import ANSWER_SECONDS, ZygoteLink
+from proximo.sandbox.mechanisms import Layers
 from proximo.sandbox.payload import check_program, open_payload, open_stdin
 
 GRACE_SECONDS = 10.0
@@ -114,7 +116,7 @@ class Sandbox:
     """Runs Python programs under the guarantees of docs/sandbox.md. Used from one thread; close it, or use `with`.
 
     Raises SandboxError where this machine cannot give a guarantee that is not in `waived`. `without` names means of
-    confinement (layers.py) to do without, as on a machine that does not have them. `preload` names modules of this
+    confinement (mechanisms.py) to do without, as on a machine that does not have them. `preload` names modules of this
     package that programs may import, though they can read nothing of it: they need the standard library alone.
     `packages` names modules of installed packages (`numpy`) that programs may import beside the library; SandboxError
     where one is not installed, or cannot be imported in the sandbox.

@@ -4,7 +4,7 @@ import ast
 import copy
 from collections.abc import Iterator
 
-from proximo.rewards.code.names import parsed
+from proximo.rewards.code.ast_names import parsed
 
 FLIPS: dict[type, type] = {
     **{ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq},

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from proximo.errors import SandboxError
+from proximo.rewards.code.harness_source import PRELOAD
 from proximo.rewards.code.judge import CodeJudge
-from proximo.rewards.code.shipping import PRELOAD
 from proximo.rewards.verdicts import Answer, Verdict
 from proximo.sandbox.runner import Sandbox
 

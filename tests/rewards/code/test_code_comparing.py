@@ -2,7 +2,7 @@
 
 import pytest
 
-from proximo.rewards.code.comparing import same_output, same_value
+from proximo.rewards.code.output_comparison import same_output, same_value
 
 NAN = float("nan")
 OUTPUTS = (

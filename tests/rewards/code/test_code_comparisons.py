@@ -10,9 +10,9 @@ from forged_programs import FORGED, SQUARE
 from judged_programs import judged
 from verdict_cases import ASSERTS, FAULTS, INC, RIGHT
 
-from proximo.rewards.code.comparisons import MAX_CHARACTERS
+from proximo.enums import ScoreState
+from proximo.rewards.code.parsed_asserts import MAX_CHARACTERS
 from proximo.rewards.code.problems import DEFAULT_TESTS, Columns, read_problem
-from proximo.states import ScoreState
 
 RUN = {"test_setup_code": "len('')"}
 """What says nothing, but has to be run: so have the tests after it."""

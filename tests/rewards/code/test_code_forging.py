@@ -6,7 +6,7 @@ import pytest
 from forged_programs import EQUAL, FORGED, FRAME, SQUARE, ZERO_TO_ALL
 from judged_programs import judged
 
-from proximo.states import ScoreState
+from proximo.enums import ScoreState
 
 
 @pytest.mark.parametrize(("name", "program"), FORGED, ids=[case[0] for case in FORGED])

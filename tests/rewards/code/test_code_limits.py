@@ -6,11 +6,11 @@ import pytest
 from judged_programs import judged
 from verdict_cases import INC, RIGHT
 
+from proximo.enums import ScoreState
 from proximo.rewards.code.judge import CodeJudge
 from proximo.rewards.verdicts import Answer, PostponedError
 from proximo.sandbox.jobs import Ending, Limits, Outcome
 from proximo.sandbox.runner import Sandbox
-from proximo.states import ScoreState
 
 RUN = {"test_setup_code": "len('')"}
 """What says nothing, but has the tests run."""

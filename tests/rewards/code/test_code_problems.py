@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proximo.errors import DataError
-from proximo.rewards.code.names import Names, names_of
+from proximo.rewards.code.ast_names import Names, names_of
 from proximo.rewards.code.problems import (
     DEFAULT_TESTS,
     Calls,

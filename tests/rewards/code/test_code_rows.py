@@ -4,8 +4,8 @@ import pytest
 from judged_programs import judged, open_sandbox
 
 from proximo.errors import DataError, SandboxError
+from proximo.rewards.code.harness_source import PRELOAD
 from proximo.rewards.code.judge import CodeJudge
-from proximo.rewards.code.shipping import PRELOAD
 from proximo.sandbox.runner import Sandbox
 
 FOREIGN = {

@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 from judged_programs import judged, open_sandbox
 
-from proximo.config.rewards_code import CodeRewardConfig
-from proximo.config.rewards_texts import ThinkAnswerRewardConfig
+from proximo.config.rewards.code import CodeRewardConfig
+from proximo.config.rewards.texts import ThinkAnswerRewardConfig
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError
 from proximo.rewards.code.judge import LEAST_WALL_PER_CPU, SHARE_OF_A_RUN, CodeJudge, CodeOptions
-from proximo.rewards.judged import JudgedReward
-from proximo.states import ScoreState
+from proximo.rewards.verifier_reward import JudgedReward
 from records_made import prompt, response
 
 ROW = {"test_list": ["assert inc(1) == 2", "assert inc(2) == 3"]}

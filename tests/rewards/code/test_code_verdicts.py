@@ -7,10 +7,10 @@ import pytest
 from judged_programs import judged
 from verdict_cases import ASSERTS, FAULTS, INC, RIGHT
 
+from proximo.enums import ScoreState
 from proximo.errors import DataError
 from proximo.rewards.code.judge import CodeJudge
 from proximo.rewards.verdicts import Answer
-from proximo.states import ScoreState
 
 
 @pytest.mark.parametrize(("name", "program", "row", "score", "reason"), ASSERTS, ids=[case[0] for case in ASSERTS])
@@ -56,7 +56,7 @@ def test_tests_that_fail_by_themselves_say_nothing_of_the_program(sandbox, name,
 
 
 def test_a_program_that_makes_the_tests_reach_a_limit_gains_nothing(sandbox, monkeypatch) -> None:
-    monkeypatch.setattr("proximo.rewards.code.suites.TESTS_CPU_SECONDS", 0.5)
+    monkeypatch.setattr("proximo.rewards.code.test_runner.TESTS_CPU_SECONDS", 0.5)
     row = {"test_list": ["assert sum(1 for _ in range(rounds())) == 3"]}
     found = judged(sandbox, "def rounds(): return 10 ** 12", row, wrong=-1.0)
     assert (found.score, found.state) == (-1.0, ScoreState.MODEL_FAULT)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from proximo.config.rewards_maths import CountdownRewardConfig, MathsRewardConfig
+from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
 from proximo.rewards.maths.countdown import CountdownJudge
 from proximo.rewards.maths.judge import MathsJudge
 from proximo.rewards.verdicts import Answer, Verdict

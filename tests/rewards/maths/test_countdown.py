@@ -9,11 +9,11 @@ import pytest
 from maths_judges import countdown_judge
 
 from builders import real_data
-from proximo.config.rewards_maths import CountdownRewardConfig
+from proximo.config.rewards.maths import CountdownRewardConfig
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError
 from proximo.rewards.maths.expressions import MalformedError, read_expression
 from proximo.rewards.verdicts import Answer, Verdict
-from proximo.states import ScoreState
 
 PROBLEM = {"nums": [68, 34, 21, 27], "target": 40}
 SOLUTION = "(68 - (34 + 21)) + 27"

@@ -7,7 +7,7 @@ import pytest
 from answer_pairs import DIFFERENT, REFUSED, SAME, UNSURE
 
 from proximo.rewards.maths.equivalence import equivalent
-from proximo.rewards.maths.quotients import MAX_BITS, Arithmetic, RefusedError, letter, rational
+from proximo.rewards.maths.rational_functions import MAX_BITS, Arithmetic, RefusedError, letter, rational
 
 ROUNDS = 300
 

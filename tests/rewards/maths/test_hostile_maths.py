@@ -10,9 +10,9 @@ import pytest
 from hostile_answers import HOSTILE
 from maths_judges import countdown_judge, maths_judge
 
+from proximo.enums import ScoreState
 from proximo.rewards.maths.symbols import is_installed
 from proximo.rewards.verdicts import Answer
-from proximo.states import ScoreState
 
 PLACES = ["boxed", "hash", "phrase", "label", "whole"]
 INSTALLED = pytest.mark.skipif(not is_installed(), reason="the extra maths is not installed")

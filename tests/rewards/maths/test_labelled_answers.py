@@ -7,8 +7,8 @@ import pytest
 from maths_judges import maths_judge
 
 from builders import real_data
+from proximo.rewards.maths.candidate_parses import readings
 from proximo.rewards.maths.equivalence import equivalent
-from proximo.rewards.maths.readings import readings
 from proximo.rewards.verdicts import Answer
 
 DIFFERENCES = {

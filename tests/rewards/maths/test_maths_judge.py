@@ -10,10 +10,10 @@ from maths_judges import judged, maths_judge
 
 import proximo.rewards.maths.judge as judge_module
 import proximo.rewards.maths.symbols as symbols_module
-from proximo.config.rewards_maths import MathsRewardConfig
+from proximo.config.rewards.maths import MathsRewardConfig
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError, MissingExtraError
 from proximo.rewards.verdicts import Answer
-from proximo.states import ScoreState
 
 NOTHING_FOUND = {"parsed": 0.0, "by_symbols": 0.0, "undecided": 0.0}
 

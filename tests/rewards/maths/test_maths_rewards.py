@@ -9,14 +9,14 @@ import pytest
 import torch
 import yaml
 
-import proximo.config.rewards_maths as config_module
+import proximo.config.rewards.maths as config_module
 from builders import tiny_tokenizer
 from proximo.config.loader import recipe_schema
 from proximo.errors import DataError, MissingExtraError
 from proximo.records import ScoreState
-from proximo.rewards.judged import JudgedReward
 from proximo.rewards.maths.symbols import is_installed
-from proximo.trainers.build import Place, build_reward_source
+from proximo.rewards.verifier_reward import JudgedReward
+from proximo.run.build.models import Place, build_reward_source
 from recipe_files import PPO
 from records_made import prompt, response
 

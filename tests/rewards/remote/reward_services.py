@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proximo.rewards.wire import SCHEMA
+from proximo.rewards.protocol import SCHEMA
 
 REWARD_FILE = '''
 """The reward of the tests' services. Asked to wait, it does; it writes a file when it has begun."""

@@ -12,9 +12,9 @@ from reward_services import ScriptedService, good, make_folder, real_service, re
 
 from proximo.errors import ConfigError, DataError
 from proximo.rewards import remote
+from proximo.rewards.protocol import SCHEMA, checked_body, read_check
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import CheckingSource
-from proximo.rewards.wire import SCHEMA, checked_body, read_check
 from records_made import prompt
 
 ROWS = [prompt("a", answer="4", metadata={"level": [1, None]}), prompt("b"), prompt("c", answer="5")]

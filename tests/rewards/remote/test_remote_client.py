@@ -12,9 +12,9 @@ from reward_services import ScriptedService, dripping, dripping_headers, good, h
 
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards import remote, remote_requests, waiting
+from proximo.rewards import progress_log, remote, remote_requests
+from proximo.rewards.protocol import read_reply, read_request, reply_body, request_body
 from proximo.rewards.remote import RemoteLimits, RemoteReward
-from proximo.rewards.wire import read_reply, read_request, reply_body, request_body
 from records_made import prompt, response
 
 FAULT = ScoreState.INFRASTRUCTURE_FAULT
@@ -254,7 +254,7 @@ def test_a_service_that_is_not_there_is_a_mistake_at_the_start() -> None:
 def test_a_service_that_is_slow_at_the_start_is_named_while_it_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting, "TELL_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(progress_log, "TELL_EVERY_SECONDS", 0.05)
     with ScriptedService(silent) as service, pytest.raises(ConfigError, match="no reward service answers"):
         source(service.url, request_seconds=0.3, attempts=1).check()
     lines = [record.getMessage() for record in caplog.records]

@@ -9,15 +9,16 @@ from pydantic import ValidationError
 from reward_services import ScriptedService, good, reply, verdicts
 
 from proximo.cli import main
+from proximo.commands import pipeline
 from proximo.config.recipes import PipelineRecipe
-from proximo.config.rewards_remote import RemoteRewardConfig
+from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.errors import ConfigError, DataError, TrainingError
+from proximo.ppo import from_recipe
+from proximo.rewards.protocol import checked_body
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import ClosableSource
-from proximo.rewards.wire import checked_body
-from proximo.trainers import pipeline, ppo_run
-from proximo.trainers.options import RunOptions
-from proximo.trainers.reward_sources import build_source_without_model
+from proximo.run.build.reward_sources import build_source_without_model
+from proximo.run.options import RunOptions
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of
 from tiny_runs import run as run_recipe
@@ -117,7 +118,7 @@ def test_a_run_is_judged_elsewhere_and_says_how_that_went(inputs: Path, tmp_path
 def test_a_row_that_the_service_could_not_judge_stops_the_run_before_a_model_is_loaded(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ppo_run, "build_language_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(from_recipe, "build_language_model", lambda *_, **__: pytest.fail("a model was loaded"))
     said = r"^p.jsonl, row 2: no tests \(says the service of reward source 'remote'\)"
     with ScriptedService(good, check=reply(checked_body("p.jsonl, row 2: no tests"))) as service:
         recipe = recipe_with(inputs, tmp_path / "run", service.url)
@@ -129,7 +130,7 @@ def test_a_row_that_the_service_could_not_judge_stops_the_run_before_a_model_is_
 def test_a_service_that_is_not_there_is_a_mistake_of_the_recipe_and_of_no_dry_run(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ppo_run, "build_language_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(from_recipe, "build_language_model", lambda *_, **__: pytest.fail("a model was loaded"))
     with ScriptedService(good) as service:
         url = service.url
     recipe = tmp_path / "recipe.json"

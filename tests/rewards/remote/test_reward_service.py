@@ -13,14 +13,14 @@ import httpx2
 import pytest
 from reward_services import Service, make_folder, real_service
 
-from proximo.config.rewards_texts import RepetitionRewardConfig
+from proximo.config.rewards.texts import RepetitionRewardConfig
 from proximo.errors import ConfigError, TrainingError
 from proximo.records import Finish, Response, Scored, ScoreState
 from proximo.rewards.function import FunctionReward
+from proximo.rewards.protocol import SCHEMA, SCORE_PATH, request_body
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.weighted import WeightedReward
-from proximo.rewards.wire import SCHEMA, SCORE_PATH, request_body
-from proximo.trainers.reward_sources import build_source_without_model
+from proximo.run.build.reward_sources import build_source_without_model
 from records_made import prompt, response
 
 TOKEN = "s3cret"

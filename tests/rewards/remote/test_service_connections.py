@@ -15,11 +15,11 @@ import uvicorn
 from reward_services import make_folder, real_service
 from starlette.responses import JSONResponse
 
+from proximo.commands.serve_options import ServeOptions, check_options
 from proximo.errors import ConfigError
 from proximo.records import Response, Scored
 from proximo.rewards import connections
 from proximo.rewards.service import RewardService
-from proximo.trainers.serving_options import ServeOptions, check_options
 
 HEAD_SECONDS = 0.3
 LATEST_SECONDS = 20.0

@@ -12,8 +12,8 @@ from starlette.requests import Request
 
 from proximo.errors import DataError, TrainingError
 from proximo.records import Response, Scored
+from proximo.rewards.protocol import check_body, read_checked, read_reply, request_body
 from proximo.rewards.service import RewardService, ServiceLimits
-from proximo.rewards.wire import check_body, read_checked, read_reply, request_body
 from records_made import prompt, response
 
 

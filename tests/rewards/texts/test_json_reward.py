@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError
 from proximo.rewards.texts.json_reading import MAX_INTEGER_DIGITS, BadJSONError, nesting, read_json
 from proximo.rewards.texts.json_schema import JSONSchemaJudge
 from proximo.rewards.verdicts import Answer, Verdict
-from proximo.states import ScoreState
 
 CITY: dict[str, Any] = {
     "type": "object",

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from proximo.enums import ScoreState
 from proximo.rewards.texts.length import LengthJudge
 from proximo.rewards.texts.repetition import RepetitionJudge, longest_run, repeated_share
 from proximo.rewards.verdicts import Answer, Verdict
-from proximo.states import ScoreState
 
 
 def words(count: int) -> Answer:

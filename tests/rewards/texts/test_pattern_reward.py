@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError
 from proximo.rewards.texts.pattern import PatternJudge
 from proximo.rewards.verdicts import Answer, Verdict
-from proximo.states import ScoreState
 
 
 def verdict(text: str, pattern: str, **options: Any) -> Verdict:

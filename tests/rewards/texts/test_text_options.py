@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from proximo.config.reward_kinds import WatchedSourceConfig
-from proximo.config.rewards import JudgedRewardConfig
-from proximo.config.rewards_texts import (
+from proximo.config.rewards.kinds import WatchedSourceConfig
+from proximo.config.rewards.sources import JudgedRewardConfig
+from proximo.config.rewards.texts import (
     JSONSchemaRewardConfig,
     LengthRewardConfig,
     PatternRewardConfig,

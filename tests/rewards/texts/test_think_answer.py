@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from proximo.config.rewards_texts import ThinkAnswerRewardConfig
+from proximo.config.rewards.texts import ThinkAnswerRewardConfig
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError
 from proximo.rewards.texts.think_answer import ThinkAnswerJudge, read_form
 from proximo.rewards.verdicts import Answer, Judge, Verdict
-from proximo.states import ScoreState
 
 GOOD = "<think>two and two</think>\n<answer>4</answer>"
 FORTY_TWO = {"judge": "proximo.rewards.texts.pattern:PatternJudge", "options": {"pattern": "42"}}

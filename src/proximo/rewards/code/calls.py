@@ -9,13 +9,13 @@ from select import select
 from threading import Thread
 from typing import Any, Final
 
-from proximo.rewards.code.comparing import same_value
-from proximo.rewards.code.comparisons import Comparison
-from proximo.rewards.code.findings import MAX_REASON, Fault, Findings, ended_at, with_outcome
+from proximo.rewards.code.harness_source import program_that_calls, program_that_is_tested, uses_random
 from proximo.rewards.code.inside.codec import Decoder, RefusedError
-from proximo.rewards.code.inside.peer import BROKE, MAX_BYTES, Message, NotPlainError, parsed
+from proximo.rewards.code.inside.rpc_peer import BROKE, MAX_BYTES, Message, NotPlainError, parsed
+from proximo.rewards.code.output_comparison import same_value
+from proximo.rewards.code.parsed_asserts import Comparison
 from proximo.rewards.code.problems import Calls
-from proximo.rewards.code.shipping import program_that_calls, program_that_is_tested, uses_random
+from proximo.rewards.code.result import MAX_REASON, Fault, Findings, ended_at, with_outcome
 from proximo.sandbox.jobs import Ending, Job, Limits, Outcome, Program, Runner
 
 CHANNEL: Final = 3

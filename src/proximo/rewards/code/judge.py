@@ -1,13 +1,14 @@
-"""Verdicts on programs. Not how a program is run: suites.py, stdio.py and calls.py."""
+"""Verdicts on programs. Not how a program is run: test_runner.py, stdio.py and calls.py."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError
 from proximo.rewards.code.calls import run_calls, run_comparisons
 from proximo.rewards.code.extraction import Which, program_of
-from proximo.rewards.code.findings import Fault, Findings, printable
+from proximo.rewards.code.harness_source import PRELOAD
 from proximo.rewards.code.problems import (
     DEFAULT_TESTS,
     Calls,
@@ -19,13 +20,12 @@ from proximo.rewards.code.problems import (
     read_problem,
     text_before,
 )
-from proximo.rewards.code.shipping import PRELOAD
+from proximo.rewards.code.result import Fault, Findings, printable
 from proximo.rewards.code.stdio import run_inputs
-from proximo.rewards.code.suites import rehearsed, run_suite
+from proximo.rewards.code.test_runner import rehearsed, run_suite
 from proximo.rewards.verdicts import Answer, PostponedError, Verdict
 from proximo.sandbox.jobs import MIB, Limits, Runner
 from proximo.sandbox.runner import Sandbox
-from proximo.states import ScoreState
 
 MAX_PROGRAM_CHARACTERS = 100_000
 LEAST_WALL_PER_CPU = 2.0
@@ -39,7 +39,7 @@ COMPONENTS = ("tests_passed", "ran", "compiled")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeOptions:
-    """The fields of `config/rewards_code.py::CodeRewardConfig`, which documents them."""
+    """The fields of `config/rewards/code.py::CodeRewardConfig`, which documents them."""
 
     form: Form
     answer_seconds: float = 120.0

@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from proximo.errors import DataError
-from proximo.rewards.code.comparisons import Comparison, comparisons_of
-from proximo.rewards.code.names import names_of, parsed
+from proximo.rewards.code.ast_names import names_of, parsed
+from proximo.rewards.code.parsed_asserts import Comparison, comparisons_of
 
 Form = Literal["asserts", "check", "stdio", "input_output"]
 DEFAULT_TESTS: Mapping[str, tuple[str, ...]] = {

@@ -6,9 +6,9 @@ What is expected stays outside: the sandbox is given inputs, and what comes out 
 from dataclasses import replace
 from typing import Final
 
-from proximo.rewards.code.comparing import same_output
-from proximo.rewards.code.findings import Fault, Findings, ended_at, last_line, stopped_by
+from proximo.rewards.code.output_comparison import same_output
 from proximo.rewards.code.problems import InputsOutputs
+from proximo.rewards.code.result import Fault, Findings, ended_at, last_line, stopped_by
 from proximo.sandbox.jobs import Ending, Limits, Program, Runner
 
 SYNTAX_ERRORS: Final = ("SyntaxError", "IndentationError", "TabError")

@@ -1,4 +1,4 @@
-"""What does not belong to an answer's value is taken off: dollar signs, spacing, text mode. Not its words: words.py.
+"""What does not belong to an answer's value is taken off: dollar signs, spacing, text mode. Not its words: units.py.
 
 Every pattern here is linear in the text, and texts are at most MAX_CHARACTERS long.
 """

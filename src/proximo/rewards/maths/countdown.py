@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
+from proximo.enums import ScoreState
 from proximo.errors import DataError
 from proximo.rewards.maths.expressions import Expression, MalformedError, read_equation
 from proximo.rewards.maths.extraction import FINDERS
 from proximo.rewards.verdicts import Answer, Verdict
-from proximo.states import ScoreState
 
 
 class CountdownJudge:
@@ -30,7 +30,7 @@ class CountdownJudge:
         wrong: float,
         no_answer: float,
     ) -> None:
-        """The options are the fields of config/rewards_maths.py."""
+        """The options are the fields of config/rewards/maths.py."""
         self._answer_from = tuple(answer_from)
         self._columns = (numbers_column, target_column)
         self._exactly = each_number == "exactly_once"

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from proximo.rewards.maths.quotients import Arithmetic, Quotient, RefusedError, UnreadableError, letter
-from proximo.rewards.maths.values import Equation, Infinity, Several, Union, Value
+from proximo.rewards.maths.answer_types import Equation, Infinity, Several, Union, Value
+from proximo.rewards.maths.rational_functions import Arithmetic, Quotient, RefusedError, UnreadableError, letter
 
 RELATIONS = ("<", ">", "\\le", "\\ge")
 

@@ -6,12 +6,12 @@ from fractions import Fraction
 from functools import lru_cache
 from math import isqrt
 
+from proximo.rewards.maths.answer_types import Equation, Infinity, Matrix, Several, Union, Value
+from proximo.rewards.maths.candidate_parses import readings
 from proximo.rewards.maths.cleaning import MAX_CHARACTERS, clean
-from proximo.rewards.maths.quotients import Arithmetic, Polynomial, Quotient, RefusedError, rational
-from proximo.rewards.maths.readings import readings
+from proximo.rewards.maths.rational_functions import Arithmetic, Polynomial, Quotient, RefusedError, rational
 from proximo.rewards.maths.spelled import in_figures
-from proximo.rewards.maths.values import Equation, Infinity, Matrix, Several, Union, Value
-from proximo.rewards.maths.words import chosen_letter, words_of
+from proximo.rewards.maths.units import chosen_letter, words_of
 
 MAX_ITEMS = 50
 """Of sets and lists whose items are compared in every order."""

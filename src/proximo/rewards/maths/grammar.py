@@ -15,10 +15,17 @@ from fractions import Fraction
 from math import comb, factorial
 from typing import TypeVar
 
+from proximo.rewards.maths.answer_types import Infinity, Matrix, Several, Value, repeating, whole_number
 from proximo.rewards.maths.equations import RELATIONS, between, joined, worth
 from proximo.rewards.maths.lexer import Token
-from proximo.rewards.maths.quotients import Arithmetic, Quotient, RefusedError, UnreadableError, letter, rational
-from proximo.rewards.maths.values import Infinity, Matrix, Several, Value, repeating, whole_number
+from proximo.rewards.maths.rational_functions import (
+    Arithmetic,
+    Quotient,
+    RefusedError,
+    UnreadableError,
+    letter,
+    rational,
+)
 
 MAX_FACTORIAL = 200
 LETTERS = (

@@ -4,14 +4,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proximo.enums import ScoreState
 from proximo.errors import DataError
 from proximo.rewards.maths.cleaning import MAX_CHARACTERS, clean
 from proximo.rewards.maths.equivalence import equivalent
 from proximo.rewards.maths.extraction import answers_in
-from proximo.rewards.maths.quotients import RefusedError
+from proximo.rewards.maths.rational_functions import RefusedError
 from proximo.rewards.maths.symbols import OutOfTimeError, SymbolicComparison, is_installed
 from proximo.rewards.verdicts import Answer, Verdict
-from proximo.states import ScoreState
 
 MAX_BOXES = 20
 """More boxes than this never agree."""
@@ -36,7 +36,7 @@ class MathsJudge:
         wrong: float,
         no_answer: float,
     ) -> None:
-        """The options are the fields of config/rewards_maths.py. Raises MissingExtraError."""
+        """The options are the fields of config/rewards/maths.py. Raises MissingExtraError."""
         self._answer_from = tuple(answer_from)
         self._answers_column = answers_column
         self._several_boxes = several_boxes

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from proximo.rewards.maths.quotients import RefusedError, UnreadableError
+from proximo.rewards.maths.rational_functions import RefusedError, UnreadableError
 
 MAX_DIGITS = 1000
 """Of one number, so that none is built that takes long to build."""

@@ -1,4 +1,4 @@
-"""Numbers and sets written as words: `twenty-one`, `two thirds`, `no solution`. Not units: words.py."""
+"""Numbers and sets written as words: `twenty-one`, `two thirds`, `no solution`. Not units: units.py."""
 
 import re
 

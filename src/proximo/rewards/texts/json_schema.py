@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from proximo.config.text_rules import schema_problem
+from proximo.config.rewards.text_rules import schema_problem
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError
 from proximo.rewards.code.extraction import fenced_blocks
 from proximo.rewards.texts.json_reading import BadJSONError, read_json
 from proximo.rewards.verdicts import Answer, Judge, Verdict
-from proximo.states import ScoreState
 
 
 class JSONSchemaJudge(Judge):

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
+from proximo.enums import ScoreState
 from proximo.rewards.verdicts import Answer, Judge, Verdict
-from proximo.states import ScoreState
 
 Unit = Literal["tokens", "words", "characters"]
 

@@ -5,10 +5,10 @@ from typing import Literal
 
 import regex
 
-from proximo.config.text_rules import pattern_problem
+from proximo.config.rewards.text_rules import pattern_problem
+from proximo.enums import ScoreState
 from proximo.errors import ConfigError
 from proximo.rewards.verdicts import Answer, Judge, Verdict
-from proximo.states import ScoreState
 
 
 class PatternJudge(Judge):

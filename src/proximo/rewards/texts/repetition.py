@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from proximo.enums import ScoreState
 from proximo.rewards.verdicts import Answer, Judge, Verdict
-from proximo.states import ScoreState
 
 
 class RepetitionJudge(Judge):

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from proximo.enums import ScoreState
 from proximo.rewards.verdicts import Answer, Judge, Verdict
-from proximo.states import ScoreState
 
 TAGS = re.compile(r"</?(?:think|answer)>")
 WELL_FORMED = ["<think>", "</think>", "<answer>", "</answer>"]

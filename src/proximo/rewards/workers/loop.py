@@ -15,11 +15,11 @@ from typing import Any
 
 import proximo.errors
 from proximo.errors import ProximoError, TrainingError
-from proximo.rewards.workers.doorbell import Doorbell
 from proximo.rewards.workers.frames import Decoder, encode
-from proximo.rewards.workers.line import WorkLine, pause_after
 from proximo.rewards.workers.outcomes import Done, Failed, TimedOut, Work
 from proximo.rewards.workers.process import Job, WorkerProcess
+from proximo.rewards.workers.self_pipe import Doorbell
+from proximo.rewards.workers.work_queue import WorkLine, pause_after
 
 START_SECONDS = 120.0
 """For a worker to import what it needs: sympy and torch take seconds on a machine with much else to do."""

@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 from proximo.callables import calling_problem, methods_problem
+from proximo.enums import Finish, ScoreState
 from proximo.errors import ConfigError, DataError, ProximoError
 from proximo.rewards.verdicts import Answer, PostponedError, Verdict
 from proximo.rewards.workers.frames import encode, read_frame
-from proximo.states import Finish, ScoreState
 
 Service = Callable[[Mapping[str, Any]], Any]
 """From a request to the value of its reply."""

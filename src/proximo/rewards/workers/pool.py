@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from proximo.errors import TrainingError
-from proximo.rewards.waiting import TELL_EVERY_SECONDS, tell, telling_of_start
+from proximo.rewards.progress_log import TELL_EVERY_SECONDS, tell, telling_of_start
 from proximo.rewards.workers.folders import sweep_folders
 from proximo.rewards.workers.loop import START_SECONDS, PoolLimits, WorkerLoop
 from proximo.rewards.workers.outcomes import Failed, Outcome, TimedOut, Work

@@ -1,4 +1,5 @@
-"""Plain values as trees of JSON and back, with their exact types. Not the messages that carry them: that is peer.py.
+"""Plain values as trees of JSON and back, with their exact types. Not the messages that carry them: that is
+rpc_peer.py.
 
 Nothing of what a program sends is run: a tree is lists, numbers and texts, and only the types that stand here come
 out of one. A subclass of one of them is sent as that type, read through its own methods and not through those that the
@@ -13,7 +14,7 @@ is sent as the number of Python that it says it is.
 | `["t", ...]`, `["z", ...]` | tuple, frozenset |
 | `["c", real, imaginary]`, `["b", text]`, `["R", start, stop, step]` | complex, bytes as Latin-1, range |
 | `["T", name]`, `["x", name, ...]` | a type of this table; an exception class with the names of its bases |
-| `["o", n]`, `["p", n]` | object n of the sender, object n of the receiver: peer.py |
+| `["o", n]`, `["p", n]` | object n of the sender, object n of the receiver: rpc_peer.py |
 
 Runs inside the sandbox as well: the standard library alone.
 """

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Any
 
 from proximo.rewards.code.inside.codec import RefusedError, TooLargeError
-from proximo.rewards.code.inside.handles import JudgedHandle
-from proximo.rewards.code.inside.peer import BROKE, ClosedError, Peer
+from proximo.rewards.code.inside.proxies import JudgedHandle
+from proximo.rewards.code.inside.rpc_peer import BROKE, ClosedError, Peer
 
 CHANNEL = 3
 """The descriptor to the program's process."""

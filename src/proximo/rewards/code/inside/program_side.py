@@ -15,8 +15,8 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from proximo.rewards.code.inside.handles import Handle
-from proximo.rewards.code.inside.peer import MAX_TEXT, Peer
+from proximo.rewards.code.inside.proxies import Handle
+from proximo.rewards.code.inside.rpc_peer import MAX_TEXT, Peer
 
 CHANNEL = 3
 """The descriptor to the judge."""

@@ -1,0 +1,86 @@
+"""A dialogue with a trained model, turn by turn. Not the terminal that it is held at (cli/chat.py)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from proximo.commands.generate import load_engine
+from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.rows import Row
+from proximo.errors import DataError, UserError
+from proximo.models.pretrained.vocabulary import load_tokenizer
+from proximo.records import Message
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.run.checkpoint_lookup import language_model_path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DialogueOptions:
+    """How the model speaks."""
+
+    sampling: SamplingOptions
+    seed: int = 0
+    """The same seed and the same turns give the same answers."""
+    system: str | None = None
+    """What stands before the first turn; for models with a chat template."""
+    checkpoint: str = "latest"
+    """Where the model is a run: `latest`, `best` or `step-N`."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One turn of the model."""
+
+    text: str
+    forgot: bool
+    """The oldest turns no longer fitted into the model and were left out."""
+
+
+class Dialogue:
+    """What was said so far, and the model that answers.
+
+    With a chat template turns are messages of user and assistant. Without one it is plain continuation: everything
+    said is one text, a line for each turn, and the model writes on.
+    """
+
+    def __init__(self, model: str, options: DialogueOptions) -> None:
+        """Raises ModelError or RunFolderError for what cannot be loaded, UserError for options that have no place."""
+        path = language_model_path(model, options.checkpoint)
+        self.tokenizer = load_tokenizer(path)
+        self.has_template = self.tokenizer.chat_template is not None
+        if options.system is not None and not self.has_template:
+            raise UserError(f"{path} has no chat template, so there is no place for a system text: leave it out")
+        self.options = options
+        language, self._engine = load_engine(path, self.tokenizer, device=options.device)
+        limit = language.position_limit
+        self._room = None if limit is None else limit - options.sampling.max_new_tokens
+        if self._room is not None and self._room < 1:
+            raise UserError(
+                f"max_new_tokens ({options.sampling.max_new_tokens}) leaves no room for a question: the model has "
+                f"{limit} positions"
+            )
+        self._turns: tuple[Message, ...] = ()
+
+    def reset(self) -> None:
+        """Forget everything that was said."""
+        self._turns = ()
+
+    def answer(self, text: str) -> Answer:
+        """What the model says to this. Raises UserError where the text alone is too long; then it was not said."""
+        asked: tuple[Message, ...] = (*self._turns, {"role": "user", "content": text})
+        values = {"messages": list(asked)} if self.has_template else {"prompt": _as_text(asked)}
+        how = PromptOptions(max_tokens=self._room, too_long="truncate", system=self.options.system)
+        try:
+            (prompt,), report = load_prompts([Row(source="chat", number=1, values=values)], self.tokenizer, how)
+        except DataError as error:
+            raise UserError(f"this cannot be said to the model: {error}") from error
+        key = RandomKey(seed=self.options.seed, purpose="chat", step=len(self._turns))
+        (response,) = self._engine.generate([prompt], num_samples=1, options=self.options.sampling, key=key)
+        self._turns = (*asked, {"role": "assistant", "content": response.text})
+        return Answer(text=response.text, forgot=bool(report.num_truncated))
+
+
+def _as_text(turns: Sequence[Message]) -> str:
+    """A line for each of the user's turns, and what the model wrote directly behind it."""
+    pieces = [turn["content"] + ("\n" if turn["role"] == "assistant" else "") for turn in turns]
+    return "".join(pieces)

@@ -1,0 +1,154 @@
+"""A trained model out of a run, as a Hugging Face folder that any other tool loads. Changes nothing in the run."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+
+from proximo.checkpoint import atomic
+from proximo.commands.hub import check_pushable, push_folder
+from proximo.errors import CheckpointError, RunFolderError
+from proximo.failures import disk_refused
+from proximo.models.loading import load_language_model, load_scalar_model
+from proximo.models.lora import load_adapter, merged_copy
+from proximo.models.pretrained.sources import ModelSource, adapter_base
+from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.models.scalar import HeadStart
+from proximo.models.sharing.trunk import HEAD_FILE
+from proximo.run.card_writer import write_card
+from proximo.run.checkpoint_lookup import find_model, find_run
+from proximo.run.model_card import SCALAR_ROLES
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportOptions:
+    """Which model, and in which form."""
+
+    role: Literal["policy", "value", "reward", "average", "reference"] | None = None
+    """None: the policy, or the reward model of a run that trained one."""
+    checkpoint: str = "latest"
+    """`latest`, `best` or `step-N`."""
+    merge: bool = False
+    """Add an adapter into its base; otherwise the folder holds the adapter alone."""
+    dtype: Literal["float32", "bfloat16"] | None = None
+    """None keeps the numbers as they are saved."""
+    push: str | None = None
+    """The name on the Hub that the folder is uploaded to as well; None uploads nothing."""
+    private: bool = False
+    """Whether a model that `push` makes is for its owner's eyes only."""
+
+
+def run_export(run: Path, out: Path, options: ExportOptions) -> int:
+    """Write the folder `out`, whole or not at all, with tokenizer, chat template, generation config and model card.
+
+    Raises RunFolderError where `out` exists or the run has no such model, ModelError where a base cannot be loaded,
+    and ProximoError where the folder is written but the Hub refuses it.
+    """
+    if out.exists():
+        raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
+    found = find_model(run, options.checkpoint, options.role)
+    source = found.folder
+    if options.push is not None:
+        check_pushable(source, merge=options.merge)
+    dtype = None if options.dtype is None else getattr(torch, options.dtype)
+
+    def add_card(folder: Path) -> None:
+        write_card(folder, find_run(run), role=source.name, step=found.step)
+
+    export_model(source, out, merge=options.merge, dtype=dtype, finish=add_card)
+    print(f"{out}: {source.name} of {source.parent}")
+    if options.push is not None:
+        print(push_folder(out, options.push, private=options.private))
+    return 0
+
+
+def export_model(
+    source: Path,
+    out: Path,
+    *,
+    merge: bool,
+    dtype: torch.dtype | None = None,
+    finish: Callable[[Path], None] | None = None,
+) -> None:
+    """Write one role's folder of a checkpoint to `out`, whole or not at all; `finish` adds to what is written."""
+    temporary = atomic.temporary_beside(out)
+    if temporary.exists():
+        atomic.remove(temporary)
+    atomic.make_folder(temporary)
+    try:
+        _writer(source, merge=merge)(source, temporary, dtype)
+        load_tokenizer(str(source)).save_pretrained(temporary)
+        if finish is not None:
+            finish(temporary)
+        atomic.fsync_tree(temporary)
+        atomic.publish_folder(temporary, out)
+    except Exception as error:
+        atomic.remove(temporary)
+        if not disk_refused(error):
+            raise
+        raise CheckpointError(f"the model could not be written to {out}: {error}; nothing is there now") from error
+
+
+def is_adapter(folder: Path) -> bool:
+    """True where the folder holds an adapter and not a whole model."""
+    return (folder / ADAPTER_CONFIG).is_file()
+
+
+def _writer(source: Path, *, merge: bool) -> Callable[[Path, Path, torch.dtype | None], None]:
+    if (source / HEAD_FILE).is_file():
+        return _write_from_trunk
+    if not is_adapter(source):
+        return _write_whole
+    return _write_merged if merge else _write_adapter
+
+
+def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:
+    loader: Any = AutoModelForSequenceClassification if source.name in SCALAR_ROLES else AutoModelForCausalLM
+    with quiet_transformers():
+        loader.from_pretrained(source, dtype=dtype or "auto").save_pretrained(target)
+
+
+def _write_from_trunk(source: Path, target: Path, dtype: torch.dtype | None) -> None:
+    """A classifier on a copy of the policy's trunk, whole also where the policy is an adapter."""
+    model = load_scalar_model(ModelSource(path=str(source)), fresh_head=None, device=torch.device("cpu"))
+    resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
+    with quiet_transformers():
+        (model.base if dtype is None else model.base.to(dtype)).save_pretrained(target)
+
+
+def _write_adapter(source: Path, target: Path, dtype: torch.dtype | None) -> None:
+    shutil.copyfile(source / ADAPTER_CONFIG, target / ADAPTER_CONFIG)
+    weights = {name: w if dtype is None else w.to(dtype) for name, w in load_file(source / ADAPTER_WEIGHTS).items()}
+    save_file(weights, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+def _write_merged(source: Path, target: Path, dtype: torch.dtype | None) -> None:
+    merged = _merged_scalar(source) if source.name in SCALAR_ROLES else _merged_policy(source)
+    with quiet_transformers():
+        (merged if dtype is None else merged.to(dtype)).save_pretrained(target)
+
+
+def _merged_policy(source: Path) -> PreTrainedModel:
+    model = load_language_model(ModelSource(path=str(source)), device=torch.device("cpu"))
+    resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
+    assert isinstance(model.model, PeftModel)
+    return merged_copy(model.model)
+
+
+def _merged_scalar(source: Path) -> PreTrainedModel:
+    base = adapter_base(ModelSource(path=str(source)))
+    assert base is not None
+    # The head of the base does not matter: the adapter brings the trained one.
+    model = load_scalar_model(base, fresh_head=HeadStart.ZERO, device=torch.device("cpu"))
+    resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
+    return merged_copy(load_adapter(model.base, source))

@@ -1,0 +1,158 @@
+"""Text from a trained model, for a person to read, the best of it first where asked. Not the rollouts of training."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.callables import IMPORT_PATH
+from proximo.checkpoint import atomic
+from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.rows import Row
+from proximo.errors import UserError
+from proximo.metrics.formatting import format_number
+from proximo.models.language import LanguageModel
+from proximo.models.loading import check_tokenizer, load_language_model
+from proximo.models.precision.placement import Precision, resolve_device
+from proximo.models.pretrained.sources import ModelSource
+from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.records import Response, Scored
+from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.source import RewardSource
+from proximo.rollout.local import LocalEngine
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.run.build.models import Place, build_reward_source
+from proximo.run.build.stop_token_ids import ending_ids
+from proximo.run.checkpoint_lookup import language_model_path, reward_model_path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateOptions:
+    """What is asked for, beside the prompts."""
+
+    sampling: SamplingOptions
+    num_samples: int = 1
+    """Responses to each prompt."""
+    seed: int = 0
+    """The same seed, prompts and number of samples give the same text."""
+    chat: bool = False
+    """Render a prompt as the user's turn with the chat template, instead of continuing it."""
+    checkpoint: str = "latest"
+    """Where the model is a run: `latest`, `best` or `step-N`."""
+    device: str = "auto"
+    reward: str | None = None
+    """What scores the responses: `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
+    keep: int | None = None
+    """Only the best so many responses to each prompt; needs `reward`."""
+    output: Path | None = None
+    """A new file for one JSON line of each response, instead of text on standard output."""
+
+
+def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> int:
+    """Print responses to each prompt; a single response is printed alone. Returns the exit status."""
+    if options.reward is None:
+        if options.keep is not None:
+            raise UserError("keep shows the best responses, and only a reward knows which they are: give a reward too")
+        responses = generate(model, prompts, options)
+        shown, scores = responses, [None] * len(responses)
+    else:
+        ranked = generate_ranked(model, prompts, options)
+        shown, scores = [each.response for each in ranked], [each.score if each.valid else None for each in ranked]
+    if options.output is not None:
+        lines = [
+            json.dumps(_record(each, score), ensure_ascii=False) for each, score in zip(shown, scores, strict=True)
+        ]
+        atomic.write_bytes_atomically(options.output, ("\n".join(lines) + "\n").encode(errors="replace"))
+        return 0
+    for line in response_lines(shown, scores, num_samples=options.num_samples):
+        print(line)
+    return 0
+
+
+def _record(response: Response, score: float | None) -> dict[str, Any]:
+    asked = response.prompt
+    return {
+        "prompt": asked.text if asked.messages is None else [dict(message) for message in asked.messages],
+        "response": response.text,
+        "finish": response.finish.value,
+        "num_tokens": len(response.token_ids),
+        "score": score,
+    }
+
+
+def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions) -> list[Scored]:
+    """The same responses with their scores, the best to each prompt first; only `keep` of them where that is given.
+
+    Raises UserError where there are fewer than are to be kept, and what `generate` raises.
+    """
+    if options.reward is None or not 1 <= (options.keep or 1) <= options.num_samples:
+        raise UserError(
+            f"keep ({options.keep}) chooses among num_samples ({options.num_samples}): give a smaller number"
+        )
+    is_function = IMPORT_PATH.fullmatch(options.reward) is not None
+    # A mistake in a function costs no model.
+    source: RewardSource | None = FunctionReward(import_function(options.reward)) if is_function else None
+    path = language_model_path(model, options.checkpoint)
+    responses = _generate(path, prompts, options)
+    if source is None:
+        config = ModelRewardConfig(kind="model", path=reward_model_path(options.reward))
+        tokenizer = load_tokenizer(path)
+        place = Place(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)
+        source = build_reward_source(config, tokenizer, place=place, tokens_per_microbatch=8192)
+    return rank_by_score(source.score(responses), size=options.num_samples, keep=options.keep or options.num_samples)
+
+
+def rank_by_score(scored: Sequence[Scored], *, size: int, keep: int) -> list[Scored]:
+    """Of each `size` responses to one prompt the best `keep`, highest score first; what has no score comes last."""
+
+    def rank(each: Scored) -> tuple[bool, float]:
+        return not each.valid, -each.score if each.valid else 0.0
+
+    groups = [scored[start : start + size] for start in range(0, len(scored), size)]
+    return [each for group in groups for each in sorted(group, key=rank)[:keep]]
+
+
+def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> list[Response]:
+    """Responses of a run's policy, a model folder or a Hub name; prompt after prompt, sample after sample.
+
+    Raises ModelError, RunFolderError or DataError for what cannot be loaded, UserError for a prompt that does not fit.
+    """
+    return _generate(language_model_path(model, options.checkpoint), prompts, options)
+
+
+def _generate(path: str, prompts: Sequence[str], options: GenerateOptions) -> list[Response]:
+    tokenizer = load_tokenizer(path)
+    rows = [Row(source="prompt", number=number, values={"prompt": text}) for number, text in enumerate(prompts, 1)]
+    asked, _ = load_prompts(rows, tokenizer, PromptOptions(as_messages=options.chat))
+    _, engine = load_engine(path, tokenizer, device=options.device)
+    key = RandomKey(seed=options.seed, purpose="generate")
+    return engine.generate(asked, num_samples=options.num_samples, options=options.sampling, key=key)
+
+
+def load_engine(path: str, tokenizer: PreTrainedTokenizerBase, *, device: str) -> tuple[LanguageModel, LocalEngine]:
+    """A model, with its adapter where it has one, and the engine that samples from it."""
+    check_tokenizer(ModelSource(path=path), tokenizer, role="policy")
+    language = load_language_model(ModelSource(path=path), device=resolve_device(device))
+    if language.has_adapter:  # its base has no rows for the tokens that the run added
+        resize_vocabulary(language.base, vocabulary_size(tokenizer))
+    return language, LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
+
+
+def response_lines(responses: Sequence[Response], scores: Sequence[float | None], *, num_samples: int) -> Iterator[str]:
+    """The text of one response; of several, each below its prompt, with its number, why it ended, and its score."""
+    if len(responses) == 1:
+        yield responses[0].text
+        return
+    shown = None
+    for response, score in zip(responses, scores, strict=True):
+        if response.prompt.id != shown:
+            shown = response.prompt.id
+            yield f"# {response.prompt.text or (response.prompt.messages or ({},))[-1].get('content')}"
+        number = f"sample {response.sample_index + 1}, " if num_samples > 1 else ""
+        judged = "" if score is None else f", score {format_number(score)}"
+        yield f"## {number}{len(response.token_ids)} tokens, ended by {response.finish.value}{judged}"
+        yield f"{response.text}\n"

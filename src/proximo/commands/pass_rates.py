@@ -1,0 +1,132 @@
+"""`proximo rate`: how often the policy that a run would start from solves each training prompt. Trains nothing.
+
+What it writes is a data set: the prompts of the recipe, ready to be read, with the outcomes as `base_scores`, by which
+`data.filter` leaves prompts out.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from proximo.algorithms.scores import common_score
+from proximo.checkpoint.atomic import temporary_beside
+from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.score import ScoreConfig
+from proximo.config.recipes import PPORecipe
+from proximo.errors import UserError
+from proximo.metrics.formatting import format_number
+from proximo.metrics.recorder import Recorder
+from proximo.metrics.values import Mean, MetricValue
+from proximo.ppo.evaluation import pass_metrics
+from proximo.ppo.from_recipe import build_task
+from proximo.ppo.groups import outcome_of
+from proximo.ppo.roles.inference import InferenceCalls
+from proximo.ppo.score_guards import refuse_faulty
+from proximo.ppo.task import PPOTask
+from proximo.records import Prompt, Scored
+from proximo.rollout.sampling import RandomKey
+from proximo.run.checkpoint_lookup import verify_models
+from proximo.run.preflight import inputs_of
+from proximo.working_directory import kept_working_directory
+
+
+def run_rate(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_prompts: int | None = None) -> int:
+    """Sample and score as the first step would, write one row per training prompt, and print what came out.
+
+    Raises UserError where the file is there already or has no folder, and TrainingError where too many responses could
+    not be scored.
+    """
+    if output.exists():
+        raise UserError(f"{output} exists and is left as it is: give a file that does not exist yet")
+    if not output.parent.is_dir():
+        raise UserError(f"there is no folder {output.parent} to write {output.name} to")
+    verify_models(inputs_of(recipe))
+    title = str(output)
+    unfinished, output = temporary_beside(output.absolute()), output.absolute()
+    with kept_working_directory():
+        task = build_task(sampling_only(recipe))
+    config = recipe.ppo.model_copy(update={"responses_per_prompt": samples_per_prompt, "samples_per_prompt": None})
+    scored: list[Scored] = []
+    console = Console(stderr=True)
+    try:
+        with closing(task), unfinished.open("w", encoding="utf-8") as lines:
+            for group in rated(task, task.prompts[:num_prompts], config):
+                lines.write(json.dumps(rated_row(group, config.outcome), ensure_ascii=False, default=str) + "\n")
+                scored += group
+                if len(scored) % (config.prompts_per_step * samples_per_prompt) == 0:
+                    done = len(scored) // samples_per_prompt
+                    console.print(f"{done:,} of {len(task.prompts[:num_prompts]):,} prompts rated", highlight=False)
+        unfinished.replace(output)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    _print(scored, config, title=title)
+    return 0
+
+
+def sampling_only(recipe: PPORecipe) -> PPORecipe:
+    """The recipe without what rating does not ask: no reference, no value model, no filter, no texts."""
+    ppo = recipe.ppo.model_copy(
+        update={
+            "kl": recipe.ppo.kl.model_copy(update={"place": "none", "reference_every_steps": None}),
+            "advantage": AdvantageConfig(estimator="return_to_go"),
+            "score": ScoreConfig(),
+            "rollout": recipe.ppo.rollout.model_copy(update={"greedy": False}),
+            "ptx": None,
+            "evaluate_reference": False,
+            "average_decay": None,
+            "evaluate_average": False,
+            "critic_warmup_steps": 0,
+            "truncated": "zero",
+        }
+    )
+    data = recipe.data.model_copy(update={"filter": None})
+    return recipe.model_copy(update={"ppo": ppo, "data": data, "reference": None, "ptx_data": None, "gold": None})
+
+
+def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterator[list[Scored]]:
+    """The scored responses to each prompt, prompt after prompt; as many prompts are sampled at once as in a step."""
+    calls, size = InferenceCalls(task.ppo.roles, task.reward, config), config.prompts_per_step
+    for index, start in enumerate(range(0, len(prompts), size)):
+        key = RandomKey(seed=task.ppo.seed, purpose="rating", step=index)
+        responses = calls.generate(prompts[start : start + size], key=key, policy_version=0)
+        (scored,) = calls.score(responses)
+        refuse_faulty(scored, config.guards, where=f"step {index + 1}")
+        each = config.responses_per_prompt
+        yield from (list(scored[first : first + each]) for first in range(0, len(scored), each))
+
+
+def rated_row(group: Sequence[Scored], outcome: str | None) -> dict[str, Any]:
+    """The prompt as a row of data, with the outcomes of the responses that have a score."""
+    prompt = group[0].response.prompt
+    return {
+        "id": prompt.id,
+        "prompt": prompt.messages if prompt.text is None else prompt.text,
+        **({} if prompt.answer is None else {"answer": prompt.answer}),
+        **prompt.metadata,
+        "base_scores": [outcome_of(each, outcome) for each in group if each.valid],
+    }
+
+
+def _print(scored: Sequence[Scored], config: PPOConfig, *, title: str) -> None:
+    each = config.responses_per_prompt
+    groups = [scored[start : start + each] for start in range(0, len(scored), each)]
+    outcomes = [[outcome_of(s, config.outcome) for s in group if s.valid] for group in groups]
+    metrics: dict[str, MetricValue] = {
+        "score/outcome_mean": Mean.of(number for group in outcomes for number in group),
+        "group/equal_fraction": Mean.of(float(common_score(group) is not None) for group in outcomes if group),
+    }
+    if config.solved_score is not None:
+        metrics |= pass_metrics(scored, size=each, config=config)
+    recorder = Recorder()
+    recorder.record_all(metrics)
+    print(f"{title}: {len(groups):,} prompts, {each} responses each")
+    table = Table("metric", "value")
+    for name, value in recorder.line().items():
+        table.add_row(name, format_number(value))
+    Console().print(table)

@@ -1,0 +1,62 @@
+"""Where and for whom `proximo serve-reward` listens, and whether that can be meant. Imports no torch."""
+
+import ipaddress
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from proximo.config.rewards.addresses import is_loopback
+from proximo.errors import ConfigError, MissingExtraError
+from proximo.run.environment_secrets import read_secret
+
+MIN_TOKEN_CHARACTERS = 16
+"""Of a token that keeps out who can reach the address from other machines."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServeOptions:
+    """What the command line says beside the recipe."""
+
+    host: str = "127.0.0.1"
+    port: int = 8321
+    token_env: str | None = None
+    """Environment variable that has the token; None for none."""
+    without_token: bool = False
+    """Listen for everyone who can reach the address."""
+    running: int = 4
+    """Requests that are scored at the same time."""
+    waiting: int = 64
+    """Requests that may wait beside them."""
+    request_mib: int = 64
+    grace_seconds: int = 25
+    """After a signal, for requests that are being scored."""
+
+
+def check_options(options: ServeOptions) -> None:
+    """Raises MissingExtraError, and ConfigError for what would be open to others or has no token."""
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
+        raise MissingExtraError(
+            "proximo serve-reward needs packages that are not installed: pip install 'proximo[serve]'"
+        )
+    if options.token_env is not None and options.without_token:
+        raise ConfigError("--token-env and --without-token exclude each other: choose one")
+    if options.token_env is not None:
+        token = read_secret(options.token_env)
+        if len(token) < MIN_TOKEN_CHARACTERS and not is_loopback(options.host):
+            raise ConfigError(
+                f"--host {options.host} can be reached from other machines, and the token in the environment variable "
+                f"{options.token_env} has {len(token)} characters: it needs {MIN_TOKEN_CHARACTERS} or more, such as "
+                "those of `openssl rand -hex 16`"
+            )
+    elif not options.without_token and not is_loopback(options.host):
+        raise ConfigError(
+            f"--host {options.host} can be reached from other machines: name with --token-env the environment variable "
+            "that has the token that clients must know, or say --without-token"
+        )
+
+
+def is_ipv6(host: str) -> bool:
+    """Whether a host is given as an address of version 6."""
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False

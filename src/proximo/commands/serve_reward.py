@@ -1,0 +1,141 @@
+"""Builds the sources of a recipe and serves them over HTTP until a signal ends it. Not what a request gets: service.py.
+
+The server runs in a thread of its own, so that the main thread hears signals and says with which status to end.
+"""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import uvicorn
+
+from proximo.commands.serve_options import ServeOptions, is_ipv6
+from proximo.config.rewards.kinds import RewardSourceConfig
+from proximo.config.rewards.remote import RemoteRewardConfig
+from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.errors import ConfigError, TrainingError
+from proximo.records import Response, Scored
+from proximo.rewards.connections import BACKLOG, GuardedConnection
+from proximo.rewards.protocol import SCHEMA
+from proximo.rewards.service import RewardService, ServiceLimits
+from proximo.rewards.source import ClosableSource, RewardSource
+from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.weighted import WeightedReward
+from proximo.run.build.reward_sources import build_source_without_model
+from proximo.run.checkpoint_lookup import verify_models
+from proximo.run.environment_secrets import read_secret
+from proximo.run.preflight import reward_inputs
+
+TOKENS_PER_MICROBATCH = 8192
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
+    """Serves the weighted sum of the sources. Returns 128 + the number of the signal that ended it.
+
+    Raises ConfigError where the address cannot be listened at, and what building a source raises.
+    """
+    with ExitStack() as stack:
+        listener = stack.enter_context(_listening(options))
+        sources = [(config.weight, stack.enter_context(_built(config))) for config in configs]
+        limits = ServiceLimits(
+            running=options.running, waiting=options.waiting, request_bytes=options.request_mib * 2**20
+        )
+        token = None if options.token_env is None else read_secret(options.token_env)
+        service = RewardService(WeightedReward(sources), limits=limits, token=token)
+        server = uvicorn.Server(
+            uvicorn.Config(
+                service.application(),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                http=GuardedConnection,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=options.grace_seconds,
+            )
+        )
+        names = ", ".join(config.name for config in configs)
+        host, port = listener.getsockname()[:2]
+        said = f"[{host}]" if ":" in host else host
+        print(f"serving {names} at http://{said}:{port} ({SCHEMA}, process {os.getpid()})", flush=True)
+        return _run(server, listener)
+
+
+class _OneAtATime:
+    """A source that was made to be asked from one thread at a time, asked from several: any but a judged one."""
+
+    def __init__(self, source: RewardSource) -> None:
+        self.name = source.name
+        self.source = source
+        self._lock = threading.Lock()
+
+    def score(self, responses: Sequence[Response]) -> list[Scored]:
+        """Waits for its turn."""
+        with self._lock:
+            return self.source.score(responses)
+
+
+@contextmanager
+def _built(config: RewardSourceConfig) -> Generator[RewardSource]:
+    if isinstance(config, RemoteRewardConfig):
+        raise ConfigError(f"reward source {config.name!r} is served elsewhere: let clients ask {config.url} themselves")
+    source = _with_model(config) if isinstance(config, ModelRewardConfig) else build_source_without_model(config)
+    try:
+        yield source if isinstance(source, JudgedReward) else _OneAtATime(source)
+    finally:
+        if isinstance(source, ClosableSource):
+            source.close()
+
+
+def _with_model(config: ModelRewardConfig) -> RewardSource:
+    """It reads the text that clients send with its own tokenizer: the policy's is not here."""
+    from proximo.models.precision.placement import resolve_device, resolve_precision
+    from proximo.run.build.models import Place, build_reward_source
+
+    if config.share_base:
+        raise ConfigError(f"reward source {config.name!r} has share_base, and there is no policy here: remove it")
+    verify_models(reward_inputs(config, "reward"))
+    place = Place(device=resolve_device("auto"), precision=resolve_precision("float32"), seed=0)
+    return build_reward_source(config, None, place=place, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
+
+
+@contextmanager
+def _listening(options: ServeOptions) -> Generator[socket.socket]:
+    """Before anything is built, so that an address that is taken is said at once."""
+    family = socket.AF_INET6 if is_ipv6(options.host) else socket.AF_INET
+    try:
+        listener = socket.create_server((options.host, options.port), family=family)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen at {options.host}, port {options.port}: {error}; give another --port, or --port 0 for any "
+            "that is free"
+        ) from error
+    with listener:
+        yield listener
+
+
+def _run(server: uvicorn.Server, listener: socket.socket) -> int:
+    """Until a signal; a second one does not wait for requests that are being scored."""
+    received: list[int] = []
+
+    def hear(number: int, _: object) -> None:
+        server.should_exit, server.force_exit = True, bool(received)
+        received.append(number)
+
+    before = {number: signal.signal(number, hear) for number in SIGNALS}
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="http")
+    try:
+        thread.start()
+        while thread.is_alive():
+            thread.join(timeout=0.2)  # a join without a limit would not let signals through
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if not received:
+        raise TrainingError("the server ended by itself; what it said above is the reason")
+    return 128 + received[0]

@@ -1,0 +1,96 @@
+"""The section `ppo.advantage`: which estimator, and its numbers. Not the formulas: those are in proximo.algorithms."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from proximo.config.schema.base import AbsentMeans, Section
+
+
+class AdvantageConfig(Section):
+    """How much better than expected each token was."""
+
+    estimator: Literal[
+        "gae",
+        "group_centred",
+        "group_standardised",
+        "leave_one_out",
+        "length_weighted",
+        "pass_at_k",
+        "group_return_to_go",
+        "return_to_go",
+        "greedy_baseline",
+    ] = "gae"
+    """`gae` trains a value model; the others need no critic. `group_centred` (Dr. GRPO), `group_standardised` (GRPO),
+    `leave_one_out` (RLOO), `length_weighted` (OPO), `pass_at_k` (PKPO) and `group_return_to_go` (REINFORCE++ with a
+    baseline) compare the responses of one prompt; `return_to_go` (REINFORCE++) compares those of the whole step, and
+    `greedy_baseline` (ReMax) each response with the most likely one, sampled besides: one per prompt is enough."""
+    k: int = Field(2, ge=2)
+    """Of `pass_at_k`: the best of so many responses is what counts, as in pass@k."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount per token, of `gae` and of the returns to go."""
+    lam: float = Field(0.95, ge=0, le=1)
+    """Decay of the advantage estimator (GAE)."""
+    length_adaptive: float | None = Field(None, gt=0)
+    """Alpha of a decay that depends on the response, instead of `lam`: 1 - 1 / (alpha * tokens), at least 0 (VAPO,
+    which has 0.05); null uses `lam` for all."""
+    value_lam: float | None = Field(None, ge=0, le=1)
+    """Decay for the returns that the value model learns (VAPO has 1); null uses that of the advantages."""
+    standardise: bool | Literal["group"] | None = None
+    """Advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of each
+    prompt's responses; null means over the step for `gae` and the returns to go, and not at all for the others.
+    Not with `pass_at_k`, whose advantages are never negative."""
+    unbiased_variance: bool = False
+    """The variance of standardising, and of `score.whiten_rewards`, divides by the count of tokens minus 1."""
+
+    least_spread: Annotated[float | None, AbsentMeans(None)] = Field(0.01, ge=0)
+    """With `gae`: a step whose returns have at most this share of the standard deviation of all returns of the run
+    teaches the policy nothing, since its advantages are the critic's noise; null learns from every step."""
+    equal_groups: Literal["keep", "exclude"] = "keep"
+    """Prompts all of whose responses have the same `ppo.outcome`: `exclude` leaves their responses out of the loss and
+    of what it is divided by, so that neither shaping nor the KL teaches anything there. Not with `gae` and
+    `return_to_go`."""
+
+    @model_validator(mode="after")
+    def _has_groups(self) -> Self:
+        if self.equal_groups == "exclude" and not self.compares_groups:
+            raise ValueError(
+                f"equal_groups: exclude is for estimators that compare the responses of one prompt; for "
+                f"{self.estimator} a prompt that always fails, or never does, is a lesson as well: set it to keep"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_its_sign(self) -> Self:
+        if self.standardise and self.estimator == "pass_at_k":
+            raise ValueError(
+                "standardise would push down the responses that add nothing to the best of k, whose advantage is 0 in "
+                "pass_at_k: leave it out"
+            )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _estimator_alone(cls, data: Any) -> Any:
+        return {"estimator": data} if isinstance(data, str) else data
+
+    @property
+    def uses_critic(self) -> bool:
+        """True where a value model is trained."""
+        return self.estimator == "gae"
+
+    @property
+    def compares_groups(self) -> bool:
+        """True where the baseline is made of the responses to one prompt."""
+        return self.estimator not in ("gae", "return_to_go", "greedy_baseline")
+
+    @property
+    def goes_by_token(self) -> bool:
+        """True where a token is judged by what comes after it, so that the tokens of a response differ."""
+        return self.estimator in ("gae", "return_to_go", "group_return_to_go", "greedy_baseline")
+
+    @property
+    def standardises(self) -> bool | Literal["group"]:
+        """`standardise` with its default resolved."""
+        by_default = self.goes_by_token and self.estimator != "greedy_baseline"
+        return by_default if self.standardise is None else self.standardise

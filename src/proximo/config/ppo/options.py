@@ -1,0 +1,331 @@
+"""The options of PPO and of its relatives without a critic. Usable by itself: `PPOTrainer(..., config=PPOConfig())`."""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.losses import GuardConfig, PolicyLossConfig, ValueLossConfig
+from proximo.config.ppo.ptx import PTXConfig
+from proximo.config.ppo.score import ScoreConfig
+from proximo.config.run import OptimizerConfig
+from proximo.config.schema.base import Section
+
+
+class RolloutConfig(Section):
+    """How responses are sampled."""
+
+    max_new_tokens: int = Field(128, ge=1)
+    """A response is cut here and ends with finish `length`."""
+    min_new_tokens: int = Field(0, ge=0)
+    """No end of sequence before this many tokens; a value above 0 changes the distribution, see docs/ppo.md."""
+    shortest_limit: int | None = Field(None, ge=1)
+    """Draw the limit of each prompt's responses between this and `max_new_tokens`, both included; null: always that."""
+    temperature: float = Field(1.0, gt=0)
+    """Divides the logits, in the rollout, in the reference and in the update alike."""
+    greedy: bool = False
+    """Take the most likely token, in evaluations too: nothing is explored, see docs/ppo.md, "Greedy rollouts"."""
+    top_k: int | None = Field(None, ge=1)
+    """Sample among the k most likely tokens only."""
+    top_p: float | None = Field(None, gt=0, le=1)
+    """Sample among the most likely tokens that hold this much probability."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Further tokens that end a response; the token stays."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end a response; tokens up to the one that completes the string stay."""
+    max_rows: int = Field(64, ge=1)
+    """Responses decoded at once; the rest wait for a free row. Samples do not depend on it."""
+
+    @field_validator("temperature", mode="before")
+    @classmethod
+    def _divides(cls, value: object) -> object:
+        if value == 0:
+            raise ValueError(
+                "logits cannot be divided by a temperature of 0; for the most likely token say greedy: true"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({self.max_new_tokens})"
+            )
+        if self.shortest_limit is not None and self.shortest_limit >= self.max_new_tokens:
+            raise ValueError(
+                f"shortest_limit ({self.shortest_limit}) must be below max_new_tokens ({self.max_new_tokens}), the "
+                "longest limit; leave it out for one limit"
+            )
+        if self.shortest_limit is not None and self.min_new_tokens > self.shortest_limit:
+            raise ValueError(
+                f"shortest_limit ({self.shortest_limit}) must not be below min_new_tokens ({self.min_new_tokens})"
+            )
+        if self.greedy and (self.top_k is not None or self.top_p is not None):
+            raise ValueError("greedy takes the most likely token, which top_k and top_p always keep: leave them out")
+        if any(not text for text in self.stop_strings):
+            raise ValueError("a stop string must not be empty")
+        return self
+
+    @property
+    def reshapes_distribution(self) -> bool:
+        """True where more than the temperature shaped what was sampled (docs/ppo.md, sampled log-probs)."""
+        return self.greedy or self.top_k is not None or self.top_p is not None or self.min_new_tokens > 0
+
+
+class KLConfig(Section):
+    """The pull towards the reference."""
+
+    place: Literal["reward", "loss", "none"] = "reward"
+    """Subtracted from the reward, added to the loss, or left out (no reference is loaded then)."""
+    measure: Literal["k1", "k2", "k3", "abs", "full", "weighted_k3"] = "k1"
+    """In the reward: k1 has the gradient of the sequence KL; full has only the part that runs through later states;
+    k2, k3 and abs are biased. In the loss: k2, weighted_k3 and full have the gradient of the KL at each state visited,
+    and only they are accepted."""
+    clamp: float | None = Field(None, gt=0)
+    """The KL of a token is cut to plus and minus this many nats before it is weighed; null leaves it. Beyond, a KL in
+    the loss has no gradient."""
+    coefficient: float = Field(0.05, ge=0)
+    """Weight of the KL; the starting point where it adapts."""
+    target: float | None = Field(None, gt=0)
+    """Adapt the coefficient so that the mean KL of a response (nats, sum of k1) approaches this; null keeps it."""
+    horizon: int = Field(10_000, ge=1)
+    """Responses over which the coefficient adapts."""
+    reference_every_steps: int | None = Field(None, ge=1)
+    """The reference moves towards the policy after every so many steps; null keeps it where it started."""
+    reference_decay: float = Field(0.0, ge=0, lt=1)
+    """What is kept of the reference when it moves: 0 makes it a copy of the policy."""
+
+    @model_validator(mode="after")
+    def _right_gradient(self) -> Self:
+        if self.place == "loss" and self.measure not in ("k2", "weighted_k3", "full"):
+            raise ValueError(
+                f"measure {self.measure} in the loss does not have the gradient of the KL "
+                "(k1: zero on average; plain k3: that of the forward KL); use k2, weighted_k3 or full, "
+                "or place: reward"
+            )
+        if self.place == "reward" and self.measure == "weighted_k3":
+            raise ValueError("measure weighted_k3 is a form for the loss; in the reward use k1")
+        if self.target is not None and self.coefficient == 0:
+            raise ValueError("a coefficient of 0 stays 0, whatever the target: it adapts by a factor; start above 0")
+        return self
+
+
+class PPOConfig(Section):
+    """One step: sample, score, compare with the reference, estimate advantages, update."""
+
+    num_steps: int = Field(100, ge=1)
+    """Steps of the run; one step is one rollout batch with all its epochs."""
+    prompts_per_step: int = Field(64, ge=1)
+    """Prompts of a rollout batch."""
+    responses_per_prompt: int = Field(1, ge=1)
+    """Responses sampled for each prompt; a group, where advantages are group-wise."""
+    samples_per_prompt: int | None = Field(None, ge=2)
+    """Sample this many responses to each prompt and train on the `responses_per_prompt` with the best scores; null
+    trains on all that are sampled. It changes what is learned, see docs/ppo.md, "Best of n"."""
+    epochs_per_step: int = Field(2, ge=1)
+    """Passes over a rollout batch."""
+    minibatch_responses: int | None = Field(None, ge=1)
+    """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    side_by_side: bool = True
+    """On a CPU with an even number of threads the policy and a value model of its own train at the same time, each with
+    half of the threads, and the last updates of the dearer one with all: faster, in the memory of both updates. It
+    changes the last bits of results."""
+    release_cache: bool = False
+    """Give cached memory of the accelerator back between the rollout and the updates; costs some time in each."""
+    critic_warmup_steps: int = Field(0, ge=0)
+    """First steps, in which the value model learns alone; the policy's schedule counts its own updates only. On a
+    shared trunk the value head learns and the trunk waits."""
+    truncated: Literal["zero", "bootstrap", "mask"] = "zero"
+    """A response cut at the limit: worth 0 after its end, the value model's guess, or left out altogether."""
+    evaluate_greedy: bool = False
+    """Evaluate with the most likely token instead of sampling."""
+    evaluation_samples_per_prompt: int = Field(1, ge=1)
+    """Responses to each held-out prompt in an evaluation."""
+    outcome: str | None = None
+    """The component of the score that says how well a task was solved, such as the name of a reward source, as it gave
+    it; null for the whole score. Equal groups, `solved_score`, `data.filter` and `guards.max_equal_steps` go by it, so
+    that rewards of form beside it deceive none of them."""
+    solved_score: float | None = None
+    """A response with this `outcome` or more solves its prompt; evaluations then report pass@k; null for no such
+    score."""
+    evaluate_reference: bool = False
+    """Let the reference answer the held-out prompts as well, score that, and count how often the policy is better."""
+    average_decay: float | None = Field(None, gt=0, lt=1)
+    """Keep a moving average of the policy with this decay per step, saved as `average` in every checkpoint."""
+    evaluate_average: bool = False
+    """Evaluate that average instead of the policy."""
+    rollout: RolloutConfig = RolloutConfig()
+    """How responses are sampled."""
+    score: ScoreConfig = ScoreConfig()
+    """What is done to scores before they are rewards."""
+    kl: KLConfig = KLConfig()
+    """The pull towards the reference."""
+    advantage: AdvantageConfig = AdvantageConfig()
+    """How much better than expected each token was. A name alone is the estimator: `advantage: group_centred`."""
+    policy_loss: PolicyLossConfig = PolicyLossConfig()
+    """What the policy minimises."""
+    value_loss: ValueLossConfig = ValueLossConfig()
+    """What the value model minimises."""
+    ptx: PTXConfig | None = None
+    """Texts (`ptx_data`) whose loss joins every update of the policy; null leaves them out."""
+    guards: GuardConfig = GuardConfig()
+    """When an update is skipped, and when the run stops."""
+    policy_optimizer: OptimizerConfig | None = None
+    """Optimizer of the policy; null means learning rate 1e-6, or 1e-5 with LoRA."""
+    value_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
+    """Optimizer of the value model. On a shared trunk that is `policy_optimizer`, and this one is for the head alone in
+    the critic's warm-up."""
+
+    @property
+    def responses_per_step(self) -> int:
+        """Responses of a rollout batch."""
+        return self.prompts_per_step * self.responses_per_prompt
+
+    @property
+    def sampled_per_prompt(self) -> int:
+        """Responses sampled for each prompt, whether they are trained on or not."""
+        return self.samples_per_prompt or self.responses_per_prompt
+
+    @property
+    def responses_per_update(self) -> int:
+        """Responses of one minibatch."""
+        return self.minibatch_responses or max(1, self.responses_per_step // 4)
+
+    @property
+    def uses_critic(self) -> bool:
+        """True where a value model is trained."""
+        return self.advantage.uses_critic
+
+    @property
+    def baseline_answer(self) -> Literal["reference", "greedy"] | None:
+        """The answer whose score is subtracted from those of the responses: the row's own, or the most likely one."""
+        if self.advantage.estimator == "greedy_baseline":
+            return "greedy"
+        return "reference" if self.score.minus_reference_answer else None
+
+    @property
+    def shapes_scores(self) -> bool:
+        """True where what is rewarded for a response may differ from its score."""
+        return self.score.shapes or self.baseline_answer is not None
+
+    def outcome_is_of(self, sources: Sequence[str]) -> bool:
+        """True where `outcome` is the name of a source, or `<source>.<part>`, or the whole score."""
+        name = self.outcome
+        return name is None or any(name == source or name.startswith(f"{source}.") for source in sources)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.responses_per_update > self.responses_per_step:
+            raise ValueError(
+                f"minibatch_responses ({self.minibatch_responses}) exceeds the batch of "
+                f"prompts_per_step * responses_per_prompt = {self.responses_per_step} responses"
+            )
+        if self.samples_per_prompt is not None and self.samples_per_prompt <= self.responses_per_prompt:
+            raise ValueError(
+                f"samples_per_prompt ({self.samples_per_prompt}) leaves nothing to choose from: it must exceed "
+                f"responses_per_prompt ({self.responses_per_prompt}), or be left out to train on all that are sampled"
+            )
+        if self.advantage.standardise == "group" and self.responses_per_prompt < 2:
+            raise ValueError(
+                "advantage.standardise: group is over the responses to one prompt: responses_per_prompt must be 2 or "
+                "more; true standardises over the step"
+            )
+        if self.critic_warmup_steps and not self.uses_critic:
+            raise ValueError(
+                f"critic_warmup_steps ({self.critic_warmup_steps}) trains a value model, and advantage "
+                f"{self.advantage.estimator} has none: remove it, or use advantage: gae"
+            )
+        if self.critic_warmup_steps >= self.num_steps:
+            raise ValueError(
+                f"critic_warmup_steps ({self.critic_warmup_steps}) leaves the policy no step: it must be below "
+                f"num_steps ({self.num_steps})"
+            )
+        if self.evaluate_average and self.average_decay is None:
+            raise ValueError("evaluate_average needs average_decay: without it there is no average")
+        if self.kl.reference_every_steps is not None and self.kl.place == "none":
+            raise ValueError("kl.reference_every_steps needs a reference, and with kl.place none there is none")
+        if self.truncated == "bootstrap" and (self.score.truncated or not self.uses_critic):
+            raise ValueError(
+                "truncated: bootstrap needs advantage: gae and score.truncated: false; with a score the value after "
+                "the last token has no target of its own and drifts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _estimator_fits(self) -> Self:
+        if self.advantage.compares_groups and self.responses_per_prompt < 2:
+            raise ValueError(
+                f"advantage {self.advantage.estimator} compares responses: responses_per_prompt must be 2 or more; "
+                "gae, return_to_go and greedy_baseline need only one"
+            )
+        if self.advantage.estimator == "pass_at_k" and self.responses_per_prompt < self.advantage.k:
+            raise ValueError(
+                f"advantage.k ({self.advantage.k}) is the best of so many responses to a prompt, but "
+                f"responses_per_prompt is {self.responses_per_prompt}: it must be at least k"
+            )
+        if self.advantage.estimator == "greedy_baseline" and self.rollout.greedy:
+            raise ValueError(
+                "advantage greedy_baseline compares samples with the most likely response, which rollout.greedy makes "
+                "of every one: sample, or take another estimator"
+            )
+        if self.advantage.estimator == "greedy_baseline" and self.score.minus_reference_answer:
+            raise ValueError(
+                "score.minus_reference_answer and advantage greedy_baseline are two baselines of one score: take one"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluation_fits(self) -> Self:
+        if self.rollout.greedy and self.sampled_per_prompt > 1:
+            raise ValueError(
+                f"rollout.greedy gives one response to a prompt, and {self.sampled_per_prompt} are asked for: leave "
+                "samples_per_prompt out and responses_per_prompt at 1, or sample"
+            )
+        if (self.evaluate_greedy or self.rollout.greedy) and self.evaluation_samples_per_prompt > 1:
+            raise ValueError(
+                f"evaluation_samples_per_prompt ({self.evaluation_samples_per_prompt}) would be as many copies of one "
+                "response: with evaluate_greedy or rollout.greedy it is 1"
+            )
+        if self.evaluate_reference and (self.kl.place == "none" or self.kl.reference_every_steps is not None):
+            raise ValueError(
+                "evaluate_reference needs a reference that stays: not kl.place none, which has none, nor "
+                "kl.reference_every_steps, under which every evaluation would have another opponent"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _guards_can_skip(self) -> Self:
+        guards = [name for name in ("max_ratio", "max_kl", "target_kl") if getattr(self.guards, name) is not None]
+        if guards and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
+            raise ValueError(
+                f"policy_optimizer.in_backward moves weights within the backward pass, so guards.{guards[0]} cannot "
+                "skip an update as a whole: set it to null, or in_backward: false"
+            )
+        if self.ptx is not None and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
+            raise ValueError(
+                "ppo.ptx adds a backward pass of its texts to every update, and policy_optimizer.in_backward wants one "
+                "pass: leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _coefficient_stays_positive(self) -> Self:
+        if self.kl.target is not None and self.responses_per_step >= 5 * self.kl.horizon:
+            raise ValueError(
+                f"kl.horizon ({self.kl.horizon}) must exceed a fifth of the {self.responses_per_step} responses of a "
+                "step, else one step below the target makes the coefficient 0, where it stays"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scores_fit(self) -> Self:
+        self.score.check_lengths(max_new_tokens=self.rollout.max_new_tokens, shortest_limit=self.rollout.shortest_limit)
+        if self.score.whiten_rewards != "none" and not self.uses_critic:
+            raise ValueError(
+                "score.whiten_rewards needs advantage: gae; it shifts every token's reward, so that answers of one "
+                "group would be compared by their length"
+            )
+        return self

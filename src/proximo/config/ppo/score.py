@@ -1,0 +1,86 @@
+"""What PPO does to scores before they are rewards: the section `ppo.score`. Not where scores come from (`reward`)."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from proximo.config.schema.base import Section
+
+
+class ScoreConfig(Section):
+    """What is done to scores before they are rewards, in the order of docs/ppo.md, "From score to reward"."""
+
+    minus_reference_answer: bool = False
+    """Subtract the score that the same sources give the prompt's reference answer; every prompt must have one."""
+    bias: float = 0.0
+    """Added to the score, before `scale`: (score + bias) * scale."""
+    scale: float = Field(1.0, gt=0)
+    """Factor of the score, after `bias`."""
+    running: Literal["none", "scale", "standardise"] = "none"
+    """`scale` divides scores by their standard deviation over the run so far, this step's scores included;
+    `standardise` subtracts their mean over the run first."""
+    clip: float | None = Field(None, gt=0)
+    """Scores are clipped to plus and minus this; rewards of single tokens each by itself. Penalties come after it."""
+    truncated: bool = True
+    """Whether a response cut at the limit gets its score."""
+    truncated_scale: float = Field(1.0, ge=0, le=1)
+    """Factor of the score of a response cut at the limit, after `clip`; for scores that are never negative."""
+    missing_eos_penalty: float | None = Field(None, gt=0)
+    """Penalty of a response that did not end by itself: neither with an end-of-sequence token nor at a stop."""
+    min_tokens: int | None = Field(None, ge=1)
+    """Responses of fewer tokens than this, end-of-sequence token included, are penalised by `min_tokens_penalty`."""
+    min_tokens_penalty: float | None = Field(None, gt=0)
+    """Penalty of a response that is too short; a response of exactly `min_tokens` tokens is not."""
+    penalty_mode: Literal["add", "replace"] = "add"
+    """Penalties of `missing_eos_penalty` and `min_tokens_penalty`: `add` subtracts them from the score, `replace`
+    rewards minus the penalty instead of the score, whatever that was."""
+    overlong_buffer_tokens: int | None = Field(None, ge=1)
+    """Over this many tokens before `rollout.max_new_tokens` a penalty of length rises from 0; null for none."""
+    overlong_penalty: float = Field(1.0, gt=0)
+    """What a response of `rollout.max_new_tokens` tokens loses where there is an `overlong_buffer_tokens`."""
+    whiten_rewards: Literal["none", "keep_mean", "zero_mean"] = "none"
+    """Rewards per token, KL included, to variance 1 over the valid tokens of the step; their mean kept, or 0."""
+
+    @property
+    def shapes(self) -> bool:
+        """True where what is rewarded for a response may differ from its score."""
+        alone = {"whiten_rewards", "penalty_mode", "overlong_penalty"}  # these change no score by themselves
+        return self.model_dump(exclude=alone) != ScoreConfig().model_dump(exclude=alone)
+
+    @property
+    def penalises(self) -> bool:
+        """True where a response may be penalised for how long it is or how it ended."""
+        penalties = (self.missing_eos_penalty, self.min_tokens, self.overlong_buffer_tokens)
+        return any(each is not None for each in penalties)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.min_tokens is None) != (self.min_tokens_penalty is None):
+            raise ValueError("min_tokens and min_tokens_penalty belong together: give both or neither")
+        for key in ("missing_eos_penalty", "overlong_buffer_tokens"):
+            if getattr(self, key) is not None and not self.truncated:
+                raise ValueError(
+                    f"{key} needs truncated: true; without a score, a response cut at the limit would escape the "
+                    "penalty that is meant for it"
+                )
+        if self.truncated_scale != 1 and not self.truncated:
+            raise ValueError("truncated_scale needs truncated: true; without it a cut response has no score to scale")
+        return self
+
+    def check_lengths(self, *, max_new_tokens: int, shortest_limit: int | None = None) -> None:
+        """Raises ValueError for lengths that no response, or only the empty one, could do right."""
+        if self.min_tokens is not None and self.min_tokens > max_new_tokens:
+            raise ValueError(
+                f"score.min_tokens ({self.min_tokens}) exceeds rollout.max_new_tokens ({max_new_tokens}): every "
+                "response would be penalised"
+            )
+        if self.min_tokens is not None and shortest_limit is not None and self.min_tokens > shortest_limit:
+            raise ValueError(
+                f"score.min_tokens ({self.min_tokens}) exceeds rollout.shortest_limit ({shortest_limit}): responses "
+                "would be penalised for the limit that was drawn for them"
+            )
+        if self.overlong_buffer_tokens is not None and self.overlong_buffer_tokens > max_new_tokens:
+            raise ValueError(
+                f"score.overlong_buffer_tokens ({self.overlong_buffer_tokens}) exceeds rollout.max_new_tokens "
+                f"({max_new_tokens}): the penalty would begin before the response does"
+            )

@@ -1,0 +1,63 @@
+"""A reward source on another machine: its address, its limits, and where its token is. Never the token itself."""
+
+import re
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from proximo.config.rewards.addresses import address_problem
+from proximo.config.schema.base import Section
+from proximo.metrics.definitions import COMPONENT
+
+
+class RemoteRewardConfig(Section):
+    """Scores from a reward service, such as `proximo serve-reward` on another machine. docs/remote-rewards.md."""
+
+    kind: Literal["remote"]
+    """A service that is asked over HTTP."""
+    name: str = Field("remote", pattern=f"^{COMPONENT}$")
+    """Name of this component in the metrics."""
+    url: str
+    """Address of the service, such as http://verifiers:8321; https where the network is not trusted."""
+    token_env: str | None = None
+    """Name of the environment variable that has the service's token; null for a service without one."""
+    responses_per_request: int = Field(16, ge=1)
+    """Responses that are asked about at once."""
+    requests_at_once: int = Field(4, ge=1)
+    """Requests under way at the same time."""
+    request_seconds: float = Field(120.0, gt=0)
+    """Wall-clock limit of a request; then it is sent again."""
+    step_seconds: float = Field(600.0, gt=0)
+    """Wall-clock limit of all responses of a step. What has no verdict by then has no score."""
+    attempts: int = Field(5, ge=1)
+    """How often a request is sent that gets no usable answer, before its responses are left without a score."""
+    first_pause_seconds: float = Field(0.5, ge=0)
+    """Pause before the second attempt; each later one is twice as long, 30 seconds at most."""
+    weight: float = 1.0
+    """Factor of this source in the sum."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_an_address(cls, url: str) -> str:
+        if problem := address_problem(url):
+            raise ValueError(problem)
+        return url
+
+    @field_validator("token_env")
+    @classmethod
+    def _is_a_name(cls, token_env: str | None) -> str | None:
+        # What stands there may be the token itself, so it is not quoted.
+        if token_env is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", token_env):
+            raise ValueError(
+                "the name of an environment variable is wanted (capital letters, digits and '_'), never the token "
+                "itself"
+            )
+        return token_env
+
+    @model_validator(mode="after")
+    def _a_request_fits_a_step(self) -> Self:
+        if self.request_seconds > self.step_seconds:
+            raise ValueError(
+                f"request_seconds ({self.request_seconds:g}) must not exceed step_seconds ({self.step_seconds:g})"
+            )
+        return self

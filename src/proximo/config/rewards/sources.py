@@ -1,0 +1,116 @@
+"""The first kinds of reward sources, and what judged ones share. Not what PPO does to a score: that is ppo/score.py."""
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from proximo.config.schema.base import Section
+from proximo.metrics.definitions import COMPONENT
+
+
+class JudgedRewardConfig(Section):
+    """What all sources share whose verdicts come from worker processes."""
+
+    judge: ClassVar[str]
+    """`package.module:Class` of the judge, which a worker makes with `judge_options`."""
+
+    kind: str
+    """What tells the sources of a recipe apart."""
+    name: str
+    """Name of this component in the metrics."""
+    weight: float = 1.0
+    """Factor of this source in the sum."""
+    workers: int | None = Field(None, ge=1)
+    """Worker processes of this source; null for one per core."""
+    answer_seconds: float = Field(10.0, gt=0)
+    """Wall-clock limit of one answer. A worker that exceeds it is killed and the answer is tried once more alone; then
+    it is the answer's fault."""
+    step_seconds: float = Field(600.0, gt=0)
+    """Wall-clock limit of all answers of a step. What was not judged by then has no score."""
+    attempts: int = Field(3, ge=1)
+    """How often an answer is tried whose worker died or whose judge failed, before it is left without a score."""
+    worker_memory_mib: int | None = Field(4096, ge=128)
+    """Address space of a worker, and of each process that it starts; null for no limit. What needs more fails."""
+
+    def judge_path(self) -> str:
+        """`package.module:Class` of the judge."""
+        return self.judge
+
+    def caveats(self) -> tuple[str, ...]:
+        """What the user is to hear when the source is built, and what it will do without on this machine."""
+        return ()
+
+    def judge_options(self) -> dict[str, Any]:
+        """The keyword arguments of the judge, as plain values: the fields that only this kind of source has."""
+        shared = {*JudgedRewardConfig.model_fields, "kind", "name"}
+        return self.model_dump(mode="json", exclude=shared)
+
+
+class ModelRewardConfig(Section):
+    """Scores from a reward model."""
+
+    kind: Literal["model"]
+    """A one-label sequence classifier."""
+    name: str = Field("reward_model", pattern=f"^{COMPONENT}$")
+    """Name of this component in the metrics."""
+    path: str
+    """A folder or Hub name; in a pipeline `@reward`."""
+    revision: str | None = None
+    """Branch, tag or commit on the Hub."""
+    tokenizer: str | None = None
+    """Its tokenizer, where none lies beside it, or the same with another chat template: prompts and responses are
+    rendered again for it."""
+    dense: Literal["none", "deltas", "absolute"] = "none"
+    """`none`: the score sits on the last token. `deltas`: each token gets what it adds to the score of the response so
+    far; they sum to the same score. `absolute`: each token gets the score after it, and their sum is the score, so
+    that long responses have more of it. docs/rewards.md, "Rewards of single tokens"."""
+    share_base: bool = False
+    """`path` is a folder with an adapter that was trained on the policy's base: it runs on the policy's own copy of
+    those weights. Without it a reward model has weights of its own."""
+    weight: float = 1.0
+    """Factor of this source in the sum."""
+
+    @model_validator(mode="after")
+    def _adapter_in_a_folder(self) -> Self:
+        if self.share_base and self.revision is not None:
+            raise ValueError("share_base reads an adapter from a folder, which has no revision: remove revision")
+        return self
+
+
+class FunctionRewardConfig(Section):
+    """Scores from a Python function."""
+
+    kind: Literal["function"]
+    """A function named by its import path."""
+    name: str = Field("function", pattern=f"^{COMPONENT}$")
+    """Name of this component in the metrics."""
+    function: str
+    """`package.module:function`, called with lists of prompts, responses and metadata. docs/rewards.md."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Further keyword arguments."""
+    timeout_seconds: float = Field(600.0, gt=0)
+    """The run stops, and says so, when the function has not answered for a batch after this long."""
+    process: bool = False
+    """The function runs in a process of its own. One that hangs, raises or crashes there is ended and tried again; then
+    the batch has no scores (`ppo.guards.max_faulty_fraction`)."""
+    weight: float = 1.0
+    """Factor of this source in the sum."""
+
+
+class JudgeRewardConfig(JudgedRewardConfig):
+    """Scores from a judge of your own, in worker processes."""
+
+    kind: Literal["judge"]
+    """A class named by its import path. docs/rewards.md, "A judge of your own"."""
+    name: str = Field("judge", pattern=f"^{COMPONENT}$")
+    """Name of this component in the metrics."""
+    judge_class: str
+    """`package.module:Class`, with a method `judge`; made in each worker."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the class."""
+
+    def judge_path(self) -> str:
+        return self.judge_class
+
+    def judge_options(self) -> dict[str, Any]:
+        return dict(self.arguments)

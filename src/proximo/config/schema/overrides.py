@@ -1,0 +1,117 @@
+"""`key.sub=value` arguments of the command line, put into the tree of a recipe. Not their validation.
+
+A value is one word by the rules of YAML 1.2, or a list, mapping or quoted text in YAML's flow style.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proximo.config.schema.fields import (
+    annotation_at,
+    child_of,
+    is_list,
+    is_nullable,
+    kinds_of,
+    section_for,
+    sections_of,
+)
+from proximo.config.schema.positioned_yaml import parse_document
+from proximo.config.schema.scalars import plain_scalar
+from proximo.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Override:
+    """One `key.sub=value`."""
+
+    text: str
+    path: tuple[str, ...]
+    value: Any
+
+
+def parse_override(text: str) -> Override:
+    """Read one argument. Raises ConfigError."""
+    key, equals, value = text.partition("=")
+    path = tuple(key.strip().split("."))
+    if not equals or not all(path):
+        raise ConfigError(f"an override is key.sub=value, for example run.seed=1; got {text!r}")
+    if not value.strip():
+        raise ConfigError(f"the override {text!r} has no value; {key}=null is none, {key}='\"\"' is empty text")
+    return Override(text=text, path=path, value=_parse_value(value.strip(), text))
+
+
+def _parse_value(value: str, override: str) -> Any:
+    if value[0] in "[{\"'":
+        return parse_document(value, f"the override {override!r}").data
+    if value[0] == "#":
+        raise ConfigError(
+            f"the value of the override {override!r} begins with #, which begins a comment in a recipe: put the value "
+            "in quotes of its own where it is meant"
+        )
+    return plain_scalar(value)
+
+
+def apply_overrides(tree: dict[str, Any], overrides: Sequence[Override], schema: Any) -> dict[str, Any]:
+    """A copy of `tree` with the overrides put in, the later ones winning.
+
+    null where the schema allows none takes the key out, so that its default holds. A new `kind` takes out the
+    keys that belong to the kind before.
+    """
+    for override in overrides:
+        tree = _with_value(tree, (), override, _Target(schema, tree))
+    return tree
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What an override is put into: the schema, and the whole tree, which tells the kinds of its sections."""
+
+    schema: Any
+    tree: Any
+
+    def annotation(self, path: tuple[str, ...]) -> Any:
+        return annotation_at(self.schema, self.tree, path)
+
+
+def _with_value(node: Any, done: tuple[str, ...], override: Override, target: _Target) -> Any:
+    """`node`, which stands at `done`, with the override put in below it."""
+    if done == override.path:
+        return override.value
+    piece = override.path[len(done)]
+    if isinstance(node, list) or (node is None and is_list(target.annotation(done)) and piece.isdecimal()):
+        return _with_item(node or [], done, override, target)
+    if node is not None and not isinstance(node, dict):
+        raise ConfigError(f"override {override.text!r}: {'.'.join(done)} is {node!r}, which has no keys below it")
+    below = _with_value(child_of(node, piece), (*done, piece), override, target)
+    changed = {**(node or {}), piece: below}
+    if (*done, piece) != override.path:
+        return changed
+    if below is None and _refuses_null(target.annotation(override.path)):
+        return {key: value for key, value in changed.items() if key != piece}
+    return _without_other_kind(changed, target.annotation(done)) if piece == "kind" else changed
+
+
+def _with_item(items: list[Any], done: tuple[str, ...], override: Override, target: _Target) -> list[Any]:
+    piece = override.path[len(done)]
+    if not piece.isdecimal() or int(piece) > len(items):
+        raise ConfigError(
+            f"override {override.text!r}: {'.'.join(done)} is a list of {len(items)}; its items go by number from 0, "
+            f"and {len(items)} adds one"
+        )
+    index = int(piece)
+    item = _with_value(child_of(items, piece), (*done, piece), override, target)
+    return [*items[:index], item, *items[index + 1 :]]
+
+
+def _refuses_null(annotation: Any) -> bool:
+    return annotation is not None and not is_nullable(annotation)
+
+
+def _without_other_kind(node: dict[str, Any], annotation: Any) -> dict[str, Any]:
+    """`node` without the keys that only other sections of the union have; an unknown kind keeps everything."""
+    section = section_for(annotation, node)
+    if section is None or not kinds_of(section):
+        return node
+    foreign = {key for other in sections_of(annotation) for key in other.model_fields} - set(section.model_fields)
+    return {key: value for key, value in node.items() if key not in foreign}

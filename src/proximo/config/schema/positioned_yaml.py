@@ -1,0 +1,176 @@
+"""YAML text as plain values that know their lines. Not what the keys mean: that is the schemas' business.
+
+Safe by construction: nothing but mappings, lists and scalars can come out. A key that is given twice is an error;
+anchors, aliases and merge keys work.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from yaml.reader import ReaderError
+
+from proximo.config.schema.scalars import plain_scalar
+from proximo.errors import ConfigError
+
+MERGE = "<<"
+MOST_VALUES = 100_000
+"""Of a document whose aliases are written out."""
+HINTS = {
+    "found character '\\t' that cannot start any token": "indent with spaces, not with tabs",
+    "found character '@' that cannot start any token": 'put quotes around it, as in path: "@sft"',
+    "found character '%' that cannot start any token": "put quotes around it",
+    "found character '`' that cannot start any token": "put quotes around it",
+    "mapping values are not allowed here": "put quotes around text that holds a colon, and check the indentation",
+}
+
+
+class _PlainLoader(yaml.BaseLoader):
+    """Marks unquoted scalars, which YAML 1.1's rules would otherwise turn into values."""
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode and implicit[0]:
+            return "plain"
+        return super().resolve(kind, value, implicit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A YAML document: its values, and where in the file each of them stands."""
+
+    origin: str
+    """Name of the file, for messages."""
+    text: str
+    data: Any
+    root: yaml.Node | None
+
+    def line_of(self, path: tuple[str, ...]) -> int | None:
+        """Line (from 1) of the deepest part of `path` that the document has; None where even its first key is not."""
+        line, node = None, self.root
+        for piece in path:
+            found = _child(node, piece)
+            if found is None:
+                return line
+            line, node = found[0].start_mark.line + 1, found[1]
+        return line
+
+
+def parse_document(text: str, origin: str) -> Document:
+    """Read one YAML document. Raises ConfigError with file and line."""
+    try:
+        root = yaml.compose(text, Loader=_PlainLoader)
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(_syntax_message(error, origin)) from error
+    except ReaderError as error:
+        raise ConfigError(f"{origin}: character {error.position + 1} cannot stand in YAML: {error.reason}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{origin}: lists or mappings are nested too deeply") from error
+    if root is not None:
+        _refuse_bomb(root, origin)
+    data = None if root is None else _value(root, origin, ())
+    return Document(origin=origin, text=text, data=data, root=root)
+
+
+def _syntax_message(error: yaml.MarkedYAMLError, origin: str) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"{origin}, line {mark.line + 1}, column {mark.column + 1}" if mark else origin
+    problem = str(error.problem or error.context)
+    hint = f"; {HINTS[problem]}" if problem in HINTS else ""
+    return f"{where}: not valid YAML: {problem}{hint}"
+
+
+def _refuse_bomb(root: yaml.Node, origin: str) -> None:
+    """A few lines of aliases to lists of aliases stand for more values than there is memory."""
+    sizes: dict[int, int] = {}
+    size = _expanded_size(root, sizes)
+    if size > MOST_VALUES and size > len(sizes):
+        raise ConfigError(
+            f"{origin}: its aliases make {len(sizes):,} values into {size:.3g}, and {MOST_VALUES:,} are the most: "
+            "write out what is meant"
+        )
+
+
+def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Values that a node stands for, itself among them, aliases written out. One inside what it names counts once."""
+    if id(node) not in sizes:
+        sizes[id(node)] = 1
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        for part in parts:
+            below = part[1] if isinstance(part, tuple) else part
+            sizes[id(node)] += _expanded_size(below, sizes)
+    return sizes[id(node)]
+
+
+def _value(node: yaml.Node, origin: str, parents: tuple[yaml.Node, ...]) -> Any:
+    if any(parent is node for parent in parents):
+        raise ConfigError(f"{origin}, line {node.start_mark.line + 1}: an alias stands inside what it names")
+    inside = (*parents, node)
+    match node:
+        case yaml.ScalarNode(tag="plain"):
+            return plain_scalar(node.value)
+        case yaml.ScalarNode(tag="tag:yaml.org,2002:str"):
+            return node.value
+        case yaml.SequenceNode(tag="tag:yaml.org,2002:seq"):
+            return [_value(item, origin, inside) for item in node.value]
+        case yaml.MappingNode(tag="tag:yaml.org,2002:map"):
+            return _mapping(node, origin, inside)
+    raise ConfigError(
+        f"{origin}, line {node.start_mark.line + 1}: the tag {node.tag} is refused: a recipe holds plain values only"
+    )
+
+
+def _mapping(node: yaml.MappingNode, origin: str, parents: tuple[yaml.Node, ...]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    own: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        key, line = _key(key_node, origin), key_node.start_mark.line + 1
+        if key in lines:
+            raise ConfigError(f"{origin}, line {line}: {key} is given twice, first on line {lines[key]}")
+        lines[key] = line
+        if key == MERGE:
+            for part in _merged_nodes(value_node):
+                merged = {**_merged_mapping(part, origin, parents), **merged}
+        else:
+            own[key] = _value(value_node, origin, parents)
+    return {**merged, **own}
+
+
+def _key(node: yaml.Node, origin: str) -> str:
+    if not isinstance(node, yaml.ScalarNode):
+        raise ConfigError(f"{origin}, line {node.start_mark.line + 1}: a key must be a word, not a list or a mapping")
+    return node.value
+
+
+def _merged_nodes(node: yaml.Node) -> list[yaml.Node]:
+    return node.value if isinstance(node, yaml.SequenceNode) else [node]
+
+
+def _merged_mapping(node: yaml.Node, origin: str, parents: tuple[yaml.Node, ...]) -> dict[str, Any]:
+    value = _value(node, origin, parents)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{origin}, line {node.start_mark.line + 1}: << merges mappings, and this is none")
+    return value
+
+
+def _child(node: yaml.Node | None, piece: str) -> tuple[yaml.Node, yaml.Node] | None:
+    """The node that marks the place of `piece` (its key, or the item itself), and the node of its value."""
+    if isinstance(node, yaml.SequenceNode) and piece.isdecimal() and int(piece) < len(node.value):
+        item = node.value[int(piece)]
+        return item, item
+    if isinstance(node, yaml.MappingNode):
+        return next(_entries(node, piece), None)
+    return None
+
+
+def _entries(node: yaml.MappingNode, key: str) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+    """Entries of that key: the mapping's own before the ones it merges in."""
+    for key_node, value_node in node.value:
+        if isinstance(key_node, yaml.ScalarNode) and key_node.value == key:
+            yield key_node, value_node
+    for key_node, value_node in node.value:
+        if key_node.value == MERGE:
+            for part in _merged_nodes(value_node):
+                if isinstance(part, yaml.MappingNode):
+                    yield from _entries(part, key)

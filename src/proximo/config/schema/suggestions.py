@@ -1,0 +1,121 @@
+"""The key that was probably meant, for one that is not known. Looks at the whole recipe, not at one section."""
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher, get_close_matches
+from typing import Any
+
+from proximo.config.schema.fields import Path, annotation_at, key_paths
+
+ENOUGH_ALIKE = 0.75
+MOST_SUGGESTIONS = 3
+ELSEWHERE = {
+    "actor_learning_rate": "policy_optimizer.learning_rate",
+    "adv_estimator": "advantage.estimator",
+    "batch_size": "prompts_per_step",
+    "beta": "kl.coefficient",
+    "cliprange": "policy_loss.clip_low",
+    "cliprange_value": "value_loss.clip",
+    "critic_learning_rate": "value_optimizer.learning_rate",
+    "epochs": "epochs_per_step",
+    "gae_lambda": "lam",
+    "generation_batches": "prompts_per_step",
+    "generation_size": "samples_per_prompt",
+    "init_kl_coef": "kl.coefficient",
+    "kl_coef": "kl.coefficient",
+    "lambda": "lam",
+    "lr": "learning_rate",
+    "m2_threshold": "max_second_moment",
+    "max_grad_norm": "max_gradient_norm",
+    "max_length": "max_new_tokens",
+    "lora_r": "lora.rank",
+    "max_steps": "num_steps",
+    "micro_batch_size": "tokens_per_microbatch",
+    "mini_batch_size": "minibatch_responses",
+    "model": "policy",
+    "model_name_or_path": "path",
+    "num_generations": "responses_per_prompt",
+    "num_ppo_epochs": "epochs_per_step",
+    "num_train_epochs": "num_epochs",
+    "output_dir": "folder",
+    "ppo_epochs": "epochs_per_step",
+    "r": "lora.rank",
+    "save_steps": "save_every_steps",
+    "total_steps": "num_steps",
+    "vf_coef": "value_loss.coefficient",
+}
+"""Names that other tools use, and the end of the key's path that holds the same thing here."""
+
+
+VALUES_ELSEWHERE = {
+    "cosine_with_warmup": "cosine",
+    "dr_grpo": "group_centred",
+    "fp32": "float32",
+    "gpu": "cuda",
+    "grpo": "group_standardised",
+    "opo": "length_weighted",
+    "ppo": "gae",
+    "reinforce": "return_to_go",
+    "reinforce++": "return_to_go",
+    "remax": "greedy_baseline",
+    "rloo": "leave_one_out",
+}
+"""Values by which other tools call what is offered here under another name."""
+
+
+def suggested_value(typed: Any, offered: Sequence[Any]) -> Any:
+    """Which of the `offered` values was probably meant; None where none is like `typed`."""
+    if not isinstance(typed, str):
+        return None
+    meant = VALUES_ELSEWHERE.get(typed.lower().replace("-", "_"))
+    words = [each for each in offered if isinstance(each, str)]
+    near = get_close_matches(typed.lower(), words, n=1)
+    return meant if meant in words else next(iter(near), None)
+
+
+def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
+    """Full paths of the keys nearest to the unknown `typed`: at most 3, best first, never `typed` itself."""
+    ranks = {path: _rank(typed, path) for path in _known_paths(typed, schema, tree)}
+    best = max(ranks.values(), default=(0.0,))
+    if best[0] < ENOUGH_ALIKE:
+        return ()
+    nearest = [path for path, rank in ranks.items() if rank == best]
+    return tuple(".".join(path) for path in nearest[:MOST_SUGGESTIONS])
+
+
+def _rank(typed: Path, path: Path) -> tuple[float, ...]:
+    """Higher is nearer: first the name, then how much of the way is shared, then how short the rest is."""
+    return round(_likeness(typed, path), 6), _shared_prefix(typed, path), -len(path)
+
+
+def _known_paths(typed: Path, schema: Any, tree: Any) -> list[Path]:
+    """Every key of the recipe; in the lists on the way to `typed`, that item instead of the first."""
+    known = dict.fromkeys(_in_place_of(typed, path) for path, _ in key_paths(schema))
+    return [path for path in known if path != typed and annotation_at(schema, tree, path) is not None]
+
+
+def _in_place_of(typed: Path, path: Path) -> Path:
+    shared = 0
+    for mine, theirs in zip(typed, path, strict=False):
+        if mine != theirs and not (mine.isdecimal() and theirs.isdecimal()):
+            break
+        shared += 1
+    return (*typed[:shared], *path[shared:])
+
+
+def _likeness(typed: Path, path: Path) -> float:
+    """1 for the same name, in whatever section; also compares `kl_coef` with the last two keys `kl.coefficient`."""
+    name = typed[-1].lower().replace("-", "_")
+    ends = (path[-1], "_".join(path[-2:]))
+    if name in ends or ".".join(("", *path)).endswith(f".{ELSEWHERE.get(name)}"):
+        return 1.0
+    same_section, words = typed[:-1] == path[:-1], set(name.split("_"))
+    if same_section and len(words) > 1 and words < set(path[-1].split("_")):
+        return 1.0  # `max_tokens` for `max_prompt_tokens`
+    # A slip of the finger in the right section is likelier than one in another section.
+    nearby = 0.1 if same_section else 0.0
+    shortened = 0.8 if len(name) >= 3 and path[-1].startswith(name) else 0.0
+    return min(0.99, nearby + max(shortened, *(SequenceMatcher(None, name, end).ratio() for end in ends)))
+
+
+def _shared_prefix(typed: Path, path: Path) -> int:
+    return next((index for index, pair in enumerate(zip(typed, path, strict=False)) if pair[0] != pair[1]), len(path))

@@ -1,0 +1,146 @@
+"""What the rows of a load mean: prompts alone (PPO), prompts with a response (fine-tuning), pairs. Not their tokens."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeVar
+
+from proximo.data.formats.preference_formats import (
+    PreferenceForm,
+    asked_in,
+    has_prompt,
+    is_preference,
+    preference_exchange,
+    preference_form,
+    preference_prompt,
+)
+from proximo.data.formats.prompt_response import Exchange, said
+from proximo.data.formats.typed_columns import messages_cell, text_cell
+from proximo.data.rows import Row, columns_found, nearest
+from proximo.errors import DataError
+
+TextForm = Literal["auto", "text", "prompt_response", "messages"]
+Made = TypeVar("Made")
+
+_ANSWERS = ("response", "completion", "output")
+
+
+def prompt_exchanges(rows: Sequence[Row]) -> list[Exchange]:
+    """The prompt of each row, without responses; of a pair, what its two responses answer.
+
+    A last turn of the assistant is left out: it is what the policy is asked to write.
+    """
+    return _by_source(rows, _prompt_reader)
+
+
+def text_exchanges(rows: Sequence[Row], form: TextForm = "auto") -> list[Exchange | None]:
+    """Prompt and response of each row: plain text (the prompt is ""), both columns, messages, or a pair's chosen.
+
+    Turns behind the assistant's last are left out. None for a pair that is a tie.
+    """
+    return _by_source(rows, lambda row: _text_reader(row, form))
+
+
+def preference_exchanges(rows: Sequence[Row], form: PreferenceForm = "auto") -> list[Exchange | None]:
+    """Prompt, chosen and rejected response of each row; None for a tie."""
+
+    def reader(row: Row) -> Callable[[Row], Exchange | None]:
+        found = preference_form(row) if form == "auto" else form
+        return lambda each: preference_exchange(each, found)
+
+    return _by_source(rows, reader)
+
+
+def _response_field(row: Row) -> str | None:
+    """The column with the response to a prompt: `response`, TRL's `completion`, Alpaca's `output`; None without one."""
+    return next((field for field in _ANSWERS if field in row.values), None)
+
+
+def _by_source(rows: Sequence[Row], reader_of: Callable[[Row], Callable[[Row], Made]]) -> list[Made]:
+    readers: dict[str, Callable[[Row], Made]] = {}
+    made = []
+    for row in rows:
+        key = row.name or row.source
+        if key not in readers:
+            readers[key] = reader_of(row)
+        made.append(readers[key](row))
+    return made
+
+
+def _prompt_reader(first: Row) -> Callable[[Row], Exchange]:
+    if is_preference(first):
+        form = preference_form(first)
+        return lambda row: preference_prompt(row, form)
+    if not has_prompt(first) and "text" in first.values:
+        raise DataError(
+            f"{first.origin}: no column 'prompt', only 'text'; to continue texts, say `prompt: text` under columns"
+        )
+    return _prompt_of
+
+
+def _prompt_of(row: Row) -> Exchange:
+    prompt = asked_in(row)
+    if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+        prompt = prompt[:-1]
+        if not prompt:
+            raise DataError(f"{row.origin}: the messages hold nothing but a turn of the assistant: no prompt")
+    return Exchange(origin=row.origin, prompt=prompt)
+
+
+def _text_reader(first: Row, form: TextForm) -> Callable[[Row], Exchange | None]:
+    form = _text_form(first) if form == "auto" and not is_preference(first) else form
+    match form:
+        case "text":
+            return lambda row: Exchange(origin=row.origin, prompt="", responses=(text_cell(row, "text"),))
+        case "prompt_response":
+            return _prompt_response
+        case "messages":
+            return _whole_conversation
+        case "auto":
+            pair_form = preference_form(first)
+            return lambda row: _chosen(row, pair_form)
+
+
+def _text_form(row: Row) -> TextForm:
+    if has_prompt(row) and _response_field(row) is not None:
+        return "prompt_response"
+    if "messages" in row.values or "conversations" in row.values:
+        return "messages"
+    if "text" in row.values:
+        return "text"
+    wanted = "response" if has_prompt(row) else "prompt"
+    raise DataError(
+        f"{row.origin}: the columns are no text to train on: wanted text, or prompt and response (or completion, or "
+        "output), or messages; "
+        f"columns found: {columns_found(row)}{nearest(wanted, row.values)}. "
+        f"Name the column that holds it under columns: `{wanted}: <column>`"
+    )
+
+
+def _prompt_response(row: Row) -> Exchange:
+    prompt, field = asked_in(row), _response_field(row) or _ANSWERS[0]
+    if isinstance(prompt, str):
+        return Exchange(origin=row.origin, prompt=prompt, responses=(text_cell(row, field),))
+    is_text = isinstance(row.values.get(field), str)
+    response = said(text_cell(row, field)) if is_text else messages_cell(row, field)
+    if response[0]["role"] != "assistant" or response[-1]["role"] != "assistant":
+        raise DataError(f"{row.origin}: the response must begin and end with a turn of the assistant")
+    return Exchange(origin=row.origin, prompt=prompt, responses=(response,))
+
+
+def _whole_conversation(row: Row) -> Exchange:
+    messages = messages_cell(row, "messages" if "messages" in row.values else "conversations")
+    turns = [turn for turn, message in enumerate(messages) if message["role"] == "assistant"]
+    if not turns:
+        raise DataError(f"{row.origin}: the messages hold no turn of the assistant: there is nothing to learn")
+    last = turns[-1]
+    if last == 0:
+        raise DataError(f"{row.origin}: the conversation must begin with a turn of the user or a system message")
+    return Exchange(origin=row.origin, prompt=messages[:last], responses=(messages[last : last + 1],))
+
+
+def _chosen(row: Row, form: PreferenceForm) -> Exchange | None:
+    pair = preference_exchange(row, form)
+    if pair is None:
+        return None
+    return Exchange(
+        origin=row.origin, prompt=pair.prompt, responses=pair.responses[:1], is_transcript=pair.is_transcript
+    )

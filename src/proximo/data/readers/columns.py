@@ -1,0 +1,59 @@
+"""The mapping from the fields that Proximo wants to the columns of a source. Not the types of cells
+(`typed_columns.py`).
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from proximo.data.rows import Row, columns_found, nearest
+from proximo.errors import DataError
+
+_PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
+
+
+def with_columns(row: Row, columns: Mapping[str, str]) -> Row:
+    """The row with each field of `columns` filled: from a column, or from a text with `{column}` in it.
+
+    A column taken whole is renamed; columns named inside a text stay. `{{` and `}}` are literal braces. An empty
+    column name means that the source has no such field. Raises DataError naming the row for a column that is missing.
+    """
+    if not columns:
+        return row
+    filled = {field: filled_in(row, field, column) for field, column in columns.items() if column}
+    taken = {*columns, *columns.values()}
+    rest = {name: value for name, value in row.values.items() if name not in taken}
+    return replace(row, values=rest | filled)
+
+
+def filled_in(row: Row, field: str, column: str) -> Any:
+    """The cell of a column, or a text with the cells that it names in braces put in.
+
+    Raises DataError naming the row for a column that is missing.
+    """
+    if column in row.values:
+        return row.values[column]
+    if not _PLACEHOLDER.search(column):
+        raise DataError(_missing(row, field, column))
+    return _PLACEHOLDER.sub(lambda match: _substitute(row, field, match), column)
+
+
+def _substitute(row: Row, field: str, match: re.Match[str]) -> str:
+    name = match[1]
+    if name is None:
+        return match[0][0]
+    if name not in row.values:
+        raise DataError(_missing(row, field, name) + ". A literal brace is written twice, {{ and }}")
+    value = row.values[name]
+    if value is None:
+        raise DataError(f"{row.origin}: column '{name}' is null, but field '{field}' is made of it")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _missing(row: Row, field: str, column: str) -> str:
+    return (
+        f"{row.origin}: no column '{column}' (wanted for field '{field}'); "
+        f"columns found: {columns_found(row)}{nearest(column, row.values)}"
+    )

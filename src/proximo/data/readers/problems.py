@@ -1,0 +1,218 @@
+"""Rows of known data sets of problems as prompts with what a verifier needs. Not the verifying, and no download.
+
+A row leaves here with `prompt`, with `response` (a right answer to learn from, where the data set has one), with
+`answer` (the reference answer) where answers are compared, and with the columns that a verifier reads. Fine-tuning
+and PPO so read one file.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proximo.data.formats.typed_columns import cell, describe, text_cell
+from proximo.data.readers.columns import filled_in
+from proximo.data.readers.source import Problems
+from proximo.data.rows import Row
+from proximo.errors import DataError
+
+CALCULATOR_MARK = re.compile(r"<<[^<>]*>>")
+"""GSM8K's `<<48/2=24>>`: an aid to its authors' calculator, not a part of the answer."""
+NUMBER = re.compile(r"[-+]?\$?(\d[\d,]*)?\.?\d+%?")
+BRACE = re.compile(r"(?P<box>\\boxed\{)|\\\\(?!boxed\{)|\\[{}]|(?P<brace>[{}])")
+"""Braces that open and close, behind `\\boxed` and elsewhere; a brace behind a backslash is a character."""
+DEFINED = re.compile(r"^[ \t]*def[ \t]+(\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Problem:
+    """What was read of a row: columns that it leaves with, and columns that go no further."""
+
+    gives: Mapping[str, Any]
+    uses: tuple[str, ...]
+    shows: Mapping[str, str] = field(default_factory=dict)
+    """What a template may name besides the row's own columns."""
+
+
+def as_problem(row: Row, problems: Problems, template: str | None = None) -> Row:
+    """The row of a data set as one that every trainer reads; `template` makes the prompt.
+
+    A template may name the row's columns and what `docs/data.md` lists beside them. Raises DataError naming file and
+    row for a row that is not of this data set, and for a name that the template cannot fill.
+    """
+    read, own_template = _FORMS[problems]
+    found = read(row)
+    shown = replace(row, values={**row.values, **found.shows})
+    prompt = str(filled_in(shown, "prompt", template or own_template))
+    kept = {name: value for name, value in row.values.items() if name not in found.uses}
+    return replace(row, values={**kept, **found.gives, "prompt": prompt})
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last `\boxed{...}` whose braces are closed; None where there is none."""
+    opened: list[int | None] = []
+    last, inside = 0, None
+    for found in BRACE.finditer(text):
+        if found["box"] or found["brace"] == "{":
+            opened.append(found.end() if found["box"] else None)
+        elif found["brace"] and opened and (start := opened.pop()) is not None and start > last:
+            last, inside = start, text[start : found.start()].strip()
+    return inside
+
+
+def _gsm8k(row: Row) -> _Problem:
+    solution = text_cell(row, "answer")
+    _, mark, final = solution.rpartition("####")
+    final = final.strip()
+    if not mark or not NUMBER.fullmatch(final):
+        raise DataError(f"{row.origin}: column 'answer' must end in #### and a number, as in GSM8K, got {final!r:.60}")
+    text_cell(row, "question")
+    gives = {"answer": final.replace(",", ""), "response": CALCULATOR_MARK.sub("", solution)}
+    return _Problem(gives=gives, uses=("question", "answer"))
+
+
+def _math(row: Row) -> _Problem:
+    text_cell(row, "problem")
+    solution = text_cell(row, "solution") if row.values.get("solution") is not None else ""
+    if row.values.get("answer") is not None:
+        answer: str | None = text_cell(row, "answer").strip()
+    else:
+        answer = last_boxed(solution)
+    if not answer:
+        raise DataError(f"{row.origin}: no reference answer: wanted a column 'answer', or \\boxed{{...}} in 'solution'")
+    gives = {"answer": answer, **({"response": solution} if solution else {}), **_identity(row, "unique_id")}
+    return _Problem(gives=gives, uses=("problem", "solution", "unique_id"))
+
+
+def _humaneval(row: Row) -> _Problem:
+    stub, test, name = text_cell(row, "prompt"), text_cell(row, "test"), text_cell(row, "entry_point")
+    if "def check(" not in test:
+        raise DataError(f"{row.origin}: column 'test' must define check(candidate), as in HumanEval")
+    if name not in DEFINED.findall(stub):
+        raise DataError(f"{row.origin}: column 'prompt' does not define '{name}', which is the entry_point")
+    gives = {"stub": stub, **_solution(row, "canonical_solution"), **_identity(row, "task_id")}
+    return _Problem(gives=gives, uses=("prompt", "canonical_solution", "task_id"))
+
+
+def _mbpp(row: Row) -> _Problem:
+    """The full set has `text`, the sanitized one `prompt`."""
+    column = "text" if "text" in row.values else "prompt"
+    tests = cell(row, "test_list")
+    if not isinstance(tests, list | tuple) or not tests or not all(isinstance(test, str) for test in tests):
+        raise DataError(
+            f"{row.origin}: column 'test_list' must be a list of assert statements, got {describe(tests)}; "
+            "nothing can be judged without tests"
+        )
+    code = text_cell(row, "code")
+    names = [name for name in DEFINED.findall(code) if any(re.search(rf"\b{name}\b", test) for test in tests)]
+    if not names:
+        raise DataError(f"{row.origin}: column 'code' defines no function that the tests call")
+    shows = {
+        "text": _lines(text_cell(row, column)),
+        "function": names[0],
+        "first_test": _lines(tests[0]),
+        "tests": _lines("\n".join(tests)),
+    }
+    gives = {**_solution(row, "code"), **_identity(row, "task_id")}
+    return _Problem(gives=gives, uses=("text", "prompt", "code", "task_id"), shows=shows)
+
+
+def _countdown(row: Row) -> _Problem:
+    numbers, target = cell(row, "nums"), cell(row, "target")
+    whole = isinstance(numbers, list | tuple) and numbers and all(_is_whole(number) for number in numbers)
+    if not whole or not _is_whole(target):
+        raise DataError(
+            f"{row.origin}: countdown wants whole numbers, a list 'nums' and one 'target', got {describe(numbers)} and "
+            f"{describe(target)}"
+        )
+    shows = {"numbers": ", ".join(map(str, numbers))}
+    return _Problem(gives=_solution(row, "solution"), uses=("solution",), shows=shows)
+
+
+def _areal_math(row: Row) -> _Problem:
+    _of_task(row, "math")
+    text_cell(row, "prompt")
+    solutions = cell(row, "solutions")
+    if not isinstance(solutions, list | tuple) or not solutions or not all(isinstance(each, str) for each in solutions):
+        raise DataError(f"{row.origin}: column 'solutions' must be a list of texts, got {describe(solutions)}")
+    answers = [last_boxed(each) or each.strip() for each in solutions]
+    if not all(answers):
+        raise DataError(f"{row.origin}: a text of column 'solutions' is empty; an answer cannot be compared with it")
+    gives = {"answer": answers[0], "answers": answers, **_identity(row, "query_id")}
+    return _Problem(gives=gives, uses=("query_id", "solutions", "task"))
+
+
+def _areal_code(row: Row) -> _Problem:
+    _of_task(row, "code")
+    text_cell(row, "prompt" if "prompt" in row.values else "question")
+    cases = _cases(row)
+    solutions = row.values.get("solutions") or ()
+    response = {"response": solutions[0]} if solutions and isinstance(solutions[0], str) else {}
+    gives = {"input_output": cases, **response, **_identity(row, "query_id" if "query_id" in row.values else "id")}
+    shows = {"prompt": str(row.values.get("prompt", row.values.get("question")))}
+    return _Problem(gives=gives, uses=("query_id", "question", "solutions", "task"), shows=shows)
+
+
+def _cases(row: Row) -> dict[str, Any]:
+    """AReaL writes the pairs as JSON within JSON."""
+    given = cell(row, "input_output")
+    try:
+        cases = json.loads(given) if isinstance(given, str) else given
+    except ValueError as error:  # also integers with too many digits
+        raise DataError(f"{row.origin}: column 'input_output' is not JSON: {error}") from error
+    if not isinstance(cases, dict) or not all(isinstance(cases.get(key), list) for key in ("inputs", "outputs")):
+        raise DataError(
+            f"{row.origin}: column 'input_output' must hold lists inputs and outputs, got {describe(cases)}"
+        )
+    counts = len(cases["inputs"]), len(cases["outputs"])
+    if counts[0] != counts[1] or not counts[0]:
+        raise DataError(
+            f"{row.origin}: column 'input_output' has {counts[0]} inputs and {counts[1]} outputs; wanted as many of "
+            "each, and at least one: nothing can be judged without tests"
+        )
+    return cases
+
+
+def _of_task(row: Row, task: str) -> None:
+    given = row.values.get("task", task)
+    if given != task:
+        raise DataError(f"{row.origin}: a row of task {given!r:.40} in a source of {task}; give each task its own file")
+
+
+def _identity(row: Row, column: str) -> dict[str, str]:
+    """The data set's own number of a problem, unless the row has an id; nothing where it has none."""
+    value = row.values.get(column)
+    return {} if value is None or "id" in row.values else {"id": str(value)}
+
+
+def _solution(row: Row, column: str) -> dict[str, str]:
+    return {"response": _lines(text_cell(row, column))} if row.values.get(column) is not None else {}
+
+
+def _lines(text: str) -> str:
+    """With the line ends that models write; MBPP has those of DOS."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_FORMS: dict[Problems, tuple[Callable[[Row], _Problem], str]] = {
+    "gsm8k": (_gsm8k, "{question}\nThink step by step, then write the final number after ####."),
+    "math": (_math, "{problem}\nThink step by step, and put the final answer within \\boxed{{}}."),
+    "humaneval": (_humaneval, "{prompt}"),
+    "mbpp": (
+        _mbpp,
+        "{text}\nThe function is called {function} and must pass this test:\n{first_test}\n"
+        "Answer with the function in one block of Python code.",
+    ),
+    "countdown": (
+        _countdown,
+        "Use each of the numbers {numbers} exactly once, with + - * / and brackets, to make {target}.",
+    ),
+    "areal_math": (_areal_math, "{prompt}"),
+    "areal_code": (_areal_code, "{prompt}"),
+}
+"""How a row is read, and the prompt that is made of it."""

@@ -1,0 +1,200 @@
+"""From sources to rows: reading, column mapping, the phase of a shared data set, mixing. Not what the rows mean."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from proximo.callables import IMPORT_PATH
+from proximo.data.readers.columns import with_columns
+from proximo.data.readers.csv_rows import csv_rows
+from proximo.data.readers.document_rows import document_rows
+from proximo.data.readers.file_text import read_file_text, refuse_other_than_text
+from proximo.data.readers.function_rows import function_rows
+from proximo.data.readers.json_rows import is_json_array, json_array_rows, json_line_rows
+from proximo.data.readers.mixing import drawn_rows, mixture_counts
+from proximo.data.readers.problems import as_problem
+from proximo.data.readers.source import Format, Source
+from proximo.data.readers.split import Phase, phase_indices
+from proximo.data.readers.table_rows import disk_rows, hub_rows, parquet_rows
+from proximo.data.rows import Row, nearest
+from proximo.errors import ConfigError, DataError
+from proximo.places import is_local
+
+_FORMATS: dict[str, Format] = {
+    ".json": "json",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".txt": "text",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceCount:
+    """How many rows of a source were read, and how many are in the phase and the mixture."""
+
+    source: str
+    num_read: int
+    num_used: int
+
+    def __str__(self) -> str:
+        """`train.jsonl: 500 of 2,000 rows`."""
+        return f"{self.source}: {self.num_used:,} of {self.num_read:,} rows"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSet:
+    """Rows ready to be used, source after source in file order, and how many each source gave."""
+
+    rows: tuple[Row, ...]
+    counts: tuple[SourceCount, ...]
+
+    def __str__(self) -> str:
+        """One line with the counts of all sources."""
+        return "; ".join(map(str, self.counts))
+
+
+def load_rows(sources: Sequence[Source], *, seed: int = 0, phase: Phase | None = None) -> RowSet:
+    """Reads all sources, takes the phase's part of each, and mixes them by their weights.
+
+    Without weights every row of every source is used once an epoch. With weights the shares of the sources in an
+    epoch are the weights, no row twice: the source that runs out first gives all, the others a draw made with `seed`.
+    `max_rows` cuts a source before anything else. Raises DataError naming source and row, ConfigError where some
+    sources have weights and others none.
+    """
+    weights = _weights(sources)
+    read = [read_source(source, name=name) for source, name in zip(sources, _short_names(sources), strict=True)]
+    parts = [_part(rows, source, phase) for rows, source in zip(read, sources, strict=True)]
+    if weights is not None:
+        wanted = mixture_counts([len(rows) for rows in parts], weights)
+        parts = [
+            [rows[index] for index in drawn_rows(len(rows), count, seed=seed, source=place)]
+            for place, (rows, count) in enumerate(zip(parts, wanted, strict=True))
+        ]
+    counts = tuple(
+        SourceCount(source=source.path, num_read=len(all_rows), num_used=len(rows))
+        for source, all_rows, rows in zip(sources, read, parts, strict=True)
+    )
+    return RowSet(rows=tuple(row for rows in parts for row in rows), counts=counts)
+
+
+def read_source(source: Source, *, name: str = "") -> list[Row]:
+    """The rows of one source, columns mapped, at most `max_rows`. Raises DataError, also where there is none."""
+    rows = [replace(_mapped(row, source), name=name) for row in islice(_raw_rows(source), source.max_rows)]
+    if not rows:
+        raise DataError(f"{source.path}: the source has no rows")
+    return rows
+
+
+def _mapped(row: Row, source: Source) -> Row:
+    row = with_columns(row, source.columns)
+    return row if source.problems is None else as_problem(row, source.problems, source.template)
+
+
+def _weights(sources: Sequence[Source]) -> list[float] | None:
+    if not sources:
+        raise ConfigError("no source of data is given")
+    weights = [source.weight for source in sources if source.weight is not None]
+    if not weights:
+        return None
+    if len(weights) < len(sources):
+        without = [source.path for source in sources if source.weight is None]
+        raise ConfigError(f"either every source has a weight or none has; without: {', '.join(without)}")
+    return weights
+
+
+def _part(rows: list[Row], source: Source, phase: Phase | None) -> list[Row]:
+    if phase is None or source.whole:
+        return rows
+    part = [rows[index] for index in sorted(phase_indices(len(rows), phase))]
+    if not part:
+        raise DataError(
+            f"{source.path}: part {phase.part} of the proportions {phase.proportions} of {len(rows)} rows is empty"
+        )
+    return part
+
+
+def _short_names(sources: Sequence[Source]) -> list[str]:
+    names: list[str] = []
+    for source in sources:
+        stem = source.path.partition(":")[2] or Path(source.path).stem
+        taken = sum(name == stem or name.startswith(f"{stem}~") for name in names)
+        names.append(f"{stem}~{taken + 1}" if taken else stem)
+    return names
+
+
+def _raw_rows(source: Source) -> Iterator[Row]:
+    path = Path(source.path).expanduser()
+    match _format(source, path):
+        case "function":
+            return function_rows(source.path, source.arguments)
+        case "hub":
+            return hub_rows(source.path, source.path, split=source.split, subset=source.subset)
+        case "disk":
+            return disk_rows(path, source.path, split=source.split)
+        case "parquet":
+            return parquet_rows(_existing(path, source), source.path)
+        case text_format:
+            return _text_rows(text_format, _existing(path, source), source)
+
+
+def _text_rows(text_format: Format, path: Path, source: Source) -> Iterator[Row]:
+    text = read_file_text(path, source.path, line_word="row" if text_format == "jsonl" else "line")
+    # Both endings are used for both forms, so `auto` looks; a named format is believed.
+    if text_format == "json" or (source.format == "auto" and text_format == "jsonl"):
+        text_format = "json" if is_json_array(text) else "jsonl"
+    match text_format:
+        case "json":
+            return json_array_rows(text, source.path)
+        case "jsonl":
+            return json_line_rows(text, source.path)
+        case "csv":
+            return csv_rows(text, source.path, delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+        case _:
+            return document_rows(text, source.path, separator=source.separator)
+
+
+def _format(source: Source, path: Path) -> Format:
+    if source.format != "auto":
+        return source.format
+    if path.is_dir():
+        return _folder_format(source, path)
+    if IMPORT_PATH.fullmatch(source.path) and not path.exists():
+        return "function"
+    known = _FORMATS.get(path.suffix.lower())
+    if known:
+        return known
+    if not path.exists() and is_local(source.path):
+        _existing(path, source)
+    if path.exists():
+        with _existing(path, source).open("rb") as file:
+            refuse_other_than_text(file.read(64), source.path)
+        raise DataError(
+            f"{source.path}: the ending '{path.suffix}' says no format; set `format` to one of json, jsonl, csv, "
+            "parquet, text"
+        )
+    return "hub"
+
+
+def _folder_format(source: Source, path: Path) -> Format:
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return "disk"
+    files = sorted(file.name for file in path.iterdir())[:5]
+    raise DataError(
+        f"{source.path}: the folder was not written by save_to_disk; give its data files as sources. "
+        f"It holds: {', '.join(files) or 'nothing'}"
+    )
+
+
+def _existing(path: Path, source: Source) -> Path:
+    if path.is_dir():
+        raise DataError(f"{source.path}: a folder, but the format {source.format} is that of a file")
+    if path.exists() and not path.is_file():
+        raise DataError(f"{source.path}: no file but a pipe or a device, and data is read more than once: write a file")
+    if not path.exists():
+        beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"{source.path}: no such file (looked in {path.parent.absolute()}){nearest(path.name, beside)}")
+    return path

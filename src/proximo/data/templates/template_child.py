@@ -1,0 +1,130 @@
+"""Renders chat templates, in a process of its own: `renderer.py` starts it as a program. Imports jinja2 alone.
+
+A template is a program from a model's folder. jinja2's sandbox keeps it from the interpreter, and limits of the kernel
+from time and memory. One request a line, one reply a line, both JSON. The environment is that of transformers'
+`apply_chat_template`, so that every template of the Hub renders here as there.
+"""
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import Template, nodes
+from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant wrote; it is rendered like any other text."""
+
+    tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_as_it_is"), [], [], body).set_lineno(line)
+
+    def _as_it_is(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _PlainNamespace(Namespace):
+    """Without attributes that could lead to the interpreter."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *given = args
+        attributes = dict(*given, **kwargs)
+        for name in attributes:
+            _refuse_hidden(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_hidden(name)
+        super().__setitem__(name, value)
+
+
+def _refuse_hidden(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no attribute {name!r}")
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """A function in place of the class, which has attributes that lead elsewhere."""
+    return dict(*args, **kwargs)
+
+
+def _as_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str) -> Template:
+    environment: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _as_json
+    functions: dict[str, Any] = {
+        "raise_exception": _raise,
+        "strftime_now": _now,
+        "dict": _dict,
+        "namespace": _PlainNamespace,
+    }
+    environment.globals.update(functions)
+    return environment.from_string(template)
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """What a message says of its reasoning, under each name that templates read it by."""
+    said = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    return message if said is None else {"thinking": said, **message, "reasoning_content": said}
+
+
+def _reply(request: dict[str, Any]) -> dict[str, Any]:
+    variables = request["variables"]
+    messages = [_with_reasoning(message) for message in variables.pop("messages")]
+    try:
+        return {"text": _compiled(request["template"]).render(messages=messages, **variables)}
+    except MemoryError:
+        return {"over": "memory"}
+    except TemplateSyntaxError as error:
+        return {"error": error.message or "it cannot be read", "line": error.lineno}
+    except Exception as error:  # whatever a template does wrong is its answer
+        return {"error": str(error) or type(error).__name__}
+
+
+def main(cpu_seconds: int, memory_bytes: int) -> None:
+    """Answer requests until there are no more."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with suppress(ValueError, OSError):  # not every system has a limit of the address space
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    for line in sys.stdin.buffer:
+        spent = int(time.process_time()) + 1
+        # Beyond it the kernel ends the process, however deep in a loop it is.
+        resource.setrlimit(resource.RLIMIT_CPU, (spent + cpu_seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        sys.stdout.write(json.dumps(_reply(json.loads(line))) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

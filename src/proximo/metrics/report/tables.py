@@ -1,0 +1,83 @@
+"""What a run changed, as tables for a terminal. The same figures and samples as the report's."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from proximo.metrics.formatting import format_change, format_number
+from proximo.metrics.report.before_after import BeforeAfter, before_after
+from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
+from proximo.metrics.run_files import Sample, read_run
+
+OTHER_PROMPTS = (
+    "of the first and the last training step, which have different data; give data.held_out_rows to compare the same"
+)
+STYLES = {True: "green", False: "red", None: ""}
+
+
+def print_before_after(run_folder: Path, *, console: Console, title: str | None = None) -> None:
+    """Print what the run's first and last measurements say. Nothing for a run that has measured nothing."""
+    rows = before_after(read_run(run_folder))
+    if rows:
+        console.print(before_after_table(rows, title=title))
+
+
+def print_samples(run_folder: Path, *, console: Console, limit: int = 3) -> None:
+    """Print the first few held-out prompts with their answers before and after."""
+    pairs = pair_samples(read_run(run_folder))[:limit]
+    if pairs:
+        console.print(samples_table(pairs))
+
+
+def before_after_table(rows: Sequence[BeforeAfter], *, title: str | None = None) -> Table:
+    """Figures at the first and the last step that has them; the change is green where it is for the better."""
+    others = [row.label for row in rows if row.before is not None and not row.same_prompts]
+    caption = f"{', '.join(others)}: {OTHER_PROMPTS}" if others else None
+    table = Table(
+        title=title,
+        caption=caption,
+        box=box.SIMPLE_HEAD,
+        title_justify="left",
+        title_style="bold",
+        caption_justify="left",
+    )
+    for heading in ("", "before", "after", "change"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    table.add_column("unit", style="dim", no_wrap=True)
+    for row in rows:
+        change = Text(format_change(row.before, row.after), style=STYLES[row.improved])
+        table.add_row(
+            row.label, format_number(row.before, row.unit), format_number(row.after, row.unit), change, row.unit
+        )
+    return table
+
+
+def samples_table(pairs: Sequence[SamplePair]) -> Table:
+    """Answers side by side under their prompts, as they are: nothing in them is read as markup or as a command."""
+    table = Table(box=box.SIMPLE_HEAD, show_lines=True, expand=True)
+    for heading in ("prompt", "before", "after"):
+        table.add_column(heading, ratio=1, overflow="fold")
+    for pair in pairs:
+        table.add_row(Text(_printable(pair.prompt)), _answer(pair.before), _answer(pair.after))
+    return table
+
+
+def _printable(text: str) -> str:
+    """The text with every control character but the line break replaced: an answer must not steer the terminal."""
+    return "".join(
+        character if character == "\n" or character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
+    )
+
+
+def _answer(sample: Sample | None) -> Text:
+    if sample is None:
+        return Text("")
+    facts = {"score": sample.score, "gold": sample.gold, "KL": sample.kl}
+    words = [f"{name} {format_number(number)}" for name, number in facts.items() if number is not None]
+    return Text.assemble(
+        _printable(sample.response), "\n", (", ".join([*words, sample.finish or ""]).strip(", "), "dim")
+    )

@@ -1,0 +1,205 @@
+"""What a report says about each stage, as plain values for its page. Draws the curves; writes no file and no HTML."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import yaml
+
+from proximo.errors import redacted
+from proximo.metrics.alarms import Alarm, find_alarms
+from proximo.metrics.calibration import Calibration, calibration
+from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
+from proximo.metrics.curves import Curve, Section
+from proximo.metrics.formatting import format_change, format_number
+from proximo.metrics.report.before_after import BeforeAfter, before_after
+from proximo.metrics.report.head import facts
+from proximo.metrics.report.plots import Plot, draw_calibration, draw_curve
+from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
+from proximo.metrics.run_files import Run, Sample, ScoredPair
+from proximo.metrics.trainers import Trainer
+
+TITLES = {
+    Trainer.SFT: ("SFT", "Supervised fine-tuning"),
+    Trainer.REWARD: ("Reward model", "Reward model"),
+    Trainer.DPO: ("DPO", "DPO"),
+    Trainer.PPO: ("PPO", "PPO"),
+    None: ("Run", "Run"),
+}
+"""Short and long name of a stage."""
+UNITS_NOT_SHOWN = ("score", "fraction", "bits", "perplexity")
+SAMPLES_SHOWN, SAMPLES_FOLDED, PAIRS_SHOWN = 6, 18, 6
+CALIBRATED_FROM_PAIRS = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tile:
+    """One headline figure."""
+
+    label: str
+    unit: str
+    before: str | None
+    after: str
+    change: str
+    verdict: str
+    """`better`, `worse`, or empty where neither way is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """A headline figure of a pipeline, with the stage that it is from."""
+
+    stage: str
+    tile: Tile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """One curve with its explanation."""
+
+    title: str
+    unit: str
+    healthy: str
+    plot: Plot
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric in the list of everything that was measured."""
+
+    name: str
+    last: str
+    unit: str
+    definition: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """Everything that the page shows about one run."""
+
+    key: str
+    trainer: Trainer | None
+    short_title: str
+    title: str
+    facts: tuple[tuple[str, str], ...]
+    """What is said in words: model, task, device, duration, outcome."""
+    failure: str | None
+    """Why the run failed."""
+    last_step: int | None
+    first_evaluation: int | None
+    last_evaluation: int | None
+    num_unreadable: int
+    tiles: tuple[Tile, ...]
+    judged: bool
+    """True where the run is long enough for the rules to speak."""
+    alarms: tuple[Alarm, ...]
+    cards: dict[Section, tuple[Card, ...]]
+    samples: tuple[SamplePair, ...]
+    num_samples: int
+    pairs: tuple[ScoredPair, ...]
+    num_pairs: int
+    metrics: tuple[MetricRow, ...]
+    config: str | None
+    environment: str | None
+
+
+def stage_view(run: Run, *, key: str) -> Stage:
+    """The view of a run. `key` is unique among the stages of a page."""
+    samples, pairs = pair_samples(run), sorted(run.samples.pairs, key=lambda pair: pair.margin)
+    trainer = run.trainer
+    return Stage(
+        key=key,
+        trainer=trainer,
+        short_title=TITLES[trainer][0],
+        title=TITLES[trainer][1],
+        facts=facts(run),
+        failure=run.outcome.reason or "no reason given" if run.outcome and run.outcome.state == "failed" else None,
+        last_step=run.last_step,
+        first_evaluation=_step(run.samples.first_evaluation),
+        last_evaluation=_step(run.samples.last_evaluation),
+        num_unreadable=run.num_unreadable + run.samples.num_unreadable,
+        tiles=tuple(_tile(row) for row in before_after(run)),
+        judged=len(run.lines) >= 5,
+        alarms=run_alarms(run),
+        cards={section: tuple(_cards(run, section, key)) for section in Section},
+        samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
+        num_samples=len(samples),
+        pairs=_telling(pairs),
+        num_pairs=len(pairs),
+        metrics=tuple(_metric_row(run, name) for name in run.names if CATALOGUE.get(name)),
+        config=_as_yaml(run.config),
+        environment=_as_yaml(run.environment),
+    )
+
+
+def run_alarms(run: Run) -> tuple[Alarm, ...]:
+    """By the rules of the run's trainer; none for a run that has recorded nothing."""
+    return find_alarms(run, RULES[run.trainer]) if run.trainer else ()
+
+
+def glance(stages: Sequence[Stage]) -> tuple[Glance, ...]:
+    """The first figure of each stage that leads to PPO, and the first four of PPO."""
+    counts = [4 if stage.trainer is Trainer.PPO else 1 for stage in stages]
+    return tuple(
+        Glance(stage.short_title, tile)
+        for stage, count in zip(stages, counts, strict=True)
+        for tile in stage.tiles[:count]
+    )
+
+
+def _step(samples: tuple[Sample, ...]) -> int | None:
+    return samples[0].step if samples else None
+
+
+def _tile(row: BeforeAfter) -> Tile:
+    return Tile(
+        label=row.label,
+        unit="" if row.unit in UNITS_NOT_SHOWN else row.unit,
+        before=None if row.before is None else format_number(row.before, row.unit),
+        after=format_number(row.after, row.unit),
+        change=format_change(row.before, row.after),
+        verdict={True: "better", False: "worse", None: ""}[row.improved],
+    )
+
+
+def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
+    curves = CURVES[run.trainer] if run.trainer else ()
+    for curve in curves:
+        plot = draw_curve(curve, run, key=f"{stage}-{curve.key}") if _belongs(curve, run, section) else None
+        if plot is not None:
+            yield Card(title=curve.title, unit=curve.unit, healthy=curve.healthy, plot=plot)
+    if section is Section.MAIN and len(run.samples.pairs) >= CALIBRATED_FROM_PAIRS:
+        yield _calibration_card(calibration(pair.margin for pair in run.samples.pairs), f"{stage}-calibration")
+
+
+def _belongs(curve: Curve, run: Run, section: Section) -> bool:
+    """In this section, and not a flat coefficient or an empty picture of zeros."""
+    values = {value for trace in curve.traces for value in run.series(trace.name).values}
+    return curve.section is section and (section is not Section.MORE or len(values) != 1 or len(run.lines) == 1)
+
+
+def _calibration_card(measured: Calibration, key: str) -> Card:
+    return Card(
+        title="Calibration",
+        unit=f"share right, {measured.num_pairs:,} held-out pairs",
+        healthy="On the dotted line: of the pairs where the model is 80% sure, 80% are in the right order. Below it: "
+        "surer than it should be. Larger dots stand for more pairs.",
+        plot=draw_calibration(measured, key=key),
+    )
+
+
+def _telling(pairs: list[ScoredPair]) -> tuple[ScoredPair, ...]:
+    """The pairs that are furthest wrong and furthest right: where a reward model shows what it looks at."""
+    if len(pairs) <= PAIRS_SHOWN:
+        return tuple(pairs)
+    half = PAIRS_SHOWN // 2
+    return (*pairs[:half], *pairs[-half:])
+
+
+def _metric_row(run: Run, name: str) -> MetricRow:
+    metric = CATALOGUE.find(name)
+    return MetricRow(name, format_number(run.series(name).values[-1], metric.unit), metric.unit, metric.definition)
+
+
+def _as_yaml(values: object) -> str | None:
+    """For a page that is passed around: without what may be a secret in an address."""
+    return None if values is None else redacted(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))

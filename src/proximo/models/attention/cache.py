@@ -1,0 +1,195 @@
+"""Keys and values of past tokens: a row of storage for every response in the making. Not who gets a row, nor when.
+
+A prompt is computed once, packed with others; `PromptCache` captures what its layers make. `RowCache` copies it into
+the row of each sample, and every decoding pass then writes one token per row in place, each row at its own length.
+Active rows are always the first ones, so a pass reads a view and copies nothing. The two passes, for a model whose
+attention goes through `packed.py`:
+
+    with attending(PackedLayout(packed.lengths)):
+        model(input_ids=packed.token_ids[None], position_ids=packed.position_ids[None],
+              past_key_values=PromptCache(packed.lengths))
+    layout = row_cache.advance(num_rows)
+    with attending(layout):
+        model(input_ids=tokens[:, None], position_ids=layout.positions[:, None], past_key_values=row_cache)
+
+Legend: B active rows, H query heads, H_kv key/value heads, K head width, M longest row, T packed tokens.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import Cache
+
+from proximo.models.attention.packed import AttentionOptions, explicit_attention
+from proximo.models.precision.compute import to_compute_type
+from proximo.native.decoding import CachePointers
+
+
+class PromptCache(Cache):
+    """The keys and values of several prompts from one packed pass, as [1, H_kv, T, K] per layer."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        super().__init__(layers=[])
+        self.bounds = [0, *accumulate(lengths)]
+        self.captured: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by each layer; the layer attends over what it made, as it would without a cache."""
+        key, value = to_compute_type(key_states, value_states)
+        self.captured[layer_idx] = key, value
+        return key, value
+
+
+class RowCache(Cache):
+    """Storage [rows, H_kv, capacity, K] per layer, made when a prompt is placed, doubled when a row outgrows it.
+
+    What lies beyond the length of a row in use is zero: attention masks it, but a NaN would go through any mask.
+    """
+
+    def __init__(self, *, num_rows: int, initial_tokens: int, max_tokens: int) -> None:
+        """`max_tokens` bounds the length of a row; storage begins at `initial_tokens` and doubles up to it."""
+        super().__init__(layers=[])
+        self.lengths = [0] * num_rows
+        self._capacity = min(initial_tokens, max_tokens)
+        self._max_tokens = max_tokens
+        self._storage: dict[int, tuple[Tensor, Tensor]] = {}
+        self._step: RowLayout | None = None
+        self._pointers: CachePointers | None = None
+
+    def place(self, prompts: PromptCache, index: int, rows: Sequence[int]) -> None:
+        """Copy the keys and values of one prompt into rows; what they held before is forgotten."""
+        start, end = prompts.bounds[index], prompts.bounds[index + 1]
+        num_tokens = end - start
+        self._ensure(num_tokens)
+        for layer, captured in prompts.captured.items():
+            if layer not in self._storage:
+                self._pointers = None
+                self._storage[layer] = self._allocate(captured[0]), self._allocate(captured[1])
+            for storage, made in zip(self._storage[layer], captured, strict=True):
+                piece = made[0, :, start:end]
+                for row in rows:  # a copy for each: indexing with a list of rows is three times as slow
+                    storage[row, :, :num_tokens] = piece
+        for row in rows:
+            self._set_length(row, num_tokens)
+
+    def move(self, source: int, target: int) -> None:
+        """Copy a row over another, which takes its place among the active ones."""
+        num_tokens = self.lengths[source]
+        for pair in self._storage.values():
+            for storage in pair:
+                storage[target, :, :num_tokens] = storage[source, :, :num_tokens]
+        self._set_length(target, num_tokens)
+
+    def advance(self, num_rows: int) -> "RowLayout":
+        """Make room for one more token in each of the first `num_rows` rows; the pass that follows writes it there."""
+        positions = self.lengths[:num_rows]
+        self._ensure(max(positions) + 1)
+        for row in range(num_rows):
+            self.lengths[row] += 1
+        device = next(iter(self._storage.values()))[0].device
+        self._step = RowLayout(torch.tensor(positions, dtype=torch.long, device=device), num_tokens=max(positions) + 1)
+        return self._step
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Called by each layer with one token per active row, [B, H_kv, 1, K]; returns views [B, H_kv, M, K]."""
+        assert self._step is not None, "advance() comes before the pass"
+        step, (keys, values) = self._step, self._storage[layer_idx]
+        num_rows = key_states.shape[0]
+        where = step.flat_positions(keys.shape[1], self._capacity)
+        key, value = to_compute_type(key_states, value_states)
+        keys.view(-1, keys.shape[-1]).index_copy_(0, where, key.reshape(-1, keys.shape[-1]))
+        values.view(-1, values.shape[-1]).index_copy_(0, where, value.reshape(-1, values.shape[-1]))
+        return keys[:num_rows, :, : step.num_tokens], values[:num_rows, :, : step.num_tokens]
+
+    def pointers(self) -> CachePointers:
+        """Where kernels in C find the storage of all layers, and write the token that `advance` made room for."""
+        if self._pointers is None:
+            self._pointers = CachePointers.of([self._storage[layer] for layer in sorted(self._storage)])
+        return self._pointers
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
+        """Tokens before this pass in the longest row; rows differ, so positions are always passed to the model."""
+        return 0 if self._step is None else self._step.num_tokens - 1
+
+    def _set_length(self, row: int, num_tokens: int) -> None:
+        """Zero what a row held beyond its new length; further on nothing was ever written."""
+        for pair in self._storage.values() if num_tokens < self.lengths[row] else ():
+            for storage in pair:
+                storage[row, :, num_tokens : self.lengths[row]] = 0
+        self.lengths[row] = num_tokens
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        return like.new_zeros(len(self.lengths), like.shape[1], self._capacity, like.shape[3])
+
+    def _ensure(self, num_tokens: int) -> None:
+        """Grow all layers until a row can hold `num_tokens`."""
+        if num_tokens <= self._capacity:
+            return
+        assert num_tokens <= self._max_tokens, f"a row of {num_tokens} tokens was promised at most {self._max_tokens}"
+        self._pointers = None
+        old, self._capacity = self._capacity, min(self._max_tokens, max(num_tokens, 2 * self._capacity))
+        for layer, pair in self._storage.items():
+            keys, values = (self._allocate(storage) for storage in pair)
+            for new, storage in zip((keys, values), pair, strict=True):
+                new[:, :, :old] = storage
+            self._storage[layer] = keys, values
+
+
+class RowLayout:
+    """Attention of one new token in each active row over that row's own past, of whatever length."""
+
+    def __init__(self, positions: Tensor, *, num_tokens: int) -> None:
+        """`positions` [B]: tokens in each row before this pass, which is also the new token's position."""
+        self.positions = positions
+        self.num_tokens = num_tokens
+        self.num_calls = 0
+        # Made once per pass and shared by its layers.
+        self._seen: dict[int | None, Tensor] = {}
+        self._bias: dict[tuple[int | None, torch.dtype], Tensor] = {}
+        self._flat: dict[int, Tensor] = {}
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [B, H, 1, K], key and value [B, H_kv, M, K] -> [B, 1, H, K]. Dropout is not for decoding."""
+        num_rows, num_heads, _, _ = query.shape
+        if options.sinks is not None:
+            seen = self._seen_by(options.sliding_window)
+            return explicit_attention(query, key, value, seen, options).transpose(1, 2)
+        # The query heads of one key head stand in as its queries: no key is repeated, and the product is a matrix's.
+        grouped = query.reshape(num_rows, key.shape[1], num_heads // key.shape[1], query.shape[3])
+        if options.softcap is not None:
+            output = explicit_attention(grouped, key, value, self._seen_by(options.sliding_window), options)
+        else:
+            bias = self._bias_of(options.sliding_window, query.dtype)
+            output = functional.scaled_dot_product_attention(grouped, key, value, attn_mask=bias, scale=options.scaling)
+        return output.reshape(num_rows, 1, num_heads, value.shape[3])
+
+    def flat_positions(self, num_heads: int, capacity: int) -> Tensor:
+        """[B * H_kv] where the new tokens go in storage seen as [rows * H_kv * capacity, K]."""
+        if num_heads not in self._flat:
+            rows = torch.arange(self.positions.shape[0] * num_heads, device=self.positions.device) * capacity
+            self._flat[num_heads] = rows + self.positions.repeat_interleave(num_heads)
+        return self._flat[num_heads]
+
+    def _seen_by(self, window: int | None) -> Tensor:
+        """[B, 1, 1, M] bool: True at the tokens that each row's new token may see."""
+        if window not in self._seen:
+            distance = self.positions[:, None] - torch.arange(self.num_tokens, device=self.positions.device)
+            seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+            self._seen[window] = seen[:, None, None, :]
+        return self._seen[window]
+
+    def _bias_of(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """The same as a term of the scores: the fused kernel would convert a boolean mask anew in every layer."""
+        if (window, dtype) not in self._bias:
+            seen = self._seen_by(window)
+            self._bias[window, dtype] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -math.inf)
+        return self._bias[window, dtype]

@@ -1,0 +1,240 @@
+"""Passes over tensors that have shapes and no numbers: what they would hold in memory, and compute. No real pass.
+
+Every operation runs as it would on a CPU, so whatever an architecture does is counted and not guessed: recomputed
+layers, frozen ones, adapters, casts. What depends on the numbers themselves (which expert a token goes to) cannot be
+rehearsed.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from transformers import PreTrainedModel
+
+from proximo.models.backbone import base_of
+from proximo.models.cpu.fused_layers import NAMING
+from proximo.models.freezing import decoder_layers
+
+WORKING = "working"
+"""Part of what belongs to no other: temporaries, and the gradients of activations in a backward pass."""
+GRADIENTS = "gradients"
+ACTIVATIONS = ("attention", "mlp", "norms", "between layers")
+"""Parts of what layers make. Their residual stream, embeddings and rotary factors are between them."""
+LARGEST_HEAP_BLOCK = 32 * 2**20
+"""glibc gives larger ones back at once, each being a mapping of its own (DEFAULT_MMAP_THRESHOLD_MAX)."""
+
+
+def shapes_only() -> AbstractContextManager[object]:
+    """Tensors made inside have no storage, and can be used only there."""
+    return _Shapes()
+
+
+class _Shapes(FakeTensorMode):
+    """A copy of a model stays among the tensors that it can meet."""
+
+    def __deepcopy__(self, memo: Any) -> "_Shapes":
+        return self
+
+
+@contextmanager
+def building() -> Generator[None]:
+    """Inside `shapes_only()`: models are built on the meta device, which the libraries that build them know."""
+    with unset_fake_temporarily(), torch.device("meta"):
+        yield
+
+
+def rehearsable(*models: nn.Module) -> None:
+    """Replace what was built so by tensors of `shapes_only()`, in place; those that models share stay shared."""
+    new: dict[int, Tensor] = {}
+    for module in dict.fromkeys(module for model in models for module in model.modules()):
+        for name, old in module._parameters.items():
+            if old is not None and id(old) not in new:
+                empty = torch.empty(old.shape, dtype=old.dtype)
+                new[id(old)] = nn.Parameter(empty, requires_grad=old.requires_grad)
+            module._parameters[name] = None if old is None else new[id(old)]  # ty: ignore[invalid-assignment]
+        for name, buffer in module._buffers.items():
+            if buffer is not None and id(buffer) not in new:
+                new[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
+            module._buffers[name] = None if buffer is None else new[id(buffer)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What some passes would hold and compute."""
+
+    parts: Mapping[str, int]
+    """Bytes by part at the moment when most is held, without the weights."""
+    flops: int
+    """Operations of all matrix products and attention, counted as torch.utils.flop_counter does."""
+    heap: int = 0
+    """Bytes, at that moment, of activations, gradients and temporaries in blocks that glibc keeps in its heap."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes."""
+        return sum(self.parts.values())
+
+
+class Rehearsal(TorchDispatchMode):
+    """Counts while it is entered. A tensor belongs to the part in force when it was made."""
+
+    def __init__(self, models: Iterable[nn.Module]) -> None:
+        """`models`: those that run; their weights are known and not counted, their layers name the parts."""
+        super().__init__()
+        self.part = WORKING
+        self.flops = 0
+        self._held: Counter[str] = Counter()
+        self._parts: dict[int, str] = {}
+        self._alive: dict[int, weakref.ref[Any]] = {}
+        self._peak: dict[str, int] = {}
+        self._heap = self._heap_at_peak = 0
+        self._models = list(models)
+        self._known = {_key(t) for m in self._models for t in (*m.parameters(), *m.buffers())}
+        self._parts_before: list[str] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "Rehearsal":
+        for model in self._models:
+            self._watch(model)
+        self._naming = NAMING.set(self.making)
+        super().__enter__()
+        return self
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
+        NAMING.reset(self._naming)
+        for hook in self._hooks:
+            hook.remove()
+
+    @contextmanager
+    def making(self, part: str) -> Generator[None]:
+        """What is made inside belongs to this part."""
+        before, self.part = self.part, part
+        try:
+            yield
+        finally:
+            self.part = before
+
+    def claim(self, tensor: Tensor, part: str) -> None:
+        """Count a tensor that was made under another name to this part."""
+        key = _key(tensor)
+        if key in self._parts:
+            size, before = tensor.untyped_storage().nbytes(), self._parts[key]
+            self._held[before] -= size
+            self._held[part] += size
+            self._heap += self._in_heap(part, size) - self._in_heap(before, size)
+            self._parts[key] = part
+
+    def cost(self) -> Cost:
+        """So far."""
+        return Cost(parts=dict(self._peak), flops=self.flops, heap=self._heap_at_peak)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation, note what it made and computed."""
+        given = kwargs or {}
+        made = func(*args, **given)
+        count = _FLOPS.get(func._overloadpacket)
+        if count is not None:
+            self.flops += int(count(*args, **given, out_val=made))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor):
+                self._hold(tensor)
+        return made
+
+    def _hold(self, tensor: Tensor) -> None:
+        storage, key = tensor.untyped_storage(), _key(tensor)
+        if key in self._known or key in self._alive:
+            return
+        size = storage.nbytes()
+        self._parts[key] = self.part
+        self._alive[key] = weakref.ref(storage, lambda _: self._let_go(key, size))
+        self._held[self.part] += size
+        self._heap += self._in_heap(self.part, size)
+        if self._held.total() > sum(self._peak.values()):
+            self._peak = {part: held for part, held in self._held.items() if held}
+            self._heap_at_peak = self._heap
+
+    def _let_go(self, key: int, size: int) -> None:
+        part = self._parts.pop(key)
+        self._held[part] -= size
+        self._heap -= self._in_heap(part, size)
+        del self._alive[key]
+
+    @staticmethod
+    def _in_heap(part: str, size: int) -> int:
+        return size if size < LARGEST_HEAP_BLOCK and part in (*ACTIVATIONS, WORKING, GRADIENTS) else 0
+
+    def _watch(self, model: nn.Module) -> None:
+        """Name the part of what each layer makes, also when it runs again in a backward pass."""
+        base = base_of(model) if isinstance(model, PreTrainedModel | PeftModel) else model
+        self._name(base.base_model if isinstance(base, PreTrainedModel) else base, "between layers")
+        for layer in decoder_layers(base) if isinstance(base, PreTrainedModel) else ():
+            self._name(layer, "between layers")
+            for name, module in layer.named_children():
+                self._name(module, _part_of(name))
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._own_gradient))
+
+    def _name(self, module: nn.Module, part: str) -> None:
+        def enter(*_: Any) -> None:
+            self._parts_before.append(self.part)
+            self.part = part
+
+        def leave(*_: Any) -> None:
+            self.part = self._parts_before.pop()
+
+        self._hooks.append(module.register_forward_pre_hook(enter))
+        # Also where a checkpointed layer, run again, stops as soon as it has what the backward pass wants.
+        self._hooks.append(module.register_forward_hook(leave, always_call=True))
+
+    def _own_gradient(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        self.claim(parameter.grad, GRADIENTS)
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _part_of(name: str) -> str:
+    """Of a module of a layer, by its name, as the architectures of transformers give it."""
+    if "norm" in name or name.startswith("ln_"):
+        return "norms"
+    return "attention" if "attn" in name or "attention" in name else "mlp"
+
+
+def _attention_flops(query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
+    """Scores and their sum over values, of the full square, as torch counts them."""
+    rows, heads, length, width = query.shape
+    return 4 * rows * heads * length * key.shape[2] * width
+
+
+def _attention_backward_flops(_: Tensor, query: Tensor, key: Tensor, *__: Any, **___: Any) -> int:
+    """The scores once more, and the gradients of scores, queries, keys and values."""
+    return _attention_flops(query, key) * 5 // 2
+
+
+def _addmm_flops(_: Tensor, first: Tensor, second: Tensor, *__: Any, **___: Any) -> int:
+    """Of the product, whatever type it was asked for in, which torch's own count cannot be told."""
+    return 2 * first.shape[0] * first.shape[1] * second.shape[1]
+
+
+_FLOPS: Mapping[Any, Any] = {
+    **flop_registry,
+    # Those that the registry lacks, or counts with as many key heads as query heads.
+    torch.ops.aten.addmm: _addmm_flops,
+    torch.ops.aten.addmm_: _addmm_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}

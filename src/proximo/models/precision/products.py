@@ -1,0 +1,74 @@
+"""Products whose operands are bf16 and whose results are float32: those of an output layer under bf16.
+
+Sums and results are float32 on every device. On CUDA one kernel does it; elsewhere operands are rounded to bf16 and
+multiplied in float32, which means the same. Backwards all operands are rounded too: the gradient of the scores, and
+the weight or the hidden states that it is multiplied with. What the products give, a gradient of hidden states or of a
+weight, is float32 and is not rounded; nor is the gradient of a bias.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
+
+from proximo.models.precision.compute import remembered
+from proximo.native.decoding import linear
+
+
+def operand(tensor: Tensor) -> Tensor:
+    """Rounded to bf16, in the type that `product` takes on this device."""
+    half = tensor.to(torch.bfloat16)
+    return half if _multiplies_halves(tensor) else half.float()
+
+
+def weight_operand(weight: Tensor) -> Tensor:
+    """The same of a weight, made once within `casting` (compute.py). It takes no gradient."""
+    with torch.no_grad():
+        return remembered(weight, "operand", operand)
+
+
+def product(first: Tensor, second: Tensor) -> Tensor:
+    """[N, D] and [D, V], operands both -> [N, V] float32."""
+    if first.dtype is torch.bfloat16:
+        return torch.mm(first, second, out_dtype=torch.float32)
+    return first @ second
+
+
+def add_product(total: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """total [V, D] float32 plus the product of two operands; perhaps in `total` itself."""
+    if first.dtype is torch.bfloat16:
+        return torch.addmm(total, first, second, out_dtype=torch.float32)
+    return total.addmm_(first, second)
+
+
+def narrow_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """rows [..., D], weight [V, D], bias [V] float32 -> x W' + b [..., V] float32, with gradients for all."""
+    if torch.is_inference_mode_enabled() and not _multiplies_halves(rows):
+        return linear(operand(rows), weight_operand(weight), bias)
+    flat: Tensor = _NarrowLinear.apply(rows.flatten(0, -2), weight, weight_operand(weight), bias)
+    return flat.view(*rows.shape[:-1], -1)
+
+
+def _multiplies_halves(tensor: Tensor) -> bool:
+    """A rehearsal, which has no device, holds what CUDA would hold: there bf16 is at home."""
+    return tensor.is_cuda or isinstance(tensor, FakeTensor)
+
+
+class _NarrowLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, _weight: Tensor, weight_half: Tensor, bias: Tensor | None) -> Tensor:
+        rows_half = operand(rows)
+        ctx.save_for_backward(rows_half, weight_half)
+        raw = product(rows_half, weight_half.t())
+        return raw if bias is None else raw.add_(bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        half = operand(gradients[0])
+        for_rows = product(half, weight) if ctx.needs_input_grad[0] else None
+        for_weight = product(half.t(), rows) if ctx.needs_input_grad[1] else None
+        return for_rows, for_weight, None, gradients[0].sum(dim=0) if ctx.needs_input_grad[3] else None

@@ -1,0 +1,164 @@
+"""Where a model comes from, and which models are refused before any weight is read. Not the reading of weights."""
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+
+from proximo.errors import ModelError
+from proximo.failures import memory_ran_out
+from proximo.hub_access import within_reach
+from proximo.models.pretrained.damage import damage_in
+from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.quantised import Quantisation
+from proximo.places import is_local, not_there
+
+PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers whose past is keys and values of single tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """A folder or Hub name, or a configuration for a random start; exactly one of the two."""
+
+    path: str | None = None
+    revision: str | None = None
+    """Of a Hub name."""
+    config: Mapping[str, Any] | None = None
+    """`model_type` and whatever else its configuration class takes."""
+    seed: int = 0
+    """Of a random start."""
+    quantisation: Quantisation | None = None
+    """Of a path: store its matrices in 8 or 4 bits; None keeps them whole."""
+
+    def __post_init__(self) -> None:
+        if (self.path is None) == (self.config is None):
+            raise ModelError("a model comes either from a path (folder or Hub name) or from a config, exactly one")
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self.path if self.path is not None else f"a new {(self.config or {}).get('model_type')} model"
+
+
+def adapter_base(source: ModelSource) -> ModelSource | None:
+    """The model below an adapter that `source` names; None for a source that is no adapter folder.
+
+    Raises ModelError where the adapter does not say what it was trained on.
+    """
+    if source.path is None or not (Path(source.path) / "adapter_config.json").is_file():
+        return None
+    if (Path(source.path) / "config.json").is_file():
+        return None
+    saved = read_adapter_config(Path(source.path))
+    base = saved.get("base_model_name_or_path")
+    if not base:
+        raise ModelError(
+            f"{source.path} holds an adapter but does not name its base model; export the merged model instead"
+        )
+    return ModelSource(path=base, revision=saved.get("revision"))
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """What peft wrote of an adapter. Raises ModelError where it cannot be read, or is none."""
+    file = folder / "adapter_config.json"
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the adapter's configuration {file} cannot be read: {first_part(error)}") from error
+    if not isinstance(saved, dict):
+        raise ModelError(f"the adapter's configuration {file} cannot be read: it is no JSON object")
+    return saved
+
+
+def read_config(source: ModelSource) -> PreTrainedConfig:
+    """The configuration, checked. Raises ModelError for what is missing, unreadable or unsupported."""
+    with quiet_transformers():
+        config = _saved_config(source) if source.path is not None else new_config(source.config or {})
+    refuse_unsupported(config, source.name)
+    return config
+
+
+def new_config(options: Mapping[str, Any]) -> PreTrainedConfig:
+    """A configuration from plain values. Raises ModelError for an unknown type, key or value."""
+    model_type = options.get("model_type")
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
+        near = difflib.get_close_matches(str(model_type), MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; llama is a good first choice"
+        raise ModelError(f"model_type {model_type!r} is unknown to this version of transformers{hint}")
+    kind = CONFIG_MAPPING[model_type]
+    known = {field.name for field in fields(kind)} | set(kind.attribute_map) | {"model_type"}
+    for key in options:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ModelError(
+                f"a {model_type} config has no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+    try:
+        return AutoConfig.for_model(**options)
+    except Exception as error:  # each configuration class validates in its own way
+        raise ModelError(f"this is no valid {model_type} config: {first_part(error)}") from error
+
+
+def refuse_unsupported(config: PreTrainedConfig, name: str) -> None:
+    """Raises ModelError for kinds of models that can never be packed, before their weights are read."""
+    kind, text = config.model_type, config.get_text_config()
+    if config.is_encoder_decoder:
+        raise ModelError(f"{name} is an encoder-decoder model ({kind}); Proximo trains causal language models only")
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelError(f"{name} is a {kind} model, and transformers has no causal language model of this type")
+    if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.to_dict().get("is_decoder"):
+        raise ModelError(f"{name} is an encoder ({kind}): its tokens see what follows them; take a causal model")
+    if config.to_dict().get("quantization_config") is not None:
+        raise ModelError(f"{name} is quantised, so its weights cannot train; take the original checkpoint")
+    others = set(text.to_dict().get("layer_types") or ()) - PACKABLE_LAYERS
+    if others:
+        raise ModelError(
+            f"{name} ({kind}) has layers of the kind {', '.join(sorted(others))}, whose state runs across sequences; "
+            "only models with full or sliding attention in every layer can be packed"
+        )
+
+
+def _saved_config(source: ModelSource) -> PreTrainedConfig:
+    assert source.path is not None
+    if is_local(source.path):
+        folder = Path(source.path)
+        if not folder.is_dir():
+            raise ModelError(f"{not_there(source.path)}; give a model folder, or a Hub name such as owner/name")
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{source.path} is no model folder: there is no config.json in it")
+    try:
+        with within_reach(source.path):
+            return AutoConfig.from_pretrained(source.path, revision=source.revision)
+    except Exception as error:  # a damaged file fails in as many ways as there are configuration classes
+        if memory_ran_out(error):
+            raise
+        raise ModelError(
+            f"the configuration of {source.path} cannot be read: {why_unread(source.path, error, weights=False)}"
+        ) from error
+
+
+def why_unread(path: str, error: Exception, *, weights: bool) -> str:
+    """Which file of a folder is damaged, where one is; else what the library said."""
+    damage = damage_in(Path(path), weights=weights) if is_local(path) else None
+    return damage or f"{first_part(error)}{not_here(path)}"
+
+
+def not_here(path: str) -> str:
+    """What to add where a name could not be read: it was taken for one of the Hub, and may be a mistyped folder."""
+    return "" if is_local(path) else f"; {not_there(path)}"
+
+
+def first_part(error: Exception) -> str:
+    """The start of a library's message, which may be a page long, or empty."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + " ..."

@@ -1,0 +1,129 @@
+"""Tokenizers and the vocabularies of models: reading, comparing, growing. Not the tokenising of data."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.errors import ModelError
+from proximo.failures import memory_ran_out
+from proximo.hub_access import within_reach
+from proximo.models.pretrained.randomness import own_randomness
+from proximo.models.pretrained.sources import why_unread
+from proximo.places import TOKENIZER_FILES, is_local, not_there
+
+
+def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """From a folder or a Hub name. Raises ModelError where there is none or it cannot be read."""
+    if is_local(path):
+        folder = Path(path)
+        if not folder.is_dir():
+            raise ModelError(f"{not_there(path)}; give a tokenizer's folder, or a Hub name such as owner/name")
+        if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+            raise ModelError(f"{path} holds no tokenizer: neither tokenizer.json nor tokenizer_config.json is in it")
+    try:
+        with within_reach(path):
+            tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
+    except Exception as error:  # tokenizers raise plain Exception for malformed JSON
+        if memory_ran_out(error):
+            raise
+        raise ModelError(f"the tokenizer of {path} cannot be read: {why_unread(path, error, weights=False)}") from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def decode_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    """The text of one sequence, without special tokens."""
+    text = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
+
+
+def vocabulary_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest token id, added tokens included."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def end_of_sequence_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """All tokens that end an answer, ascending: the generation configuration's (often several) and the tokenizer's.
+
+    Raises ModelError where there is none: no answer could ever end.
+    """
+    listed = None if model.generation_config is None else model.generation_config.eos_token_id
+    ids = set(listed if isinstance(listed, list) else [listed]) | {tokenizer.eos_token_id}
+    ids.discard(None)
+    if not ids:
+        raise ModelError(
+            "neither the tokenizer nor the model's generation config names an end-of-sequence token, so no answer "
+            "could end; set eos_token in the tokenizer"
+        )
+    return tuple(sorted(ids))
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, role: str) -> None:
+    """Raises ModelError where the tokenizer has ids that the model has no embedding for. Spare rows are allowed."""
+    refuse_unembedded(tokenizer, embedding_rows(model), role=role, added=())
+
+
+def refuse_unembedded(tokenizer: PreTrainedTokenizerBase, num_rows: int, *, role: str, added: Collection[str]) -> None:
+    """Raises ModelError where a token has no row in an embedding of `num_rows`, unless it is among `added`."""
+    beyond = {token for token, index in tokenizer.get_vocab().items() if index >= num_rows} - set(added)
+    if not beyond:
+        return
+    # Tokens that were put on top of a vocabulary may be meant; a larger vocabulary is that of another model.
+    may_be_meant = beyond <= tokenizer.get_added_vocab().keys()
+    hint = f", or name {', '.join(sorted(beyond)[:4])} in tokenizer.added_tokens, for which rows are added"
+    raise ModelError(
+        f"the tokenizer has {vocabulary_size(tokenizer)} tokens, but the {role} model embeds only {num_rows}; take the "
+        f"tokenizer that belongs to the model{hint if may_be_meant else ''}"
+    )
+
+
+def check_same_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, own: PreTrainedTokenizerBase, *, role: str, added: Collection[str] = ()
+) -> None:
+    """Raises ModelError where the model of `role` was trained with other ids than the tokenizer of the stage gives.
+
+    `own` lies beside the model; `added` are tokens that the stage adds on purpose.
+    """
+    used, known = tokenizer.get_vocab(), own.get_vocab()
+    if used == known:
+        return
+    names = (used.keys() | known.keys()) - {token for token in added if token not in known}
+    differing = sorted(token for token in names if used.get(token) != known.get(token))
+    if differing:
+        first = differing[0]
+        raise ModelError(
+            f"the tokenizer is not that of the {role} model: they differ in {len(differing)} tokens, such as {first!r} "
+            f"({used.get(first)} in this stage, {known.get(first)} beside the model); take the tokenizer that belongs "
+            "to the model, or a model with this one. Tokens that are new on purpose go in tokenizer.added_tokens"
+        )
+
+
+@torch.no_grad()
+def resize_vocabulary(model: PreTrainedModel, num_tokens: int) -> None:
+    """Grow (never shrink) embedding and output layer in place, before any adapter.
+
+    Every new row is the mean of the old ones, so that all roles agree and no random number is drawn.
+    """
+    old = embedding_rows(model)
+    if num_tokens <= old:
+        return
+    with own_randomness(model.device):  # it draws rows that are overwritten below
+        model.resize_token_embeddings(num_tokens, mean_resizing=False)
+    for layer in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if layer is None:
+            continue
+        assert isinstance(layer, nn.Embedding | nn.Linear)
+        layer.weight[old:] = layer.weight[:old].mean(dim=0)
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            layer.bias[old:] = layer.bias[:old].mean()
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    """Token ids that the model can read; may exceed the tokenizer's."""
+    layer = model.get_input_embeddings()
+    assert isinstance(layer, nn.Embedding)
+    return layer.num_embeddings

@@ -1,0 +1,106 @@
+"""Several models over one set of base weights: each role has modules and an adapter of its own, the tensors are shared.
+
+No adapter is ever switched on or off, so no gradient depends on when: each role's modules run its own adapter alone, in
+the forward pass and in the recomputation of activation checkpointing alike.
+"""
+
+import copy
+from pathlib import Path
+
+from peft import PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
+from transformers import PreTrainedModel
+
+from proximo.errors import ModelError
+from proximo.models.backbone import base_of
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions, load_adapter
+from proximo.models.pretrained.sources import ModelSource, adapter_base, read_adapter_config
+from proximo.models.quantised import beside_weights, carry_flags
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
+from proximo.places import is_local
+
+
+def base_alone(model: LanguageModel) -> LanguageModel:
+    """The base below the adapter as a model of its own, in eval mode: what the policy was before it learned.
+
+    Raises ModelError for a model without an adapter, whose base is what trains.
+    """
+    return LanguageModel(_shared_base(model).eval(), precision=model.precision)
+
+
+def value_on_base(policy: LanguageModel, options: LoRAOptions, start: HeadStart, *, seed: int = 0) -> ScalarModel:
+    """A value model on the policy's base: an adapter and a head of its own.
+
+    Raises ModelError for a policy without an adapter, and for an architecture that cannot carry a scalar head.
+    """
+    return _scalar_on_base(policy, start, seed=seed).with_adapter(options)
+
+
+def scalar_from_adapter(policy: LanguageModel, folder: Path, *, role: str) -> ScalarModel:
+    """The reward or value model whose adapter and head lie in `folder`, on the policy's base. Both may train.
+
+    Raises ModelError where the adapter was trained on another base, or has no scalar head.
+    """
+    check_scalar_adapter(ModelSource(path=policy.base.name_or_path), folder, role=role)
+    model = _scalar_on_base(policy, HeadStart.ZERO, seed=0)
+    return ScalarModel(load_adapter(model.base, folder).eval(), precision=policy.precision)
+
+
+def check_scalar_adapter(source: ModelSource, folder: Path, *, role: str) -> None:
+    """Raises ModelError unless `folder` holds an adapter with a scalar head that was trained on what `source` names.
+
+    Reads no weights: a base is known by its folder, or by its name and revision on the Hub.
+    """
+    base = adapter_base(ModelSource(path=str(folder)))
+    if base is None:
+        raise ModelError(
+            f"share_base of the {role} model needs a folder with an adapter, and {folder} holds none: train one with "
+            "model.lora, or remove share_base"
+        )
+    saved = read_adapter_config(folder)
+    if "score" not in (saved.get("modules_to_save") or ()):
+        raise ModelError(f"the adapter in {folder} has no scalar head, so it is no {role} model")
+    if _identity(base) != _identity(source):
+        raise ModelError(
+            f"share_base of the {role} model: the adapter in {folder} was trained on {_spelt(base)}, but the policy's "
+            f"base is {_spelt(source)}; start the policy from {_spelt(base)}, or export the {role} model with --merge "
+            "and remove share_base"
+        )
+
+
+def is_shared(first: LanguageModel | ScalarModel, second: LanguageModel | ScalarModel) -> bool:
+    """True where both run on the same tensors."""
+    return next(first.base.parameters()) is next(second.base.parameters())
+
+
+def _scalar_on_base(policy: LanguageModel, start: HeadStart, *, seed: int) -> ScalarModel:
+    base = _shared_base(policy)
+    model = scalar_over(base.base_model, start, seed=seed, precision=policy.precision)
+    carry_flags(base, model.base)
+    return model
+
+
+def _shared_base(model: LanguageModel) -> PreTrainedModel:
+    """New modules and configurations over the same parameters and buffers, without the adapter's."""
+    if not isinstance(model.model, PeftModel):
+        raise ModelError(
+            "only the base below an adapter is shared, since nothing trains it, and this model has no adapter; take a "
+            "frozen_copy, or give it one"
+        )
+    base = base_of(model.model)
+    kept = {id(each): each for each in (*base.parameters(), *base.buffers(), *beside_weights(base))}
+    for module in base.modules():
+        if isinstance(module, BaseTunerLayer):  # in place of the wrapper, what it wraps
+            kept[id(module)] = copy.deepcopy(module.get_base_layer(), kept)
+    return copy.deepcopy(base, kept)
+
+
+def _identity(source: ModelSource) -> tuple[str | None, str | None]:
+    if source.path is not None and is_local(source.path):
+        return str(Path(source.path).expanduser().resolve()), None
+    return source.path, source.revision
+
+
+def _spelt(source: ModelSource) -> str:
+    return source.name if source.revision is None else f"{source.name} at {source.revision}"

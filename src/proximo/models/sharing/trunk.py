@@ -1,0 +1,78 @@
+"""A value head on the policy's own layers: one trunk for both, once in memory. Not a model of its own: scalar.py."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from proximo.errors import CheckpointError, ModelError
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
+
+HEAD_FILE = "value_head.safetensors"
+"""All that is saved of a head on a trunk: the layers below it are saved with the policy."""
+
+
+def scalar_on(policy: LanguageModel, start: HeadStart = HeadStart.ZERO, *, seed: int = 0) -> ScalarModel:
+    """A scalar model whose layers are the policy's own modules, adapter included, with a fresh head that trains.
+
+    What is trained of the layers stays as the policy has it. Raises ModelError for an architecture that transformers
+    has no sequence-classification model for: the head could not be exported.
+    """
+    return scalar_over(policy.backbone.layers, start, seed=seed, precision=policy.precision)
+
+
+def is_on_trunk(value: ScalarModel, policy: LanguageModel) -> bool:
+    """True where one pass through the layers serves both."""
+    return value.backbone.layers is policy.backbone.layers
+
+
+def refuse_half_shared(value: ScalarModel, policy: LanguageModel) -> None:
+    """Raises ModelError where the two train tensors in common without having all layers: two optimizers would move
+    them. A base below the adapters of both is not trained."""
+    common = {id(t) for t in value.model.parameters() if t.requires_grad} & {id(t) for t in policy.model.parameters()}
+    if common and not is_on_trunk(value, policy):
+        raise ModelError(
+            f"the value model shares {len(common)} of its tensors with the policy but is not on its trunk, so both "
+            "optimizers would move them: bring a model of its own, or scalar_on(policy) (proximo.models.sharing.trunk)"
+        )
+
+
+def save_head(model: ScalarModel, folder: Path) -> None:
+    """Write the head alone to a new folder."""
+    folder.mkdir()
+    tensors = {name: tensor.detach().contiguous() for name, tensor in _head(model).items()}
+    save_file(tensors, folder / HEAD_FILE, metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def load_head(model: ScalarModel, folder: Path) -> None:
+    """Copy what `save_head` wrote into the head, bit for bit. Raises CheckpointError where it is another model's."""
+    try:
+        saved = load_file(folder / HEAD_FILE)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{folder} holds no value head that can be read: {error}") from error
+    current = _head(model)
+    if {name: t.shape for name, t in saved.items()} != {name: t.shape for name, t in current.items()}:
+        raise CheckpointError(f"{folder} holds the value head of a model of another width than the one in use")
+    for name, tensor in current.items():
+        tensor.copy_(saved[name])
+
+
+@torch.no_grad()
+def copy_head(target: ScalarModel, source: ScalarModel) -> None:
+    """Give one model's head the weights of another's. Raises ModelError where the widths or biases differ."""
+    current, given = _head(target), _head(source)
+    if {name: t.shape for name, t in given.items()} != {name: t.shape for name, t in current.items()}:
+        raise ModelError(
+            f"the head for layers of width {current['weight'].shape[1]} cannot be taken from one of width "
+            f"{given['weight'].shape[1]}, or the one has a bias and the other has not"
+        )
+    for name, tensor in current.items():
+        tensor.copy_(given[name])
+
+
+def _head(model: ScalarModel) -> dict[str, torch.nn.Parameter]:
+    """By their names in a linear layer."""
+    return dict(zip(("weight", "bias"), model.trained_head(), strict=False))

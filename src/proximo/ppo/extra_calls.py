@@ -1,0 +1,113 @@
+"""Calls of your own in the graph of a PPO step: what they may be, and how they are run. Not the graph's own calls."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proximo.callables import calling_problem
+from proximo.config.ppo.options import PPOConfig
+from proximo.dataflow.executor import Handler
+from proximo.dataflow.graph import Call, Graph
+from proximo.errors import ConfigError
+from proximo.metrics.definitions import COMPONENT
+from proximo.ppo.roles.inference import OWN_CALLS, step_graph
+from proximo.rewards.dense import is_list
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExtraCall:
+    """A function that runs in every step as one call of its graph (docs/dataflow.md).
+
+    What it is follows from its names: one that writes a new value adds to the step; one that reads a value and writes
+    the same name amends it, before anybody else sees it; one with the name of a call of the graph runs in its place.
+    """
+
+    name: str
+    reads: tuple[str, ...] = ()
+    """Values of the step, handed to the function by position."""
+    writes: tuple[str, ...] = ()
+    """What it returns: one value, or a tuple of as many as there are names. A number is also a metric, `extra/NAME`."""
+    function: Handler
+    """Has no right to change what it is handed: it returns something new."""
+
+    def run(self, *given: Any) -> tuple[Any, ...]:
+        """The handler that an executor wants."""
+        result = self.function(*given)
+        match len(self.writes):
+            case 0:
+                return ()
+            case 1:
+                return (result,)
+        return tuple(result)
+
+
+def check_extra_calls(extras: Sequence[ExtraCall], config: PPOConfig) -> None:
+    """Raises ConfigError for names that do not fit into the graph of a step, with the values that there are."""
+    _check_functions(extras)
+    graphs = [step_graph(config, sampled_serve=serve) for serve in (True, False)]
+    own = {call.name: call for graph in graphs for call in graph.calls}
+    for extra in extras:
+        if extra.name in OWN_CALLS and extra.name not in own:
+            raise ConfigError(f"extra call {extra.name}: this configuration has no call of that name to replace")
+        if extra.name in own and set(extra.writes) != set(own[extra.name].writes):
+            raise ConfigError(
+                f"extra call {extra.name} runs in the place of the step's own, whose readers want what that writes: "
+                f"{', '.join(own[extra.name].writes)}; got {', '.join(extra.writes) or 'nothing'}"
+            )
+    try:
+        for serve in (True, False):
+            step_graph(config, sampled_serve=serve, extra=calls_of(extras))
+    except ValueError as error:
+        there = sorted({*graphs[0].inputs, *(value for call in graphs[0].calls for value in call.writes)})
+        raise ConfigError(
+            f"the extra calls do not fit into the graph: {error}; values of a step: {', '.join(there)}"
+        ) from error
+
+
+def _check_functions(extras: Sequence[ExtraCall]) -> None:
+    """Raises ConfigError for what is no call, is named as nothing can be, or cannot be called with what it reads."""
+    if isinstance(extras, ExtraCall) or not is_list(extras):
+        raise ConfigError(f"extra_calls must be a list of ExtraCall, got {type(extras).__name__}: put it in a list")
+    for extra in extras:
+        if not isinstance(extra, ExtraCall):
+            raise ConfigError(
+                f"extra_calls must be a list of ExtraCall, it holds a {type(extra).__name__}: write "
+                "ExtraCall(name=..., reads=(...), writes=(...), function=...)"
+            )
+        if isinstance(extra.reads, str) or isinstance(extra.writes, str):
+            raise ConfigError(f"extra call {extra.name}: reads and writes are tuples of names; write (name,) for one")
+        wrong = [name for name in (extra.name, *extra.writes) if re.fullmatch(COMPONENT, str(name)) is None]
+        if wrong:
+            raise ConfigError(
+                f"extra call {extra.name!r}: a name is letters, digits, '_', '.' and '-', got {wrong[0]!r}"
+            )
+        if problem := calling_problem(extra.function, [None] * len(extra.reads)):
+            reads = ", ".join(extra.reads) or "nothing"
+            raise ConfigError(f"extra call {extra.name}: its function is called with {reads}, but {problem}")
+
+
+def calls_of(extras: Sequence[ExtraCall]) -> tuple[Call, ...]:
+    """What the graph knows of them."""
+    return tuple(Call(name=each.name, role=None, reads=each.reads, writes=each.writes) for each in extras)
+
+
+def handlers_of(extras: Sequence[ExtraCall]) -> dict[str, Handler]:
+    """By name."""
+    return {each.name: each.run for each in extras}
+
+
+def values_of(extras: Sequence[ExtraCall], graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the extra calls of this step wrote."""
+    ran = {call.name for call in graph.calls}
+    return {name: values[name] for each in extras if each.name in ran for name in each.writes}
+
+
+def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """Those of the values that can be metrics."""
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

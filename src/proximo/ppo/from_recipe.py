@@ -1,0 +1,247 @@
+"""`proximo ppo`: from the recipe to a running task. Not the steps (task.py, trainer.py)."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from proximo.config.recipes import PPORecipe
+from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.data.examples import TextExample, load_text_examples
+from proximo.data.prompts import load_prompts
+from proximo.data.rendering import check_rendering
+from proximo.data.rows import Row, row_ids
+from proximo.data.token_cache import TokenCache
+from proximo.data.tokenise import Encoder
+from proximo.models.context_length import check_lengths
+from proximo.models.language import LanguageModel
+from proximo.models.narrowing import narrow_frozen
+from proximo.models.pretrained.sources import ModelSource
+from proximo.models.scalar import ScalarModel
+from proximo.models.sharing.shared_base import check_scalar_adapter, is_shared
+from proximo.ppo.difficulty import make_difficulty_filter
+from proximo.ppo.reference_answers import answer_responses
+from proximo.ppo.roles.critic_initialisation import build_value, value_reader
+from proximo.ppo.task import PPOTask
+from proximo.ppo.trainer import PPOTrainer
+from proximo.records import Prompt, Response
+from proximo.rewards.model import ModelReward
+from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
+from proximo.rewards.weighted import WeightedReward
+from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
+from proximo.run.build.data import read_split, token_cache
+from proximo.run.build.models import (
+    build_language_model,
+    build_reference,
+    build_reward_source,
+    build_tokenizer,
+    check_readers,
+    load_reward_tokenizer,
+    prepare_place,
+    reads_alike,
+)
+from proximo.run.loop import run_task
+from proximo.run.memory import check_release
+from proximo.run.options import RunOptions
+from proximo.run.resume_fingerprint import inputs_fingerprint
+
+
+def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
+    """Train the policy of the recipe; returns the exit status."""
+    with ExitStack() as stack:
+        return run_task(lambda: stack.enter_context(closing(build_task(recipe))), recipe, recipe.run, options)
+
+
+def build_task(recipe: PPORecipe) -> PPOTask:
+    """Data first, then rewards that need no model, then models: a mistake costs as little as it can.
+
+    What the rewards started ends with the task's `close`, or here where the task cannot be built.
+    """
+    with ExitStack() as started:
+        task = _build_task(recipe, started)
+        started.pop_all()
+        return task
+
+
+def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
+    _check_shared_bases(recipe)
+    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
+    check_release(recipe.ppo.release_cache, place.device)
+    for optimizer in (recipe.ppo.policy_optimizer, recipe.ppo.value_optimizer if recipe.ppo.uses_critic else None):
+        check_optimizer(optimizer, place.device)
+    rows = read_split(recipe.data, seed=recipe.run.seed)
+    policy_config = recipe.policy
+    tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
+    reference_config = None if recipe.ppo.kl.place == "none" else recipe.reference
+    roles = {"policy": policy_config, "reference": reference_config, "value": value_reader(recipe)}
+    check_readers(recipe.tokenizer, tokenizer, roles)
+    configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
+    owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
+    how = prompt_options(recipe.data)
+    prompts, report = load_prompts(rows.training, tokenizer, how, cache=cache)
+    difficulty = make_difficulty_filter(recipe, prompts)
+    texts = _load_texts(recipe, tokenizer, cache)
+    answers = answer_responses(prompts, tokenizer) if recipe.ppo.score.minus_reference_answer else []
+    held_out: list[Prompt] = []
+    if rows.held_out:
+        held_out, _ = load_prompts(rows.held_out, tokenizer, how, cache=cache)
+    for own in owns:
+        if own is not None and not reads_alike(own, tokenizer):
+            check_rendering(Encoder(own), [*prompts, *held_out])
+    build = partial(build_reward_source, policy_tokenizer=tokenizer, place=place, tokens_per_microbatch=budget(recipe))
+    early = [None if isinstance(config, ModelRewardConfig) else build(config) for config in configs]
+    for source in early:
+        if isinstance(source, ClosableSource):
+            started.callback(source.close)
+    _check_rows(early, rows.training, prompts)
+    _check_rows(early, rows.held_out, held_out)
+    policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
+    found = [
+        source or build(config, policy=policy, own=own)
+        for config, source, own in zip(configs, early, owns, strict=True)
+    ]
+    gold = found.pop() if recipe.gold else None
+    sources = [(config.weight, source) for config, source in zip(recipe.reward, found, strict=True)]
+    reward = WeightedReward(sources)
+    # A reward model with a tokenizer of its own counts other tokens, and says of each answer whether it fits.
+    judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
+    reference = build_reference(reference_config, tokenizer, place=place) if reference_config else None
+    value = build_value(recipe, policy, tokenizer, place=place)
+    readers = {**judges, "policy": policy, "reference": reference, "value": value}
+    _check_positions(recipe, [*prompts, *held_out], readers)
+    _check_answer_positions(answers, judges)
+    longest = max((len(text.token_ids) for text in texts.examples or ()), default=0)
+    check_lengths(
+        policy.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0, section="ptx_data"
+    )
+    trainer = PPOTrainer(
+        policy,
+        tokenizer,
+        reference=reference,
+        value=value,
+        reward=reward,
+        ptx=texts.examples,
+        config=recipe.ppo,
+        seed=recipe.run.seed,
+    )
+    fingerprint = inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)) | dict(texts.inputs)
+    _narrow_frozen_roles(trainer, [source for _, source in sources] + ([gold] if gold else []))
+    return PPOTask(
+        trainer,
+        prompts,
+        held_out,
+        reward=reward,
+        gold=gold,
+        samples_per_step=recipe.run.samples_per_step,
+        difficulty=difficulty,
+        inputs_fingerprint=fingerprint,
+        notes=(
+            f"data: {rows.description}",
+            f"prompts: {report}",
+            *texts.notes,
+            *cache.notes,
+            *_sharing_note(trainer, sources),
+        ),
+    )
+
+
+def _narrow_frozen_roles(trainer: PPOTrainer, sources: Sequence[RewardSource]) -> None:
+    """Under bf16: after their digests were taken, which are those of the folders that they came from."""
+    roles = trainer.roles
+    frozen: list[LanguageModel | ScalarModel] = [each.model for each in sources if isinstance(each, ModelReward)]
+    if roles.reference is not None and trainer.config.kl.reference_every_steps is None:
+        frozen.append(roles.reference)
+    trained = [model.model for model in (roles.policy, roles.value) if model is not None]
+    for model in frozen:
+        narrow_frozen(model, beside=trained)
+
+
+def _check_rows(sources: Sequence[RewardSource | None], rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
+    """Raises DataError for a prompt that a judge could say nothing about, whatever the answer."""
+    checking = [source for source in sources if isinstance(source, CheckingSource)]
+    origins = dict(zip(row_ids(rows), (row.origin for row in rows), strict=True)) if checking else {}
+    for source in checking:
+        source.check_prompts(prompts, origins)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Texts:
+    """Those of `ptx_data`, and what there is to say of them; nothing where the recipe has none."""
+
+    examples: list[TextExample] | None = None
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> _Texts:
+    if recipe.ptx_data is None:
+        return _Texts()
+    rows = read_split(recipe.ptx_data, seed=recipe.run.seed)
+    examples, report = load_text_examples(rows.training, tokenizer, example_options(recipe.ptx_data), cache=cache)
+    notes = (f"ptx data: {rows.description}", f"ptx texts: {report}")
+    return _Texts(examples=examples, inputs={"ptx_data": rows.fingerprints}, notes=notes)
+
+
+def _check_shared_bases(recipe: PPORecipe) -> None:
+    """Raises ModelError where a reward model should share a base that is not the policy's. Reads no weights."""
+    base = ModelSource(path=recipe.policy.path, revision=recipe.policy.revision, config=recipe.policy.config)
+    for source in recipe.reward:
+        if isinstance(source, ModelRewardConfig) and source.share_base:
+            check_scalar_adapter(base, Path(source.path), role="reward")
+
+
+def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> list[str]:
+    """Which models run on the policy's own weights, where any do."""
+    scorers = {source.name: source.model for _, source in sources if isinstance(source, ModelReward)}
+    if not trainer.policy.has_adapter:
+        return []
+    own = {"reference": trainer.roles.reference, "value": trainer.roles.value, "average": trainer.followers.average}
+    others = own | scorers
+    shared = [name for name, model in others.items() if model is not None and is_shared(model, trainer.policy)]
+    return [f"one copy of the base serves the policy and {', '.join(shared)}"] if shared else []
+
+
+def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> dict[str, nn.Module]:
+    """What the run reads of other folders at every start: the reference, bases below adapters, reward models."""
+    models: dict[str, nn.Module] = {s.name: s.model.model for _, s in sources if isinstance(s, ModelReward)}
+    roles = trainer.roles
+    if roles.policy.has_adapter:  # its base is the reference
+        models["policy_base"] = roles.policy.model
+    elif roles.reference is not None:
+        models["reference"] = roles.reference.model
+    if roles.value is not None and roles.value.has_adapter:
+        models["value_base"] = roles.value.model
+    return models
+
+
+def budget(recipe: PPORecipe) -> int:
+    """Tokens of one pass."""
+    return recipe.ppo.tokens_per_microbatch
+
+
+def _check_positions(
+    recipe: PPORecipe, prompts: Sequence[Prompt], models: Mapping[str, LanguageModel | ScalarModel | None]
+) -> None:
+    """Raises ConfigError where a model that reads the policy's ids cannot read the longest prompt with its answer."""
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    for role, model in models.items():
+        if model is not None:
+            check_lengths(
+                model.base.config,
+                role=role,
+                max_prompt_tokens=longest,
+                max_response_tokens=recipe.ppo.rollout.max_new_tokens,
+            )
+
+
+def _check_answer_positions(answers: Sequence[Response], judges: Mapping[str, ScalarModel]) -> None:
+    """Raises ConfigError where a reward model cannot read the longest prompt with its reference answer."""
+    lengths = [(len(answer.prompt.token_ids), len(answer.token_ids)) for answer in answers]
+    prompt_tokens, answer_tokens = max(lengths, key=sum, default=(0, 0))
+    for role, model in judges.items():
+        check_lengths(model.base.config, role=role, max_prompt_tokens=prompt_tokens, max_response_tokens=answer_tokens)

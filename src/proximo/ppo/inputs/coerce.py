@@ -1,0 +1,307 @@
+"""What a caller of the library brings, made what the trainer wants: models, prompts, responses, scores."""
+
+import math
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.data.formats.prompt_response import Exchange
+from proximo.data.rendering import encode_exchanges
+from proximo.data.tokenise import Encoder
+from proximo.errors import DataError, ModelError, TrainingError
+from proximo.models.backbone import base_of
+from proximo.models.language import LanguageModel
+from proximo.models.pretrained.vocabulary import check_vocabulary, decode_text, embedding_rows
+from proximo.models.probe import probe_language_model
+from proximo.models.scalar import ScalarModel
+from proximo.models.sharing.trunk import refuse_half_shared
+from proximo.ppo.inputs.token_ids import Mask, TokenIds, as_mask, as_score, check_range, is_token_ids, plain
+from proximo.records import Finish, Prompt, Response, Scored, ScoreState
+from proximo.rewards.dense import is_list, scored_by_token
+from proximo.run.build.stop_token_ids import ending_ids
+
+PromptLike = Prompt | str | TokenIds
+ResponseLike = Response | TokenIds
+
+Score = float | torch.Tensor | Sequence[float] | Mapping[int, float] | None
+"""Of a whole response, or of its tokens: one number each, or by index."""
+
+
+def check_models(
+    policy: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    reference: LanguageModel | None = None,
+    value: ScalarModel | Literal["trunk"] | None = None,
+    moves: bool = False,
+) -> None:
+    """Raises ModelError where the models of the roles do not fit together, or hold weights that cannot be trained.
+
+    `moves` says that the reference follows the policy.
+    """
+    value = None if isinstance(value, str) else value
+    for role, model in (("policy", policy), ("reference", reference), ("value", value)):
+        if model is not None:
+            _refuse_half_precision(model, role=role)
+    check_vocabulary(policy.base, tokenizer, role="policy")
+    if reference is not None and policy.has_adapter:
+        raise ModelError(
+            "a reference was given beside a policy with an adapter, whose base is the reference: "
+            "leave reference out, or bring a policy without an adapter"
+        )
+    if policy.has_adapter and moves:
+        raise ModelError(
+            "kl.reference_every_steps moves the reference, but that of a policy with an adapter is the base below it: "
+            "leave it out, or bring a policy without an adapter"
+        )
+    if reference is not None and reference.vocab_size != policy.vocab_size:
+        raise ModelError(
+            f"the reference gives logits for {reference.vocab_size} tokens, the policy for {policy.vocab_size}: the KL "
+            "compares the same tokens; bring a reference with the policy's vocabulary"
+        )
+    if value is not None:
+        refuse_half_shared(value, policy)
+    if value is not None and embedding_rows(value.base) < policy.vocab_size:
+        raise ModelError(
+            f"the value model embeds {embedding_rows(value.base)} tokens, but the policy may write any of "
+            f"{policy.vocab_size}: bring a value model with the policy's vocabulary"
+        )
+
+
+def _refuse_half_precision(model: LanguageModel | ScalarModel, *, role: str) -> None:
+    narrow = next((p.dtype for p in model.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)), None)
+    if narrow is not None:
+        raise ModelError(
+            f"the {role} model has weights in {str(narrow).removeprefix('torch.')}, in which PPO's small updates round "
+            "to nothing: load it with dtype=torch.float32 (Precision.BF16 computes in bfloat16 above such weights)"
+        )
+
+
+def as_policy(model: LanguageModel | PreTrainedModel) -> LanguageModel:
+    """A transformers model proven packable, as a loaded one is; a language model as it is.
+
+    Raises ModelError for anything else, and for a model without a weight that may be trained.
+    """
+    policy = _as_language_model(model, role="policy")
+    if not policy.trainable_parameters():
+        raise ModelError("the policy has no weight that requires a gradient, so nothing could be learned")
+    return policy
+
+
+def as_reference(model: LanguageModel | PreTrainedModel | None, policy: LanguageModel) -> LanguageModel | None:
+    """Like `as_policy`, and taken out of training. Raises ModelError for the policy itself, which is to be trained."""
+    if model is None:
+        return None
+    reference = _as_language_model(model, role="reference")
+    if reference.model is policy.model:
+        raise ModelError(
+            "the reference is the policy itself, and would move with it: leave reference out, and a frozen copy is made"
+        )
+    reference.model.requires_grad_(False).eval()
+    return reference
+
+
+def as_value(
+    model: ScalarModel | PreTrainedModel | Literal["trunk"] | None,
+) -> ScalarModel | Literal["trunk"] | None:
+    """A scalar model or "trunk" as it is; a sequence classifier with one label as a scalar model.
+
+    Raises ModelError for anything else.
+    """
+    if model is None or model == "trunk" or isinstance(model, ScalarModel):
+        return model
+    if not isinstance(model, PreTrainedModel):
+        got = repr(model) if isinstance(model, str) else type(model).__name__
+        raise ModelError(
+            f'value must be a ScalarModel or a sequence classifier, got {got}; "trunk" puts a head on the policy'
+        )
+    return ScalarModel(model)
+
+
+def _as_language_model(model: LanguageModel | PreTrainedModel, *, role: str) -> LanguageModel:
+    if isinstance(model, LanguageModel):
+        return model
+    if not isinstance(model, PreTrainedModel | PeftModel):
+        raise ModelError(
+            f"the {role} must be a model of transformers or a LanguageModel, got {type(model).__name__}: load it, "
+            "for example with AutoModelForCausalLM.from_pretrained(path, dtype='float32')"
+        )
+    if base_of(model).get_output_embeddings() is None:
+        raise ModelError(
+            f"the {role} must be a language model, got {type(base_of(model)).__name__}, which has no output layer over "
+            "the vocabulary: load it with AutoModelForCausalLM"
+        )
+    language_model = LanguageModel(model)
+    _refuse_half_precision(language_model, role=role)  # it would fail the probe, and with the wrong reason
+    probe_language_model(language_model)
+    return language_model
+
+
+def as_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PromptLike], *, num_tokens: int | None = None
+) -> list[Prompt]:
+    """Prompt records as they are; texts tokenised as `load_prompts` does (no EOS), with their place as id; token ids.
+
+    Raises DataError for what is no list, for prompts that are none of these, and for ids beyond the policy's
+    `num_tokens`.
+    """
+    if isinstance(prompts, str):
+        raise DataError("prompts must be a list of texts or Prompt records, got one text: put it in a list")
+    if isinstance(prompts, torch.Tensor):
+        raise DataError(
+            f"prompts must be a list, got one tensor of shape {tuple(prompts.shape)}, which would hold padding: give a "
+            "list of one-dimensional tensors, each as long as its prompt"
+        )
+    _check_list(prompts, "prompts", "texts, token ids or Prompt records")
+    texts = [Exchange(origin="prompt", prompt=given) for given in prompts if isinstance(given, str)]
+    _, encoded = encode_exchanges(Encoder(tokenizer), texts)
+    ids = iter(encoded)
+
+    def record(index: int, given: PromptLike) -> Prompt:
+        if isinstance(given, Prompt):
+            return _checked_record(given, num_tokens)
+        if isinstance(given, str):
+            return Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=given)
+        return _prompt_of_ids(tokenizer, index, given, num_tokens)
+
+    return [record(index, given) for index, given in enumerate(prompts)]
+
+
+def _check_list(given: object, what: str, items: str) -> None:
+    """Raises DataError for what has no order or no length: a generator would be empty the second time it is read."""
+    if not isinstance(given, Sized) or not hasattr(given, "__getitem__") or isinstance(given, Mapping | bytes):
+        advice = ": put its values in a list" if isinstance(given, Mapping) else ""
+        advice = f": write list({what})" if hasattr(given, "__iter__") and not advice else advice
+        raise DataError(f"{what} must be a list of {items}, got {type(given).__name__}{advice}")
+
+
+def _checked_record(prompt: Prompt, num_tokens: int | None) -> Prompt:
+    if not is_token_ids(prompt.token_ids):
+        raise DataError(f"token_ids of prompt {prompt.id!r} must be whole numbers, got {prompt.token_ids!r:.60}")
+    token_ids = tuple(plain(prompt.token_ids))
+    if num_tokens is not None:
+        check_range(token_ids, num_tokens=num_tokens, what=f"prompt ({prompt.id!r})")
+    return prompt if prompt.token_ids == token_ids else replace(prompt, token_ids=token_ids)
+
+
+def _prompt_of_ids(tokenizer: PreTrainedTokenizerBase, index: int, given: TokenIds, num_tokens: int | None) -> Prompt:
+    if not is_token_ids(given) or not len(given):
+        render = (
+            "render messages with the tokenizer's apply_chat_template(..., tokenize=False, add_generation_prompt=True)"
+        )
+        advice = "take the text out of the row" if isinstance(given, Mapping) else f"{render} first"
+        raise DataError(f"a prompt must be a text, its token ids or a Prompt, got {type(given).__name__}: {advice}")
+    token_ids = tuple(plain(given))
+    if num_tokens is not None:
+        check_range(token_ids, num_tokens=num_tokens, what="prompt")
+    # With its special tokens: this text stands for the prompt wherever one is asked for, in rewards and samples.
+    return Prompt(id=str(index), token_ids=token_ids, text=str(tokenizer.decode(list(token_ids))))
+
+
+def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Tensor) -> list[Scored]:
+    """Each response with the caller's score; one without a finite score is left out of everything, and counted.
+
+    Raises DataError where there is not one score for each.
+    """
+    scores = plain(scores)
+    if not is_list(scores):
+        raise DataError(f"scores must be a list with one for each response, got {scores!r:.60}")
+    if len(scores) != len(responses):
+        raise DataError(f"one score for each response is needed, got {len(scores)} for {len(responses)} responses")
+    return [_scored(response, score) for response, score in zip(responses, scores, strict=True)]
+
+
+def _is_by_token(score: Score) -> bool:
+    """One number in brackets, or in a tensor of its own, is the score of the response."""
+    listed = plain(score)
+    several = is_list(listed) and len(listed) != 1
+    return several or isinstance(listed, Mapping)
+
+
+def _scored(response: Response, score: Score) -> Scored:
+    if _is_by_token(score):
+        try:
+            return scored_by_token(response, score, name="scores")
+        except TrainingError as error:
+            raise DataError(f"a score is one number for a response, or one for each of its tokens: {error}") from error
+    number = as_score(score)
+    if math.isfinite(number):
+        return Scored(response=response, score=number)
+    fault = ScoreState.INFRASTRUCTURE_FAULT
+    return Scored(response=response, score=math.nan, state=fault, reason=f"the score given is {score}")
+
+
+def as_responses(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Prompt],
+    responses: Sequence[ResponseLike],
+    *,
+    policy: LanguageModel,
+    policy_version: int,
+    masks: Sequence[Mask] | None = None,
+) -> list[Response]:
+    """Response records as they are; plain token ids as records whose log-probs are still empty.
+
+    `masks`: for each response which of its tokens the policy wrote, as far as the record does not say so already.
+
+    Raises DataError where the responses do not share out evenly among the prompts, or are no token ids of the
+    policy, and where a mask does not fit.
+    """
+    _check_list(responses, "responses", "Response records or token ids")
+    if masks is not None:
+        _check_list(masks, "response_masks", "masks, one for each response")
+    if masks is not None and len(masks) != len(responses):
+        raise DataError(f"one mask for each response is needed, got {len(masks)} for {len(responses)} responses")
+    if not prompts or not responses or len(responses) % len(prompts):
+        raise DataError(
+            f"{len(responses)} responses do not share out among {len(prompts)} prompts: give each the same number"
+        )
+    each = len(responses) // len(prompts)
+    for index, given in enumerate(responses):
+        _check_response(given, num_tokens=policy.vocab_size)
+        if isinstance(given, Response) and given.prompt.token_ids != prompts[index // each].token_ids:
+            raise DataError(
+                f"response {index} was generated to another prompt than the one given for it: pass the prompts as they "
+                "were given to generate, in the order of the responses"
+            )
+    endings = ending_ids(policy.base, tokenizer)
+
+    def record(index: int, token_ids: tuple[int, ...]) -> Response:
+        return Response(
+            prompt=prompts[index // each],
+            sample_index=index % each,
+            token_ids=token_ids,
+            logprobs=torch.empty(0),
+            response_mask=torch.ones(len(token_ids), dtype=torch.bool),
+            finish=Finish.EOS if token_ids and token_ids[-1] in endings else Finish.LENGTH,
+            policy_version=policy_version,
+            text=decode_text(tokenizer, token_ids),
+        )
+
+    records = [
+        given if isinstance(given, Response) else record(index, tuple(plain(given)))
+        for index, given in enumerate(responses)
+    ]
+    if masks is None:
+        return records
+    return [_with_mask(each, mask, index) for index, (each, mask) in enumerate(zip(records, masks, strict=True))]
+
+
+def _with_mask(response: Response, given: Mask, index: int) -> Response:
+    mask = as_mask(given, num_tokens=len(response.token_ids), index=index)
+    return replace(response, response_mask=response.response_mask & mask)
+
+
+def _check_response(given: ResponseLike, *, num_tokens: int) -> None:
+    if isinstance(given, Response):
+        return
+    if not is_token_ids(given):
+        raise DataError(
+            f"a response must be a Response or a list of token ids, got {given!r:.60}: tokenise it, and end it "
+            "with the end-of-sequence id"
+        )
+    check_range(plain(given), num_tokens=num_tokens, what="response")

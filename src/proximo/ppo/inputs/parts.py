@@ -1,0 +1,105 @@
+"""What a caller of the library brings beside models and data: a seed, a tokenizer, a reward, functions. Checks them."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from proximo.callables import calling_problem, methods_problem
+from proximo.config.ppo.options import PPOConfig
+from proximo.errors import ConfigError, DataError, ModelError
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
+from proximo.ppo.reference_answers import check_answers
+from proximo.records import Prompt
+from proximo.rewards.function import FunctionReward, RewardFunction
+from proximo.rewards.source import RewardSource
+
+LARGEST_SEED = 2**31 - 1
+"""As in recipes."""
+
+
+def check_config(config: Any) -> None:
+    """Raises ConfigError for what is no PPOConfig; None is fine."""
+    if config is None or isinstance(config, PPOConfig):
+        return
+    advice = (
+        "write PPOConfig(**config)" if isinstance(config, Mapping) else "make one by name: PPOConfig(num_steps=...)"
+    )
+    came = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
+    raise ConfigError(f"config must be a PPOConfig, got {came}: {advice}")
+
+
+def as_seed(seed: Any) -> int:
+    """A whole number, of whatever kind, as Python's. Raises ConfigError for anything else."""
+    try:
+        number = None if isinstance(seed, bool) else operator.index(seed)
+    except (TypeError, ValueError, RuntimeError):
+        number = None
+    if number is None or not 0 <= number <= LARGEST_SEED:
+        raise ConfigError(f"the seed must be a whole number of at least 0 and below 2**31, got {seed!r:.60}")
+    return number
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises ModelError for what is no tokenizer of transformers."""
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return
+    if isinstance(tokenizer, str):
+        advice = f"load it: AutoTokenizer.from_pretrained({tokenizer!r})"
+    elif isinstance(getattr(tokenizer, "tokenizer", None), PreTrainedTokenizerBase):
+        advice = "this processor holds one: give its attribute tokenizer"
+    else:
+        advice = "load the policy's with AutoTokenizer.from_pretrained(path)"
+    raise ModelError(f"tokenizer must be a tokenizer of transformers, got {type(tokenizer).__name__}: {advice}")
+
+
+def as_source(reward: RewardSource | RewardFunction | None) -> RewardSource | None:
+    """A reward source as it is; a plain function wrapped as one. Raises ConfigError for what is neither."""
+    if reward is None:
+        return None
+    if isinstance(reward, ScalarModel | LanguageModel | PreTrainedModel | PeftModel):
+        raise ConfigError(
+            f"reward is a model ({type(reward).__name__}), which reads token ids: make it a source, "
+            "ModelReward(ScalarModel(model)) for a sequence classifier with one label that reads the policy's tokens, "
+            "and with tokenizer=... for one that has its own"
+        )
+    if isinstance(reward, type):
+        raise ConfigError(
+            f"reward is the class {reward.__name__}, not an object of it: write reward={reward.__name__}(...)"
+        )
+    if not hasattr(reward, "score"):
+        if not callable(reward):
+            raise ConfigError(f"reward must be a function or a source with a method score, got {type(reward).__name__}")
+        return FunctionReward(reward)
+    problems = [methods_problem(reward, ["score(responses)"])]
+    if not isinstance(getattr(reward, "name", None), str):
+        problems.append("it has no attribute name, the text under which its scores stand in the metrics")
+    found = [problem for problem in problems if problem]
+    if found or not isinstance(reward, RewardSource):
+        raise ConfigError(f"reward cannot be used as a source of scores: {'; '.join(found)}")
+    return reward
+
+
+def check_training(
+    prompts: Sequence[Prompt],
+    config: PPOConfig,
+    *,
+    scored: bool,
+    on_step: Callable[[int, Mapping[str, float]], Any] | None,
+    steps_done: int,
+) -> None:
+    """Raises DataError for prompts that cannot be trained on, ConfigError where no step is left, nothing gives scores
+    (`scored`), or `on_step` could not be called after the first step."""
+    if not scored:
+        raise ConfigError("nothing gives scores: pass reward= (a function or a source) to train or to the trainer")
+    if on_step is not None and (problem := calling_problem(on_step, [1, {}])):
+        raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
+    if not prompts:
+        raise DataError("there are no prompts to train on")
+    if steps_done >= config.num_steps:
+        raise ConfigError(f"all {config.num_steps} steps were taken: give the trainer a config with more num_steps")
+    if config.score.minus_reference_answer:
+        check_answers(prompts)

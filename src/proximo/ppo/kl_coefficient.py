@@ -1,0 +1,62 @@
+"""The KL coefficient of the next step. The formula is in algorithms/controllers.py."""
+
+import math
+from typing import Any
+
+from proximo.algorithms.controllers import KLController, adaptive_kl
+from proximo.callables import methods_problem
+from proximo.config.ppo.options import KLConfig
+from proximo.errors import ConfigError
+from proximo.ppo.step_metrics import counted_responses, sequence_kl
+from proximo.records import Experience
+from proximo.run.user_code import telling
+
+
+def first_coefficient(config: KLConfig, controller: KLController | None) -> float:
+    """What a nat costs in the first step. Raises ConfigError for a controller that has nothing, or too much, to do."""
+    if controller is None:
+        return config.coefficient
+    if config.place == "none":
+        raise ConfigError("kl_controller needs a KL to control, and kl.place none has none: leave one of them out")
+    if config.target is not None or config.coefficient != KLConfig().coefficient:
+        raise ConfigError(
+            "kl_controller keeps the KL coefficient, and so do kl.coefficient and kl.target: leave these two out"
+        )
+    if problem := methods_problem(controller, ["update(kl_values)"]):
+        raise ConfigError(
+            "kl_controller is an object with a number `coefficient` and a method update(kl_values), such as "
+            f"AdaptiveKLController(0.1, target=6.0, horizon=10_000), but {problem}"
+        )
+    return _checked(getattr(controller, "coefficient", None))
+
+
+def adapted_coefficient(
+    coefficient: float, experience: Experience, config: KLConfig, controller: KLController | None = None
+) -> float:
+    """What the controller says, or moved towards the target, by the KL of the step; the same where no response counts.
+
+    Raises ConfigError where the controller's answer is no number of at least 0.
+    """
+    divergences = sequence_kl(experience)
+    observed = [value for i in counted_responses(experience) if (value := divergences[i]) is not None]
+    if not observed:
+        return coefficient
+    if controller is not None:
+        with telling("the method update of kl_controller", controller.update):
+            moved = controller.update(observed)
+        return _checked(moved)
+    if config.target is None:
+        return coefficient
+    return adaptive_kl(
+        coefficient,
+        observed=sum(observed) / len(observed),
+        target=config.target,
+        horizon=config.horizon,
+        num_sequences=len(observed),
+    )
+
+
+def _checked(coefficient: Any) -> float:
+    if not isinstance(coefficient, int | float) or not math.isfinite(coefficient) or coefficient < 0:
+        raise ConfigError(f"the KL coefficient of kl_controller must be a number of at least 0, got {coefficient!r}")
+    return float(coefficient)

@@ -1,0 +1,73 @@
+"""The answers that scores are compared with: the prompts' reference answers as responses, and how any are scored."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from proximo.data.rendering import render_for
+from proximo.data.tokenise import Encoder
+from proximo.errors import DataError
+from proximo.ppo.roles.inference import InferenceCalls
+from proximo.records import Finish, Prompt, Response, Scored, ScoreState
+
+
+def check_answers(prompts: Sequence[Prompt]) -> None:
+    """Raises DataError that names the first prompt without a reference answer."""
+    missing = [prompt.id for prompt in prompts if prompt.answer is None]
+    if missing:
+        raise DataError(
+            f"score.minus_reference_answer needs a reference answer to every prompt, but {len(missing)} of "
+            f"{len(prompts)} have none, first of them prompt {missing[0]!r}: name the column that holds it "
+            "(`answer: <column>` under columns of the source), or leave those rows out"
+        )
+
+
+def answer_responses(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Response]:
+    """Each prompt's reference answer as a response that ended by itself, in the tokens that training on it would see.
+
+    Raises DataError where a prompt has none.
+    """
+    check_answers(prompts)
+    encoder = Encoder(tokenizer)
+    return [_response(prompt, str(prompt.answer), encoder) for prompt in prompts]
+
+
+def with_answer_scores(scored: Sequence[Scored], answers: Sequence[Response], calls: InferenceCalls) -> list[Scored]:
+    """The same, each with the score of its prompt's answer. `answers`: one to each prompt at least; the first counts.
+
+    Where that could not be scored there is nothing to compare with: the responses count as not scored either.
+    """
+    once: dict[str, Response] = {}
+    for answer in answers:
+        once.setdefault(answer.prompt.id, answer)
+    (judged,) = calls.score(list(once.values()))
+    known = dict(zip(once, judged, strict=True))
+    return [_with_answer(each, known[each.response.prompt.id]) for each in scored]
+
+
+def _with_answer(scored: Scored, answer: Scored) -> Scored:
+    if answer.valid or not scored.valid:
+        return replace(scored, answer_score=answer.score)
+    return replace(
+        scored,
+        state=ScoreState.INFRASTRUCTURE_FAULT,
+        reason=f"the answer that it is compared with was not scored: {answer.reason}",
+    )
+
+
+def _response(prompt: Prompt, answer: str, encoder: Encoder) -> Response:
+    # A prompt of token ids alone needs no rendering: only the answer's tokens are taken.
+    readable = prompt if prompt.messages is not None or prompt.text is not None else replace(prompt, text="")
+    _, token_ids = render_for(encoder, readable, answer)
+    return Response(
+        prompt=prompt,
+        sample_index=0,
+        token_ids=token_ids,
+        logprobs=torch.empty(0),
+        response_mask=torch.ones(len(token_ids), dtype=torch.bool),
+        finish=Finish.EOS,
+        policy_version=0,
+        text=answer,
+    )

@@ -1,0 +1,298 @@
+"""The model function calls of a PPO step that do not train: sampling, scoring, log-probs, values. Not their order."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms.segments import value_positions
+from proximo.config.ppo.options import PPOConfig
+from proximo.dataflow.graph import Call, Graph, build_graph
+from proximo.errors import ConfigError
+from proximo.models.batching import plan_batches
+from proximo.models.heads import full_kl, token_logprobs
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.precision.compute import casting
+from proximo.models.scalar import ScalarModel
+from proximo.models.sharing.trunk import is_on_trunk
+from proximo.ppo.roles.value_scale import ValueScale
+from proximo.records import Prompt, Response, Scored
+from proximo.rewards.source import EagerSource, RewardSource
+from proximo.rollout.engine import Engine
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+from proximo.run.user_code import ask
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roles:
+    """Who does what in a step."""
+
+    policy: LanguageModel
+    reference: LanguageModel | None
+    """None where the KL has no place. Under LoRA the policy's base, over the policy's own tensors."""
+    value: ScalarModel | None
+    engine: Engine
+    reference_engine: Engine | None = None
+    """Samples from the reference; None where nobody asks it."""
+
+    @property
+    def shares_trunk(self) -> bool:
+        """True where the value model is a head on the policy's own layers."""
+        return self.value is not None and is_on_trunk(self.value, self.policy)
+
+
+OWN_CALLS = (
+    *("generate", "generate_greedy", "score", "select", "reference_logprobs", "values", "experience"),
+    *("sampled_logprobs", "policy_logprobs", "policy_logprobs_and_values"),
+    *("train_value", "train_policy", "train_policy_and_value"),
+)
+"""The names of a step's own calls."""
+
+
+def step_graph(
+    config: PPOConfig,
+    *,
+    sampled_serve: bool,
+    given: str = "prompts",
+    policy_learns: bool = True,
+    shares_trunk: bool = False,
+    extra: Sequence[Call] = (),
+) -> Graph:
+    """The calls of one step. With `given="scored"` the caller brings responses with their scores.
+
+    `sampled_serve`: the sampler's log-probs are the old ones (design: float32, nothing but temperature); else the
+    policy computes them again. `policy_learns`: False in the warm-up of the critic. `shares_trunk`: the value model is
+    a head on the policy's trunk, so that what needs both takes one pass of it. `extra`: calls of the caller's; one that
+    has no place in this step, since it reads or replaces what is not in it, is left out of it.
+    """
+    shares_trunk = shares_trunk and config.uses_critic
+    old = "sampled_logprobs" if sampled_serve else "policy_logprobs"
+    drawn, judged = ("responses", "scored") if config.samples_per_prompt is None else ("samples", "candidates")
+    calls = [
+        Call(
+            name="experience",
+            role=None,
+            reads=("scored", "old_logprobs", "reference_logprobs", "full_kl", "values"),
+            writes=("experience", "raw_advantages", "shaped_scores"),
+        ),
+    ]
+    if shares_trunk and not sampled_serve:
+        writes = ("old_logprobs", "values")
+        calls.append(Call(name="policy_logprobs_and_values", role="policy", reads=("responses",), writes=writes))
+    else:
+        role = None if sampled_serve else "policy"
+        calls.append(Call(name=old, role=role, reads=("responses",), writes=("old_logprobs",)))
+    if shares_trunk and policy_learns:
+        writes = ("policy_report", "value_report")
+        calls.append(Call(name="train_policy_and_value", role="policy", reads=("experience",), writes=writes))
+    elif policy_learns:
+        calls.append(Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)))
+    if given == "prompts":
+        calls += _sampling_calls(config, drawn, judged)
+    if config.samples_per_prompt is not None:
+        calls.append(Call(name="select", role=None, reads=("candidates",), writes=("responses", "scored")))
+    absent = []
+    if config.kl.place == "none":
+        absent += ["reference_logprobs", "full_kl"]
+    else:
+        writes = ("reference_logprobs", "full_kl")
+        calls.append(Call(name="reference_logprobs", role="reference", reads=("responses",), writes=writes))
+    if not config.uses_critic:
+        absent.append("values")
+    elif sampled_serve or not shares_trunk:
+        calls.append(Call(name="values", role="value", reads=("responses",), writes=("values",)))
+    if config.uses_critic and not (shares_trunk and policy_learns):
+        calls.append(Call(name="train_value", role="value", reads=("experience",), writes=("value_report",)))
+    brought = ["responses", "scored"] if config.samples_per_prompt is None else ["candidates"]
+    inputs = ["prompts"] if given == "prompts" else brought
+    missing = ({"prompts"} - set(inputs)) | (set() if policy_learns else {"policy_report"})
+    return build_graph(_with_extra(calls, extra, missing), inputs=[*inputs, *absent])
+
+
+def _sampling_calls(config: PPOConfig, drawn: str, judged: str) -> list[Call]:
+    """What samples and scores, the most likely responses too where they are the baseline."""
+    generate = Call(name="generate", role="policy", reads=("prompts",), writes=(drawn,))
+    if config.baseline_answer != "greedy":
+        return [generate, Call(name="score", role="reward", reads=(drawn,), writes=(judged,))]
+    greedy = Call(name="generate_greedy", role="policy", reads=("prompts",), writes=("greedy",))
+    return [generate, greedy, Call(name="score", role="reward", reads=(drawn, "greedy"), writes=(judged,))]
+
+
+def _with_extra(calls: Sequence[Call], extra: Sequence[Call], missing: set[str]) -> list[Call]:
+    """Replacements in the place of what they replace; the rest first, so that each runs as soon as it can."""
+    kept = [call for call in extra if call.name not in OWN_CALLS or call.name in {own.name for own in calls}]
+    while homeless := [call for call in kept if missing.intersection(call.reads)]:
+        missing = missing.union(*(call.writes for call in homeless))
+        kept = [call for call in kept if call not in homeless]
+    replacing = {call.name: call for call in kept if call.name in OWN_CALLS}
+    added = [call for call in kept if call.name not in OWN_CALLS]
+    return [*added, *(replacing.get(call.name, call) for call in calls)]
+
+
+def absent_inputs(graph: Graph) -> dict[str, None]:
+    """Values that this run has no call for; they enter as None."""
+    return {name: None for name in graph.inputs if name not in ("prompts", "responses", "scored", "candidates")}
+
+
+class InferenceCalls:
+    """Handlers of the calls that only read the models."""
+
+    def __init__(self, roles: Roles, reward: RewardSource | None, config: PPOConfig) -> None:
+        self.roles = roles
+        self.reward = reward
+        self.config = config
+        self.value_scale = ValueScale(roles.value, config.value_loss)
+
+    def generate(
+        self, prompts: Sequence[Prompt], *, key: RandomKey, policy_version: int, greedy: bool = False
+    ) -> list[Response]:
+        """Sample the configured number of responses to each prompt; `greedy` takes the most likely tokens."""
+        return self.roles.engine.generate(
+            prompts,
+            num_samples=self.config.sampled_per_prompt,
+            options=sampling_options(self.config, greedy=greedy),
+            key=key,
+            policy_version=policy_version,
+            on_finished=self.reward.begin if isinstance(self.reward, EagerSource) else None,
+        )
+
+    def generate_greedy(self, prompts: Sequence[Prompt], *, key: RandomKey) -> tuple[list[Response]]:
+        """The most likely response to each prompt."""
+        options = sampling_options(self.config, greedy=True)
+        return (self.roles.engine.generate(prompts, num_samples=1, options=options, key=key),)
+
+    def score(self, responses: Sequence[Response]) -> tuple[list[Scored]]:
+        """Ask the reward source."""
+        if self.reward is None:
+            raise ConfigError("this trainer has no reward source: bring scores, or pass reward to train")
+        return (ask(self.reward, responses),)
+
+    def sampled_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor]:
+        """[T] what the engine recorded while it sampled."""
+        return (torch.cat([response.logprobs for response in responses]),)
+
+    @torch.no_grad()
+    def policy_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor]:
+        """[T] of the policy as it stands."""
+        return (self._over_batches(responses, self._logprobs_of(self.roles.policy)),)
+
+    def with_logprobs(self, responses: Sequence[Response]) -> list[Response]:
+        """The same where all have their log-probs; else all with those that the policy gives them."""
+        if all(len(response.logprobs) == len(response.token_ids) for response in responses):
+            return list(responses)
+        (logprobs,) = self.policy_logprobs(responses)
+        pieces = logprobs.split([len(response.token_ids) for response in responses])
+        return [replace(response, logprobs=piece) for response, piece in zip(responses, pieces, strict=True)]
+
+    @torch.no_grad()
+    def reference_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor, Tensor | None]:
+        """[T] of the reference; and [T] the KL over the whole vocabulary where it is measured."""
+        if self.config.kl.measure == "full" and self.config.kl.place == "reward":
+            logprobs, divergence = self._over_batches(responses, self._reference_and_full_kl).unbind(-1)
+            return logprobs, divergence
+        return self._over_batches(responses, self._logprobs_of(self._reference)), None
+
+    @torch.no_grad()
+    def values(self, responses: Sequence[Response]) -> tuple[Tensor]:
+        """[T + R]: V before each response token, and after the last one, in units of the return."""
+        model = self.roles.value
+        if model is None:
+            raise ValueError("there is no value model in this run")
+        return (self.value_scale.values(self._over_batches(responses, model.response_values, extra=1)),)
+
+    @torch.no_grad()
+    def policy_logprobs_and_values(self, responses: Sequence[Response]) -> tuple[Tensor, Tensor]:
+        """[T] and [T + R] as from the two calls, by one pass through the trunk that policy and value share."""
+        policy, value, temperature = self.roles.policy, self.roles.value, self.config.rollout.temperature
+        if value is None or not self.roles.shares_trunk:
+            raise ValueError("the value model of this run is not on the policy's trunk")
+
+        def run(batch: PackedResponses) -> Tensor:
+            """[N + S, 2]: the log-prob of the token that follows, 0 after the last one; and the value."""
+            hidden = policy.hidden_states(batch.packed)
+            found = token_logprobs(hidden[batch.predictors], policy.head, batch.targets, temperature=temperature)
+            logprobs = found.logprobs.new_zeros(len(batch.value_positions))
+            logprobs[value_positions(batch.response_lengths, device=logprobs.device)] = found.logprobs
+            return torch.stack([logprobs, value.scores(hidden[batch.value_positions])], dim=-1)
+
+        both = self._over_batches(responses, run, extra=1)
+        before_tokens = value_positions([len(response.token_ids) for response in responses])
+        return both[before_tokens, 0], self.value_scale.values(both[:, 1])
+
+    def full_kl(self, hidden: Tensor, batch: PackedResponses) -> Tensor:
+        """[N] KL of the policy, whose hidden states [N, D] are given, from the reference at each state, in chunks."""
+        return self._full_kl(hidden, self._reference_hidden(batch))
+
+    def _reference_hidden(self, batch: PackedResponses) -> Tensor:
+        with torch.no_grad():
+            return self._reference.hidden_states(batch.packed, batch.predictors)
+
+    def _full_kl(self, hidden: Tensor, reference_hidden: Tensor) -> Tensor:
+        policy, reference = self.roles.policy, self._reference
+        temperature = self.config.rollout.temperature
+        return full_kl(hidden, policy.head, reference_hidden, reference.head, temperature=temperature)
+
+    def _reference_and_full_kl(self, batch: PackedResponses) -> Tensor:
+        """[N, 2]: the reference's log-probs and the KL, from one pass of each model."""
+        policy, reference = self.roles.policy, self._reference
+        reference_hidden, temperature = self._reference_hidden(batch), self.config.rollout.temperature
+        hidden = policy.hidden_states(batch.packed, batch.predictors)
+        found = token_logprobs(reference_hidden, reference.head, batch.targets, temperature=temperature)
+        return torch.stack([found.logprobs, self._full_kl(hidden, reference_hidden)], dim=-1)
+
+    @property
+    def _reference(self) -> LanguageModel:
+        if self.roles.reference is None:
+            raise ValueError("there is no reference in this run")
+        return self.roles.reference
+
+    def _logprobs_of(self, model: LanguageModel) -> Callable[[PackedResponses], Tensor]:
+        temperature = self.config.rollout.temperature
+        return lambda batch: model.response_logprobs(batch, temperature=temperature).logprobs
+
+    def _over_batches(
+        self, responses: Sequence[Response], run: Callable[[PackedResponses], Tensor], *, extra: int = 0
+    ) -> Tensor:
+        """`run` on balanced batches, its pieces back in the order of the responses, on the CPU."""
+        pieces: list[Tensor] = [torch.empty(0)] * len(responses)
+        with casting():
+            for indices, batch in packed_batches(
+                responses, token_budget=self.config.tokens_per_microbatch, device=self.roles.policy.device
+            ):
+                sizes = [length + extra for length in batch.response_lengths]
+                for index, piece in zip(indices, run(batch).cpu().split(sizes), strict=True):
+                    pieces[index] = piece
+        return torch.cat(pieces)
+
+
+def packed_batches(
+    responses: Sequence[Response], *, token_budget: int, device: torch.device
+) -> list[tuple[list[int], PackedResponses]]:
+    """Indices and packed tensors of balanced batches that together hold every response once."""
+    lengths = [len(r.prompt.token_ids) + len(r.token_ids) for r in responses]
+    plan = plan_batches(lengths, token_budget=token_budget)
+    return [(indices, pack_members(responses, indices, device=device)) for indices in plan]
+
+
+def pack_members(responses: Sequence[Response], indices: Sequence[int], *, device: torch.device) -> PackedResponses:
+    """The chosen responses behind their prompts, packed."""
+    chosen = [responses[i] for i in indices]
+    return pack_responses([r.prompt.token_ids for r in chosen], [r.token_ids for r in chosen], device=device)
+
+
+def sampling_options(config: PPOConfig, *, greedy: bool = False) -> SamplingOptions:
+    """How the engine samples under this configuration."""
+    rollout = config.rollout
+    return SamplingOptions(
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_new_tokens=rollout.min_new_tokens,
+        max_new_tokens=rollout.max_new_tokens,
+        shortest_limit=rollout.shortest_limit,
+        stop_token_ids=rollout.stop_token_ids,
+        stop_strings=rollout.stop_strings,
+        greedy=greedy or rollout.greedy,
+    )

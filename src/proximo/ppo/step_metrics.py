@@ -1,0 +1,230 @@
+"""What one PPO step is judged by: its records turned into declared metrics. Not their reduction, nor where they go."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms.kl import k1, k3
+from proximo.algorithms.losses import explained_variance
+from proximo.algorithms.segments import segment_sum
+from proximo.config.ppo.options import PPOConfig
+from proximo.metrics.diversity import distinct_fraction, repeated_fraction
+from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
+from proximo.ppo.experience import RawAdvantages, counted_ones, token_values
+from proximo.ppo.extra_calls import numbers_of
+from proximo.ppo.groups import group_metrics
+from proximo.ppo.invariants import broken_limits
+from proximo.ppo.roles.inference import OWN_CALLS
+from proximo.ppo.shaped_scores import ShapedScores
+from proximo.ppo.update.reports import Report, first_minibatch_metrics
+from proximo.records import Experience, Scored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """One step: what was sampled and scored, what was learned from it, and how long each call took."""
+
+    experience: Experience
+    raw_advantages: RawAdvantages
+    policy: Report | None
+    """None in the warm-up of the critic."""
+    value: Report | None
+    seconds: Mapping[str, float]
+    kl_coefficient: float | None = None
+    """What one nat cost in this step; None in a run without KL."""
+    shaped_scores: ShapedScores | None = None
+    """None in a run that rewards the scores as they are."""
+    compares_groups: bool = True
+    """Whether the baseline, where there is no critic, is made of the responses to one prompt."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What calls of the caller's own wrote, by name."""
+    candidates: Sequence[Scored] | None = None
+    """All that were sampled, where only the best of them were learned from; None where all were."""
+
+    @property
+    def sampled(self) -> Sequence[Scored]:
+        """What was sampled, learned from or not."""
+        return self.experience.scored if self.candidates is None else self.candidates
+
+
+def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> dict[str, MetricValue]:
+    """Everything that the records and reports of a step tell."""
+    found = (
+        experience_metrics(outcome)
+        | update_metrics(outcome, precision=precision, objective=config.policy_loss.objective)
+        | time_metrics(outcome, num_epochs=config.epochs_per_step)
+        | group_metrics(outcome.experience.scored, counted_ones(outcome.experience.scored, config), config)
+    )
+    coefficient = outcome.kl_coefficient
+    return found if coefficient is None else found | {"kl/coefficient": Last(coefficient)}
+
+
+def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
+    """Everything that the experience of a step tells. Responses without a score count in `response/faulty` alone."""
+    experience, raw = outcome.experience, outcome.raw_advantages
+    mask, lengths = experience.mask, experience.lengths
+    totals = segment_sum(torch.where(mask, experience.rewards, 0.0), lengths).tolist()
+    valid = [i for i, scored in enumerate(experience.scored) if scored.valid]
+    counted = counted_responses(experience)
+    metrics: dict[str, MetricValue] = response_metrics(experience.scored) | score_metrics(experience.scored)
+    metrics |= {
+        "reward/mean": Mean.of(totals[i] for i in counted),
+        "advantage/mean": Mean(raw.mean * raw.num_tokens, raw.num_tokens),
+        "advantage/std": Deviation(raw.num_tokens, raw.mean, raw.variance * raw.num_tokens),
+        "reward/std": Last(raw.spread.deviation),
+        "policy/entropy": Mean(-_sum(experience.old_logprobs, mask), raw.num_tokens),
+    }
+    metrics |= {f"extra/{name}": Last(number) for name, number in numbers_of(outcome.extra).items()}
+    if outcome.candidates is not None:
+        metrics |= _candidate_metrics(outcome.candidates)
+    if outcome.shaped_scores is not None:
+        metrics |= _shaped_score_metrics(outcome.shaped_scores, experience.scored)
+    if experience.reference_logprobs is not None:
+        metrics |= _kl_metrics(experience, counted)
+    if experience.returns is not None:
+        metrics["advantage/flat"] = Last(float(raw.spread.is_flat))
+        explained = explained_variance(token_values(experience), experience.returns, mask)
+        metrics["value/explained_variance"] = Last(float(explained))
+    elif outcome.compares_groups:
+        metrics["group/zero_advantage_fraction"] = _zero_groups(experience, valid)
+    return metrics
+
+
+def counted_responses(experience: Experience) -> list[int]:
+    """The responses of which a token counts: not those without a score, nor those cut off under `truncated: mask`."""
+    return [i for i, part in enumerate(experience.mask.split(list(experience.lengths))) if part.any()]
+
+
+def sequence_kl(experience: Experience) -> list[float | None]:
+    """Per response the sum over its counted tokens of k1, in nats; None in a run without a reference."""
+    if experience.reference_logprobs is None:
+        return [None] * len(experience.lengths)
+    per_token = k1(experience.old_logprobs, experience.reference_logprobs)
+    return list(segment_sum(torch.where(experience.mask, per_token, 0.0), experience.lengths).tolist())
+
+
+def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "ppo") -> dict[str, MetricValue]:
+    """What the two training calls report, and the check of the first minibatch."""
+    metrics = {} if outcome.policy is None else dict(outcome.policy.metrics)
+    if outcome.value is not None:
+        metrics |= outcome.value.metrics
+    first = None if outcome.policy is None else outcome.policy.first_minibatch
+    if first is not None:
+        refused = bool(broken_limits(first, precision=precision, objective=objective))
+        metrics |= first_minibatch_metrics(first) | {"first_minibatch/refused": Sum(int(refused))}
+    return metrics
+
+
+def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricValue]:
+    """Seconds by call, and tokens per second of sampling and of training (each token once per epoch and backbone)."""
+    names = {"reference_logprobs": "reference"}
+    metrics: dict[str, MetricValue] = {
+        f"time/{names.get(call, call)}_seconds": Sum(seconds)
+        for call, seconds in outcome.seconds.items()
+        if call in OWN_CALLS and call not in ("sampled_logprobs", "select")  # which take none
+    }
+    extra = [seconds for call, seconds in outcome.seconds.items() if call not in OWN_CALLS]
+    if extra:
+        metrics["time/extra_seconds"] = Sum(sum(extra))
+    responses = [scored.response for scored in outcome.experience.scored]
+    sampled = sum(len(scored.response.token_ids) for scored in outcome.sampled)
+    read = sum(len(response.prompt.token_ids) + len(response.token_ids) for response in responses)
+    if "generate" in outcome.seconds:
+        metrics["time/rollout_seconds"] = Sum(outcome.seconds["generate"])
+        del metrics["time/generate_seconds"]
+        metrics["throughput/rollout_tokens_per_second"] = Mean(sampled, outcome.seconds["generate"])
+    training = sum(seconds for call, seconds in outcome.seconds.items() if call.startswith("train_"))
+    policy_passes = 0.0 if outcome.policy is None else outcome.policy.share_trained
+    own_passes = outcome.value is not None and "train_policy_and_value" not in outcome.seconds
+    passes = num_epochs * (policy_passes + own_passes)
+    metrics["throughput/train_tokens_per_second"] = Mean(passes * read, training)
+    metrics["time/step_seconds"] = Sum(sum(outcome.seconds.values()))
+    return metrics
+
+
+def response_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
+    """Lengths, endings and variety of the responses."""
+    kept = [s.response for s in scored if s.valid]
+    lengths = [len(response.token_ids) for response in kept]
+    return {
+        "response/tokens_mean": Mean.of(lengths),
+        "response/tokens_max": Max.of(lengths),
+        "response/finished_fraction": Mean.of(float(response.finish.terminated) for response in kept),
+        "response/repeated_4": Mean.of(repeated_fraction(response.token_ids) for response in kept),
+        "response/distinct_2": Last(distinct_fraction(response.token_ids for response in kept)),
+        "response/faulty": Sum(len(scored) - len(kept)),
+    }
+
+
+def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
+    """The score and its components."""
+    kept = [s for s in scored if s.valid]
+    names = sorted({name for s in kept for name in s.components})
+    metrics: dict[str, MetricValue] = {
+        f"score/{name}/mean": Mean.of(s.components[name] for s in kept if name in s.components) for name in names
+    }
+    scores, lengths = [s.score for s in kept], [len(s.response.token_ids) for s in kept]
+    with suppress(statistics.StatisticsError):  # one length, one score, or fewer than two responses
+        metrics["score/length_correlation"] = Last(statistics.correlation(lengths, scores))
+    best = max(scores, default=0.0)
+    own = {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)}
+    return own | {"score/best_fraction": Mean.of(float(score == best) for score in scores)} | metrics
+
+
+def _candidate_metrics(candidates: Sequence[Scored]) -> dict[str, MetricValue]:
+    scores = [each.score for each in candidates if each.valid]
+    return {
+        "score/sampled_mean": Mean.of(scores),
+        "score/sampled_std": Deviation.of(scores),
+        "response/sampled": Sum(len(candidates)),
+        "response/sampled_faulty": Sum(len(candidates) - len(scores)),
+    }
+
+
+def _shaped_score_metrics(shaped: ShapedScores, scored: Sequence[Scored]) -> dict[str, MetricValue]:
+    values = shaped.values[shaped.counted].tolist()
+    metrics: dict[str, MetricValue] = {
+        "score/shaped_mean": Mean.of(values),
+        "score/shaped_std": Deviation.of(values),
+    }
+    if shaped.penalised is not None:
+        metrics["score/penalised_fraction"] = Mean.of(shaped.penalised[shaped.counted].float().tolist())
+    answers = {s.response.prompt.id: s.answer_score for s in scored if s.valid and s.answer_score is not None}
+    if answers:
+        metrics["score/answer_mean"] = Mean.of(answers.values())
+    if shaped.moments.count:
+        metrics["score/running_mean"] = Last(shaped.moments.mean)
+        metrics["score/running_std"] = Last(shaped.moments.deviation or 0.0)
+    return metrics
+
+
+def _zero_groups(experience: Experience, valid: Sequence[int]) -> Mean:
+    """Prompts all of whose tokens have one advantage, over prompts: standardising may have moved it away from 0."""
+    sizes = list(experience.lengths)
+    parts = list(zip(experience.advantages.split(sizes), experience.mask.split(sizes), strict=True))
+    found: dict[str, set[float]] = {}
+    for index in valid:
+        advantages, mask = parts[index]
+        found.setdefault(experience.scored[index].response.prompt.id, set()).update(advantages[mask].tolist())
+    return Mean.of(float(len(advantages) <= 1) for advantages in found.values())
+
+
+def _kl_metrics(experience: Experience, counted: Sequence[int]) -> dict[str, MetricValue]:
+    assert experience.reference_logprobs is not None
+    mask, count = experience.mask, int(experience.mask.sum())
+    policy, reference = experience.old_logprobs, experience.reference_logprobs
+    per_response = sequence_kl(experience)
+    return {
+        "kl/sequence": Mean.of(value for i in counted if (value := per_response[i]) is not None),
+        "kl/per_token": Mean(_sum(k1(policy, reference), mask), count),
+        "kl/k3_per_token": Mean(_sum(k3(policy, reference), mask), count),
+    }
+
+
+def _sum(x: Tensor, mask: Tensor) -> float:
+    return float(torch.where(mask, x, 0.0).double().sum())

@@ -1,0 +1,109 @@
+"""The policy loss as it is configured: which objective, which weights, which mean. Not the passes of the model."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms import objectives
+from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights, near_the_sampler
+from proximo.algorithms.masking import sum_of_response_means, sum_per_token
+from proximo.algorithms.objectives import TokenLosses
+from proximo.config.ppo.losses import PolicyLossConfig
+from proximo.config.ppo.options import PPOConfig
+from proximo.metrics.values import Mean, MetricValue
+from proximo.ppo.update.microbatch import Microbatch
+from proximo.records import Experience
+
+
+def policy_columns(experience: Experience, config: PolicyLossConfig) -> dict[str, Tensor]:
+    """Name -> [T]: what the loss reads of each token."""
+    columns = {"old_logprobs": experience.old_logprobs, "advantages": experience.advantages}
+    if experience.reference_logprobs is not None:
+        columns["reference_logprobs"] = experience.reference_logprobs
+    if config.behaviour_weight != "none":
+        columns["behaviour_weights"] = _behaviour_weights(experience, config)
+    return columns
+
+
+def without_rejected(experience: Experience, config: PolicyLossConfig) -> Experience:
+    """The experience whose mask has no token that `rejection` leaves out; nothing else of it is changed."""
+    if config.rejection is None:
+        return experience
+    old, sampled = experience.old_logprobs, _sampled_logprobs(experience)
+    options = config.rejection.model_dump()
+    return replace(experience, mask=near_the_sampler(old, sampled, experience.mask, experience.lengths, **options))
+
+
+def token_losses(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) -> TokenLosses:
+    """The configured objective at each token; `logprobs` [T] are 0 outside the mask."""
+    found = _objective(logprobs, batch, config)
+    weights = batch.columns.get("behaviour_weights")
+    return found if weights is None else replace(found, loss=weights * found.loss)
+
+
+def average(per_token: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor:
+    """The scalar whose sum over the micro-batches is the loss of the update: denominators are those of all of it."""
+    options = config.policy_loss
+    if options.average == "responses":
+        lengths = batch.packed.response_lengths
+        return sum_of_response_means(per_token, batch.mask, lengths, denominator=batch.num_update_responses)
+    if options.average == "constant":
+        num_tokens = options.average_constant or config.rollout.max_new_tokens
+        return sum_per_token(per_token, batch.mask, denominator=batch.num_update_responses * num_tokens)
+    return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens)
+
+
+def behaviour_metrics(experience: Experience, config: PolicyLossConfig) -> dict[str, MetricValue]:
+    """How far the sampler was from the policy of the step's start, over all tokens that count in the step.
+
+    Nothing where the run does not ask.
+    """
+    mask, found = experience.mask, dict[str, MetricValue]()
+    if config.behaviour_weight != "none":
+        weights = _behaviour_ratios(experience, config)[mask].double()
+        beyond = (weights > config.behaviour_cap) | (weights < config.behaviour_floor)
+        found["policy/behaviour_weight"] = Mean(weights.sum().item(), len(weights))
+        found["policy/behaviour_beyond_cap"] = Mean(beyond.sum().item(), len(weights))
+    if config.rejection is not None:
+        kept = int(without_rejected(experience, config).mask.sum())
+        found["policy/rejected_fraction"] = Mean(int(mask.sum()) - kept, int(mask.sum()))
+    return found
+
+
+def _objective(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) -> TokenLosses:
+    given = logprobs, batch.columns["old_logprobs"], batch.columns["advantages"]
+    clip_low, clip_high = config.clips
+    if config.objective == "sapo":
+        return objectives.sapo(*given, gate_positive=config.gate_positive, gate_negative=config.gate_negative)
+    if config.objective == "m2po":
+        return objectives.m2po(*given, batch.columns["trusted"])
+    if config.objective == "cispo":
+        return objectives.cispo(*given, clip_low=clip_low, clip_high=clip_high)
+    if config.objective == "gmpo":
+        lengths = batch.packed.response_lengths
+        return objectives.gmpo(*given, batch.mask, lengths, clip_low=clip_low, clip_high=clip_high)
+    bounds = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": config.dual_clip}
+    if config.objective == "gspo":
+        return objectives.gspo(*given, batch.mask, batch.packed.response_lengths, **bounds)
+    return objectives.ppo(*given, **bounds)
+
+
+def _behaviour_ratios(experience: Experience, config: PolicyLossConfig) -> Tensor:
+    old, sampled, of_responses = (
+        experience.old_logprobs,
+        _sampled_logprobs(experience),
+        config.behaviour_of == "response",
+    )
+    return behaviour_ratios(old, sampled, experience.mask, experience.lengths, of_responses=of_responses)
+
+
+def _behaviour_weights(experience: Experience, config: PolicyLossConfig) -> Tensor:
+    bounds = {"floor": config.behaviour_floor, "cap": config.behaviour_cap}
+    ratios = _behaviour_ratios(experience, config)
+    return bounded_weights(ratios, **bounds, masked=config.behaviour_weight == "masked")
+
+
+def _sampled_logprobs(experience: Experience) -> Tensor:
+    """[T] as the engine recorded them; the old ones are the policy's own."""
+    return torch.cat([scored.response.logprobs for scored in experience.scored])

@@ -1,0 +1,131 @@
+"""Texts that join the policy's updates, so that it keeps what it knew (PTX). Not the update: see learner/update.py."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.ptx import PTXConfig
+from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
+from proximo.data.order import rows_at
+from proximo.data.rows import Row
+from proximo.errors import ConfigError, DataError
+from proximo.learner.text_batches import text_batches, text_nats
+from proximo.learner.update import Learner, UpdateResult
+from proximo.metrics.values import Mean, MetricValue, Sum
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses
+
+Statistics = TypeVar("Statistics")
+
+
+class TextLoss:
+    """Which texts an update of the policy takes along, and with what weight. A function of position: has no state."""
+
+    def __init__(
+        self, policy: LanguageModel, examples: Sequence[TextExample], config: PTXConfig, *, seed: int, token_budget: int
+    ) -> None:
+        self.policy = policy
+        self.examples = examples
+        self.coefficient = config.coefficient
+        self.examples_per_update = config.examples_per_update
+        self.seed = seed
+        self.token_budget = token_budget
+
+    def batches(self, update: int) -> list[PackedResponses]:
+        """The texts of an update, counted from 0: the next ones in the order of their epoch."""
+        size = self.examples_per_update
+        rows = rows_at(update * size, size, num_rows=len(self.examples), seed=self.seed)
+        chosen = [self.examples[row] for row in rows]
+        return text_batches(chosen, token_budget=self.token_budget, device=self.policy.device)
+
+
+class JointUpdates:
+    """The policy's learner for one step, each of whose updates has texts beside its minibatch; counts their loss."""
+
+    def __init__(self, learner: Learner, texts: TextLoss) -> None:
+        self.learner = learner
+        self.texts = texts
+        self._nats = 0.0
+        self._num_tokens = 0
+
+    def training(self) -> AbstractContextManager[None]:
+        """Of the learner."""
+        return self.learner.training()
+
+    def update(
+        self,
+        microbatches: Sequence[Any],
+        loss: Callable[[Any], tuple[Tensor, Statistics]],
+        *,
+        guard: Callable[[Sequence[Statistics]], str | None] = lambda _: None,
+    ) -> UpdateResult[Statistics]:
+        """One optimizer step on loss + coefficient * mean token loss of the texts. The result is of `loss` alone.
+
+        The norm of the gradient, which is clipped, is that of the sum. An update that is skipped leaves its texts to
+        the next one.
+        """
+        batches = self.texts.batches(self.learner.updates_done)
+        num_tokens = sum(batch.targets.numel() for batch in batches)
+        found_nats: list[Tensor] = []
+
+        def joint(batch: Any) -> tuple[Tensor, Statistics | None]:
+            if not isinstance(batch, PackedResponses):
+                return loss(batch)
+            found = text_nats(self.texts.policy, batch)
+            found_nats.append(found.detach())
+            return self.texts.coefficient * found / num_tokens, None
+
+        everything = [*microbatches, *batches]
+        result = self.learner.update(everything, joint, guard=lambda parts: guard(_without_texts(parts)))
+        nats = [each.item() for each in found_nats]
+        if result.refusal is None:
+            self._nats += sum(nats)
+            self._num_tokens += num_tokens
+        own = result.loss - self.texts.coefficient * sum(nats) / num_tokens
+        return UpdateResult(
+            loss=own,
+            statistics=tuple(_without_texts(result.statistics)),
+            gradient_norm=result.gradient_norm,
+            learning_rate=result.learning_rate,
+            refusal=result.refusal,
+        )
+
+    @property
+    def metrics(self) -> dict[str, MetricValue]:
+        """The loss on the texts of the updates that were taken."""
+        return {"ptx/loss": Mean(self._nats, self._num_tokens), "ptx/tokens": Sum(self._num_tokens)}
+
+
+def make_text_loss(
+    texts: Sequence[TextExample | str] | None,
+    policy: LanguageModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    config: PPOConfig,
+    seed: int,
+) -> TextLoss | None:
+    """What `config.ptx` asks for with the texts that were brought; plain ones are tokenised whole.
+
+    Raises ConfigError where one was given without the other, DataError where there is no text.
+    """
+    if (texts is None) != (config.ptx is None):
+        missing = "ptx (texts) was not" if texts is None else "config.ptx (their weight) was not"
+        raise ConfigError(f"texts in the loss need both ptx and config.ptx, but {missing} given")
+    if texts is None or config.ptx is None:
+        return None
+    if isinstance(texts, str) or not texts:
+        raise DataError("ptx must be a list of texts or TextExample records, and not empty")
+    plain = [text for text in texts if isinstance(text, str)]
+    examples = [text for text in texts if not isinstance(text, str)]
+    if plain:
+        rows = [Row(source="ptx", number=number, values={"text": text}) for number, text in enumerate(plain, start=1)]
+        examples += load_text_examples(rows, tokenizer, ExampleOptions(form="text"))[0]
+    return TextLoss(policy, examples, config.ptx, seed=seed, token_budget=config.tokens_per_microbatch)
+
+
+def _without_texts(parts: Sequence[Statistics | None]) -> list[Statistics]:
+    return [part for part in parts if part is not None]

@@ -1,0 +1,290 @@
+"""Two processes that call each other's functions over a socket. Not what crosses: that is codec.py.
+
+The program's process and the judge's each have a `Peer`. What is no plain value stays where it is, and the other side
+holds a handle of it (proxies.py).
+
+Runs inside the sandbox as well: the standard library alone.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from proximo.rewards.code.inside.codec import Decoder, Encoder, RefusedError, TooLargeError, fill
+from proximo.rewards.code.inside.proxies import OPERATORS, Handle, number_of
+
+MAX_BYTES = 4 * 2**20
+"""Of one message."""
+MAX_TEXT = 500
+"""Characters of an exception's text that cross."""
+GONE = "the program has ended"
+BROKE = "the program broke the protocol"
+Message = list[Any]
+
+
+class ClosedError(Exception):
+    """The other process is gone, or broke the protocol."""
+
+
+class NotPlainError(TypeError):
+    """What would have to be a plain value is none."""
+
+
+class ProgramExitError(Exception):
+    """The function that was called ended its process in Python's way: SystemExit, KeyboardInterrupt."""
+
+
+class Peer:
+    """One end of the socket."""
+
+    def __init__(
+        self, descriptor: int, *, opens: Sequence[str], handle: type[Handle], roots: Sequence[Any] = ()
+    ) -> None:
+        """`opens` is what the other side may ask of objects here (`call`, `get`, `set`, `operator`); `roots` are the
+        objects 0, 1, ... of this side; `handle` is what stands here for objects of the other side."""
+        self._descriptor = descriptor
+        self._opens = frozenset(opens)
+        self._objects = list(roots)
+        self._numbers = {id(each): number for number, each in enumerate(self._objects)}
+        self._handle_class = handle
+        self._handles: dict[int, Handle] = {}
+        self._classes: dict[str, type] = {}
+        self.closed: str | None = None
+        """Why nothing can pass any more."""
+        self.raised: BaseException | None = None
+        """The last exception that came from the other side."""
+        self.heard = False
+        """Whether a plain value ever came from the other side."""
+        self.refused: str | None = None
+        """Why the last value that was refused was. Whoever runs tests looks here, so that no `except` of a test can
+        hide it."""
+
+    # Messages
+
+    def send(self, message: Message) -> None:
+        """Raises RefusedError for what is too large, ClosedError where nobody reads."""
+        try:
+            data = json.dumps(message, separators=(",", ":")).encode("ascii")
+        except ValueError as error:
+            raise TooLargeError(f"a value does not cross: {error}") from error
+        if len(data) > MAX_BYTES:
+            raise TooLargeError(f"a value takes {len(data)} bytes, more than {MAX_BYTES}")
+        view = memoryview(len(data).to_bytes(4, "big") + data)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError as error:
+            raise ClosedError(GONE) from error
+
+    def receive(self) -> Message:
+        """Raises ClosedError where the other side is gone or wrote what is no message."""
+        size = int.from_bytes(self._read(4), "big")
+        if size > MAX_BYTES:
+            raise ClosedError(BROKE)
+        message = parsed(self._read(size))
+        if message is None:
+            raise ClosedError(BROKE)
+        return message
+
+    def _read(self, size: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < size:
+            try:
+                part = os.read(self._descriptor, min(size - len(parts), 2**16))
+            except OSError:
+                part = b""
+            if not part:
+                raise ClosedError(GONE)
+            parts += part
+        return bytes(parts)
+
+    # Asking
+
+    def root(self, number: int) -> Handle:
+        """The handle of one of the other side's roots."""
+        return self._handle(number)
+
+    def ask(
+        self,
+        handle: Handle,
+        does: str,
+        name: str,
+        arguments: tuple[Any, ...] = (),
+        keywords: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:
+        """What the other side answers; lists, dicts and sets that it was given hold afterwards what they hold there.
+
+        Raises what was raised there, by its name; NotPlainError and ClosedError; RefusedError for what cannot be given.
+        """
+        if self.closed is not None:
+            raise ClosedError(self.closed)
+        table: list[Any] = []
+        given = Encoder(table, self._refer).tree((arguments, tuple(keywords.items())))
+        try:
+            self.send(["ask", number_of(handle), does, name, given])
+            return self._reply(self.receive(), table)
+        except ClosedError as closed:
+            self.closed = str(closed)
+            raise
+
+    def _reply(self, message: Message, table: list[Any]) -> Any:
+        while message[0] == "ask":
+            self.answer(message)
+            message = self.receive()
+        try:
+            kind, contents, tree = message
+            decoder = Decoder(table, self._resolve, self._classes)
+            self._update(decoder, contents)
+            value = decoder.value(tree)
+        except (RefusedError, ValueError, RecursionError) as error:
+            raise self.refuse(f"the program's value was refused: {error}") from error
+        self.heard |= bool(contents) or not isinstance(value, Handle)
+        if kind == "value":
+            return value
+        self.raised = self._raised(kind, value)
+        raise self.raised
+
+    def _update(self, decoder: Decoder, contents: Any) -> None:
+        if type(contents) is not list or len(contents) > len(decoder.table):
+            raise RefusedError("not the contents of the arguments")
+        found = [decoder.contents(tree) for tree in contents]
+        for number, each in enumerate(found):
+            if type(each) is not _held(decoder.table[number]):
+                raise RefusedError("an argument changed its type")
+            fill(decoder.table[number], each)
+
+    def _raised(self, kind: str, value: Any) -> Exception:
+        if kind == "refused":
+            return self.refuse(f"the program's value was refused: {value}")
+        if kind != "raised" or type(value) is not tuple or len(value) != 2 or type(value[1]) is not tuple:
+            return self.refuse(BROKE)
+        kinds, arguments = value
+        if not (isinstance(kinds, type) and issubclass(kinds, Exception)):
+            self.refused = f"the program ended itself: {kinds}"[: MAX_TEXT // 2]
+            return ProgramExitError(self.refused)
+        try:
+            error = kinds.__new__(kinds, *arguments)
+        except TypeError:
+            error = Exception(*arguments)
+        error.args = arguments
+        return error
+
+    def refuse(self, reason: str) -> NotPlainError:
+        """The exception for a value that is none, noted where no test can hide it."""
+        self.refused = reason[: MAX_TEXT // 2]
+        return NotPlainError(self.refused)
+
+    # Answering
+
+    def serve(self) -> None:
+        """Answers until the other side is gone."""
+        try:
+            while True:
+                message = self.receive()
+                if message[0] == "ask":
+                    self.answer(message)
+        except ClosedError:
+            return
+
+    def answer(self, message: Message) -> None:
+        """Does what the other side asks of an object here, and sends what came of it. Raises ClosedError."""
+        table: list[Any] = []
+        try:
+            _, number, does, name, given = message
+            arguments, pairs = Decoder(table, self._resolve, self._classes).value(given)
+            keywords = dict(pairs)
+            self.heard = True
+            target = self._own(number, does)
+        except (RefusedError, ValueError, TypeError, RecursionError) as error:
+            self.send(["refused", [], f"the request was refused: {error}"])
+            return
+        self.deliver(table, lambda: _done(target, does, name, arguments, keywords))
+
+    def deliver(self, table: list[Any], work: Callable[[], Any]) -> None:
+        """Sends what `work` returns or raises, and what the lists, dicts and sets of `table` hold then."""
+        known = len(table)
+        encoder = Encoder(table, self._refer)
+        try:
+            kind, result = "value", work()
+        except BaseException as error:
+            kind, result = "raised", _description(error)
+        try:
+            self._send_result(encoder, known, kind, result)
+        except (RefusedError, RecursionError) as error:
+            self.send(["refused", [], str(error)[:MAX_TEXT]])
+
+    def _send_result(self, encoder: Encoder, known: int, kind: str, result: Any) -> None:
+        contents = [encoder.contents(number) for number in range(known)]
+        try:
+            tree = encoder.tree(result)
+        except RefusedError:
+            if kind == "value":
+                raise
+            # The arguments of an exception that do not cross become its text.
+            tree = encoder.tree((result[0], (_text(result[1]),)))
+        self.send([kind, contents, tree])
+
+    # Objects
+
+    def _own(self, number: Any, does: Any) -> Any:
+        if does not in self._opens or type(number) is not int or not 0 <= number < len(self._objects):
+            raise RefusedError(f"nothing that may be asked: {does}")
+        return self._objects[number]
+
+    def _refer(self, value: Any) -> list[Any]:
+        if issubclass(type(value), Handle):
+            return ["p", number_of(value)]
+        if "get" not in self._opens and not callable(value):
+            raise RefusedError(f"an object of class {type(value).__name__} is no plain value")
+        number = self._numbers.setdefault(id(value), len(self._objects))
+        if number == len(self._objects):
+            self._objects.append(value)
+        return ["o", number]
+
+    def _resolve(self, tag: str, number: int) -> Any:
+        if tag == "o":
+            return self._handle(number)
+        if not 0 <= number < len(self._objects):
+            raise RefusedError("an object that was never sent")
+        return self._objects[number]
+
+    def _handle(self, number: int) -> Handle:
+        return self._handles.setdefault(number, self._handle_class(self, number))
+
+
+def parsed(data: bytes) -> Message | None:
+    """A message, or None for what is none."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    is_message = type(message) is list and message and type(message[0]) is str
+    return message if is_message else None
+
+
+def _done(target: Any, does: str, name: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
+    if does == "call":
+        return target(*arguments, **keywords)
+    if does == "set":
+        return setattr(target, name, *arguments)
+    if does == "operator":
+        return OPERATORS[name](target, *arguments)
+    return getattr(target, name)
+
+
+def _description(error: BaseException) -> tuple[Any, tuple[Any, ...]]:
+    kind = type(error)
+    return (kind if issubclass(kind, Exception) else kind.__name__), tuple(error.args)
+
+
+def _text(arguments: tuple[Any, ...]) -> str:
+    try:
+        return ", ".join(map(str, arguments))[:MAX_TEXT]
+    except Exception:
+        return "an exception without a text"
+
+
+def _held(container: Any) -> type:
+    return next(base for base in (list, dict, set) if isinstance(container, base))

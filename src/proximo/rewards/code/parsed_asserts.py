@@ -1,0 +1,169 @@
+"""Tests that call the program with values and compare what it returns with a value, read off their text.
+
+Of such a test nothing has to be run: the program is given the arguments, and what it returns is compared outside of the
+sandbox, by the process that holds the expected value. It says what the test itself would say, at half the price.
+"""
+
+import ast
+import builtins
+import json
+import sys
+import typing
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+from proximo.rewards.code.ast_names import bound_in, parsed
+from proximo.rewards.code.inside.codec import Encoder, RefusedError
+
+MAX_CHARACTERS = 20_000
+"""Of the tests together: the program's process reads the arguments as Python, which takes time for long ones."""
+GENERIC = frozenset({"dict", "frozenset", "list", "set", "tuple", "type"})
+"""Built-in types that annotations may index."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """`assert name(arguments) == expected, message`, or with `is` for one of Python's single values."""
+
+    name: str
+    """Of the function, in the test."""
+    function: str
+    """The same in the program."""
+    arguments: str
+    """`(1, [2]), {"key": 3}` as Python: built where it is used, a set has the order that it has there."""
+    expected: Any
+    identical: bool
+    message: str
+
+    def holds(self, value: Any) -> bool:
+        """Whether the test passes with a plain value that the program returned."""
+        return value is self.expected if self.identical else value == self.expected
+
+
+def comparisons_of(tests: Sequence[str], setup: str, functions: Mapping[str, str]) -> tuple[Comparison, ...] | None:
+    """The tests, where all of them are comparisons and their set-up does nothing; else None.
+
+    `functions` are names in the tests with those in the program.
+    """
+    if sum(map(len, tests)) > MAX_CHARACTERS or not all(map(_compiles, (setup, *tests))):
+        return None
+    before = parsed(setup)
+    if functions.keys() & set(bound_in(before)) or not all(map(_does_nothing, before.body)):
+        return None
+    found = []
+    for test in tests:
+        comparison = _comparison(parsed(test).body, functions)
+        if comparison is None:
+            return None
+        found.append(comparison)
+    return tuple(found)
+
+
+def _compiles(source: str) -> bool:
+    """Some errors are found by the compiler alone: a keyword that is given twice."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(source, "<tests>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _does_nothing(statement: ast.stmt) -> bool:
+    """True for what cannot fail, and defines only what comparisons have no use for."""
+    match statement:
+        case ast.FunctionDef(decorator_list=[], args=arguments, returns=returns):
+            every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+            annotations = [returns, *(each.annotation for each in every if each is not None)]
+            no_defaults = not arguments.defaults and not any(arguments.kw_defaults)
+            return no_defaults and all(each is None or _is_annotation(each) for each in annotations)
+        case ast.Assign(targets=targets, value=value):
+            return all(isinstance(each, ast.Name) for each in targets) and _is_plain(value)
+        case ast.Expr(value=value):
+            return _is_plain(value)
+        case ast.Import(names=names):
+            return all(each.name in sys.stdlib_module_names and find_spec(each.name) for each in names)
+        case ast.ImportFrom(module="typing", names=names, level=0):
+            return all(hasattr(typing, each.name) for each in names)
+    return False
+
+
+def _is_annotation(node: ast.expr) -> bool:
+    """Whether it is made of names and `Name[...]`: Python evaluates it where the function is defined."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Subscript):
+            generic = isinstance(each.value, ast.Name) and (
+                each.value.id in GENERIC or not hasattr(builtins, each.value.id)
+            )
+            if not generic:
+                return False
+        elif not isinstance(each, ast.Name | ast.Constant | ast.Tuple | ast.expr_context):
+            return False
+    return True
+
+
+def _comparison(statements: list[ast.stmt], functions: Mapping[str, str]) -> Comparison | None:
+    match statements:
+        case [ast.Assert(test=ast.Compare(left=left, ops=[operator], comparators=[right]), msg=message)]:
+            call, value = (left, right) if isinstance(left, ast.Call) else (right, left)
+        case _:
+            return None
+    match call, message or ast.Constant(value=""):
+        case ast.Call(func=ast.Name(id=name)), ast.Constant(value=str(text)) if name in functions:
+            arguments = _arguments(call)
+        case _:
+            return None
+    single = isinstance(value, ast.Constant) and (value.value is None or isinstance(value.value, bool))
+    compares = isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and single)
+    if arguments is None or not compares or not _is_plain(value):
+        return None
+    return Comparison(
+        name=name,
+        function=functions[name],
+        arguments=arguments,
+        expected=ast.literal_eval(value),
+        identical=isinstance(operator, ast.Is),
+        message=text,
+    )
+
+
+def _arguments(call: ast.Call) -> str | None:
+    """As `Comparison.arguments`, or None where one is no plain value."""
+    named = [(each.arg, each.value) for each in call.keywords]
+    if not all(map(_is_plain, [*call.args, *(value for _, value in named)])) or any(name is None for name, _ in named):
+        return None
+    values = [ast.literal_eval(each) for each in call.args]
+    if not _crosses((tuple(values), tuple((name, ast.literal_eval(value)) for name, value in named))):
+        return None
+    positions = "".join(f"{ast.unparse(each)}, " for each in call.args)
+    keywords = ", ".join(f"{name!r}: {ast.unparse(value)}" for name, value in named)
+    return f"({positions}), {{{keywords}}}"
+
+
+def _crosses(value: Any) -> bool:
+    """Whether tests that are run could give it to the program: not what is nested too deeply, nor long numbers."""
+    try:
+        json.dumps(Encoder([], _no_object).tree(value))
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _no_object(value: Any) -> NoReturn:
+    raise RefusedError(f"an object of class {type(value).__name__} is no plain value")
+
+
+def _is_plain(node: ast.expr) -> bool:
+    """Whether it is written out, and of the types that cross (inside/codec.py)."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call) or (isinstance(each, ast.Constant) and each.value is ...):
+            return False
+    try:
+        ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,77 @@
+"""The data section of a recipe as rows: read, cut to the phase, split into training and held-out. Not tokenised."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from proximo.config.data import DataConfig, SourceConfig
+from proximo.config.run import RunConfig
+from proximo.data.readers.reading import load_rows
+from proximo.data.readers.source import Source
+from proximo.data.readers.split import Phase, hold_out
+from proximo.data.rows import Row, fingerprints
+from proximo.data.token_cache import TokenCache
+from proximo.errors import DataError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitRows:
+    """Rows to train on and rows to evaluate on, with their fingerprints."""
+
+    training: tuple[Row, ...]
+    held_out: tuple[Row, ...]
+    description: str
+    """How many rows each source gave."""
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Of the contents of both, by source: which row is held out follows from them and the settings."""
+        return fingerprints((*self.training, *self.held_out))
+
+
+def read_split(data: DataConfig, *, seed: int) -> SplitRows:
+    """Read the sources of a stage. Raises DataError for what is malformed, and where too few rows are left to train."""
+    phase = None
+    if data.proportions is not None and data.phase is not None:
+        phase = Phase(proportions=data.proportions, part=data.phase, seed=data.split_seed)
+    found = load_rows(as_sources(data.sources), seed=seed, phase=phase)
+    if data.evaluation_sources is not None:
+        held_out = load_rows(as_sources(data.evaluation_sources), seed=seed).rows
+        return SplitRows(training=found.rows, held_out=held_out, description=str(found))
+    if data.held_out_rows >= len(found.rows):
+        raise DataError(
+            f"data.held_out_rows is {data.held_out_rows}, but the sources have {len(found.rows)} rows in all: "
+            "none would be left to train on"
+        )
+    kept, held = hold_out(len(found.rows), data.held_out_rows, seed=seed)
+    return SplitRows(
+        training=tuple(found.rows[i] for i in kept),
+        held_out=tuple(found.rows[i] for i in held),
+        description=str(found),
+    )
+
+
+def token_cache(run: RunConfig) -> TokenCache:
+    """Where the run keeps the ids of its texts, if anywhere."""
+    return TokenCache(None if run.token_cache is None else Path(run.token_cache).expanduser())
+
+
+def as_sources(sources: Sequence[SourceConfig]) -> list[Source]:
+    """The reader's plain values."""
+    return [
+        Source(
+            path=source.path or source.function or "",
+            format="function" if source.function else source.format,
+            split=source.split,
+            subset=source.subset,
+            separator=source.separator,
+            columns=source.columns,
+            problems=source.problems,
+            template=source.template,
+            arguments=source.arguments,
+            weight=source.weight,
+            max_rows=source.max_rows,
+            whole=source.whole,
+        )
+        for source in sources
+    ]

@@ -1,0 +1,239 @@
+"""From the sections of a recipe to tokenizers and models, on the device and with the threads that it names."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from proximo.config.rewards.kinds import RewardSourceConfig
+from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
+from proximo.data.templates.chat import check_syntax, end_of_turn_ids
+from proximo.data.tokenise import Encoder
+from proximo.data.tokenizer_training import train_tokenizer
+from proximo.errors import ConfigError, ModelError
+from proximo.models.compilation import check_compiler
+from proximo.models.freezing import freeze_layers
+from proximo.models.language import LanguageModel
+from proximo.models.loading import check_tokenizer, load_language_model, load_scalar_model
+from proximo.models.lora import LoRAOptions, add_adapter, merged_copy
+from proximo.models.precision.placement import Precision, resolve_device, resolve_precision, use_tf32
+from proximo.models.pretrained.sources import ModelSource, adapter_base
+from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
+from proximo.models.quantised import Quantisation
+from proximo.models.scalar import HeadStart, ScalarModel
+from proximo.models.sharing.shared_base import scalar_from_adapter
+from proximo.models.sharing.trunk import copy_head, scalar_on
+from proximo.rewards.model import ModelReward
+from proximo.rewards.source import RewardSource
+from proximo.run.build.reward_sources import build_source_without_model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where the models of a run live, and in which numbers they compute."""
+
+    device: torch.device
+    precision: Precision
+    seed: int
+    compile: str = "none"
+    """The backend of torch.compile for models that train."""
+
+
+def prepare_place(run: RunConfig) -> Place:
+    """Apply the thread count, and resolve device and precision before anything is loaded."""
+    if run.num_threads is not None:
+        torch.set_num_threads(run.num_threads)
+    device = resolve_device(run.device)
+    check_compiler(run.compile, device)
+    float32_head = run.head_precision == "float32"
+    precision = resolve_precision(run.precision, device=str(device), float32_head=float32_head)
+    use_tf32(precision)
+    return Place(device=device, precision=precision, seed=run.seed, compile=run.compile)
+
+
+def build_tokenizer(
+    config: TokenizerConfig, *, model_path: str | None, revision: str | None = None, texts: Iterable[str] | None = None
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of a stage: trained on `texts`, from its own path, or the one beside the model."""
+    if config.train_vocab_size is not None:
+        if texts is None:
+            raise ConfigError("tokenizer.train_vocab_size is for SFT, whose texts it is trained on; give a path here")
+        tokenizer: PreTrainedTokenizerBase = train_tokenizer(texts, vocab_size=config.train_vocab_size)
+    else:
+        path = config.path or model_path
+        if path is None:
+            raise ConfigError("a model from a config has no tokenizer beside it: give tokenizer.path")
+        tokenizer = load_tokenizer(path, revision=None if config.path else revision)
+    if config.chat_template is not None:
+        check_syntax(config.chat_template)
+        tokenizer.chat_template = config.chat_template
+    if config.added_tokens:
+        tokenizer.add_special_tokens({"additional_special_tokens": list(config.added_tokens)})
+    end_of_turn_ids(Encoder(tokenizer))  # a template that cannot be rendered is refused before anything is read
+    return tokenizer
+
+
+def check_readers(
+    config: TokenizerConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    models: Mapping[str, ModelConfig | ScalarModelConfig | ModelRewardConfig | None],
+) -> None:
+    """Raises ModelError where a model, by its role, does not read the ids of the stage's tokenizer. Reads no weights.
+
+    None for a role that needs no model of its own.
+    """
+    for role, model in models.items():
+        if model is not None:
+            start = None if isinstance(model, ModelRewardConfig) else model.config
+            source = ModelSource(path=model.path, revision=model.revision, config=start)
+            check_tokenizer(source, tokenizer, role=role, added=config.added_tokens)
+
+
+def build_language_model(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place, role: str
+) -> LanguageModel:
+    """The model of a role with an embedding for every token, and its adapter if it has one.
+
+    Whether the tokenizer is the model's was asked before (`check_readers`): what has no row here is meant to get one.
+    """
+    source = model_source(config, seed=place.seed)
+    if config.lora is not None:
+        refuse_second_adapter(source, role=role)
+    model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
+    resize_vocabulary(model.base, vocabulary_size(tokenizer))
+    if isinstance(model.model, PeftModel):
+        # An adapter that was trained before is part of where this stage starts, and so of its reference.
+        whole = merged_copy(model.model).requires_grad_(True)  # peft had frozen it
+        model = LanguageModel(whole, precision=place.precision)
+    if config.lora is not None:
+        options = lora_options(config.lora, seed=place.seed)
+        model = LanguageModel(add_adapter(model.base, options), precision=place.precision)
+    freeze_layers(model.base, config.frozen_layers)
+    if config.activation_checkpointing:
+        model.use_activation_checkpointing()
+    if place.compile != "none":
+        model.compile(place.compile)
+    return model
+
+
+def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> ModelSource:
+    """Where the section's weights come from, and how they are stored."""
+    kind = None if config.quantisation == "none" else Quantisation(config.quantisation)
+    return ModelSource(path=config.path, revision=config.revision, config=config.config, seed=seed, quantisation=kind)
+
+
+def build_reference(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel:
+    """A frozen model to compare the policy with."""
+    reference = build_language_model(config, tokenizer, place=place, role="reference")
+    reference.model.requires_grad_(False)
+    return reference
+
+
+def refuse_second_adapter(source: ModelSource, *, role: str) -> None:
+    """Raises ModelError where a new adapter would be saved above a base that no folder holds: merged in memory only."""
+    if adapter_base(source) is not None:
+        raise ModelError(
+            f"the {role} model would get a new adapter, but starts from {source.name}, which is an adapter itself; "
+            "what both are added to lies in no folder, so the checkpoint would load as another model. Write it first "
+            "with `proximo export RUN OUT --merge`, and start from OUT"
+        )
+
+
+def build_scalar_model(
+    config: ScalarModelConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    fresh_head: HeadStart | None,
+    place: Place,
+) -> ScalarModel:
+    """A value or reward model from a path or config; `fresh_head` where the checkpoint has none, None refuses that."""
+    source = model_source(config, seed=place.seed)
+    model = load_scalar_model(
+        source,
+        fresh_head=fresh_head,
+        device=place.device,
+        precision=place.precision,
+        seed=place.seed,
+        tokenizer=tokenizer,
+    )
+    resize_vocabulary(model.base, vocabulary_size(tokenizer))
+    return finish_scalar_model(model, config, place=place)
+
+
+def build_value_on_trunk(config: ScalarModelConfig, policy: LanguageModel, *, place: Place) -> ScalarModel:
+    """A head on the policy's own layers: a fresh one that claims nothing, or that of the model at the path."""
+    model = scalar_on(policy, HeadStart.ZERO, seed=place.seed)
+    if config.path is not None:
+        source = ModelSource(path=config.path, revision=config.revision)
+        copy_head(model, load_scalar_model(source, fresh_head=None, device=torch.device("cpu")))
+    return model
+
+
+def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place: Place) -> ScalarModel:
+    """Adapter, activation checkpointing and compilation as the recipe asks."""
+    if config.lora is not None:
+        model = model.with_adapter(lora_options(config.lora, seed=place.seed))
+    freeze_layers(model.base, config.frozen_layers)
+    if config.activation_checkpointing:
+        model.use_activation_checkpointing()
+    if place.compile != "none":
+        model.compile(place.compile)
+    return model
+
+
+def lora_options(config: LoRAConfig, *, seed: int) -> LoRAOptions:
+    """The adapter's plain values."""
+    targets = None if config.target_modules == "all-linear" else tuple(config.target_modules)
+    return LoRAOptions(rank=config.rank, alpha=config.alpha, target_modules=targets, seed=seed)
+
+
+def build_reward_source(
+    config: RewardSourceConfig,
+    policy_tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    place: Place,
+    tokens_per_microbatch: int,
+    policy: LanguageModel | None = None,
+    own: PreTrainedTokenizerBase | None = None,
+) -> RewardSource:
+    """One source of scores. A reward model whose vocabulary or template differs reads text, never the policy's ids.
+
+    `policy_tokenizer` is None where nobody's ids will come, and every reward model reads text. `policy` for a reward
+    model that shares its base; `own` for one whose tokenizer was loaded already.
+    """
+    if not isinstance(config, ModelRewardConfig):
+        return build_source_without_model(config)
+    own = own or load_reward_tokenizer(config)
+    if config.share_base:
+        assert policy is not None
+        model = scalar_from_adapter(policy, Path(config.path), role="reward")
+    else:
+        source = ModelSource(path=config.path, revision=config.revision)
+        model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
+    model.model.requires_grad_(False)
+    return ModelReward(
+        model,
+        name=config.name,
+        tokenizer=None if reads_alike(own, policy_tokenizer) else own,
+        tokens_per_microbatch=tokens_per_microbatch,
+        dense=config.dense,
+    )
+
+
+def load_reward_tokenizer(config: ModelRewardConfig) -> PreTrainedTokenizerBase:
+    """A reward model's own tokenizer. Raises ModelError where it is not that of the model, or has a broken template."""
+    own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
+    check_tokenizer(ModelSource(path=config.path, revision=config.revision), own, role="reward")
+    end_of_turn_ids(Encoder(own))
+    return own
+
+
+def reads_alike(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase | None) -> bool:
+    """True where both give the same ids to the same texts and messages."""
+    if other is None:
+        return False
+    return own.get_vocab() == other.get_vocab() and own.chat_template == other.chat_template

@@ -1,0 +1,91 @@
+"""Reward sources that need no model, from their sections. Apart from models.py, so that a service starts in
+a moment.
+"""
+
+import os
+import warnings
+from collections.abc import Iterable
+
+from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
+from proximo.config.rewards.remote import RemoteRewardConfig
+from proximo.config.rewards.sources import FunctionRewardConfig, JudgedRewardConfig
+from proximo.errors import ConfigError
+from proximo.rewards.function import FunctionReward, import_function
+from proximo.rewards.function_process import ProcessFunctionReward
+from proximo.rewards.remote import RemoteLimits, RemoteReward
+from proximo.rewards.source import RewardSource
+from proximo.rewards.verifier_reward import JudgedReward
+from proximo.run.environment_secrets import read_secret
+
+
+def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
+    """A source with its workers at work, or whose service has answered once.
+
+    Raises ConfigError for a function or service that is not there, and what making a judge raises.
+    """
+    match config:
+        case FunctionRewardConfig(process=True):
+            return ProcessFunctionReward(
+                config.function,
+                name=config.name,
+                arguments=config.arguments,
+                timeout_seconds=config.timeout_seconds,
+            )
+        case FunctionRewardConfig():
+            return FunctionReward(
+                import_function(config.function),
+                name=config.name,
+                arguments=config.arguments,
+                timeout_seconds=config.timeout_seconds,
+            )
+        case RemoteRewardConfig():
+            return _remote_reward(config)
+        case JudgedRewardConfig():
+            return _judged_reward(config)
+
+
+def check_services(configs: Iterable[RewardSourceConfig]) -> None:
+    """Ask each service once, so that one that is not there is missed now. Raises ConfigError."""
+    for config in configs:
+        if isinstance(config, RemoteRewardConfig):
+            _remote_reward(config).close()
+
+
+def _judged_reward(config: JudgedRewardConfig) -> JudgedReward:
+    for caveat in config.caveats():
+        warnings.warn(f"reward source {config.name!r}: {caveat}", stacklevel=3)
+    memory = config.worker_memory_mib
+    return JudgedReward(
+        config.judge_path(),
+        name=config.name,
+        options=config.judge_options(),
+        num_workers=config.workers or num_cores(),
+        answer_seconds=config.answer_seconds,
+        step_seconds=config.step_seconds,
+        attempts=config.attempts,
+        memory_bytes=None if memory is None else memory * 2**20,
+    )
+
+
+def num_cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _remote_reward(config: RemoteRewardConfig) -> RemoteReward:
+    limits = RemoteLimits(
+        responses_per_request=config.responses_per_request,
+        requests_at_once=config.requests_at_once,
+        request_seconds=config.request_seconds,
+        step_seconds=config.step_seconds,
+        attempts=config.attempts,
+        first_pause_seconds=config.first_pause_seconds,
+    )
+    token = None if config.token_env is None else read_secret(config.token_env)
+    source = RemoteReward(config.url, name=config.name, limits=limits, token=token, token_env=config.token_env)
+    try:
+        source.check()
+    except ConfigError:
+        source.close()
+        raise
+    return source

@@ -1,0 +1,131 @@
+"""Which folder a user means by a run, a checkpoint of it, or a model, whole as it was saved. Builds no model."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder, settle_run
+from proximo.checkpoint.store import Checkpoint, CheckpointStore
+from proximo.errors import RunFolderError
+from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
+
+ROLES = ("policy", "reward", "value", "average", "reference")
+"""Folders of a checkpoint; the first that is there is what the run trained."""
+STEP = re.compile(r"step-0*(\d+)")
+STAGES = ("ppo", "reward", "sft")
+"""Of a pipeline, the last one first."""
+
+
+def find_run(folder: Path) -> Path:
+    """The run folder itself; of a pipeline's folder, that of its last stage which has a run.
+
+    Raises RunFolderError where there is none.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"there is no run folder {folder} (seen from {Path.cwd()})")
+    for candidate in (folder, *(folder / stage for stage in STAGES)):
+        if is_run_folder(candidate):
+            settle_run(candidate)
+            return candidate
+    raise RunFolderError(
+        f"{folder} holds no run, nor does a stage of a pipeline in it: no checkpoints and no config.resolved.json"
+    )
+
+
+def find_checkpoint(folder: Path, checkpoint: str = "latest") -> Checkpoint:
+    """The checkpoint of a run: `latest`, `best` or `step-N`, every file compared with its hash.
+
+    Raises RunFolderError where there is none, CheckpointError where it is damaged.
+    """
+    store, step = _chosen(folder, checkpoint)
+    return store.load(step)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedModel:
+    """One role's folder of a checkpoint."""
+
+    folder: Path
+    step: int
+
+
+def find_model(folder: Path, checkpoint: str = "latest", role: str | None = None) -> SavedModel:
+    """The model of a role in a run's checkpoint; without a role, the policy, or what else the run trained.
+
+    What is read of it is compared with its hashes. Raises RunFolderError where the checkpoint has no such model, and
+    as `find_checkpoint`.
+    """
+    store, step = _chosen(folder, checkpoint)
+    found = store.load(step, parts=())
+    held = [name for name in ROLES if (found.folder / name).is_dir()]
+    wanted = role or (held[0] if held else "policy")
+    if wanted not in held:
+        raise RunFolderError(f"the checkpoint {found.folder} has no {wanted} model; it has {', '.join(held)}")
+    return SavedModel(folder=_verified(store, step, wanted), step=step)
+
+
+def language_model_path(path: str, checkpoint: str = "latest") -> str:
+    """The path of a language model: of a run its policy, else what was given, a model folder or a Hub name."""
+    return _model_path(path, checkpoint, "policy")
+
+
+def reward_model_path(path: str) -> str:
+    """The same of a reward model, from the newest checkpoint of a run."""
+    return _model_path(path, "latest", "reward")
+
+
+def _model_path(path: str, checkpoint: str, role: str) -> str:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return path
+    if is_run_folder(folder) or not any((folder / name).is_file() for name in MODEL_FILES):
+        return str(find_model(folder, checkpoint, role).folder)
+    verify_model(path)
+    return str(folder)
+
+
+def verify_models(inputs: Iterable[Input]) -> None:
+    """The same as `verify_model` of every folder among what a run reads, each once."""
+    for path in sorted({each.name for each in inputs if each.kind == "folder"}):
+        verify_model(path)
+
+
+def verify_model(path: str) -> None:
+    """Compare a model's folder with its hashes where it is part of a run's checkpoint.
+
+    Any other folder, and a name on the Hub, is taken as it is: there is nothing to compare it with. Raises
+    CheckpointError where the checkpoint is damaged.
+    """
+    folder = Path(path).expanduser().resolve()
+    step = STEP.fullmatch(folder.parent.name)
+    if step is not None and folder.parent.parent.name == CHECKPOINTS and is_run_folder(folder.parents[2]):
+        _verified(CheckpointStore(folder.parent.parent), int(step[1]), folder.name)
+
+
+def _chosen(folder: Path, checkpoint: str) -> tuple[CheckpointStore, int]:
+    run = find_run(folder)
+    store = CheckpointStore(run / CHECKPOINTS)
+    if not store.steps():
+        raise RunFolderError(f"the run in {run} has saved no checkpoint yet")
+    step = STEP.fullmatch(checkpoint)
+    if checkpoint not in ("latest", "best") and step is None:
+        raise RunFolderError(f"a checkpoint is called latest, best or step-N, got {checkpoint!r}; {_held(store)}")
+    if step is not None and int(step[1]) not in store.steps():
+        raise RunFolderError(f"the run in {run} has no checkpoint {checkpoint}; {_held(store)}")
+    if step is not None:
+        return store, int(step[1])
+    found = store.latest() if checkpoint == "latest" else store.best()
+    if found is None:
+        raise RunFolderError(f"no checkpoint of {run} is the best: none was evaluated; {_held(store)}")
+    return store, found.step
+
+
+def _verified(store: CheckpointStore, step: int, role: str) -> Path:
+    """A value head alone is read with the layers of the policy beside it."""
+    folder = store.load(step, parts=()).path(role)
+    return store.load(step, parts=(role, "policy") if (folder / VALUE_HEAD).exists() else (role,)).path(role)
+
+
+def _held(store: CheckpointStore) -> str:
+    return f"it has {', '.join(f'step-{step:06d}' for step in store.steps())}"

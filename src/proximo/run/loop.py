@@ -1,0 +1,359 @@
+"""The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
+
+import logging
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+from proximo.checkpoint.environment import describe_environment
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free, placed
+from proximo.checkpoint.interruption import Interruption
+from proximo.checkpoint.logs import cut_back
+from proximo.checkpoint.run_folder import EndState, RunFolder, open_run
+from proximo.checkpoint.schedule import SaveSchedule
+from proximo.checkpoint.store import Checkpoint, CheckpointStore, Writer
+from proximo.config.run import RunConfig
+from proximo.config.saved import read_saved
+from proximo.config.schema.base import Section
+from proximo.errors import ProximoError, RunFolderError
+from proximo.metrics.console import Course, LoggedProgress, ProgressView, open_progress
+from proximo.metrics.report.page import write_report
+from proximo.metrics.report.views import run_alarms
+from proximo.metrics.run_files import read_run
+from proximo.metrics.trainers import Trainer
+from proximo.metrics.values import Sum
+from proximo.models.precision.placement import say_precision
+from proximo.native.library import why_no_kernels
+from proximo.run.card_writer import write_final_cards
+from proximo.run.checkpoint_lookup import verify_models
+from proximo.run.folders import check_folders
+from proximo.run.logs import Logs, Record
+from proximo.run.memory import memory_advice
+from proximo.run.optional_dependencies import check_extras
+from proximo.run.options import RunOptions
+from proximo.run.preflight import inputs_of
+from proximo.run.resume_fingerprint import function_sources
+from proximo.run.sinks import check_sinks
+from proximo.working_directory import kept_working_directory
+
+MAY_CHANGE = (
+    "run.folder",
+    "run.save_every_steps",
+    "run.save_every_minutes",
+    "run.keep_last",
+    "run.grace_seconds",
+    "run.tensorboard",
+    "run.sinks",
+    "run.token_cache",
+    "ppo.num_steps",
+    "ppo.rollout.max_rows",
+)
+"""Settings that a resumed run may give otherwise: none of them touches what was computed so far.
+
+A longer `ppo.num_steps` stretches a falling learning rate, which is what extending a run means.
+"""
+ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device")
+"""Settings that choose the environment: a resume may give them otherwise where the environment may be another."""
+
+
+class Task(Protocol):
+    """What the loop drives. Steps count from 1; everything a step uses is a function of its number and the state."""
+
+    trainer: Trainer
+    num_steps: int
+    device: str
+    inputs_fingerprint: Mapping[str, Any]
+    """What a resumed run must find unchanged: data, tokenizers, and models that no checkpoint holds."""
+    notes: Sequence[str]
+    """Lines for the person who watches: what was loaded, what was dropped."""
+    best_metric: str | None
+    """The evaluation metric whose best checkpoint is kept, if any; higher is better unless `best_is_lowest`."""
+    best_is_lowest: bool
+
+    def step(self, step: int) -> Record:
+        """Take one step."""
+        ...
+
+    def evaluate(self) -> Record | None:
+        """Look at held-out data; None where there is none."""
+        ...
+
+    def writers(self) -> Mapping[str, Writer]:
+        """What a checkpoint holds beside the state, by name."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Plain numbers that must survive, as JSON."""
+        ...
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Put back what `writers` and `state` kept."""
+        ...
+
+
+def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options: RunOptions) -> int:
+    """Build the task and run it to its end in its folder; returns the exit status.
+
+    Nothing in the folder is touched before the task is built, and an earlier run in it is kept until the new one has
+    taken a step, so that a mistake in data, models or a reward loses nothing.
+    """
+    folder = Path(run.folder)
+    check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
+    check_extras(run)
+    check_sinks(run)
+    verify_models(inputs_of(recipe))
+    with kept_working_directory():
+        task = build()
+    with open_run(folder, resume=options.resume, overwrite=options.overwrite) as opened:
+        return _Loop(opened, task, recipe, run, options).run()
+
+
+class _Loop:
+    """One process's part of a run."""
+
+    def __init__(self, folder: RunFolder, task: Task, recipe: Section, run: RunConfig, options: RunOptions) -> None:
+        self.folder = folder
+        self.task = task
+        chosen = say_precision(run.precision, task.device)
+        self.notes = [*([chosen] if chosen else []), *task.notes]
+        self.run_config = run
+        self.options = options
+        self.store = CheckpointStore(
+            folder.checkpoints, keep_last=run.keep_last, best="lowest" if task.best_is_lowest else "highest"
+        )
+        self.num_log_lines: Mapping[str, int] = {}
+        self.recipe = recipe
+        self.resolved = recipe.model_dump(mode="json")
+        self.environment = describe_environment(device=task.device) | {"functions": function_sources(recipe)}
+        self.fingerprints = Fingerprints(
+            config=place_free(self.resolved, options.pipeline_folder),
+            inputs=place_free(task.inputs_fingerprint, options.pipeline_folder),
+            environment=self.environment,
+        )
+
+    def run(self) -> int:
+        first = self._restore()
+        last = self.task.num_steps
+        if first >= last and first > 0:
+            return self._nothing_to_do(first)
+        self.folder.outcome.unlink(missing_ok=True)
+        self.folder.write_config(self.options.recipe_text, self.resolved)
+        self.folder.write_environment(self.environment)
+        deleted = list(self._cut_logs_back(first))
+        course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
+        progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
+        try:
+            if self.task.device == "cpu" and (reason := why_no_kernels()) is not None:
+                progress.keep(f"{reason}\n")  # it was shown when the models were built
+            for note in self.notes:
+                progress.note(note)
+            for warning in deleted:
+                progress.warn(warning)
+            with (
+                progress_warnings(progress),
+                progress_messages(progress),
+                Logs(self.folder, progress, self.run_config, self.resolved, course=course) as logs,
+            ):
+                status = self._steps(first, last, logs, progress)
+            self._end(progress, "stopped" if status else "finished")
+            return status
+        except Exception as error:
+            progress.keep(traceback.format_exc())
+            with suppress(Exception):  # a full disk, say: what ended the run is what must be told
+                self._end(progress, "failed", reason=_reason(error))
+            raise
+        finally:
+            progress.close()
+
+    def _end(self, progress: ProgressView, state: EndState, *, reason: str | None = None) -> None:
+        """Keep how the run ended, and say what it came to. One that is to be resumed has no report yet."""
+        if state == "finished":
+            write_final_cards(self.folder.path)
+        self.folder.write_outcome(state, total_steps=self.task.num_steps, reason=reason)
+        if state == "stopped":
+            return
+        steps = f": {self.task.num_steps} steps" if state == "finished" else ""
+        report = self._shown(write_report(self.folder.path))
+        if (failed := self.folder.failed_start) is not None:
+            report = self._shown(failed / report.name)
+            kept = self._shown(self.folder.path)
+            progress.note(f"the run that was in {kept} is put back; what this one wrote is in {self._shown(failed)}")
+        progress.note(f"{state}{steps}, report in {report}")
+        for alarm in run_alarms(read_run(self.folder.path)):
+            progress.note(f"{alarm.severity}: {alarm.text}")
+
+    def _steps(self, first: int, last: int, logs: Logs, progress: ProgressView) -> int:
+        schedule = SaveSchedule(
+            every_steps=self.run_config.save_every_steps, every_minutes=self.run_config.save_every_minutes
+        )
+        if not self.folder.resuming:
+            self._log(logs, 0, self._evaluate(progress, 0))
+        with Interruption(grace_seconds=self.run_config.grace_seconds) as interruption:
+            for step in range(first + 1, last + 1):
+                progress.phase("training")
+                with kept_working_directory(), memory_advice(self.task.trainer, "training", step=step):
+                    record = self.task.step(step)
+                metric = self._finish_step(logs, progress, step, record)
+                stopping = interruption.requested
+                if stopping:
+                    interruption.step_ended()
+                due = step == last or schedule.due(step)
+                if stopping or due:
+                    # A save that only the signal asked for must not become the best: the uninterrupted run has none.
+                    self._save(logs, step, metric if due else None)
+                    schedule.saved()
+                if stopping:
+                    progress.note(f"stopped by a signal after step {step}; go on with --resume")
+                    return interruption.exit_status
+        return 0
+
+    def _finish_step(self, logs: Logs, progress: ProgressView, step: int, record: Record) -> float | None:
+        """Evaluate where it is due and write the step's one line; returns the metric that ranks checkpoints."""
+        every = self.run_config.evaluate_every_steps
+        evaluation = None
+        if step == self.task.num_steps or (every is not None and step % every == 0):
+            evaluation = self._evaluate(progress, step)
+        metric = self._log(logs, step, record, evaluation)
+        self.folder.has_begun()
+        return metric
+
+    def _evaluate(self, progress: ProgressView, step: int) -> Record | None:
+        progress.phase("evaluation")
+        start = time.perf_counter()
+        with kept_working_directory(), memory_advice(self.task.trainer, "evaluation", step=step):
+            record = self.task.evaluate()
+        if record is None:
+            return None
+        seconds = {"time/evaluate_seconds": Sum(time.perf_counter() - start)}
+        return Record(metrics={**record.metrics, **seconds}, samples=record.samples)
+
+    def _log(self, logs: Logs, step: int, *records: Record | None) -> float | None:
+        given = [record for record in records if record is not None]
+        with kept_working_directory():  # a sink of the user's is told
+            line = logs.write(step, given)
+        return None if self.task.best_metric is None else line.get(self.task.best_metric)
+
+    def _save(self, logs: Logs, step: int, metric: float | None) -> None:
+        logs.sync()
+        state = {
+            "task": dict(self.task.state()),
+            "fingerprints": self.fingerprints.to_json(),
+            "num_log_lines": logs.num_lines,
+        }
+        self.store.save(step, self.task.writers(), state, metric=metric)
+
+    def _restore(self) -> int:
+        """Steps already done: 0 for a new run."""
+        if not self.folder.resuming:
+            return 0
+        checkpoint = self.store.load()
+        other_environment = self.options.allow_different_environment
+        differences = check_fingerprints(
+            self._saved_fingerprints(checkpoint),
+            self.fingerprints,
+            may_change=(*MAY_CHANGE, *(ENVIRONMENT_SETTINGS if other_environment else ())),
+            allow_different_environment=other_environment,
+        )
+        self.num_log_lines = checkpoint.state["num_log_lines"]
+        self.notes.append(f"going on after step {checkpoint.step}")
+        self.notes += [f"resumed in another environment: {line}" for line in differences]
+        self.task.restore(checkpoint)
+        return checkpoint.step
+
+    def _cut_logs_back(self, step: int) -> Iterator[str]:
+        """Drop what came after `step`; a sentence for each log that lacks lines which were there at the save."""
+        for log in (self.folder.metrics, self.folder.samples):
+            found, saved = cut_back(log, step if self.folder.resuming else -1), self.num_log_lines.get(log.name, 0)
+            if found != saved:
+                yield (
+                    f"{self._shown(log)} has {found} lines up to step {step}, and had {saved} when the checkpoint was "
+                    "saved: it was changed since. The training goes on with the same bits; curves and report show "
+                    "what is left"
+                )
+
+    def _shown(self, path: Path) -> Path:
+        """A path of the run folder as the recipe writes it."""
+        return Path(self.run_config.folder, path.relative_to(self.folder.path))
+
+    def _saved_fingerprints(self, checkpoint: Checkpoint) -> Fingerprints:
+        """With the settings that did not exist yet when the checkpoint was saved."""
+        saved, folder = Fingerprints.from_json(checkpoint.state["fingerprints"]), self.options.pipeline_folder
+        known = read_saved(type(self.recipe), placed(saved.config, folder), saved_by=saved.environment.get("proximo"))
+        return replace(saved, config=place_free(known.model_dump(mode="json"), folder))
+
+    def _nothing_to_do(self, step: int) -> int:
+        message = f"the run in {self._shown(self.folder.path)} is finished: step {step} of {self.task.num_steps}"
+        if self.options.resume == "must":
+            raise RunFolderError(
+                f"{message}, so --resume would train nothing; raise the number of steps, or use --resume=auto "
+                "where a finished run is fine"
+            )
+        self._finish_interrupted_end()
+        open_progress(Course(trainer=self.task.trainer, total_steps=step), quiet=self.options.quiet).note(message)
+        return 0
+
+    def _finish_interrupted_end(self) -> None:
+        """What a crash after the last checkpoint may have left undone: the end of its save, cards and report."""
+        self.store.tidy()
+        write_final_cards(self.folder.path)
+        if not self.folder.outcome.is_file():
+            self.folder.write_outcome("finished", total_steps=self.task.num_steps)
+        report, metrics = self.folder.report, self.folder.metrics
+        if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
+            write_report(self.folder.path)
+
+
+def _reason(error: Exception) -> str:
+    """In one line: those raised on purpose say what is wrong, of the others the kind says as much as the words."""
+    words = " ".join(str(error).split())
+    return words if isinstance(error, ProximoError) and words else f"{type(error).__name__}: {words}".rstrip(": ")
+
+
+@contextmanager
+def progress_warnings(progress: ProgressView) -> Generator[None]:
+    """Python warnings of the run are shown where its numbers are, not across them."""
+
+    def show(  # noqa: PLR0917  (the signature is Python's)
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        del category, filename, lineno, file, line
+        progress.warn(str(message))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
+        yield
+
+
+class _Notes(logging.Handler):
+    """What is logged becomes a line of the run's progress."""
+
+    def __init__(self, progress: ProgressView) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.note(record.getMessage())
+
+
+@contextmanager
+def progress_messages(progress: ProgressView) -> Generator[None]:
+    """What the run waits for is said where its numbers are shown, and in its log."""
+    log, notes = logging.getLogger("proximo"), _Notes(progress)
+    level = log.level
+    log.addHandler(notes)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(notes)

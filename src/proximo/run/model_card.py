@@ -1,0 +1,225 @@
+"""The README.md of a trained model, as text: what it is, how it was made, what changed. Not the writing of it.
+
+Nothing of the user's machine is in it: a path is told by its last part, and a base or a data set is named in the front
+matter only where it goes by a name on the Hub.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.errors import RunFolderError
+from proximo.metrics.formatting import format_change, format_number
+from proximo.metrics.report.before_after import before_after
+from proximo.metrics.run_files import Run, read_run
+from proximo.metrics.trainers import Trainer
+from proximo.run.preflight import Input, data_inputs, model_input, reward_inputs
+from proximo.run.resolved_config import StageRecipe, saved_recipe
+
+SCALAR_ROLES = ("value", "reward")
+STAGES = {
+    Trainer.SFT: "supervised fine-tuning",
+    Trainer.REWARD: "training of a reward model on preference pairs",
+    Trainer.DPO: "direct preference optimisation (DPO)",
+    Trainer.PPO: "PPO",
+}
+WHAT = {
+    "policy": "A language model",
+    "average": "A language model, the moving average of a policy in training",
+    "reference": "The reference model of a training run, as it was left",
+    "reward": "A reward model: one score for a prompt with its answer",
+    "value": "The value model of a training run: the score that it expected after each token",
+}
+SETTINGS: dict[type, tuple[str, ...]] = {
+    SFTRecipe: ("sft.num_epochs", "sft.examples_per_step", "sft.optimizer.learning_rate", "data.max_tokens"),
+    RewardRecipe: (
+        "reward.num_epochs",
+        "reward.pairs_per_step",
+        "reward.loss",
+        "reward.centring",
+        "reward.optimizer.learning_rate",
+        "data.max_tokens",
+    ),
+    DPORecipe: (
+        "dpo.num_epochs",
+        "dpo.pairs_per_step",
+        "dpo.beta",
+        "dpo.label_smoothing",
+        "dpo.optimizer.learning_rate",
+        "data.max_tokens",
+    ),
+    PPORecipe: (
+        "ppo.num_steps",
+        "ppo.prompts_per_step",
+        "ppo.responses_per_prompt",
+        "ppo.epochs_per_step",
+        "ppo.advantage.estimator",
+        "ppo.policy_loss.objective",
+        "ppo.kl.place",
+        "ppo.kl.coefficient",
+        "ppo.rollout.temperature",
+        "ppo.rollout.max_new_tokens",
+        "ppo.policy_optimizer.learning_rate",
+    ),
+}
+LIMITS = {
+    Trainer.SFT: "It writes what the texts that it learned from are like, their mistakes and biases included.",
+    Trainer.REWARD: "It compares answers like those that it was trained on. On others its score means little, and a "
+    "policy that is trained against it will find them. Only differences of scores mean anything.",
+    Trainer.DPO: "The loss sees only how much likelier the chosen answer is than the rejected one; both may have "
+    "become less likely, in favour of answers that are in no pair.",
+    Trainer.PPO: "It was trained to raise a score. What the score does not see was not asked for, and a policy may "
+    "raise a score in ways that nobody meant: read what it writes before you trust the numbers.",
+}
+
+
+def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> str:
+    """The card of the model that `role` was at `step`. What the run folder does not say is left out."""
+    run = read_run(run_folder)
+    run = replace(run, lines=tuple(line for line in run.lines if line["step"] <= step))
+    try:
+        recipe = saved_recipe(run_folder)
+    except RunFolderError:  # of another version, or damaged: the model is as good as before
+        recipe = None
+    matter = yaml.safe_dump(_front_matter(run, recipe, role, is_adapter), sort_keys=False, allow_unicode=True)
+    parts = [
+        f"---\n{matter}---",
+        f"# {run.name}",
+        f"{WHAT.get(role, WHAT['policy'])}, from step {step:,} of {_stage(run)} with Proximo.",
+        *_training(recipe, run),
+        *_table(run),
+        *_use(role, is_adapter),
+        *_limits(run, role),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front_matter(run: Run, recipe: StageRecipe | None, role: str, is_adapter: bool) -> dict[str, Any]:
+    scalar = role in SCALAR_ROLES
+    tags = ["proximo", *([run.trainer.value] if run.trainer else []), *(["lora"] if is_adapter else [])]
+    matter: dict[str, Any] = {
+        "library_name": "peft" if is_adapter else "transformers",
+        "pipeline_tag": "text-classification" if scalar else "text-generation",
+        "tags": [*tags, "reward-model"] if role == "reward" else tags,
+    }
+    base = _base(recipe, role) if recipe else None
+    if base is not None and base.kind == "Hub":
+        matter["base_model"] = base.name
+    data = [each.name for each in data_inputs(recipe.data, "data") if each.kind == "Hub"] if recipe else []
+    return matter | ({"datasets": data} if data else {})
+
+
+def _base(recipe: StageRecipe, role: str) -> Input | None:
+    """What the model started from; None where that was another model of the run."""
+    if not isinstance(recipe, PPORecipe):
+        return model_input(recipe.model, "model")
+    if role == "value":
+        return model_input(recipe.value, "value") if recipe.value.start == "path" else None
+    if role == "reference" and recipe.reference is not None:
+        return model_input(recipe.reference, "reference")
+    return model_input(recipe.policy, "policy")
+
+
+def _stage(run: Run) -> str:
+    return STAGES[run.trainer] if run.trainer else "a training run"
+
+
+def _training(recipe: StageRecipe | None, run: Run) -> Iterator[str]:
+    if recipe is None:
+        return
+    yield "## How it was trained"
+    policy = recipe.policy if isinstance(recipe, PPORecipe) else recipe.model
+    lines = [f"- Started from: {_public(model_input(policy, 'model'))}"]
+    if policy.lora is not None:
+        lines.append(f"- LoRA adapter of rank {policy.lora.rank}, alpha {policy.lora.alpha:g}")
+    lines.append(f"- Data: {_listed(data_inputs(recipe.data, 'data'))}")
+    if isinstance(recipe, PPORecipe):
+        for source in recipe.reward:
+            first, *_ = reward_inputs(source, "reward")
+            lines.append(f"- Reward: {_cell(source.name)} ({_public(first)}), weight {source.weight:g}")
+    yield "\n".join(lines)
+    rows = [(key, _value(recipe, key)) for key in (*SETTINGS[type(recipe)], "run.precision", "run.seed")]
+    rows += [(package, (run.environment or {}).get(package)) for package in ("torch", "transformers")]
+    yield _markdown(("setting", "value"), [(f"`{key}`", _cell(value)) for key, value in rows if value is not None])
+
+
+def _listed(found: Iterator[Input]) -> str:
+    return ", ".join(dict.fromkeys(_public(each) for each in found))
+
+
+def _public(given: Input) -> str:
+    """A name on the Hub, of a function or of a judge as it is; of a path the last part."""
+    match given.kind:
+        case "Hub" | "function" | "judge":
+            return f"`{_cell(given.name)}`"
+        case "random start":
+            return f"random weights ({_cell(given.name)})"
+    return f"`{_cell(Path(given.name).name)}` (a {given.kind} of its author)"
+
+
+def _value(recipe: StageRecipe, key: str) -> Any:
+    value: Any = recipe
+    for name in key.split("."):
+        value = getattr(value, name, None)
+    return value
+
+
+def _table(run: Run) -> Iterator[str]:
+    rows = before_after(run)
+    if not rows:
+        return
+    yield "## What changed"
+    yield "Measured by the run itself, on held-out data where it had any."
+    yield _markdown(
+        ("", "before", "after", "change", "unit", "metric"),
+        [
+            (
+                row.label,
+                "" if row.before is None else f"{format_number(row.before, row.unit)} (step {row.first_step})",
+                f"{format_number(row.after, row.unit)} (step {row.last_step})",
+                format_change(row.before, row.after),
+                row.unit,
+                f"`{row.name}`",
+            )
+            for row in rows
+        ],
+    )
+
+
+def _use(role: str, is_adapter: bool) -> Iterator[str]:
+    kind = "SequenceClassification" if role in SCALAR_ROLES else "CausalLM"
+    loader = f"{'AutoPeftModelFor' if is_adapter else 'AutoModelFor'}{kind}"
+    yield "## Use"
+    imports = f"from transformers import {loader}, AutoTokenizer"
+    if is_adapter:
+        imports = f"from peft import {loader}\nfrom transformers import AutoTokenizer"
+    yield (
+        f'```python\n{imports}\n\npath = "."  # this folder\n'
+        f"model = {loader}.from_pretrained(path{', num_labels=1' if is_adapter and role in SCALAR_ROLES else ''})\n"
+        "tokenizer = AutoTokenizer.from_pretrained(path)\n```"
+    )
+
+
+def _limits(run: Run, role: str) -> Iterator[str]:
+    yield "## Limits"
+    lines = []
+    if role == "value":
+        lines.append("- It knows the answers of the policy that it was trained beside, and no others.")
+    elif run.trainer:
+        lines.append(f"- {LIMITS[run.trainer]}")
+    lines.append("- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.")
+    lines.append("- Licence and limits of the model that it started from, and of the data, hold for it too.")
+    yield "\n".join(lines)
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return " ".join(str(value).replace("|", "\\|").replace("`", "'").split())

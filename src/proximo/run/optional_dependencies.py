@@ -1,0 +1,48 @@
+"""Whether the optional packages that a recipe needs are installed. Imports none of them, and no torch."""
+
+import os
+from importlib.util import find_spec
+
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.run import RunConfig
+from proximo.config.schema.base import Section
+from proximo.config.sinks import MLflowSinkConfig, SinkConfig
+from proximo.errors import MissingExtraError
+
+PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+"""The module that a kind of sink imports; its extra has the name of the kind."""
+SERVERS = ("http://", "https://", "databricks", "uc:")
+"""How the addresses begin that MLflow's small package, mlflow-skinny, can reach."""
+
+
+def check_extras_of(recipe: Section) -> None:
+    """`check_extras` of every stage."""
+    match recipe:
+        case PipelineRecipe():
+            for stage in (recipe.sft, recipe.reward, recipe.ppo):
+                if stage is not None:
+                    check_extras(stage.run)
+        case SFTRecipe() | RewardRecipe() | DPORecipe() | PPORecipe():
+            check_extras(recipe.run)
+
+
+def check_extras(run: RunConfig) -> None:
+    """Raises MissingExtraError that names the extra of a sink whose package is not there."""
+    for index, sink in enumerate(run.sinks):
+        if problem := _problem(sink):
+            raise MissingExtraError(
+                f"run.sinks.{index} is of kind {sink.kind}, {problem}: say pip install 'proximo[{sink.kind}]', or "
+                "leave the sink out"
+            )
+
+
+def _problem(sink: SinkConfig) -> str | None:
+    if sink.kind not in PACKAGES:
+        return None
+    if find_spec(PACKAGES[sink.kind]) is None:
+        return "whose package is not installed"
+    if isinstance(sink, MLflowSinkConfig) and find_spec("sqlalchemy") is None:
+        address = sink.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        if not address.startswith(SERVERS):
+            return "of which only mlflow-skinny is installed, which writes to a tracking server alone"
+    return None

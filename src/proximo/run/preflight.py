@@ -1,0 +1,230 @@
+"""What a recipe reads beside itself (models, data, functions), and whether it is there. Opens no model and no data.
+
+Imports no torch, so that a path which is wrong is reported at once.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from proximo.callables import IMPORT_PATH
+from proximo.checkpoint.run_folder import is_run_folder
+from proximo.config.data import DataConfig, SourceConfig
+from proximo.config.functions import function_problem
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.rewards.code import CodeRewardConfig
+from proximo.config.rewards.kinds import RewardSourceConfig
+from proximo.config.rewards.remote import RemoteRewardConfig
+from proximo.config.rewards.sources import (
+    FunctionRewardConfig,
+    JudgedRewardConfig,
+    JudgeRewardConfig,
+    ModelRewardConfig,
+)
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.config.schema.base import Section
+from proximo.config.sinks import FunctionSinkConfig
+from proximo.data.readers.file_text import refuse_other_than_text
+from proximo.errors import ConfigError, DataError
+from proximo.places import TOKENIZER_FILES, is_local, not_there
+from proximo.run.environment_secrets import secret_problem
+from proximo.sandbox.packages import package_problem
+
+FILE_ENDINGS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
+FILE_FORMATS = ("json", "jsonl", "csv", "parquet", "text")
+DISK_FILES = ("dataset_dict.json", "state.json")
+MODEL_FILES = ("config.json", "adapter_config.json")
+VALUE_HEAD = "value_head.safetensors"
+VALUE_FILES = (*MODEL_FILES, VALUE_HEAD)
+"""A checkpoint's value model may be a head alone, on the trunk of the policy beside it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """One thing that a run reads, by the key that names it."""
+
+    key: str
+    name: str
+    kind: str
+    """`folder`, `file`, `Hub`, `function`, `service`, `secret`, `judge`, `stage` or `random start`."""
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        """`models/sft (folder)`; a mistyped folder may look like a name on the Hub."""
+        return f"{self.name} ({'Hub: nothing here has that name' if self.kind == 'Hub' else self.kind})"
+
+
+def check_inputs(recipe: Section) -> None:
+    """Raise ConfigError that lists every input which is not there."""
+    _check(inputs_of(recipe))
+
+
+def check_reward_inputs(sources: Sequence[RewardSourceConfig]) -> None:
+    """The same for reward sources alone."""
+    _check(each for index, source in enumerate(sources) for each in reward_inputs(source, f"reward.{index}"))
+
+
+def _check(inputs: Iterable[Input]) -> None:
+    problems = [f"{each.key}: {each.problem}" for each in inputs if each.problem]
+    if len(problems) == 1:
+        raise ConfigError(problems[0])
+    if problems:
+        raise ConfigError("\n  ".join([f"{len(problems)} inputs of the recipe are not there:", *problems]))
+
+
+def inputs_of(recipe: Section, prefix: str = "") -> Iterator[Input]:
+    """Everything that a recipe names outside itself."""
+    match recipe:
+        case PipelineRecipe():
+            for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
+                if stage is not None:
+                    yield from (_with_stage(each, recipe) for each in inputs_of(stage, f"{prefix}{name}."))
+        case SFTRecipe() | RewardRecipe():
+            yield model_input(recipe.model, f"{prefix}model")
+        case DPORecipe():
+            yield model_input(recipe.model, f"{prefix}model")
+            if recipe.reference is not None:
+                yield model_input(recipe.reference, f"{prefix}reference")
+        case PPORecipe():
+            yield from _ppo_inputs(recipe, prefix)
+    if isinstance(recipe, SFTRecipe | RewardRecipe | DPORecipe | PPORecipe):
+        yield from _run_inputs(recipe.run, f"{prefix}run")
+        if recipe.tokenizer.path is not None:
+            yield _folder_or_hub(recipe.tokenizer.path, f"{prefix}tokenizer.path", TOKENIZER_FILES, "tokenizer")
+        yield from data_inputs(recipe.data, f"{prefix}data")
+
+
+def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
+    if run.token_cache is not None and (cache := Path(run.token_cache).expanduser()).is_file():
+        problem = f"{cache} is a file; a folder is wanted, which is made where there is none"
+        yield Input(key=f"{key}.token_cache", name=run.token_cache, kind="file", problem=problem)
+    for index, sink in enumerate(run.sinks):
+        if isinstance(sink, FunctionSinkConfig):
+            yield _function(sink.function, f"{key}.sinks.{index}.function")
+
+
+def _with_stage(given: Input, recipe: PipelineRecipe) -> Input:
+    """A stage that is left out must have run before."""
+    left_out = {"@sft": recipe.sft is None, "@reward": recipe.reward is None}
+    folder = Path(recipe.run.folder, given.name.removeprefix("@"))
+    if given.kind != "stage" or not left_out[given.name] or is_run_folder(folder):
+        return given
+    return replace(given, problem=f"{given.name} is left out, and there is no earlier run of it in {folder}")
+
+
+def _ppo_inputs(recipe: PPORecipe, prefix: str) -> Iterator[Input]:
+    yield model_input(recipe.policy, f"{prefix}policy")
+    if recipe.reference is not None:
+        yield model_input(recipe.reference, f"{prefix}reference")
+    if recipe.ppo.uses_critic and (recipe.value.start == "path" or recipe.value.path is not None):
+        yield model_input(recipe.value, f"{prefix}value")
+    if recipe.ptx_data is not None:
+        yield from data_inputs(recipe.ptx_data, f"{prefix}ptx_data")
+    for index, source in enumerate(recipe.reward):
+        yield from reward_inputs(source, f"{prefix}reward.{index}")
+    if recipe.gold is not None:
+        yield from reward_inputs(recipe.gold, f"{prefix}gold")
+
+
+def reward_inputs(source: RewardSourceConfig, key: str) -> Iterator[Input]:
+    """What a reward source reads."""
+    match source:
+        case FunctionRewardConfig():
+            yield _function(source.function, f"{key}.function")
+        case JudgeRewardConfig():
+            path = source.judge_class
+            yield Input(key=f"{key}.judge_class", name=path, kind="judge", problem=function_problem(path))
+        case CodeRewardConfig():
+            yield Input(key=f"{key}.packages", name=source.kind, kind="judge", problem=package_problem(source.packages))
+        case JudgedRewardConfig():
+            yield Input(key=key, name=source.kind, kind="judge")
+        case ModelRewardConfig():
+            yield _folder_or_hub(source.path, f"{key}.path", MODEL_FILES)
+            if source.tokenizer is not None:
+                yield _folder_or_hub(source.tokenizer, f"{key}.tokenizer", TOKENIZER_FILES, "tokenizer")
+        case RemoteRewardConfig():
+            yield Input(key=f"{key}.url", name=source.url, kind="service")
+            if (name := source.token_env) is not None:
+                yield Input(key=f"{key}.token_env", name=name, kind="secret", problem=secret_problem(name))
+
+
+def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:
+    """Where a model comes from."""
+    if model.path is None:
+        name = str((model.config or {}).get("model_type", "a model without model_type"))
+        return Input(key=f"{key}.config", name=name, kind="random start")
+    files = VALUE_FILES if isinstance(model, ScalarModelConfig) else MODEL_FILES
+    return _folder_or_hub(model.path, f"{key}.path", files)
+
+
+def data_inputs(data: DataConfig, key: str) -> Iterator[Input]:
+    """Every source of a stage."""
+    for index, source in enumerate(data.sources):
+        yield _source(source, f"{key}.sources.{index}")
+    for index, source in enumerate(data.evaluation_sources or ()):
+        yield _source(source, f"{key}.evaluation_sources.{index}")
+
+
+def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...], what: str = "model") -> Input:
+    """A folder where there is one, else a Hub name where it can be one; a `@` path is what a stage makes."""
+    if name.startswith("@"):
+        return Input(key=key, name=name, kind="stage")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return Input(key=key, name=name, kind="folder", problem=_folder_problem(path, wanted_files, what))
+    if path.exists():
+        return Input(key=key, name=name, kind="file", problem=f"{name} is a file; a folder or a Hub name is wanted")
+    if not is_local(name):
+        return Input(key=key, name=name, kind="Hub")
+    return Input(key=key, name=name, kind="folder", problem=not_there(name))
+
+
+def _folder_problem(folder: Path, wanted_files: tuple[str, ...], what: str) -> str | None:
+    if any((folder / file).is_file() for file in wanted_files):
+        return None
+    if is_run_folder(folder):
+        return f"{folder} is a run, not a {what}: name the model in it, or write it with `proximo export {folder} OUT`"
+    return f"the folder {folder} holds no {what}: it has no {' and no '.join(wanted_files)}"
+
+
+def _function(import_path: str, key: str) -> Input:
+    return Input(key=key, name=import_path, kind="function", problem=function_problem(import_path))
+
+
+def _source(source: SourceConfig, key: str) -> Input:
+    if source.path is None:
+        return _function(str(source.function), f"{key}.function")
+    key, name, path = f"{key}.path", source.path, Path(source.path).expanduser()
+    if path.is_dir():
+        return Input(key=key, name=name, kind="folder", problem=_data_folder_problem(path, source))
+    is_file = source.format in FILE_FORMATS or (source.format == "auto" and path.suffix.lower() in FILE_ENDINGS)
+    if path.exists():
+        if not path.is_file():
+            pipe = f"{name} is no file, and data is read more than once: write it to a file"
+            return Input(key=key, name=name, kind="file", problem=pipe)
+        known = is_file or source.format != "auto"
+        return Input(key=key, name=name, kind="file", problem=None if known else _format_problem(path))
+    if source.format == "hub" or (source.format == "auto" and not is_file and not is_local(name)):
+        return Input(key=key, name=name, kind="Hub")
+    kind = "folder" if source.format == "disk" else "file"
+    hint = f"; for a function write function: {name}" if IMPORT_PATH.fullmatch(name) else ""
+    return Input(key=key, name=name, kind=kind, problem=f"{not_there(name, kind)}{hint}")
+
+
+def _format_problem(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            refuse_other_than_text(opened.read(64), str(file))
+    except (OSError, DataError) as error:
+        return str(error)
+    return f"{file}: the ending says no format: set format beside it, to one of {', '.join(FILE_FORMATS)}"
+
+
+def _data_folder_problem(folder: Path, source: SourceConfig) -> str | None:
+    if source.format in FILE_FORMATS:
+        return f"{source.path} is a folder; format {source.format} wants a file"
+    if source.format == "auto" and not any((folder / name).is_file() for name in DISK_FILES):
+        held = sorted(each.name for each in folder.iterdir() if each.suffix.lower() in FILE_ENDINGS)[:3]
+        advice = f"name its files, such as {', '.join(held)}" if held else "give a file of data"
+        return f"the folder {source.path} was not written by save_to_disk of datasets: {advice}"
+    return None

@@ -1,0 +1,113 @@
+"""The caller's end of a zygote: starts it, passes messages, ends it. Not what the messages mean: runner.py."""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from proximo.errors import SandboxError
+from proximo.sandbox.kernel.syscalls import architecture
+from proximo.sandbox.packages import find_packages
+
+ANSWER_SECONDS = 60.0
+"""For a zygote to start or to answer; a machine under heavy load takes seconds."""
+END_SECONDS = 10.0
+MAX_MESSAGE_BYTES = 1 << 16
+BOOT = """
+import sys, types
+package = types.ModuleType("proximo")
+package.__path__ = [f"/proc/self/fd/{sys.argv[1]}"]
+sys.modules["proximo"] = package
+from proximo.sandbox.inside.entry import main
+main(sys.argv[1:])
+"""
+"""The package without its `__init__.py`, which needs what is installed beside the library. It is reached through a
+descriptor, so that no frame, module or argument that a program can read says where it is."""
+ENVIRONMENT = {
+    **{"PATH": "", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC0", "PYTHONUTF8": "1"},
+    # A program's sets have the same order in every run.
+    **{"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
+}
+"""All that a program finds in its environment, but for HOME and TMPDIR."""
+LINKING = {"LD_BIND_NOW": "1"}
+"""For the start of the zygote alone: what it links at once, no program has to link anew."""
+
+
+class ZygoteLink:
+    """A zygote that runs. Raises SandboxError where it cannot be started."""
+
+    def __init__(self, *, without: Collection[str], preload: Sequence[str], modules: Collection[str]) -> None:
+        packages = find_packages(modules)
+        try:
+            architecture()
+        except OSError as error:
+            raise SandboxError(f"{error}; run what needs it on such a machine (docs/sandbox.md)") from None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        order = {
+            **{"without": sorted(without), "preload": list(preload), "forget": list(LINKING)},
+            **{"modules": list(modules), "packages": packages, "folders": tempfile.gettempdir()},
+        }
+        self.control = ours
+        package = os.open(Path(__file__).parents[1], os.O_PATH | os.O_CLOEXEC)
+        try:
+            self.process = subprocess.Popen(
+                [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", BOOT, str(package), str(theirs.fileno())],
+                env=ENVIRONMENT | LINKING,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=[package, theirs.fileno()],
+                start_new_session=True,
+            )
+        finally:
+            os.close(package)
+            theirs.close()
+        with suppress(OSError):
+            self.send(order)
+        hello = self.receive(time.monotonic() + ANSWER_SECONDS)
+        if hello is None:
+            raise SandboxError(f"the sandbox could not be started: {self.end()}")
+        self.hello = hello
+
+    @property
+    def alive(self) -> bool:
+        """Whether it could still answer."""
+        return self.control.fileno() >= 0
+
+    def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """OSError where it is gone."""
+        socket.send_fds(self.control, [json.dumps(message).encode()], descriptors)
+
+    def receive(self, deadline: float) -> dict[str, Any] | None:
+        """Its next message; None where it has ended or says nothing until then."""
+        ready, _, _ = select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))
+        try:
+            message = self.control.recv(MAX_MESSAGE_BYTES) if ready else b""
+        except OSError:
+            return None
+        return json.loads(message) if message else None
+
+    def end(self) -> str:
+        """Ends it with all its programs, and returns its last words."""
+        self.control.close()
+        try:
+            _, errors = self.process.communicate(timeout=END_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            try:
+                _, errors = self.process.communicate(timeout=END_SECONDS)
+            except subprocess.TimeoutExpired as late:  # what it started outside of its group still holds the pipe
+                errors = late.stderr or b""
+                if self.process.stderr is not None:
+                    self.process.stderr.close()
+        return errors.decode(errors="replace").strip()[-2000:] or f"it ended with status {self.process.returncode}"

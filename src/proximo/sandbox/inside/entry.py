@@ -1,0 +1,181 @@
+"""Starts a zygote: finds out what the machine can do, enters the namespaces, imports what programs use. Not serving."""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from proximo.sandbox.inside.child import Surroundings
+from proximo.sandbox.inside.delays import Delays
+from proximo.sandbox.inside.execution import make_at_home, make_ordinary
+from proximo.sandbox.inside.fork_server import MAX_MESSAGE_BYTES, Zygote
+from proximo.sandbox.kernel import landlock
+from proximo.sandbox.kernel.namespaces import (
+    HIDDEN_FOLDERS,
+    JOB_FOLDER,
+    PACKAGES_FOLDER,
+    enter_minimal_root,
+    unshare_everything,
+)
+from proximo.sandbox.kernel.privileges import bound_capabilities, die_with_parent
+from proximo.sandbox.kernel.seccomp import build_filter
+from proximo.sandbox.mechanisms import Layers, find_layers
+
+PRELOADED = (
+    *("abc", "array", "bisect", "bz2", "cmath", "collections.abc", "contextlib", "copy", "ctypes", "dataclasses"),
+    *("datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "lzma"),
+    *("math", "operator", "re", "site", "string", "struct", "time", "traceback", "typing", "zlib"),
+)
+"""What programs use much, and what needs libraries of the system, which they cannot read. Each makes every fork dearer;
+the rest of the library is imported by the programs that want it. `threading` and `random` are not here: what they have
+Python do after each fork costs as much as the fork."""
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+"""For packages that would start a thread for each core of the machine."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve until the caller is gone. Arguments: the descriptors of this package and of the socket to the caller.
+
+    Nothing else is among them, because a program can read the arguments of its process.
+    """
+    _heed_signals()
+    package, control = int(arguments[0]), socket.socket(fileno=int(arguments[1]))
+    processes = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+    control.set_inheritable(False)
+    order = json.loads(control.recv(MAX_MESSAGE_BYTES))
+    for name in order["forget"]:
+        del os.environ[name]
+    caller = os.pidfd_open(os.getppid())
+    library = _library()
+    layers = find_layers(library, workplace="/tmp", without=order["without"])
+    _import_what_programs_use(order["preload"])
+    os.close(package)
+    packages: dict[str, str] = order["packages"]
+    if packages:
+        os.environ.update(ONE_THREAD)
+        _load_libraries_of(order["modules"], [*library, *packages.values()], _folders_of(packages))
+    owner, in_user_namespace = None, False
+    if layers.namespaces is None:
+        boot = os.getpid()
+        in_user_namespace = _enter(library, packages)
+        owner = None if in_user_namespace or layers.thread_count is not None else boot
+    if not in_user_namespace:
+        bound_capabilities()
+    surroundings = Surroundings(
+        layers=layers,
+        library=_open_library(library, packages, layers),
+        filter=_filter(layers) if layers.seccomp is None else b"",
+        own_users=processes if in_user_namespace else None,
+    )
+    control.send(json.dumps({"layers": layers.as_dict(), "python": sys.version.split()[0]}).encode())
+    if layers.landlock is None:
+        # Asked once: it is remembered.
+        landlock.abi()
+    if packages:
+        sys.path += [PACKAGES_FOLDER] if layers.namespaces is None else _folders_of(packages)
+    make_ordinary(order["preload"])
+    if layers.namespaces is None:
+        make_at_home(JOB_FOLDER)
+    folders = order["folders"] if layers.namespaces is not None else ""
+    del order, packages
+    # All there is now is shared with the programs: they could read it, and collecting theirs must not write to it.
+    gc.collect()
+    gc.freeze()
+    delays = Delays(processes)
+    Zygote(control, caller, surroundings, owner=owner, folders=folders, delays=delays).serve()
+
+
+def _filter(layers: Layers) -> bytes:
+    """Better no further threads than threads that nobody counts, and no changes where landlock alone guards files."""
+    return build_filter(threads=layers.thread_count is None, changes=layers.namespaces is None)
+
+
+def _heed_signals() -> None:
+    """What a shell runs in the background ignores some signals, and children would too: no program may depend on it."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def _library() -> list[str]:
+    """The folders that the interpreter imports from: with -S, nobody's packages are among them."""
+    folders = [os.path.realpath(path) for path in sys.path if os.path.isdir(path)]
+    return [path for path in folders if not any(path != other and path.startswith(f"{other}/") for other in folders)]
+
+
+def _folders_of(packages: Mapping[str, str]) -> list[str]:
+    return sorted({os.path.dirname(path) for path in packages.values()})
+
+
+def _load_libraries_of(modules: Sequence[str], known: Sequence[str], folders: Sequence[str]) -> None:
+    """What packages link of the system's libraries, which programs cannot read, is loaded here, once for all of them.
+
+    Which these are a process finds out that imports the packages and ends.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sys.path += folders
+            for name in modules:
+                # Whether it can be imported is asked again in the sandbox, where it counts.
+                with contextlib.suppress(Exception):
+                    importlib.import_module(name)
+            with open("/proc/self/maps", encoding="utf-8") as maps, open(writer, "w", encoding="utf-8") as said:
+                paths = {line.split(maxsplit=5)[5].strip() for line in maps if "/" in line}
+                foreign = [path for path in paths if ".so" in path and not path.startswith(tuple(known))]
+                said.write("\n".join(sorted(foreign)))
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as said:
+        foreign = said.read().splitlines()
+    os.waitpid(pid, 0)
+    for path in foreign:
+        ctypes.CDLL(path)
+
+
+def _enter(library: Sequence[str], packages: Mapping[str, str]) -> bool:
+    """Whether a user namespace is among the new ones. Returns in their first process; the caller waits for its end."""
+    in_user_namespace = unshare_everything()
+    socket.sethostname("sandbox")
+    pid = os.fork()
+    if pid != 0:
+        _, status = os.waitpid(pid, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    die_with_parent()
+    enter_minimal_root(library, workplace="/tmp", packages=packages)
+    return in_user_namespace
+
+
+def _open_library(library: Sequence[str], packages: Mapping[str, str], layers: Layers) -> list[landlock.PathBeneath]:
+    """Landlock's rules for library and packages. Where what others installed is not hidden, everything beside it."""
+    rules = [("/dev/null", landlock.READ_FILE | landlock.WRITE_FILE)]
+    if packages and layers.namespaces is None:
+        rules.append((PACKAGES_FOLDER, landlock.READ))
+    elif packages:
+        rules += [(path, landlock.READ) for path in packages.values()]
+        rules += [(folder, landlock.READ_DIR) for folder in _folders_of(packages)]
+    for folder in library:
+        if layers.namespaces is None:
+            rules.append((folder, landlock.READ))
+            continue
+        names = [name for name in os.listdir(folder) if name not in HIDDEN_FOLDERS]
+        rules += [(folder, landlock.READ_DIR), *((f"{folder}/{name}", landlock.READ) for name in names)]
+    return [landlock.rule_of(os.open(path, os.O_PATH | os.O_CLOEXEC), rights) for path, rights in rules]
+
+
+def _import_what_programs_use(preload: Sequence[str]) -> None:
+    for name in preload:
+        importlib.import_module(name)
+    for name in PRELOADED:
+        # Some builds of Python have been made without one or the other.
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)

@@ -1,0 +1,77 @@
+"""Landlock: which files a process may reach, from a list of folders. Not calls that reach no file: seccomp.py.
+
+Numbers and structures are those of Linux' include/uapi/linux/landlock.h.
+"""
+
+import ctypes
+import os
+import stat
+from collections.abc import Iterable
+from functools import cache
+
+from proximo.sandbox.kernel.syscalls import call
+
+WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+OLDEST_ABI = 3
+"""The first that guards truncate(2): kernel 6.2."""
+ALL_FILE_RIGHTS = {3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""ABI -> all rights on files that it knows; younger ones know those of 5."""
+TCP_RIGHTS = 0b11
+"""bind and connect; ABI 4."""
+SCOPES = 0b11
+"""Abstract sockets, and signals to processes outside; ABI 6."""
+CREATE_VERSION = 1
+PATH_BENEATH = 1
+READ = READ_FILE | READ_DIR
+# All but executing, device nodes, sockets, pipes with a name (bits 0, 6, 9, 10, 11) and ioctl on devices (bit 15).
+WRITE = ((1 << 15) - 1) & ~(1 << 0 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11)
+ON_A_FILE = READ_FILE | WRITE_FILE | TRUNCATE
+"""Of these rights a rule for a file that is no folder may name some."""
+
+
+class RulesetAttributes(ctypes.Structure):
+    """struct landlock_ruleset_attr; a kernel that knows fewer fields accepts it where the rest is 0."""
+
+    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class PathBeneath(ctypes.Structure):
+    """struct landlock_path_beneath_attr."""
+
+    _pack_ = 1
+    _fields_ = (("rights", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+@cache
+def abi() -> int:
+    """Landlock's version, 0 where the kernel has none or it is switched off."""
+    try:
+        return call("landlock_create_ruleset", None, 0, CREATE_VERSION)
+    except OSError:
+        return 0
+
+
+def rule_of(descriptor: int, rights: int) -> PathBeneath:
+    """The rule that gives rights on an open path; a right that a plain file cannot have is left out."""
+    is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+    return PathBeneath(rights=rights if is_folder else rights & ON_A_FILE, parent=descriptor)
+
+
+def restrict(rules: Iterable[PathBeneath]) -> None:
+    """Confine this process for good to what the rules name; nothing else can be opened, made or removed.
+
+    Needs no_new_privs.
+    """
+    version = abi()
+    attributes = RulesetAttributes(files=ALL_FILE_RIGHTS[min(version, 5)])
+    if version >= 4:
+        attributes.network = TCP_RIGHTS
+    if version >= 6:
+        attributes.scoped = SCOPES
+    ruleset = call("landlock_create_ruleset", attributes, ctypes.sizeof(attributes), 0)
+    try:
+        for rule in rules:
+            call("landlock_add_rule", ruleset, PATH_BENEATH, rule, 0)
+        call("landlock_restrict_self", ruleset, 0)
+    finally:
+        os.close(ruleset)

@@ -1,0 +1,125 @@
+"""Namespaces: a world with no network, no other processes and a root folder that holds nothing but the library.
+
+Not what a process may do in it. The zygote enters once; each program then gets a mount namespace of its own with a
+folder of its own, and, under an ordinary user, a user namespace of its own in which its threads are counted.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from proximo.sandbox.jobs import MIB
+from proximo.sandbox.kernel.syscalls import call
+
+NEW_MOUNTS, NEW_CGROUP, NEW_HOST_NAME, NEW_IPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
+NEW_USERS, NEW_PROCESSES, NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
+EVERYTHING = NEW_MOUNTS | NEW_CGROUP | NEW_HOST_NAME | NEW_IPC | NEW_PROCESSES | NEW_NETWORK
+READ_ONLY, NO_SETUID, NO_DEVICES, NO_EXECUTION = 1, 2, 4, 8
+BIND, RECURSIVE, PRIVATE = 4096, 16384, 1 << 18
+DETACH = 2
+AT_FOLDER, EMPTY_PATH, AT_RECURSIVE = -100, 0x1000, 0x8000
+
+JOB_FOLDER = "/job"
+PACKAGES_FOLDER = "/packages"
+NO_PACKAGES: Mapping[str, str] = MappingProxyType({})
+MAX_FILES = 2048
+"""Files and folders in a program's folder."""
+HIDDEN_FOLDERS = ("site-packages", "dist-packages")
+"""Beside the library lies what others installed; it is no part of it."""
+
+
+def unshare_everything() -> bool:
+    """Puts this process's children into fresh namespaces; True where it took a user namespace to be allowed to.
+
+    Raises OSError where the kernel or its settings refuse it.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    if uid == 0:
+        try:
+            call("unshare", EVERYTHING)
+        except PermissionError:
+            pass
+        else:
+            return False
+    call("unshare", EVERYTHING | NEW_USERS)
+    processes = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+    try:
+        map_user(uid, gid, processes)
+    finally:
+        os.close(processes)
+    return True
+
+
+def map_user(uid: int, gid: int, processes: int) -> None:
+    """In the user namespace that this process just made it keeps its ids; there are no others.
+
+    `processes` is the open /proc of the machine, which the minimal root does without.
+    """
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        descriptor = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=processes)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+
+def enter_minimal_root(library: Iterable[str], *, workplace: str, packages: Mapping[str, str] = NO_PACKAGES) -> None:
+    """Make the folders `library`, read-only and under their own names, and /dev/null all that there is, and what is in
+    `packages` (name -> path), read-only and in a folder of its own.
+
+    Nothing is mounted where others could see it: over `workplace`, any folder that exists, in this namespace alone.
+    """
+    places = {path: path for path in (*library, "/dev/null")}
+    places |= {f"{PACKAGES_FOLDER}/{name}": path for name, path in packages.items()}
+    sources = {place: os.open(path, os.O_PATH | os.O_CLOEXEC) for place, path in places.items()}
+    _mount(None, "/", flags=RECURSIVE | PRIVATE)
+    _mount("tmpfs", workplace, flags=NO_SETUID | NO_DEVICES, options=f"size={MIB},nr_inodes=1024,mode=755")
+    for path, descriptor in sources.items():
+        target = f"{workplace}{path}"
+        _make_place(target, like=descriptor)
+        _mount(f"/proc/self/fd/{descriptor}", target, flags=BIND | RECURSIVE, kind=None)
+        os.close(descriptor)
+        _set_read_only(target, devices=path == "/dev/null")
+    for path in library:
+        for name in HIDDEN_FOLDERS:
+            if os.path.isdir(f"{workplace}{path}/{name}"):
+                _mount("tmpfs", f"{workplace}{path}/{name}", flags=READ_ONLY, options="size=4k,nr_inodes=1,mode=555")
+    os.mkdir(f"{workplace}{JOB_FOLDER}", 0o700)
+    os.chdir(workplace)
+    call("pivot_root", b".", b".")
+    call("umount2", b".", DETACH)
+    os.chdir("/")
+    _set_read_only("/", devices=False, recursive=False)
+
+
+def enter_job_folder(uid: int, gid: int, *, num_bytes: int, processes: int | None) -> None:
+    """A mount namespace with an empty folder in memory, of limited size, which ends with the process that calls this.
+
+    With `processes`, the open /proc of the machine, a user namespace of its own besides, in which threads are counted.
+    """
+    call("unshare", NEW_MOUNTS if processes is None else NEW_MOUNTS | NEW_USERS)
+    if processes is not None:
+        map_user(uid, gid, processes)
+    options = f"size={num_bytes},nr_inodes={MAX_FILES},mode=700,uid={uid},gid={gid}"
+    _mount("tmpfs", JOB_FOLDER, flags=NO_SETUID | NO_DEVICES | NO_EXECUTION, options=options)
+
+
+def _make_place(target: str, *, like: int) -> None:
+    if os.path.isdir(f"/proc/self/fd/{like}"):
+        os.makedirs(target, mode=0o755, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), mode=0o755, exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+
+
+def _mount(source: str | None, target: str, *, flags: int, kind: str | None = "tmpfs", options: str = "") -> None:
+    texts = (None if each is None else each.encode() for each in (source, target, kind))
+    encoded_source, encoded_target, encoded_kind = texts
+    call("mount", encoded_source, encoded_target, encoded_kind, flags, options.encode() or None)
+
+
+def _set_read_only(path: str, *, devices: bool, recursive: bool = True) -> None:
+    attributes = READ_ONLY | NO_SETUID | (0 if devices else NO_DEVICES)
+    # struct mount_attr: set, clear, propagation, user namespace. It adds, so that what the host has locked stays.
+    structure = attributes.to_bytes(8, "little") + bytes(24)
+    call("mount_setattr", AT_FOLDER, path.encode(), AT_RECURSIVE if recursive else 0, structure, len(structure))

@@ -1,0 +1,124 @@
+"""Which means of confinement this machine has, found by trying them in processes of their own. Not guarantees.py."""
+
+import _thread
+import contextlib
+import os
+import resource
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from proximo.sandbox.jobs import MIB
+from proximo.sandbox.kernel import landlock, seccomp
+from proximo.sandbox.kernel.namespaces import enter_job_folder, enter_minimal_root, unshare_everything
+from proximo.sandbox.kernel.privileges import give_up_privileges
+
+LEFT_OUT = "left out by the caller"
+FIRST_UID = 1 << 30
+"""Of programs that root starts: far above what accounts are given, and one of its own for each program."""
+UIDS_PER_ZYGOTE = 256
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layers:
+    """Why a means is not there; None where it is."""
+
+    namespaces: str | None
+    """Mount, process, network and IPC namespaces, in which a program sees nothing of the machine."""
+    landlock: str | None
+    """The kernel's list of what files a process may open."""
+    seccomp: str | None
+    """The kernel's list of what calls a process may make."""
+    thread_count: str | None
+    """A limit of threads that counts those of one program alone."""
+
+    def as_dict(self) -> dict[str, str | None]:
+        """Name -> why it is not there."""
+        return asdict(self)
+
+
+LAYERS = tuple(Layers.__dataclass_fields__)
+
+
+def find_layers(library: Sequence[str], *, workplace: str, without: Collection[str]) -> Layers:
+    """Tries each means in a process of its own, except those in `without`."""
+    trials: dict[str, Callable[[], None]] = {
+        "namespaces": partial(_try_namespaces, library, workplace, count_threads=False),
+        "landlock": _try_landlock,
+        "seccomp": _try_seccomp,
+        "thread_count": partial(_try_namespaces, library, workplace, count_threads=True),
+    }
+    found = {name: LEFT_OUT if name in without else _what_fails(trial) for name, trial in trials.items()}
+    if found["namespaces"] is not None:
+        found["thread_count"] = f"needs namespaces ({found['namespaces']})"
+    return Layers(**found)
+
+
+def program_uid(zygote: int, slot: int) -> int:
+    """The uid of a program that root starts: no account's, and no other program's that runs now.
+
+    `zygote` is a process id, which Linux keeps below 2^22.
+    """
+    return FIRST_UID + zygote * UIDS_PER_ZYGOTE + slot
+
+
+def _what_fails(trial: Callable[[], None]) -> str | None:
+    """What the trial says in a process of its own, which ends with it; None where it worked."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            trial()
+            os.write(writer, b"works")
+        except OSError as error:
+            os.write(writer, str(error).encode()[:1000])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as answers:
+        said = answers.read().decode()
+    os.waitpid(pid, 0)
+    return None if said == "works" else said or "the kernel ended the process that tried it"
+
+
+def _try_namespaces(library: Sequence[str], workplace: str, *, count_threads: bool) -> None:
+    in_user_namespace = unshare_everything()
+    # The namespace of processes is that of the children; a child's failure is told by what fails here.
+    trial = partial(_try_folders, library, workplace, in_user_namespace=in_user_namespace, count_threads=count_threads)
+    failure = _what_fails(trial)
+    if failure is not None:
+        raise OSError(failure)
+
+
+def _try_folders(library: Sequence[str], workplace: str, *, in_user_namespace: bool, count_threads: bool) -> None:
+    processes = os.open("/proc", os.O_PATH)
+    enter_minimal_root(library, workplace=workplace)
+    enter_job_folder(os.getuid(), os.getgid(), num_bytes=MIB, processes=processes if in_user_namespace else None)
+    if count_threads:
+        _try_thread_count(library, as_user=None if in_user_namespace else FIRST_UID)
+
+
+def _try_thread_count(library: Sequence[str], *, as_user: int | None) -> None:
+    if as_user is not None:
+        os.setresuid(as_user, as_user, as_user)
+    for folder in library:
+        os.listdir(folder)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    with contextlib.suppress(RuntimeError):
+        _thread.start_new_thread(print, ())
+        raise OSError("the kernel does not count the threads of the user that programs would run as")
+
+
+def _try_landlock() -> None:
+    version = landlock.abi()
+    if version < landlock.OLDEST_ABI:
+        raise OSError(
+            f"the kernel offers version {version} of landlock (0: none); version {landlock.OLDEST_ABI} is needed"
+        )
+    give_up_privileges()
+    landlock.restrict([])
+
+
+def _try_seccomp() -> None:
+    give_up_privileges()
+    seccomp.install(seccomp.build_filter(threads=True, changes=True))

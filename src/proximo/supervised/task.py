@@ -1,0 +1,130 @@
+"""What SFT, reward training and DPO share: one model, one update per step over the next rows. Not their losses."""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.config.dpo import DPOConfig
+from proximo.config.recipes import RewardTrainingConfig, SFTConfig
+from proximo.data.order import rows_at
+from proximo.errors import TrainingError
+from proximo.learner.update import Learner, UpdateResult
+from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
+from proximo.run.build.conversion import optimizer_options, schedule_notes
+from proximo.run.checkpointing import restore_models, update_counts, writers_for
+from proximo.run.logs import Record
+from proximo.run.peak_memory import peak_memory_mib
+
+MOST_SKIPPED_IN_A_ROW = 8
+"""Updates without a finite loss and gradient; after so many the model is lost, and no later batch mends it."""
+Model = TypeVar("Model", LanguageModel, ScalarModel)
+Example = TypeVar("Example")
+Config = TypeVar("Config", SFTConfig, RewardTrainingConfig, DPOConfig)
+
+
+class SupervisedTask(ABC, Generic[Model, Example, Config]):
+    """Owns the model and its learner. A subclass says what one update over some examples is."""
+
+    role: ClassVar[str]
+    """The model's folder in a checkpoint."""
+    metric_group: ClassVar[str]
+    """First part of the names of the update's metrics."""
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: PreTrainedTokenizerBase,
+        examples: Sequence[Example],
+        held_out: Sequence[Example],
+        *,
+        config: Config,
+        seed: int,
+        inputs_fingerprint: Mapping[str, Any],
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.examples = examples
+        self.held_out = held_out
+        self.config = config
+        self.examples_per_step = config.rows_per_update
+        self.seed = seed
+        self.inputs_fingerprint = inputs_fingerprint
+        self.device = str(model.device)
+        self.num_steps = max(1, math.ceil(config.num_epochs * len(examples) / self.examples_per_step))
+        self.learners = {
+            self.role: Learner(model.model, optimizer_options(config.optimizer), num_updates=self.num_steps)
+        }
+        self.notes: Sequence[str] = (*notes, *schedule_notes(self.learners))
+        self.num_skipped_in_a_row = 0
+
+    @property
+    def dropout(self) -> bool:
+        """Whether the model keeps its own dropout in training."""
+        return False
+
+    @abstractmethod
+    def learn(self, chosen: Sequence[Example], *, seed: int | None) -> tuple[UpdateResult, dict[str, MetricValue], int]:
+        """One update: its result, the metrics that only this kind of training has, and the number of tokens read.
+
+        `seed` is that of the dropout; None where there is none.
+        """
+
+    def step(self, step: int) -> Record:
+        """One update over the next examples in the order of their epoch.
+
+        Raises TrainingError where MOST_SKIPPED_IN_A_ROW updates in a row were skipped.
+        """
+        start = time.perf_counter()
+        size = self.examples_per_step
+        indices = rows_at((step - 1) * size, size, num_rows=len(self.examples), seed=self.seed)
+        # Every micro-batch of an update has a seed of its own, counted up from the update's.
+        seed = (self.seed << 32) + step * 65_536 if self.dropout else None
+        result, own, num_tokens = self.learn([self.examples[i] for i in indices], seed=seed)
+        seconds = time.perf_counter() - start
+        skipped, group = result.refusal is not None, self.metric_group
+        self._stop_if_lost(step, result)
+        shared: dict[str, MetricValue] = {
+            f"{group}/gradient_norm": Mean(0, 0) if skipped else Mean(result.gradient_norm, 1),
+            f"{group}/learning_rate": Last(result.learning_rate),
+            f"{group}/skipped_updates": Sum(int(skipped)),
+            "progress/epoch": Last(step * size / len(self.examples)),
+            "time/step_seconds": Sum(seconds),
+            "throughput/train_tokens_per_second": Mean(num_tokens, seconds),
+            "memory/peak_mib": Max(peak_memory_mib(self.model.device)),
+        }
+        return Record(metrics=own | shared)
+
+    def _stop_if_lost(self, step: int, result: UpdateResult) -> None:
+        self.num_skipped_in_a_row = 0 if result.refusal is None else self.num_skipped_in_a_row + 1
+        if self.num_skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
+            raise TrainingError(
+                f"step {step}: {MOST_SKIPPED_IN_A_ROW} updates in a row were skipped, so nothing is learned any more; "
+                f"the last reason: {result.refusal}. The learning rate ({result.learning_rate:g}) may be too high: "
+                "lower it, and start again"
+            )
+
+    def writers(self) -> Mapping[str, Writer]:
+        """The model under its role, and its optimizer."""
+        return writers_for({self.role: self.model}, self.learners, self.tokenizer)
+
+    def state(self) -> Mapping[str, Any]:
+        """The position in the schedule; data order is a function of the step."""
+        return {"updates": update_counts(self.learners), "num_skipped_in_a_row": self.num_skipped_in_a_row}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Weights and optimizer."""
+        restore_models(checkpoint, {self.role: self.model}, self.learners)
+        self.num_skipped_in_a_row = checkpoint.state["task"].get("num_skipped_in_a_row", 0)
+
+
+def mean_loss(result: UpdateResult, count: int) -> Mean:
+    """The loss of an update over `count` rows or tokens; nothing where the update was skipped."""
+    return Mean(0, 0) if result.refusal is not None else Mean(result.loss * count, count)

@@ -1,0 +1,89 @@
+"""What a dry run finds in the files of the machine, before anything is loaded."""
+
+import json
+from importlib import metadata
+
+import pytest
+
+from proximo.cli import main
+from proximo.commands import foresight
+from recipe_files import PIPELINE, PPO, SFT, write_recipe
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 100}))
+    rows = [{"prompt": f"add {number}", "response": "an answer"} for number in range(10)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def dry_run(capsys, kind, text, *overrides):
+    status = main([kind, write_recipe(foresight.Path.cwd(), text), *overrides, "--dry-run"])
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+@pytest.mark.parametrize(("kind", "text"), [("sft", SFT), ("ppo", PPO)])
+def test_the_rows_of_files_are_counted(capsys, kind, text):
+    status, out, err = dry_run(capsys, kind, text, "data.sources.0.path=t.jsonl", "data.held_out_rows=3")
+    assert (status, err) == (0, "")
+    assert "7 rows to learn from, 3 to evaluate on" in out
+
+
+def test_more_rows_held_out_than_there_are_is_a_mistake(capsys):
+    status, out, err = dry_run(capsys, "sft", SFT, "data.sources.0.path=t.jsonl", "data.held_out_rows=10")
+    assert (status, out) == (2, "")
+    assert "data.held_out_rows is 10, but the sources have 10 rows in all" in err
+
+
+def test_data_that_are_large_or_elsewhere_are_not_read(capsys, monkeypatch):
+    monkeypatch.setattr(foresight, "read_split", lambda *_, **__: pytest.fail("read"))
+    assert dry_run(capsys, "sft", SFT, "data.held_out_rows=10")[0] == 0
+    monkeypatch.setattr(foresight, "MOST_BYTES", 10)
+    status, out, _ = dry_run(capsys, "sft", SFT, "data.sources.0.path=t.jsonl", "data.held_out_rows=10")
+    assert status == 0
+    assert "10 rows held out for evaluation" in out
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "overrides", "told"),
+    [
+        ("sft", SFT, ["model.path=small"], "model reads at most 100 positions, and data.max_tokens is 1024"),
+        (
+            "ppo",
+            PPO,
+            ["policy.path=small", "ppo.rollout.max_new_tokens=40"],
+            "policy reads at most 100 positions, and data.max_prompt_tokens (512) + ppo.rollout.max_new_tokens (40) "
+            "make 552: prompts of more than 60 tokens would end the run",
+        ),
+        ("ppo", PPO, ["reward.0.path=small", "ppo.rollout.max_new_tokens=4"], "note: reward.0 reads at most 100"),
+        (
+            "pipeline",
+            PIPELINE,
+            ["sft.model={config: {model_type: gpt2, n_positions: 64}}", "sft.tokenizer.train_vocab_size=300"],
+            "note: sft.model reads at most 64 positions",
+        ),
+    ],
+)
+def test_positions_that_may_not_do_are_told(capsys, kind, text, overrides, told):
+    status, _, err = dry_run(capsys, kind, text, *overrides)
+    assert status == 0
+    assert told in err
+
+
+def test_positions_that_answers_alone_fill_are_a_mistake(capsys):
+    status, _, err = dry_run(capsys, "ppo", PPO, "policy.path=small")
+    assert status == 2
+    assert "policy reads at most 100 positions, which ppo.rollout.max_new_tokens (128) alone fills" in err
+
+
+def test_a_device_that_is_not_there_is_told_and_refused(capsys, monkeypatch):
+    monkeypatch.setattr(foresight, "version", lambda name: f"{metadata.version(name).split('+')[0]}+cpu")
+    status, _, err = dry_run(capsys, "sft", SFT, "run.device=cuda")
+    assert status == 0
+    assert "run.device is cuda, but torch" in err
+    assert "is a build for CPUs" in err
+    assert main(["sft", "r.yaml", "run.device=cuda"]) == 2
+    assert "is a build for CPUs: say auto or cpu" in capsys.readouterr().err

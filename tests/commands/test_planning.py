@@ -1,0 +1,302 @@
+"""A plan follows its recipe: the models of the run, and every setting that costs memory or work."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from proximo.cli import main
+from proximo.commands.plan.stages import make_plans
+from proximo.commands.plan.static_memory import optimizer_bytes
+from proximo.commands.plan.text import advice, describe
+from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.run import OptimizerConfig
+from proximo.errors import ConfigError, ModelError
+from proximo.learner.optimizer import OptimizerOptions, make_optimizer
+from proximo.ppo import from_recipe
+from proximo.supervised import dpo
+from tiny_runs import LORA, changed, make_inputs, recipe_of
+
+SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "ppo": PPORecipe}
+SLOW = {"learning_rate": 1e-5}
+EARLY = {"learning_rate": 1e-3, "in_backward": True, "max_gradient_norm": None, "non_finite_gradient": "stop"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def plan_of(kind, place, changes=None):
+    (plan,) = make_plans(SCHEMAS[kind].model_validate(changed(recipe_of(kind, place), changes or {})))
+    return plan
+
+
+def phase_of(plan, name):
+    return next(phase for phase in plan.phases if phase.name == name)
+
+
+@pytest.fixture(scope="module")
+def plain(place):
+    return {kind: plan_of(kind, place) for kind in SCHEMAS}
+
+
+SHARED_BASE = {"policy.lora": LORA, "reward.0.share_base": True}
+BUILT = {
+    "dpo": ("dpo", {}),
+    "dpo of an adapter": ("dpo", {"model.lora": LORA}),
+    "ppo": ("ppo", {}),
+    "a head on the policy's trunk": ("ppo", {"value": {"start": "trunk"}, "ppo.value_optimizer": SLOW}),
+    "a head that warms up on an adapter": (
+        "ppo",
+        {"value": {"start": "trunk"}, "policy.lora": LORA, "ppo.critic_warmup_steps": 1},
+    ),
+    "a reference that shares frozen layers": (
+        "ppo",
+        {"policy.config.num_hidden_layers": 2, "policy.frozen_layers": 1, "value": {"start": "reward"}},
+    ),
+    "four roles on one base": ("ppo", SHARED_BASE | {"value": {"start": "policy", "lora": LORA}}),
+    "a value model from a reward model on the base": ("ppo", SHARED_BASE | {"value": {"start": "reward"}}),
+}
+
+
+@pytest.mark.parametrize("name", list(BUILT))
+def test_parameters_and_bytes_are_those_that_a_run_builds(place, name):
+    kind, changes = BUILT[name]
+    recipe = SCHEMAS[kind].model_validate(changed(recipe_of(kind, place), changes))
+    (plan,) = make_plans(recipe)
+    if kind == "dpo":
+        task = dpo.build_task(recipe)
+        models, learners = {"policy": task.model, "reference": task.reference}, task.learners
+    else:
+        task = from_recipe.build_task(recipe)
+        roles, learners = task.ppo.roles, task.ppo.learners
+        scorer = task.reward.sources[0][1].model
+        models = {"policy": roles.policy, "reference": roles.reference, "value": roles.value, "reward_model": scorer}
+    held, seen = {}, set()
+    for planned, (role, model) in zip(plan.roles, models.items(), strict=True):
+        parameters = list(model.model.parameters())
+        fresh = [p for p in parameters if p.data_ptr() not in seen]
+        assert (planned.name, planned.parameters) == (role, sum(p.numel() for p in parameters))
+        assert planned.shared == planned.parameters - sum(p.numel() for p in fresh)
+        assert planned.trained == sum(p.numel() for p in fresh if p.requires_grad)
+        tensors = {t.data_ptr(): t for t in (*parameters, *model.model.buffers()) if t.data_ptr() not in seen}
+        held[f"{role} weights"] = sum(t.untyped_storage().nbytes() for t in tensors.values())
+        seen |= set(tensors)
+    for role, learner in learners.items():
+        for parameter in learner.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        learner.optimizer.step()
+        state = [t for s in learner.optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)]
+        held[f"{role} optimizer"] = sum(t.untyped_storage().nbytes() for t in state)
+    found = {part: size for part, size in plan.phases[0].parts.items() if part.endswith(("weights", "optimizer"))}
+    assert found == {part: size for part, size in held.items() if size}
+
+
+def test_the_phases_of_a_step_are_the_calls_of_its_graph(place, plain):
+    names = ["generate", "score", "reference_logprobs", "values", "train_policy", "train_value"]
+    assert [phase.name for phase in plain["ppo"].phases] == names
+    joint = plan_of("ppo", place, {"value": {"start": "trunk"}, "ppo.value_optimizer": SLOW, "run.precision": "bf16"})
+    names = ["generate", "policy_logprobs_and_values", "score", "reference_logprobs", "train_policy_and_value"]
+    assert [phase.name for phase in joint.phases] == names
+
+
+def test_moments_of_8_bits_have_scales_and_small_tensors_keep_float32(place):
+    """9,000 numbers are 36 blocks; 90 are too few."""
+    options = OptimizerConfig(learning_rate=1e-3, kind="adamw_8bit")
+    assert optimizer_bytes([nn.Linear(100, 90)], options) == 2 * (9000 + 36 * 4) + 2 * 90 * 4
+    assert optimizer_bytes([nn.Linear(100, 90)], options.model_copy(update={"kind": "adamw"})) == 8 * 9090 + 2 * 4
+    plan = plan_of("sft", place, {"sft.optimizer.kind": "adamw_paged_8bit"})
+    assert any("may move them to the host" in note for note in plan.notes)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed")
+def test_moments_of_8_bits_are_those_of_bitsandbytes():
+    layer = nn.Linear(100, 90)
+    optimizer = make_optimizer(dict(layer.named_parameters()), OptimizerOptions(learning_rate=1e-3, kind="adamw_8bit"))
+    for parameter in layer.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    tensors = [t for s in optimizer.state.values() for n, t in s.items() if torch.is_tensor(t) and "qmap" not in n]
+    options = OptimizerConfig(learning_rate=1e-3, kind="adamw_8bit")
+    assert optimizer_bytes([layer], options) == sum(t.untyped_storage().nbytes() for t in tensors)
+
+
+def test_an_optimizer_in_the_backward_holds_no_whole_gradient(place):
+    whole = {"sft.examples_per_step": 1, "data.max_tokens": 4, "model.config.num_hidden_layers": 4}
+    late, early = (plan_of("sft", place, whole | extra) for extra in ({}, {"sft.optimizer": EARLY}))
+    trained = 4 * late.roles[0].trained
+    assert late.largest.parts["gradients"] > 0.8 * trained
+    assert early.largest.parts.get("gradients", 0) < trained / 4
+    assert early.peak < late.peak - trained / 2
+
+
+def test_texts_in_the_updates_are_work_and_memory_of_the_policy(place, plain):
+    texts = {"sources": [{"path": str(place / "texts.jsonl")}], "max_tokens": 48}
+    with_texts = {"ptx_data": texts, "ppo.ptx": {"coefficient": 0.5, "examples_per_update": 3}}
+    plan, two_updates = plan_of("ppo", place, with_texts), 2
+    assert phase_of(plan, "train_policy").tokens == phase_of(plain["ppo"], "train_policy").tokens + two_updates * 3 * 48
+    assert phase_of(plan, "train_policy").peak > phase_of(plain["ppo"], "train_policy").peak
+    assert phase_of(plan, "train_value") == phase_of(plain["ppo"], "train_value")
+
+
+def test_m2po_reads_each_minibatch_once_more(place, plain):
+    marked = phase_of(plan_of("ppo", place, {"ppo.policy_loss": {"objective": "m2po"}}), "train_policy")
+    usual, reading = phase_of(plain["ppo"], "train_policy"), phase_of(plain["ppo"], "reference_logprobs")
+    assert (marked.tokens, marked.flops) == (usual.tokens + reading.tokens, usual.flops + reading.flops)
+    assert marked.peak == usual.peak
+
+
+def test_best_of_n_samples_and_scores_more_than_it_trains_on(place, plain):
+    plan = plan_of("ppo", place, {"ppo.samples_per_prompt": 4})
+    assert phase_of(plan, "generate").tokens == 4 * 12 + 4 * 4 * 4  # prompts, and sampled responses
+    assert phase_of(plan, "score").tokens == 4 * 4 * (12 + 4)
+    assert phase_of(plan, "train_policy") == phase_of(plain["ppo"], "train_policy")
+
+
+def test_reference_answers_are_scored_too(place, plain):
+    plan = plan_of("ppo", place, {"ppo.score.minus_reference_answer": True})
+    assert phase_of(plan, "score").tokens == 2 * phase_of(plain["ppo"], "score").tokens
+
+
+def test_what_cannot_be_planned_is_refused_and_what_is_left_out_is_said(place):
+    with pytest.raises(ConfigError, match=r"no plan for model.quantisation 4bit: .*plan with model.quantisation=none"):
+        plan_of("sft", place, {"model.lora": LORA, "model.quantisation": "4bit"})
+    plan = plan_of("sft", place, {"run.compile": "aot_eager"})
+    assert "note: run.compile aot_eager is left out" in describe(plan, memory=None)
+
+
+MORE = [
+    ("ppo", {"ppo.tokens_per_microbatch": 64}, "train_policy"),
+    ("ppo", {"ppo.rollout.max_new_tokens": 40}, "train_policy"),
+    ("ppo", {"data.max_prompt_tokens": 24}, "generate"),
+    ("ppo", {"ppo.prompts_per_step": 8, "ppo.rollout.max_rows": 8}, "generate"),
+    ("ppo", {"ppo.average_decay": 0.9}, "score"),
+    ("ppo", {"tokenizer.added_tokens": ["<a>", "<b>"]}, "generate"),
+    ("ppo", {"policy.config.hidden_size": 32}, "generate"),
+    ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.kl": {"measure": "full"}}, "reference_logprobs"),
+    ("ppo", {"ppo.kl": {"place": "loss", "measure": "full"}}, "train_policy"),
+    ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.policy_loss.entropy_coefficient": 0.1}, "train_policy"),
+    ("sft", {"data.max_tokens": 60}, "train"),
+    ("sft", {"sft.tokens_per_microbatch": 200}, "train"),
+    ("reward", {"reward.tokens_per_microbatch": 400}, "train"),
+    ("dpo", {"data.max_tokens": 60}, "train"),
+    ("sft", {"model.config.num_hidden_layers": 2}, "train"),
+]
+LESS = [
+    ("ppo", {"policy.lora": {"rank": 2}}, "train_value"),
+    ("ppo", {"ppo.kl.place": "none", "ppo.kl.target": None}, "generate"),
+    ("ppo", {"ppo.advantage": "group_centred", "ppo.responses_per_prompt": 2, "ppo.prompts_per_step": 2}, "score"),
+    ("ppo", {"policy.config.num_hidden_layers": 2, "policy.frozen_layers": 1}, "train_policy"),
+    ("ppo", {"policy.config.num_hidden_layers": 4, "policy.activation_checkpointing": True}, "train_policy"),
+    (
+        "ppo",
+        {"policy.config.num_hidden_layers": 4, "value.activation_checkpointing": True, "value.start": "policy"},
+        "train_value",
+    ),
+    ("ppo", {"ppo.rollout.max_rows": 2}, "generate"),
+    ("ppo", {"ppo.minibatch_responses": 1}, "train_policy"),
+    ("reward", {"reward.pairs_per_step": 1}, "train"),
+    ("sft", {"sft.examples_per_step": 1, "sft.tokens_per_microbatch": 40}, "train"),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes", "phase"), MORE)
+def test_what_costs_memory_is_seen(place, plain, kind, changes, phase):
+    longer = {"ppo.rollout.max_new_tokens": 40}
+    base = plan_of(kind, place, longer) if changes.keys() > longer.keys() else plain[kind]
+    assert phase_of(plan_of(kind, place, changes), phase).peak > phase_of(base, phase).peak
+
+
+@pytest.mark.parametrize(("kind", "changes", "phase"), LESS)
+def test_what_saves_memory_is_seen(place, plain, kind, changes, phase):
+    base = plain[kind]
+    models = {key: changes[key] for key in ("policy.config.num_hidden_layers", "value.start") if key in changes}
+    if models:
+        base = plan_of(kind, place, models)
+    assert phase_of(plan_of(kind, place, changes), phase).peak < phase_of(base, phase).peak
+
+
+def test_dropout_is_kept_where_it_is_asked_for(place):
+    gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    off, on = (plan_of("sft", place, {"model.config": gpt2, "sft.dropout": asked}) for asked in (False, True))
+    assert on.peak > off.peak
+
+
+def test_bf16_keeps_a_copy_for_the_rollout_and_computes_the_old_logprobs(place):
+    plan = plan_of("ppo", place, {"run.precision": "bf16"})
+    phases = {phase.name: phase.parts for phase in plan.phases}
+    assert phases["generate"]["bf16 copy"] > 0
+    assert "policy_logprobs" in phases
+
+
+def test_epochs_are_work_and_not_memory(place, plain):
+    twice = plan_of("ppo", place, {"ppo.epochs_per_step": 2})
+    work = {phase.name: (phase.tokens, phase.flops) for phase in twice.phases}
+    for phase in plain["ppo"].phases:
+        factor = 2 if phase.name.startswith("train") else 1
+        assert work[phase.name] == (factor * phase.tokens, factor * phase.flops)
+    assert twice.peak == plain["ppo"].peak
+
+
+def test_the_process_and_its_allocator_are_counted_on_a_cpu_only(place):
+    recipe = SFTRecipe.model_validate(recipe_of("sft", place))
+    (here,), (there,) = make_plans(recipe), make_plans(recipe, device="cuda")
+    assert set(here.largest.parts) - set(there.largest.parts) == {"process", "allocator"}
+
+
+def test_stages_of_a_pipeline_start_from_what_those_before_make(place):
+    sft, reward, ppo = (recipe_of(kind, place) for kind in ("sft", "reward", "ppo"))
+    for stage in (sft, reward, ppo):
+        del stage["run"]
+    reward["model"], ppo["policy"] = {"path": "@sft"}, {"path": "@sft"}
+    ppo["reward"][0]["path"] = "@reward"
+    whole = {"run": {"folder": str(place / "pipe")}, "sft": sft, "reward": reward, "ppo": ppo}
+    plans = make_plans(PipelineRecipe.model_validate(whole))
+    assert [plan.stage for plan in plans] == ["sft", "reward", "ppo"]
+    roles = {role.name: role.parameters for role in plans[2].roles}
+    assert roles["policy"] == plans[0].roles[0].parameters
+    assert roles["reward_model"] == roles["value"] == plans[1].roles[0].parameters
+
+
+def test_a_reward_stage_makes_an_adapter_on_the_base_that_its_ppo_stage_shares(place):
+    base = {"path": str(place / "language_model"), "lora": LORA}
+    reward, ppo = recipe_of("reward", place), changed(recipe_of("ppo", place), {"reward.0.share_base": True})
+    reward["model"], ppo["policy"], ppo["reward"][0]["path"] = base, base, "@reward"
+    for stage in (reward, ppo):
+        del stage["run"]
+    whole = {"run": {"folder": str(place / "shared")}, "reward": reward, "ppo": ppo}
+    of_reward, of_ppo = make_plans(PipelineRecipe.model_validate(whole))
+    roles = {role.name: role for role in of_ppo.roles}
+    for name in ("reward_model", "value"):
+        assert roles[name].parameters == of_reward.roles[0].parameters
+        assert roles[name].shared == of_reward.roles[0].parameters - of_reward.roles[0].trained - 16  # a head to start
+
+
+def test_a_hub_name_that_cannot_be_reached_asks_for_a_local_folder(place):
+    with pytest.raises(ModelError, match=r"nobody/nothing.*give the path of a local folder"):
+        plan_of("sft", place, {"model": {"path": "nobody/nothing"}})
+
+
+def test_the_advice_names_the_keys_of_the_largest_part(place, plain):
+    much = {"ppo.tokens_per_microbatch": 4000, "ppo.rollout.max_new_tokens": 40}
+    assert "ppo.tokens_per_microbatch" in advice(plan_of("ppo", place, much))
+    text = describe(plain["sft"], memory=10 * 2**20)
+    assert "more than the machine has; " in text
+    assert "more than the machine has" not in describe(plain["sft"], memory=2**40)
+
+
+def test_the_command_prints_a_table_or_json(place, capsys, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(json.dumps(recipe_of("ppo", place)))  # YAML
+    assert main(["plan", str(recipe), "ppo.rollout.max_rows=2", "--measure"]) == 0
+    text = capsys.readouterr().out
+    for piece in ("policy optimizer", "train_policy", "TFLOP", "peak", "of the process with its libraries", "at least"):
+        assert piece in text
+    assert main(["plan", str(recipe), "--json"]) == 0
+    (plan,) = json.loads(capsys.readouterr().out)
+    assert plan["process_bytes"] > 50 * 2**20, "torch alone takes more"
+    assert plan["peak_bytes"] == sum(plan["phases"][plan["peak_phase"]]["parts_bytes"].values())
+    assert not (place / "run").exists()

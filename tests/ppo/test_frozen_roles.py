@@ -1,0 +1,73 @@
+"""What a run in bf16 holds of its frozen roles, and what its plan says of it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from proximo.commands.plan.stages import make_plans
+from proximo.config.recipes import DPORecipe, PPORecipe
+from proximo.ppo import from_recipe
+from proximo.rewards.model import ModelReward
+from proximo.supervised import dpo
+from tiny_runs import changed, make_inputs, recipe_of
+
+BF16 = {"run.precision": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+def types(model: nn.Module) -> set[torch.dtype]:
+    return {parameter.dtype for parameter in model.parameters()}
+
+
+def models_of(place: Path, changes: dict[str, Any]) -> dict[str, nn.Module]:
+    task = from_recipe.build_task(PPORecipe.model_validate(changed(recipe_of("ppo", place), changes)))
+    roles = task.ppo.roles
+    assert roles.reference is not None
+    assert roles.value is not None
+    (reward,) = (source for _, source in task.reward.sources if isinstance(source, ModelReward))
+    return {
+        "policy": roles.policy.model,
+        "value": roles.value.model,
+        "reference": roles.reference.model,
+        "reward": reward.model.model,
+    }
+
+
+def test_frozen_roles_are_bf16_and_trained_ones_float32(place: Path) -> None:
+    models = models_of(place, BF16)
+    assert types(models["policy"]) == types(models["value"]) == {torch.float32}
+    assert torch.bfloat16 in types(models["reference"]) & types(models["reward"])
+
+
+def test_in_float32_all_are_float32(place: Path) -> None:
+    assert {kind for model in models_of(place, {}).values() for kind in types(model)} == {torch.float32}
+
+
+def test_a_reference_that_moves_stays_float32(place: Path) -> None:
+    models = models_of(place, BF16 | {"ppo.kl.reference_every_steps": 2, "ppo.kl.reference_decay": 0.9})
+    assert types(models["reference"]) == {torch.float32}
+
+
+def test_the_reference_of_dpo_is_bf16(place: Path) -> None:
+    task = dpo.build_task(DPORecipe.model_validate(changed(recipe_of("dpo", place), BF16)))
+    assert torch.bfloat16 in types(task.reference.model)
+    assert types(task.model.model) == {torch.float32}
+
+
+def test_the_plan_counts_the_half(place: Path) -> None:
+    def weights(changes: dict[str, Any]) -> dict[str, int]:
+        (plan,) = make_plans(PPORecipe.model_validate(changed(recipe_of("ppo", place), changes)))
+        return {name: plan.largest.parts[f"{name} weights"] for name in ("policy", "reference", "reward_model")}
+
+    whole, half = weights({}), weights(BF16)
+    assert half["policy"] == whole["policy"]
+    # Matrices at half their size, the embedding and the norms at all of it.
+    assert 0.5 * whole["reference"] < half["reference"] < 0.8 * whole["reference"]
+    assert 0.5 * whole["reward_model"] < half["reward_model"] < 0.9 * whole["reward_model"]

@@ -1,0 +1,131 @@
+"""The gradient of a joint update on a shared trunk: the sum of those that policy and value model have alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from builders import tiny_language_model
+from ppo.test_updates import LENGTHS, Gathered, worst_difference
+from proximo.config.ppo.options import PPOConfig
+from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.update import Learner
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.sharing.trunk import scalar_on
+from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.roles.inference import InferenceCalls, Roles
+from proximo.ppo.roles.learners import make_learners
+from proximo.ppo.update.reports import Report
+from proximo.ppo.update.updates import UpdateCalls
+from proximo.records import Experience
+from records_made import prompt, response, scored
+
+
+def weights(module: torch.nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+def moved(before: list[Tensor], module: torch.nn.Module) -> list[bool]:
+    return [not old.equal(new) for old, new in zip(before, module.parameters(), strict=True)]
+
+
+def language_model(*, adapter: bool = False) -> LanguageModel:
+    """GPT-2 in float64: the norm of Llama takes gradients through float32."""
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    policy = LanguageModel(tiny_language_model("gpt2", dtype=torch.float64, **shape))
+    return policy.with_adapter(LoRAOptions(rank=2)) if adapter else policy
+
+
+def updates_of(policy: LanguageModel, value: ScalarModel, **options: Any) -> tuple[UpdateCalls, Experience]:
+    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": {"place": "none"}}
+    config = PPOConfig(**(base | options))
+    roles = Roles(policy=policy, reference=None, value=value, engine=None)  # type: ignore[arg-type]
+    calls, draw = InferenceCalls(roles, None, config), torch.Generator().manual_seed(0)
+    batch = []
+    for index, (asked, written) in enumerate(LENGTHS):
+        ids = torch.randint(3, 60, (asked + written,), generator=draw).tolist()
+        batch.append(scored(float(index % 3), of=response(ids[asked:], to=prompt(str(index), token_ids=ids[:asked]))))
+    responses = [each.response for each in batch]
+    (old,), (values,) = calls.policy_logprobs(responses), calls.values(responses)
+    noise = 0.3 * torch.randn(old.shape, generator=draw, dtype=old.dtype)
+    passes = Passes(old_logprobs=old + noise, reference_logprobs=old - 0.1, values=values)
+    experience, _, _ = make_experience(batch, passes, config=config, kl_coefficient=0.1)
+    module, head = make_learners(roles, config)
+    learner = Gathered(module.module)
+    return UpdateCalls(calls, policy=learner, value=head, seed=0), experience
+
+
+def joint(*, adapter: bool = False, **options: Any) -> tuple[dict[str, Tensor], tuple[Report, Report]]:
+    """The gradient of one joint update, and the reports of both parts."""
+    policy = language_model(adapter=adapter)
+    updates, experience = updates_of(policy, scalar_on(policy, HeadStart.NORMAL, seed=1), **options)
+    reports = updates.train_policy_and_value(experience, kl_coefficient=0.1, step=0)
+    (gathered,) = updates.policy_learner.gradients  # type: ignore[attr-defined]
+    return {name.removeprefix("policy."): gradient for name, gradient in gathered.items()}, reports
+
+
+def separate(role: str, **options: Any) -> tuple[dict[str, Tensor], Report]:
+    """The gradient of one model of its own, with the same weights."""
+    policy = language_model()
+    value = scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
+    updates, experience = updates_of(policy, value, **options)
+    if role == "policy":
+        report = updates.train_policy(experience, kl_coefficient=0.1, step=0)
+        (gathered,) = updates.policy_learner.gradients  # type: ignore[attr-defined]
+        return gathered, report
+    learner = Gathered(value.model)
+    updates.value_learner = learner
+    report = updates.train_value(experience, step=0)
+    (gathered,) = learner.gradients
+    return {name.replace("score.", "head."): gradient for name, gradient in gathered.items()}, report
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"policy_loss": {"average": "responses", "entropy_coefficient": 0.3}, "rollout": {"temperature": 0.6}},
+    {"kl": {"place": "loss", "measure": "k2"}, "policy_loss": {"objective": "gspo", "clip_low": 0.5, "clip_high": 0.5}},
+    {"value_loss": {"kind": "huber", "huber_delta": 0.2, "normalise": "cumulative"}},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=range(len(OPTIONS)))
+def test_the_joint_gradient_is_the_sum_of_the_two_and_does_not_depend_on_the_micro_batches(options: dict) -> None:
+    (of_policy, alone), (of_value, alone_value) = separate("policy", **options), separate("value", **options)
+    loss = options.get("value_loss", {})
+    for coefficient, weight in ((None, 0.1), (0.7, 0.7)):
+        found, (report, value_report) = joint(**options | {"value_loss": {**loss, "coefficient": coefficient}})
+        names = of_policy.keys() | of_value.keys()
+        assert found.keys() == names
+        wanted = {n: of_policy.get(n, torch.zeros(())) + weight * of_value.get(n, torch.zeros(())) for n in names}
+        assert worst_difference(wanted, found) < 1e-10
+    for budget in (1, 17):
+        cut, _ = joint(**options | {"value_loss": {**loss, "coefficient": 0.7}, "tokens_per_microbatch": budget})
+        assert worst_difference(found, cut) < 1e-10
+    for name in ("policy/loss", "policy/clip_fraction", "policy/approx_kl"):
+        assert report.metrics[name].value == pytest.approx(alone.metrics[name].value, rel=1e-9)
+    for name in {"value/loss", "value/clip_fraction", "value/scale"} & set(alone_value.metrics):
+        assert value_report.metrics[name].value == pytest.approx(alone_value.metrics[name].value, rel=1e-9)
+
+
+def test_the_gradient_of_an_adapter_is_that_of_both_losses_and_the_base_gets_none() -> None:
+    one, _ = joint(adapter=True, value_loss={"coefficient": 1e-12})
+    other, _ = joint(adapter=True, value_loss={"coefficient": 1.0})
+    assert all("lora_" in name or name == "head.weight" for name in one)
+    assert worst_difference(one, other) > 1e-2
+
+
+@pytest.mark.parametrize("guard", [{"max_ratio": 1.0 + 1e-9}, {"target_kl": 1e-12}], ids=["skips", "ends"])
+def test_an_update_that_is_refused_leaves_both_where_they_were(guard: dict[str, float]) -> None:
+    policy = language_model()
+    value = scalar_on(policy, HeadStart.NORMAL, seed=1)
+    updates, experience = updates_of(policy, value, guards={**guard, "max_skipped_fraction": 1.0})
+    module = updates.policy_learner.module
+    updates.policy_learner = Learner(module, OptimizerOptions(learning_rate=1e-2, weight_decay=0.1), num_updates=4)
+    before = weights(module)
+    report, _ = updates.train_policy_and_value(experience, kl_coefficient=0.0, step=0)
+    assert next(iter(guard)) in report.refusals[0]
+    assert not any(moved(before, module))
+    assert not updates.policy_learner.optimizer.state

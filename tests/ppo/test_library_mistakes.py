@@ -1,0 +1,143 @@
+"""What a caller of the library may get wrong: one clear ProximoError, and nothing learned from it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.ppo.options import PPOConfig
+from proximo.errors import ProximoError, TrainingError
+from proximo.learner.own_optimizer import OwnOptimizer
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.ppo.extra_calls import ExtraCall
+from proximo.ppo.trainer import PPOTrainer
+
+PROMPTS = ["ab", "cd"]
+
+
+def trainer(**given: Any) -> PPOTrainer:
+    config = PPOConfig(num_steps=1, prompts_per_step=2, rollout={"max_new_tokens": 4})
+    return PPOTrainer(**({"policy": tiny_language_model(), "tokenizer": tiny_tokenizer(), "config": config} | given))
+
+
+def length(prompts, responses, metadata) -> list[float]:
+    return [float(len(text)) for text in responses]
+
+
+def weights(made: PPOTrainer) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in made.policy.model.parameters()])
+
+
+async def scores_later(prompts, responses, metadata) -> list[float]:
+    return [1.0 for _ in responses]
+
+
+async def told_later(*_: Any) -> None:
+    pass
+
+
+def calling(function: Callable[..., Any]) -> ExtraCall:
+    return ExtraCall(name="mine", reads=("scored",), writes=("seen",), function=function)
+
+
+def twice(made: PPOTrainer) -> None:
+    made.train(PROMPTS, reward=length)
+    made.train(PROMPTS, reward=length)
+
+
+def itself_as_reference() -> None:
+    policy = tiny_language_model()
+    try:
+        trainer(policy=policy, reference=policy)
+    finally:
+        assert all(each.requires_grad for each in policy.model.parameters()), "it was left frozen"
+
+
+def other_prompts() -> None:
+    made = trainer()
+    made.step(["other", "prompts"], made.generate(PROMPTS), [1.0, 2.0])
+
+
+MISTAKES: list[tuple[str, Callable[[], Any], str]] = [
+    ("path as policy", lambda: trainer(policy="owner/model"), "policy must be a model of transformers.*got str"),
+    ("frozen policy", lambda: trainer(policy=tiny_language_model().requires_grad_(False)), "no weight that requires"),
+    ("bf16", lambda: trainer(policy=tiny_language_model(dtype=torch.bfloat16)), "policy model has weights in bfloat16"),
+    ("dict as config", lambda: trainer(config={"num_steps": 1}), "must be a PPOConfig, got dict"),
+    ("negative seed", lambda: trainer(seed=-1), "seed must be a whole number of at least 0 .*got -1"),
+    ("itself as reference", itself_as_reference, "reference is the policy itself"),
+    ("prompts of other responses", other_prompts, "response 0 was generated to another prompt"),
+    ("text as reference", lambda: trainer(reference="a/b"), "the reference must be a model of transformers"),
+    ("language model as value", lambda: trainer(value=tiny_language_model()), "score"),
+    ("number as value", lambda: trainer(value=3), "value must be a ScalarModel or a sequence classifier, got int"),
+    ("no prompts", lambda: trainer().train([], reward=length), "no prompts to train on"),
+    ("one text as prompts", lambda: trainer().train("hello", reward=length), "got one text: put it in a list"),
+    ("messages", lambda: trainer().train([[{"role": "user"}]], reward=length), "apply_chat_template"),
+    ("number as reward", lambda: trainer().train(PROMPTS, reward=3), "must be a function or a source.*got int"),
+    ("reward of other arguments", lambda: trainer().train(PROMPTS, reward=lambda texts: texts), "its signature is"),
+    ("async reward", lambda: trainer().train(PROMPTS, reward=scores_later), "it is async"),
+    ("on_step of one argument", lambda: trainer().train(PROMPTS, reward=length, on_step=lambda line: None), "on_step"),
+    ("on_step that is none", lambda: trainer().train(PROMPTS, reward=length, on_step=3), "it is a int"),
+    ("async on_step", lambda: trainer().train(PROMPTS, reward=length, on_step=told_later), "on_step.*it is async"),
+    (
+        "extra call of other arguments",
+        lambda: trainer(extra_calls=[calling(lambda: 1)]),
+        "called with scored.*signature",
+    ),
+    ("async extra call", lambda: trainer(extra_calls=[calling(told_later)]), "extra call mine.*it is async"),
+    ("optimizer of no arguments", lambda: OwnOptimizer(make=lambda: 0), r"make\(parameters\), but its signature"),
+    ("schedule of one", lambda: OwnOptimizer(make=list, schedule=lambda update: 1.0), r"schedule\(update, num_upd"),
+    ("misspelt setting", lambda: PPOConfig(num_step=3), "PPOConfig: num_step is not.*did you mean num_steps"),
+    ("two wrong settings", lambda: PPOConfig(num_steps=0, kl={"x": 1}), "PPOConfig has 2 mistakes"),
+    ("bytes as scores", lambda: trainer().step(PROMPTS, [[5], [6]], b"11"), "scores must be a list"),
+    ("bytes as responses", lambda: trainer().step(PROMPTS, [b"a", b"b"], [1.0, 1.0]), "list of token ids, got b'a'"),
+    ("train twice", lambda: twice(trainer()), "all 1 steps were taken"),
+    ("scores too few", lambda: trainer().step(PROMPTS, [[5], [6]], [1.0]), "got 1 for 2 responses"),
+    ("responses too few", lambda: trainer().step(PROMPTS, [[5]], [1.0]), "1 responses do not share out among 2"),
+    ("no responses", lambda: trainer().step(PROMPTS, [], []), "0 responses do not share out among 2"),
+    ("texts as responses", lambda: trainer().step(PROMPTS, ["a", "b"], [1.0, 1.0]), "list of token ids, got 'a'"),
+    ("ids beyond", lambda: trainer().step(PROMPTS, [[5], [99]], [1.0, 1.0]), "token id 99, but the policy has 64"),
+]
+
+
+@pytest.mark.parametrize(("mistake", "message"), [row[1:] for row in MISTAKES], ids=[row[0] for row in MISTAKES])
+def test_a_mistake_of_the_caller_is_named(mistake: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ProximoError, match=f"(?s){message}"):
+        mistake()
+
+
+def test_models_of_transformers_serve_as_reference_and_as_value() -> None:
+    classifier = scalar_from_language_model(LanguageModel(tiny_language_model(seed=3)), HeadStart.NORMAL).model
+    made = trainer(reference=tiny_language_model(seed=2), value=classifier)
+    (line,) = made.train(PROMPTS, reward=length)
+    assert abs(line["kl/sequence"]) > 1e-3
+    assert made.roles.value is not None
+    assert made.roles.value.model is classifier
+
+
+def test_a_response_without_a_score_is_left_out_and_counted() -> None:
+    with_none, with_nan = trainer(), trainer()
+    prompts = [*PROMPTS, "ef", "gh", "ab", "cd"]
+    for made, missing in ((with_none, None), (with_nan, float("nan"))):
+        responses = made.generate(prompts)
+        line = made.step(prompts, responses, [missing, *(float(i) for i in range(5))])
+        assert line["response/faulty"] == 1
+        assert line["score/mean"] == 2.0
+        assert line["policy/skipped_updates"] == 0
+    assert torch.equal(weights(with_none), weights(with_nan))
+
+
+def test_stale_responses_are_refused_before_anything_is_learned_from_them() -> None:
+    made = trainer(config=PPOConfig(prompts_per_step=2, policy_optimizer={"learning_rate": 0.1}))
+    responses = made.generate(PROMPTS)
+    made.step(PROMPTS, responses, [0.0, 1.0])
+    before, version = weights(made), made.policy_version
+    with pytest.raises(
+        TrainingError,
+        match=r"(?s)Nothing was learned yet.*of policy version 0, and the policy is at version \d+ by now",
+    ):
+        made.step(PROMPTS, responses, [0.0, 1.0])
+    assert torch.equal(weights(made), before)
+    assert made.policy_version == version

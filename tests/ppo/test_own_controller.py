@@ -1,0 +1,93 @@
+"""A KL controller of the caller's own keeps the coefficient of the trainer."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.algorithms.controllers import AdaptiveKLController, KLController
+from proximo.config.ppo.options import PPOConfig
+from proximo.errors import ConfigError
+from proximo.ppo.trainer import PPOTrainer
+
+PROMPTS = ["ab", "cde", "f", "gh"]
+
+
+class Doubling:
+    """Twice as dear after every step."""
+
+    def __init__(self, coefficient: float = 0.1) -> None:
+        self.coefficient = coefficient
+        self.seen: list[list[float]] = []
+
+    def update(self, kl_values: Sequence[float]) -> float:
+        self.seen.append(list(kl_values))
+        self.coefficient *= 2
+        return self.coefficient
+
+
+def trainer(controller: KLController | None, **options) -> PPOTrainer:
+    base = {
+        "num_steps": 3,
+        "prompts_per_step": 4,
+        "rollout": {"max_new_tokens": 4},
+        "policy_optimizer": {"learning_rate": 1e-2},
+    }
+    config = PPOConfig(**(base | options))
+    return PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config, kl_controller=controller)
+
+
+def lengths(prompts, responses, metadata) -> list[float]:
+    return [float(len(text)) for text in responses]
+
+
+def test_it_is_asked_after_every_step_and_given_the_kl_of_each_response() -> None:
+    controller = Doubling()
+    history = trainer(controller).train(PROMPTS, reward=lengths)
+    assert [line["kl/coefficient"] for line in history] == pytest.approx([0.1, 0.2, 0.4])
+    for line, seen in zip(history, controller.seen, strict=True):
+        assert len(seen) == 4
+        assert line["kl/sequence"] == pytest.approx(sum(seen) / 4)
+
+
+def test_what_it_says_is_what_a_nat_costs() -> None:
+    dear, cheap = (trainer(Doubling(start), policy_loss={"clip_high": 9}) for start in (5.0, 0.0))
+    for made in (dear, cheap):
+        made.train(PROMPTS, reward=lengths)
+    assert dear.kl_coefficient == 40.0
+    assert (dear.generate(PROMPTS)[0].logprobs != cheap.generate(PROMPTS)[0].logprobs).any()
+
+
+def test_the_adaptive_one_does_what_the_configuration_does() -> None:
+    own = trainer(AdaptiveKLController(0.1, target=0.01, horizon=40))
+    configured = trainer(None, kl={"coefficient": 0.1, "target": 0.01, "horizon": 40})
+    assert [line["kl/coefficient"] for line in own.train(PROMPTS, reward=lengths)] == [
+        line["kl/coefficient"] for line in configured.train(PROMPTS, reward=lengths)
+    ]
+    assert own.kl_coefficient == configured.kl_coefficient != 0.1
+
+
+def test_while_the_critic_warms_up_it_waits() -> None:
+    controller = Doubling()
+    trainer(controller, critic_warmup_steps=2).train(PROMPTS, reward=lengths)
+    assert len(controller.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("kl", "words"),
+    [({"place": "none"}, "needs a KL"), ({"target": 6.0}, "leave these"), ({"coefficient": 0.3}, "leave")],
+)
+def test_two_that_keep_the_coefficient_or_none_to_keep_are_refused(kl: dict, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        trainer(Doubling(), kl=kl)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, None])
+def test_an_answer_that_is_no_coefficient_is_refused(bad: float) -> None:
+    class Broken(Doubling):
+        def update(self, kl_values: Sequence[float]) -> float:
+            return bad
+
+    with pytest.raises(ConfigError, match=r"kl_controller must be a number of at least 0, got (-1.0|nan|None)"):
+        trainer(Broken()).train(PROMPTS, reward=lengths)

@@ -1,0 +1,379 @@
+"""PPO as a library: it learns, it checks itself, and it takes your own loop and scores."""
+
+import math
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.options import PPOConfig
+from proximo.data.prompts import PromptOptions, load_prompts
+from proximo.data.rows import Row
+from proximo.errors import DataError, ModelError, TrainingError
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.packing import pack
+from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.ppo.evaluation import evaluate_policy
+from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.inputs.coerce import as_prompts
+from proximo.ppo.kl_coefficient import adapted_coefficient
+from proximo.ppo.trainer import PPOTrainer
+from proximo.records import Finish, Response, Scored
+from proximo.rewards.function import FunctionReward
+from proximo.run.build.stop_token_ids import ending_ids
+from records_made import prompt
+
+PROMPTS = ["ab", "cde", "f", "gh"]
+
+
+def count_a(prompts, responses, metadata):
+    return [float(text.count("a")) for text in responses]
+
+
+def trainer(*, seed: int = 0, model_seed: int = 0, **options) -> PPOTrainer:
+    base = {
+        "num_steps": 2,
+        "prompts_per_step": 4,
+        "responses_per_prompt": 2,
+        "rollout": {"max_new_tokens": 6, "max_rows": 3},
+        "policy_optimizer": {"learning_rate": 1e-2},
+        "value_optimizer": {"learning_rate": 1e-2},
+    }
+    return PPOTrainer(
+        tiny_language_model(seed=model_seed), tiny_tokenizer(), config=PPOConfig(**(base | options)), seed=seed
+    )
+
+
+def parameters(made: PPOTrainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in made.policy.model.named_parameters()}
+
+
+@pytest.mark.parametrize("advantage", get_args(AdvantageConfig.model_fields["estimator"].annotation))
+def test_training_returns_the_metrics_of_every_step(advantage: str) -> None:
+    seen = []
+    history = trainer(advantage=advantage).train(PROMPTS, reward=count_a, on_step=lambda step, line: seen.append(step))
+    assert seen == [1, 2]
+    for line in history:
+        assert line["policy/skipped_updates"] == 0
+        assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+        assert ("value/explained_variance" in line) == (advantage == "gae")
+        groups = advantage not in ("gae", "return_to_go", "greedy_baseline")
+        assert ("group/zero_advantage_fraction" in line) == groups
+        assert line["response/tokens_max"] <= 6
+    assert abs(history[0]["kl/sequence"]) < 1e-5
+    assert abs(history[1]["kl/sequence"]) > 1e-4
+
+
+def test_two_runs_of_one_seed_are_equal_to_the_bit_and_another_seed_differs() -> None:
+    def run(seed: int) -> dict[str, torch.Tensor]:
+        made = trainer(seed=seed)
+        made.train(PROMPTS, reward=count_a)
+        return parameters(made)
+
+    first, again, other = run(0), run(0), run(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_your_own_loop_does_what_train_does() -> None:
+    driven, own = trainer(num_steps=1), trainer(num_steps=1)
+    driven.train(PROMPTS, reward=count_a)
+    from proximo.data.order import rows_at
+
+    prompts = [PROMPTS[row] for row in rows_at(0, 4, num_rows=4, seed=0)]
+    responses = own.generate(prompts)
+    own.step(prompts, responses, count_a(None, [r.text for r in responses], None))
+    first, second = parameters(driven), parameters(own)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_responses_may_be_plain_lists_of_ids() -> None:
+    from_records, from_lists = trainer(num_steps=1), trainer(num_steps=1)
+    responses = from_records.generate(PROMPTS)
+    scores = [float(i) for i in range(len(responses))]
+    first = from_records.step(PROMPTS, responses, scores)
+    second = from_lists.step(PROMPTS, [list(r.token_ids) for r in responses], scores)
+    assert first["policy/loss"] == pytest.approx(second["policy/loss"], abs=1e-5)
+    assert any(r.finish is Finish.LENGTH for r in responses)
+
+
+def test_scores_that_do_not_fit_the_responses_are_refused() -> None:
+    made = trainer()
+    with pytest.raises(ValueError, match="do not share out among 4 prompts"):
+        made.step(PROMPTS, [[5]] * 6, [0.0] * 6)
+    with pytest.raises(DataError, match="got 3 for 4 responses"):
+        made.step(PROMPTS, [[5]] * 4, [0.0] * 3)
+
+
+def test_every_weight_of_policy_and_critic_moves_and_the_reference_does_not() -> None:
+    made = trainer(num_steps=2)
+    policy, value = made.policy.model, made.roles.value.model
+    before = [{n: p.detach().clone() for n, p in model.named_parameters()} for model in (policy, value)]
+    reference = {n: p.detach().clone() for n, p in made.roles.reference.model.named_parameters()}
+    made.train(PROMPTS, reward=count_a)
+    for model, old in zip((policy, value), before, strict=True):
+        still = [name for name, p in model.named_parameters() if torch.equal(p, old[name])]
+        assert still == []
+    assert all(torch.equal(p, reference[n]) for n, p in made.roles.reference.model.named_parameters())
+
+
+def test_a_sampler_that_is_not_the_policy_stops_the_run() -> None:
+    made, other = trainer(), trainer(model_seed=5)
+    made.roles.engine._model = other.policy
+    with pytest.raises(TrainingError, match="sampler and learner disagree"):
+        made.train(PROMPTS, reward=count_a)
+
+
+def test_small_disagreement_is_a_warning() -> None:
+    made = trainer(num_steps=1)
+    with torch.no_grad():
+        responses = made.generate(PROMPTS)
+        made.policy.model.lm_head.weight.mul_(1.0005)
+    with pytest.warns(UserWarning, match="likely causes"):
+        made.step(PROMPTS, responses, [0.0] * len(responses))
+
+
+def test_too_many_unscored_responses_stop_the_run() -> None:
+    with pytest.raises(TrainingError, match="8 of 8 responses could not be scored"):
+        trainer().train(PROMPTS, reward=lambda p, r, m: [None] * len(r))
+
+
+def test_a_few_unscored_responses_are_counted_and_left_out() -> None:
+    def mostly(prompts, responses, metadata):
+        return [None, *count_a(prompts, responses[1:], metadata)]
+
+    (line,) = trainer(num_steps=1).train(PROMPTS, reward=mostly)
+    assert line["response/faulty"] == 1
+
+
+def test_the_adaptive_coefficient_follows_the_kl() -> None:
+    made = trainer(num_steps=3, kl={"target": 1e-9, "horizon": 8, "coefficient": 0.1})
+    history = made.train(PROMPTS, reward=count_a)
+    assert made.kl_coefficient > 0.1
+    # Each line has the coefficient that its step was charged; it moves afterwards.
+    assert history[0]["kl/coefficient"] == 0.1
+    assert made.kl_coefficient == pytest.approx(history[-1]["kl/coefficient"] * 1.2)
+
+
+def test_the_moments_of_scores_are_those_of_all_steps() -> None:
+    made = trainer(score={"running": "scale"})
+    history = made.train(PROMPTS, reward=count_a)
+    assert made.score_moments.count == 16
+    assert made.score_moments.mean == pytest.approx((history[0]["score/mean"] + history[1]["score/mean"]) / 2)
+    assert history[1]["score/running_mean"] == made.score_moments.mean
+    assert history[1]["score/shaped_mean"] == pytest.approx(
+        history[1]["score/mean"] / history[1]["score/running_std"], rel=1e-5
+    )
+
+
+def test_answers_that_are_left_out_as_cut_off_do_not_steer_the_kl_coefficient() -> None:
+    made = trainer(num_steps=1, truncated="mask", kl={"target": 1.0, "horizon": 10, "coefficient": 1.0})
+    base = {"response_mask": torch.ones(2, dtype=torch.bool), "policy_version": 0, "text": ""}
+    cut, ended = (
+        Response(prompt=prompt(), sample_index=0, token_ids=(5, 2), logprobs=torch.zeros(2), finish=finish, **base)
+        for finish in (Finish.LENGTH, Finish.EOS)
+    )
+    passes = Passes(old_logprobs=torch.zeros(8), reference_logprobs=torch.full((8,), -0.6), values=torch.zeros(12))
+    scored = [Scored(response=each, score=1.0) for each in (cut, cut, cut, ended)]
+    experience, *_ = make_experience(scored, passes, config=made.config, kl_coefficient=1.0)
+    # 1.2 nats in the one answer that counts are above the target; with three zeros beside it, they would be below.
+    assert adapted_coefficient(1.0, experience, made.config.kl) == pytest.approx(1 + 0.2 / 10)
+
+
+def test_without_kl_there_is_no_reference() -> None:
+    made = trainer(num_steps=1, kl={"place": "none"})
+    assert made.roles.reference is None
+    (line,) = made.train(PROMPTS, reward=count_a)
+    assert "kl/sequence" not in line
+
+
+def test_the_policy_computes_the_old_logprobs_where_more_than_temperature_shaped_the_samples() -> None:
+    plain, shaped = trainer(), trainer(rollout={"max_new_tokens": 6, "top_k": 5})
+    assert plain.sampled_logprobs_serve
+    assert not shaped.sampled_logprobs_serve
+    (line, _) = shaped.train(PROMPTS, reward=count_a)
+    assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+
+
+def test_the_target_kl_ends_the_updates_of_the_policy_before_one_that_is_beyond_it() -> None:
+    made = trainer(num_steps=1, guards={"target_kl": 1e-9})
+    (line,) = made.train(PROMPTS, reward=count_a)
+    # Four minibatches in each of two epochs: the first changes the policy, and the second is beyond any target.
+    assert (line["policy/stopped_updates"], line["policy/skipped_updates"]) == (7, 0)
+    assert made.policy_version == 1
+    assert made.learners["value"].updates_done == 8
+
+    free = trainer(num_steps=1, guards={"target_kl": 1e9})
+    (whole,) = free.train(PROMPTS, reward=count_a)
+    assert (whole["policy/stopped_updates"], free.policy_version) == (0, 8)
+
+
+@pytest.mark.parametrize("kind", ["truncated", "masked"])
+def test_behaviour_weights_compare_the_policy_with_a_sampler_of_its_own_in_float32_too(kind: str) -> None:
+    """Responses of another sampler, whose log-probs are lower by 0.1."""
+    made = trainer(num_steps=1, policy_loss={"behaviour_weight": kind})
+    responses = [replace(each, logprobs=each.logprobs - 0.1) for each in made.generate(PROMPTS)]
+    line = made.step(PROMPTS, responses, count_a(None, [r.text for r in responses], None))
+    assert line["policy/behaviour_weight"] == pytest.approx(math.exp(0.1), rel=1e-4)
+    assert line["policy/behaviour_beyond_cap"] == 0
+    assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+
+
+def test_behaviour_weights_let_a_step_learn_from_responses_of_the_policy_before_the_last_step() -> None:
+    """The weight is policy / sampler, and the ratio starts at 1: without the weights such a step is refused."""
+    for weigh, stops in (("truncated", False), ("none", True)):
+        made = trainer(policy_loss={"behaviour_weight": weigh, "behaviour_cap": 50.0})
+        stale = made.generate(PROMPTS)
+        scores = count_a(None, [r.text for r in stale], None)
+        made.step(PROMPTS, stale, scores)
+        (now,) = made._inference.policy_logprobs(stale)
+        if stops:
+            with pytest.raises(TrainingError, match="sampler and learner disagree"):
+                made.step(PROMPTS, stale, scores)
+            continue
+        weights = (now - torch.cat([r.logprobs for r in stale])).exp()
+        assert (weights - 1).abs().max() > 0.05
+        line = made.step(PROMPTS, stale, scores)
+        assert line["policy/behaviour_weight"] == pytest.approx(weights.mean().item(), rel=1e-4)
+        assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
+
+
+@pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo", "sapo", "m2po"])
+def test_every_objective_trains_and_its_clip_fraction_is_a_fraction(objective: str) -> None:
+    loss = {"objective": objective, "entropy_coefficient": 0.01, "average": "responses"}
+    history = trainer(policy_loss=loss, advantage="group_centred").train(PROMPTS, reward=count_a)
+    for line in history:
+        assert line["policy/skipped_updates"] == 0
+        assert 0 <= line["policy/clip_fraction"] <= 1
+        assert line["first_minibatch/clip_fraction"] == 0
+    assert (history[-1]["policy/clip_fraction"] > 0) == (objective != "sapo")
+
+
+@pytest.mark.parametrize("measure", ["k2", "weighted_k3", "full"])
+def test_the_kl_in_the_loss_runs_with_every_measure(measure: str) -> None:
+    kept = {"least_spread": None}  # all scores of a step may be 0
+    history = trainer(kl={"place": "loss", "measure": measure}, advantage=kept).train(PROMPTS, reward=count_a)
+    assert history[-1]["policy/skipped_updates"] == 0
+
+
+@pytest.mark.parametrize("place", ["reward", "loss"])
+def test_the_full_kl_costs_one_pass_of_each_model(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = trainer(num_steps=1, prompts_per_step=4, minibatch_responses=8, epochs_per_step=1, kl=full_kl(place))
+    passes: list[str] = []
+    for name, model in (("policy", made.policy), ("reference", made.roles.reference)):
+        assert model is not None
+        monkeypatch.setattr(model, "hidden_states", counted(model.hidden_states, name, passes))
+    made.train(PROMPTS, reward=count_a)
+    # The policy once for the KL of the reward, and once in the only update; or once in the update for both.
+    expected = {"reward": ["policy", "policy", "reference"], "loss": ["policy", "reference", "reference"]}
+    assert sorted(passes) == expected[place]
+
+
+def full_kl(place: str) -> dict[str, str]:
+    return {"place": place, "measure": "full"}
+
+
+def counted(run, name: str, passes: list[str]):
+    def counting(*given):
+        passes.append(name)
+        return run(*given)
+
+    return counting
+
+
+def test_full_kl_in_the_reward_is_close_to_k1_on_average() -> None:
+    (_, line) = trainer(kl={"measure": "full"}).train(PROMPTS, reward=count_a)
+    assert line["reward/mean"] <= line["score/mean"]
+
+
+def test_a_model_that_cannot_be_packed_is_refused_at_once() -> None:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2))
+    with pytest.raises(ModelError, match="bloom"):
+        PPOTrainer(model, tiny_tokenizer())
+
+
+def test_an_answer_ends_at_the_chat_templates_end_of_turn_too() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("<eos>", "<|system|>")
+    model = tiny_language_model()
+    assert ending_ids(model, tokenizer) == (2, tokenizer.convert_tokens_to_ids("<|system|>"))
+
+
+def language_model(**options) -> LanguageModel:
+    return LanguageModel(tiny_language_model(**options))
+
+
+@pytest.mark.parametrize(
+    ("policy", "others", "message"),
+    [
+        (
+            lambda: language_model().with_adapter(LoRAOptions(rank=2)),
+            lambda: {"reference": language_model()},
+            "leave reference out",
+        ),
+        (language_model, lambda: {"reference": language_model(vocab_size=70)}, "logits for 70 tokens"),
+        (
+            lambda: language_model(vocab_size=70),
+            lambda: {"value": scalar_from_language_model(language_model(), HeadStart.ZERO)},
+            "value model embeds 64 tokens",
+        ),
+        (lambda: language_model(vocab_size=32), dict, "policy model embeds only 32"),
+        (lambda: language_model(dtype=torch.bfloat16), dict, "policy model has weights in bfloat16.*torch.float32"),
+        (lambda: language_model(dtype=torch.float16), dict, "weights in float16"),
+    ],
+)
+def test_models_that_do_not_fit_together_are_refused_before_the_first_step(policy, others, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        PPOTrainer(policy(), tiny_tokenizer(), **others())
+
+
+def test_float64_weights_are_welcome() -> None:
+    model = tiny_language_model(dtype=torch.float64)
+    config = PPOConfig(num_steps=1, prompts_per_step=4, rollout={"max_new_tokens": 4})
+    (line,) = PPOTrainer(model, tiny_tokenizer(), config=config).train(PROMPTS, reward=count_a)
+    assert line["policy/skipped_updates"] == 0
+
+
+def test_a_text_has_the_ids_that_a_row_of_data_has_and_no_end_of_sequence() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)]
+    )
+    rows = [Row(source="s", number=n, values={"prompt": text}) for n, text in enumerate(PROMPTS)]
+    loaded, _ = load_prompts(rows, tokenizer, PromptOptions())
+    assert [p.token_ids for p in as_prompts(tokenizer, PROMPTS)] == [p.token_ids for p in loaded]
+    assert loaded[0].token_ids == (1, *tiny_tokenizer()("ab")["input_ids"])
+
+
+def test_a_template_that_rewrites_turns_does_not_keep_plain_text_from_being_trained_on() -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|assistant|>{% endif", "<|assistant|>think:{% endif")
+    assert ending_ids(tiny_language_model(), tokenizer) == (2,)
+
+
+def test_where_memory_runs_out_in_a_step_its_call_is_named() -> None:
+    made = trainer()
+
+    def fail(*given, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made.roles.engine.generate = fail
+    with pytest.raises(TrainingError, match="step 1: memory ran out in generate; lower ppo.tokens_per_microbatch"):
+        made.train(PROMPTS, reward=count_a)
+
+
+def test_a_greedy_evaluation_takes_the_most_likely_tokens() -> None:
+    made = trainer(evaluate_greedy=True)
+    prompts = as_prompts(made.tokenizer, PROMPTS)
+    found = evaluate_policy(made.roles, prompts, reward=FunctionReward(count_a), config=made.config, seed=0)
+    for each in found.scored:
+        asked, written = each.response.prompt.token_ids, each.response.token_ids
+        logits = made.policy.next_logits(made.policy.hidden_states(pack([[*asked, *written]])))
+        assert logits[len(asked) - 1 : -1].argmax(-1).tolist() == list(written)

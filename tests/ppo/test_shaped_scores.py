@@ -1,0 +1,216 @@
+"""Scores on their way to rewards: one order, and nothing of what does not count. Numbers worked by hand."""
+
+import math
+from dataclasses import replace
+from statistics import fmean, pstdev
+
+import pytest
+import torch
+
+from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
+from proximo.config.ppo.options import GuardConfig, PPOConfig
+from proximo.errors import TrainingError
+from proximo.ppo.experience import Passes, RawAdvantages, make_experience
+from proximo.ppo.flat_steps import ReturnSpread
+from proximo.ppo.score_guards import EqualSteps, refuse_equal
+from proximo.ppo.shaped_scores import ShapedScores, shape_scores
+from proximo.ppo.step_metrics import StepOutcome, experience_metrics
+from proximo.ppo.update.updates import Report
+from proximo.records import Experience, Finish, Scored, ScoreState
+from records_made import prompt, response, scored
+
+FAULTY = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
+
+
+def cut(score: float, num_tokens: int = 3) -> Scored:
+    return scored(score, of=response([7] * num_tokens, finish=Finish.LENGTH))
+
+
+def ended(score: float, num_tokens: int = 3) -> Scored:
+    return scored(score, of=response([7] * num_tokens))
+
+
+def shape(
+    batch: list[Scored], *, counts: list[bool] | None = None, moments: RunningMoments = NOTHING_SEEN, **options
+) -> ShapedScores:
+    counted = torch.tensor(counts or [each.valid for each in batch])
+    config = PPOConfig(rollout={"max_new_tokens": 8}, score=options)
+    return shape_scores(batch, counted, config=config, moments=moments)
+
+
+def made(batch: list[Scored], *, reference: list[float] | None = None, **options) -> Experience:
+    """The experience at values of 0 and a KL coefficient of 1."""
+    old = torch.cat([each.response.logprobs for each in batch])
+    passes = Passes(
+        old_logprobs=old,
+        reference_logprobs=torch.tensor(reference) if reference else None,
+        values=torch.zeros(len(old) + len(batch)),
+    )
+    base = {"kl": {"place": "reward" if reference else "none"}, "advantage": {"standardise": False, "lam": 1.0}}
+    return make_experience(batch, passes, config=PPOConfig(**(base | options)), kl_coefficient=1.0)[0]
+
+
+def test_without_options_scores_are_left_as_they_are() -> None:
+    found = shape([ended(0.1), cut(-3.0), FAULTY])
+    assert found.values.equal(torch.tensor([0.1, -3.0, 0.0]))
+    assert found.counted.tolist() == [True, True, False]
+    assert found.penalised is None
+    assert found.moments == NOTHING_SEEN
+
+
+def test_the_score_of_a_cut_response_is_scaled_after_the_clip() -> None:
+    """4 is clipped to 3, a tenth of which is left where the limit cut it; a penalty comes after."""
+    found = shape([ended(4.0), cut(4.0), cut(-1.0)], clip=3.0, truncated_scale=0.1, missing_eos_penalty=0.5)
+    assert found.values.tolist() == pytest.approx([3.0, 0.3 - 0.5, -0.1 - 0.5])
+    with pytest.raises(ValueError, match="truncated_scale needs truncated: true"):
+        PPOConfig(score={"truncated": False, "truncated_scale": 0.5})
+
+
+def test_rewards_of_single_tokens_are_scaled_with_the_score_of_a_cut_response() -> None:
+    batch = [replace(each, token_rewards=(1.0, 2.0, 0.5)) for each in (ended(4.0), cut(4.0))]
+    found = shape(batch, truncated_scale=0.1)
+    assert found.token_rewards is not None
+    assert found.token_rewards.tolist() == pytest.approx([1.0, 2.0, 0.5, 0.1, 0.2, 0.05])
+    assert found.values.tolist() == pytest.approx([4.0, 0.4])
+
+
+def test_everything_happens_in_the_documented_order() -> None:
+    """Answer, bias, scale, running moments, clip, penalties: each number below is wrong in any other order."""
+    earlier = RunningMoments(count=1, mean=0.0, squares=0.0)
+    batch = [replace(ended(5.0, num_tokens=6), answer_score=1.0)]
+    # (5 - 1 + 2) * 3 = 18; with an earlier 0: deviation sqrt(162), 18 / 12.728 = 1.414; clipped to 1.
+    options = {"minus_reference_answer": True, "bias": 2.0, "scale": 3.0, "running": "scale", "clip": 1.0}
+    found = shape(batch, moments=earlier, **options)
+    assert found.moments.mean == pytest.approx(9.0)
+    assert found.moments.deviation == pytest.approx(162**0.5)
+    assert found.values.tolist() == [1.0]
+    # Too short by one token costs 4; 6 tokens are the second of the four before 8, half of 0.5: neither is clipped.
+    penalties = {"min_tokens": 7, "min_tokens_penalty": 4.0, "overlong_buffer_tokens": 4, "overlong_penalty": 0.5}
+    assert shape(batch, moments=earlier, **options, **penalties).values.tolist() == [1.0 - 4.0 - 0.25]
+    replaced = shape(batch, moments=earlier, **options, **penalties, penalty_mode="replace")
+    assert replaced.values.tolist() == [-4.0 - 0.25]
+    assert replaced.penalised is not None
+    assert replaced.penalised.tolist() == [True]
+
+
+def test_moments_grow_from_step_to_step_and_count_what_counts() -> None:
+    first = shape([ended(1.0), FAULTY, ended(3.0)], running="scale")
+    assert first.values.tolist() == pytest.approx([1 / 2**0.5, 0, 3 / 2**0.5])
+    left_out = shape([ended(5.0), ended(99.0)], counts=[True, False], moments=first.moments, running="standardise")
+    assert left_out.moments.count == 3
+    assert left_out.values[0].item() == 1.0
+    unscored = shape([ended(5.0), cut(99.0)], moments=first.moments, running="standardise", truncated=False)
+    assert unscored.moments == left_out.moments
+
+
+def test_a_single_first_score_is_neither_nan_nor_blown_up() -> None:
+    assert shape([ended(0.5)], running="scale").values.tolist() == [0.5]
+    assert shape([ended(0.5)], running="standardise").values.tolist() == [0.0]
+
+
+def test_a_response_without_a_score_keeps_zero_whatever_is_done_to_the_others() -> None:
+    found = shape([cut(9.0), ended(1.0)], truncated=False, bias=2.0, min_tokens=5, min_tokens_penalty=7.0)
+    assert found.values.tolist() == [0.0, -4.0]
+    assert found.counted.tolist() == [False, True]
+    assert found.penalised is not None
+    assert found.penalised.tolist() == [False, True]
+
+
+def test_an_answer_that_ends_with_its_last_possible_token_is_not_penalised_as_cut() -> None:
+    found = shape([ended(1.0, num_tokens=8), cut(1.0, num_tokens=8)], missing_eos_penalty=3.0)
+    assert found.values.tolist() == [1.0, -2.0]
+
+
+def test_good_and_bad_cut_answers_differ_unless_the_penalty_replaces_the_score() -> None:
+    batch = [cut(2.0), cut(-2.0)]
+    assert shape(batch, missing_eos_penalty=3.0).values.tolist() == [-1.0, -5.0]
+    assert shape(batch, missing_eos_penalty=3.0, penalty_mode="replace").values.tolist() == [-3.0, -3.0]
+
+
+def test_scores_that_were_brought_have_no_answer_to_be_compared_with() -> None:
+    with pytest.raises(ValueError, match="leave the option out"):
+        shape([ended(1.0)], minus_reference_answer=True)
+
+
+REWARDS = [-0.04, 0.1, 0.92, 0.04, -0.7]
+"""The rewards of TRL's golden vector; its variance is the unbiased one, ours that of the tokens themselves."""
+
+
+@pytest.mark.parametrize(("mode", "mean"), [("zero_mean", 0.0), ("keep_mean", fmean(REWARDS))])
+def test_whitened_rewards_have_variance_one_and_the_mean_that_was_asked_for(mode: str, mean: float) -> None:
+    batch = [ended(1.0, num_tokens=3), ended(-0.5, num_tokens=2)]
+    kl = [0.04, -0.1, 0.08, -0.04, 0.2]
+    found = made(batch, reference=[-1.0 - each for each in kl], score={"whiten_rewards": mode})
+    wanted = [(each - fmean(REWARDS)) / pstdev(REWARDS) + mean for each in REWARDS]
+    torch.testing.assert_close(found.rewards, torch.tensor(wanted), rtol=0, atol=1e-5)
+    # At values of 0, gamma 1 and lambda 1 the advantage is the sum of what follows.
+    torch.testing.assert_close(found.advantages[3], torch.tensor(wanted[3] + wanted[4]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["zero_mean", "keep_mean"])
+def test_tokens_that_do_not_count_have_no_part_in_the_whitening_and_leak_nothing(mode: str) -> None:
+    plain = [ended(1.0), ended(-0.5, num_tokens=2)]
+    with_tool = scored(1.0, of=response([7, 7, 7, 9], mask=[True, True, True, False]))
+    others = [with_tool, plain[1], FAULTY, cut(50.0)]
+    options = {"score": {"whiten_rewards": mode}, "truncated": "mask"}
+    alone, among = made(plain, **options), made(others, **options)
+    mask = torch.tensor([True] * 3 + [False] + [True] * 2 + [False] * 6)
+    assert among.mask.equal(mask)
+    torch.testing.assert_close(among.rewards[mask], alone.rewards, rtol=0, atol=1e-6)
+    torch.testing.assert_close(among.advantages[mask], alone.advantages, rtol=0, atol=1e-6)
+    assert not among.rewards[~mask].any()
+
+
+FLAT = ReturnSpread(deviation=0.0, seen=NOTHING_SEEN, is_flat=True)
+
+
+def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
+    to = [prompt("a"), prompt("b")]
+    batch = [
+        replace(scored(score, of=response([7] * 3, to=to[place])), answer_score=answer)
+        for score, place, answer in [(5.0, 0, 1.0), (3.0, 0, 1.0), (2.0, 1, 4.0)]
+    ]
+    options = {"minus_reference_answer": True, "running": "standardise", "min_tokens": 4, "min_tokens_penalty": 1.0}
+    shaped = shape([*batch, FAULTY], **options)
+    outcome = StepOutcome(
+        experience=made([*batch, FAULTY]),
+        raw_advantages=RawAdvantages(mean=0.0, variance=0.0, num_tokens=9, spread=FLAT),
+        policy=Report(metrics={}, refusals=()),
+        value=None,
+        seconds={},
+        shaped_scores=shaped,
+    )
+    found = experience_metrics(outcome)
+    told = {name: value.value for name, value in found.items() if name.startswith("score/")}
+    # Beside their answers: 4, 2 and -2; mean 4/3, unbiased deviation sqrt(28/3).
+    assert told == pytest.approx(
+        {
+            "score/mean": 10 / 3,
+            "score/std": pstdev([5, 3, 2]),
+            "score/best_fraction": 1 / 3,
+            "score/shaped_mean": -1.0,
+            "score/shaped_std": pstdev([4, 2, -2]) / (28 / 3) ** 0.5,
+            "score/penalised_fraction": 1.0,
+            "score/answer_mean": 2.5,
+            "score/running_mean": 4 / 3,
+            "score/running_std": (28 / 3) ** 0.5,
+        },
+        abs=1e-6,
+    )
+
+
+def test_steps_of_one_score_are_counted_and_others_begin_again() -> None:
+    counted = EqualSteps()
+    told = []
+    for scores in ([0.0, 0.0], [0.0, math.nan], [], [0.0], [1.0, 1.0], [1.0, 2.0], [1.0]):
+        batch = [FAULTY if math.isnan(score) else scored(score) for score in scores]
+        counted = counted.after(batch)
+        told.append((counted.score, counted.count))
+    assert told == [(0, 1), (0, 2), (0, 2), (0, 3), (1, 1), (None, 0), (1, 1)]
+
+
+def test_the_run_stops_at_the_given_number_of_equal_steps_and_not_before() -> None:
+    refuse_equal(EqualSteps(score=0.0, count=99), GuardConfig(), step=1)
+    refuse_equal(EqualSteps(score=0.0, count=2), GuardConfig(max_equal_steps=3), step=7)
+    with pytest.raises(TrainingError, match="step 8: all scores of 3 steps in a row are 0"):
+        refuse_equal(EqualSteps(score=0.0, count=3), GuardConfig(max_equal_steps=3), step=8)

@@ -1,0 +1,310 @@
+"""Gradients do not depend on how an update is cut, nor on what stands outside the mask. Policy and value alike."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from builders import tiny_language_model
+from proximo.config.ppo.options import PPOConfig
+from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.update import Learner
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.roles.inference import InferenceCalls, Roles
+from proximo.ppo.update.updates import UpdateCalls
+from proximo.records import Experience
+from records_made import prompt, response, scored
+
+LENGTHS = [(3, 5), (2, 1), (6, 9), (1, 4), (4, 7), (2, 3)]
+"""Prompt and response tokens of each response."""
+
+
+class Gathered(Learner):
+    """Keeps the gradient of every update, and takes no step."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module, OptimizerOptions(learning_rate=1e-3), num_updates=10)
+        self.gradients: list[dict[str, Tensor]] = []
+
+    def _apply(self, norm: float) -> None:
+        self.gradients.append({name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None})
+
+
+def config(**options) -> PPOConfig:
+    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": {"place": "none"}}
+    return PPOConfig(**(base | options))
+
+
+def models(dtype: torch.dtype) -> tuple[LanguageModel, ScalarModel]:
+    policy = LanguageModel(tiny_language_model(dtype=dtype))
+    return policy, scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
+
+
+def make(policy: LanguageModel, value: ScalarModel, options: PPOConfig) -> tuple[InferenceCalls, Experience]:
+    generator = torch.Generator().manual_seed(0)
+
+    def ids(count: int) -> list[int]:
+        return torch.randint(3, 60, (count,), generator=generator).tolist()
+
+    batch = [
+        scored(float(i % 3), of=response(ids(n), to=prompt(str(i), token_ids=ids(p))))
+        for i, (p, n) in enumerate(LENGTHS)
+    ]
+    calls = InferenceCalls(Roles(policy=policy, reference=policy, value=value, engine=None), None, options)  # type: ignore[arg-type]
+    responses = [s.response for s in batch]
+    (old,), (values,) = calls.policy_logprobs(responses), calls.values(responses)
+    noise = 0.3 * torch.randn(old.shape, generator=generator, dtype=old.dtype)
+    passes = Passes(old_logprobs=old + noise, reference_logprobs=old - 0.1, values=values)
+    return calls, make_experience(batch, passes, config=options, kl_coefficient=0.1)[0]
+
+
+def gradients(role: str, dtype: torch.dtype = torch.float64, poison: bool = False, **options) -> dict[str, Tensor]:
+    """The gradient of one update of one role."""
+    policy, value = models(dtype)
+    calls, experience = make(policy, value, config(**options))
+    if poison:
+        mask = experience.mask.clone()
+        mask[:5] = False
+        bad = torch.where(mask, 0.0, torch.nan).to(dtype)
+        experience = replace(
+            experience,
+            mask=mask,
+            old_logprobs=experience.old_logprobs + bad,
+            advantages=experience.advantages + bad,
+            returns=experience.returns + bad,
+        )
+    learners = {"policy": Gathered(policy.model), "value": Gathered(value.model)}
+    updates = UpdateCalls(calls, policy=learners["policy"], value=learners["value"], seed=0)
+    if role == "policy":
+        updates.train_policy(experience, kl_coefficient=0.1, step=0)
+    else:
+        updates.train_value(experience, step=0)
+    (gathered,) = learners[role].gradients
+    return gathered
+
+
+def worst_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> float:
+    assert first.keys() == second.keys()
+    return max(float((first[n] - second[n]).norm() / (first[n].norm() + 1e-300)) for n in first if first[n].norm() > 0)
+
+
+@pytest.mark.parametrize(
+    "kl", [{"place": "none"}, {"place": "loss", "measure": "k2"}, {"place": "loss", "measure": "weighted_k3"}]
+)
+@pytest.mark.parametrize("budget", [1, 17, 30])
+def test_the_policy_gradient_does_not_depend_on_the_micro_batches(budget: int, kl: dict) -> None:
+    whole = gradients("policy", kl=kl)
+    assert worst_difference(whole, gradients("policy", kl=kl, tokens_per_microbatch=budget)) < 1e-10
+
+
+WIDE = {"clip_low": 0.5, "clip_high": 0.5}
+OBJECTIVES = [
+    {"objective": "ppo"},
+    {"objective": "ppo", "dual_clip": 1.05},
+    {"objective": "gspo", **WIDE},
+    {"objective": "cispo"},
+    {"objective": "sapo"},
+    {"objective": "m2po", "max_second_moment": 0.03},
+    {"entropy_coefficient": 0.3},
+    {"behaviour_weight": "truncated"},
+    {"behaviour_weight": "masked", "behaviour_cap": 1.0},
+]
+
+
+@pytest.mark.parametrize("average", ["tokens", "responses", "constant"])
+@pytest.mark.parametrize("loss", OBJECTIVES, ids=lambda loss: "-".join(map(str, loss.values())))
+def test_no_objective_and_no_average_depends_on_the_micro_batches(loss: dict, average: str) -> None:
+    options = {"policy_loss": {**loss, "average": average}, "kl": {"place": "loss", "measure": "k2"}}
+    whole = gradients("policy", **options)
+    for budget in (1, 17):
+        assert worst_difference(whole, gradients("policy", tokens_per_microbatch=budget, **options)) < 1e-10
+
+
+@pytest.mark.parametrize("loss", OBJECTIVES[1:], ids=lambda loss: "-".join(map(str, loss.values())))
+def test_every_objective_has_a_gradient_of_its_own(loss: dict) -> None:
+    assert worst_difference(gradients("policy"), gradients("policy", policy_loss=loss)) > 1e-3
+
+
+@pytest.mark.parametrize("budget", [1, 8192])
+def test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_from_the_old_policy(budget: int) -> None:
+    """Counted down from the largest square, one at a time, until the mean of the rest is within the limit."""
+    policy, value = models(torch.float64)
+    loss = {"objective": "m2po", "max_second_moment": 0.03}
+    calls, experience = make(policy, value, config(policy_loss=loss, tokens_per_microbatch=budget))
+    (now,) = calls.policy_logprobs([each.response for each in experience.scored])
+    squares = sorted((now - experience.old_logprobs).square().tolist(), reverse=True)
+    left_out = next(n for n in range(len(squares)) if sum(squares[n:]) / len(squares[n:]) <= 0.03)
+    assert 0 < left_out < len(squares)
+    learner = Gathered(policy.model)
+    updates = UpdateCalls(calls, policy=learner, value=None, seed=0)
+    report = updates.train_policy(experience, kl_coefficient=0.0, step=0)
+    assert report.metrics["policy/clip_fraction"].value == pytest.approx(left_out / len(squares))
+    nothing = gradients("policy", policy_loss=loss | {"max_second_moment": 1e-12})
+    assert all(not gradient.any() for gradient in nothing.values())
+
+
+def singly(**options) -> list[dict[str, Tensor]]:
+    """The gradient of each response alone: of the sum over its tokens, in the order of the batch."""
+    found = []
+    for index in range(len(LENGTHS)):
+        policy, value = models(torch.float64)
+        alone = config(**options, policy_loss={"average": "constant", "average_constant": 1})
+        calls, experience = make(policy, value, alone)
+        others = torch.cat([torch.full((n,), i == index) for i, (_, n) in enumerate(LENGTHS)])
+        learner = Gathered(policy.model)
+        updates = UpdateCalls(calls, policy=learner, value=None, seed=0)
+        updates.train_policy(replace(experience, mask=others), kl_coefficient=0.1, step=0)
+        found += learner.gradients
+    return found
+
+
+@pytest.mark.parametrize(
+    ("loss", "weights"),
+    [
+        ({"average": "tokens"}, [1 / 29] * 6),
+        ({"average": "responses"}, [1 / (6 * n) for _, n in LENGTHS]),
+        ({"average": "constant", "average_constant": 7}, [1 / (6 * 7)] * 6),
+        ({"average": "constant"}, [1 / (6 * 11)] * 6),
+    ],
+)
+def test_an_average_weighs_the_responses_as_it_says(loss: dict, weights: list[float]) -> None:
+    """The gradient of the whole from those of the responses, each of which was alone in its update.
+
+    Up to the rounding of Llama's norm, which takes gradients through float32.
+    """
+    rollout = {"max_new_tokens": 11}
+    parts = singly(rollout=rollout)
+    wanted = {name: sum(w * part[name] for w, part in zip(weights, parts, strict=True)) for name in parts[0]}
+    assert worst_difference(gradients("policy", rollout=rollout, policy_loss=loss), wanted) < 1e-6
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_entropy_bonus_is_the_entropy_of_the_next_token_at_the_temperature(temperature: float) -> None:
+    """From the logits of transformers' own forward, response by response."""
+    rollout = {"temperature": temperature}
+    _, experience = make(*models(torch.float64), config(rollout=rollout))
+    model = tiny_language_model(dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    for scored_ in experience.scored:
+        asked, written = scored_.response.prompt.token_ids, scored_.response.token_ids
+        logits = model(input_ids=torch.tensor([[*asked, *written]])).logits[0, len(asked) - 1 : -1]
+        total = total + torch.distributions.Categorical(logits=logits / temperature).entropy().sum()
+    (total / 29).backward()
+    entropy = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    plain = gradients("policy", rollout=rollout)
+    bonus = gradients("policy", rollout=rollout, policy_loss={"entropy_coefficient": 100.0})
+    found = {name: (plain[name] - bonus[name]) / 100 for name in plain}
+    assert worst_difference(entropy, found) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["truncated", "masked"])
+def test_a_behaviour_weight_is_a_factor_of_the_advantage(kind: str) -> None:
+    """The sampler's log-probs are -1 in these records; PPO's loss scales with its advantages."""
+    policy, value = models(torch.float64)
+    calls, experience = make(policy, value, config(policy_loss={"behaviour_weight": kind, "behaviour_cap": 1.5}))
+    ratios = [math.exp(float(old) + 1) for old in experience.old_logprobs]
+    ratios[3] = 9.0
+    old = experience.old_logprobs.clone()
+    old[3] = -1 + math.log(9)
+    experience = replace(experience, old_logprobs=old)
+    found = Gathered(policy.model)
+    report = UpdateCalls(calls, policy=found, value=None, seed=0).train_policy(experience, kl_coefficient=0.1, step=0)
+    assert report.metrics["policy/behaviour_weight"].value == pytest.approx(sum(ratios) / 29)
+    assert report.metrics["policy/behaviour_beyond_cap"].value == sum(r > 1.5 for r in ratios) / 29
+
+    beyond = 1.5 if kind == "truncated" else 0.0
+    weights = torch.tensor([r if r <= 1.5 else beyond for r in ratios], dtype=torch.float64)
+    policy, value = models(torch.float64)
+    calls, _ = make(policy, value, config())
+    wanted = Gathered(policy.model)
+    weighed = replace(experience, advantages=weights * experience.advantages)
+    UpdateCalls(calls, policy=wanted, value=None, seed=0).train_policy(weighed, kl_coefficient=0.1, step=0)
+    assert worst_difference(wanted.gradients[0], found.gradients[0]) < 1e-10
+
+
+@pytest.mark.parametrize("budget", [1, 17, 30])
+@pytest.mark.parametrize("kind", ["squared", "huber", "smooth_l1"])
+def test_the_value_gradient_does_not_depend_on_the_micro_batches(budget: int, kind: str) -> None:
+    options = {"value_loss": {"kind": kind, "huber_delta": 0.2}}
+    whole = gradients("value", **options)
+    assert worst_difference(whole, gradients("value", **options, tokens_per_microbatch=budget)) < 1e-10
+    assert (worst_difference(whole, gradients("value")) > 1e-3) == (kind != "squared")
+
+
+@pytest.mark.parametrize("role", ["policy", "value"])
+def test_in_float32_the_micro_batches_change_the_gradient_by_rounding_only(role: str) -> None:
+    whole = gradients(role, torch.float32)
+    assert worst_difference(whole, gradients(role, torch.float32, tokens_per_microbatch=9)) < 1e-5
+
+
+@pytest.mark.parametrize("role", ["policy", "value"])
+def test_what_stands_outside_the_mask_reaches_no_gradient(role: str) -> None:
+    assert all(gradient.isfinite().all() for gradient in gradients(role, poison=True).values())
+
+
+@pytest.mark.parametrize("loss", OBJECTIVES, ids=lambda loss: "-".join(map(str, loss.values())))
+def test_what_stands_outside_the_mask_reaches_no_gradient_of_any_objective(loss: dict) -> None:
+    found = gradients("policy", poison=True, policy_loss={**loss, "average": "responses"})
+    assert all(gradient.isfinite().all() for gradient in found.values())
+
+
+def test_the_kl_in_the_loss_changes_the_gradient() -> None:
+    plain = gradients("policy")
+    for measure in ("k2", "weighted_k3"):
+        assert worst_difference(plain, gradients("policy", kl={"place": "loss", "measure": measure})) > 1e-3
+
+
+def test_every_trainable_tensor_of_both_models_gets_a_gradient() -> None:
+    for role in ("policy", "value"):
+        policy, value = models(torch.float64)
+        names = {name for name, _ in (policy if role == "policy" else value).trainable_parameters()}
+        found = gradients(role)
+        assert names == {name for name, gradient in found.items() if gradient.abs().sum() > 0}
+
+
+@pytest.mark.parametrize(("guard", "limit"), [("max_ratio", 1.0001), ("max_kl", 1e-4)])
+def test_a_minibatch_beyond_its_limit_is_skipped_before_the_optimizer_sees_it(guard: str, limit: float) -> None:
+    policy, value = models(torch.float64)
+    calls, experience = make(policy, value, config(guards={guard: limit, "max_skipped_fraction": 1.0}))
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    learner = Learner(policy.model, OptimizerOptions(learning_rate=1e-2, weight_decay=0.1), num_updates=4)
+    report = UpdateCalls(calls, policy=learner, value=None, seed=0).train_policy(experience, kl_coefficient=0.0, step=0)
+    assert guard in report.refusals[0]
+    assert report.metrics["policy/skipped_updates"].value == 1
+    assert learner.updates_done == 0
+    assert not learner.optimizer.state
+    assert all(torch.equal(before[name], p) for name, p in policy.model.named_parameters())
+
+
+@pytest.mark.parametrize(("target", "ends"), [(0.0498, True), (0.0499, False)])
+def test_the_target_kl_is_held_against_k3_where_the_mean_log_ratio_is_negative(target: float, ends: bool) -> None:
+    """All tokens became likelier by 0.3 nats: old - new is -0.3, k3 is exp(0.3) - 1 - 0.3 = 0.04986."""
+    policy, value = models(torch.float64)
+    calls, experience = make(policy, value, config(minibatch_responses=2, guards={"target_kl": target}))
+    (old,) = calls.policy_logprobs([s.response for s in experience.scored])
+    learner = Gathered(policy.model)
+    updates = UpdateCalls(calls, policy=learner, value=None, seed=0)
+    report = updates.train_policy(replace(experience, old_logprobs=old - 0.3), kl_coefficient=0.0, step=0)
+    assert len(learner.gradients) == (0 if ends else 3)
+    assert report.metrics["policy/stopped_updates"].value == (3 if ends else 0)
+    assert report.metrics["policy/skipped_updates"].value == 0
+    assert report.share_trained == (1 / 3 if ends else 1)
+    assert [("target_kl" in reason) for reason in report.refusals] == ([True] if ends else [])
+
+
+def test_the_mean_of_the_losses_of_updates_weighs_what_each_is_the_mean_over() -> None:
+    """Minibatches of four and of two responses, of which each has its own loss."""
+    for average in ("tokens", "responses"):
+        policy, value = models(torch.float64)
+        calls, experience = make(policy, value, config(minibatch_responses=4, policy_loss={"average": average}))
+        whole = config(policy_loss={"average": average})
+        report = UpdateCalls(calls, policy=Gathered(policy.model), value=None, seed=0)
+        found = report.train_policy(experience, kl_coefficient=0.0, step=0).metrics["policy/loss"].value
+        calls.config = whole
+        at_once = UpdateCalls(calls, policy=Gathered(policy.model), value=None, seed=0)
+        wanted = at_once.train_policy(experience, kl_coefficient=0.0, step=0).metrics["policy/loss"].value
+        assert found == pytest.approx(wanted, rel=1e-10)

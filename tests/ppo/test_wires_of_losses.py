@@ -1,0 +1,302 @@
+"""Every setting of a loss reaches its formula, by value: the trainer's loss beside one that is written out again.
+
+Two updates worth of made-up numbers go through the calls that train, with settings that all differ from each other and
+from their defaults, so that two of them swapped, or one left out, give another number. The formulas are written with
+Python's floats, one token at a time.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from ppo.test_updates import Gathered, config, make, models
+from proximo.algorithms.segments import segment_sum
+from proximo.ppo.update.updates import UpdateCalls
+from proximo.records import Experience
+
+COEFFICIENT = 0.37
+"""Of the KL."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """What a loss reads of one token, and of its response."""
+
+    now: float
+    old: float
+    sampled: float
+    reference: float
+    advantage: float
+    whole: Sequence["Token"] = ()
+
+    @property
+    def ratio(self) -> float:
+        return math.exp(self.now - self.old)
+
+    @property
+    def weight(self) -> float:
+        return math.exp(self.old - self.sampled)
+
+
+def mean(numbers: Sequence[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def clipped(ratio: float, advantage: float, low: float, high: float, dual: float = math.inf) -> float:
+    loss = max(-ratio * advantage, -min(max(ratio, 1 - low), 1 + high) * advantage)
+    return min(loss, dual * abs(advantage)) if advantage < 0 else loss
+
+
+def gmpo(token: Token, low: float, high: float) -> float:
+    logs = [math.log(each.ratio) for each in token.whole]
+    if token.advantage > 0:
+        logs = [min(x, math.log(1 + high)) for x in logs]
+    else:
+        logs = [max(x, math.log(1 - low)) for x in logs]
+    return -math.exp(mean(logs)) * token.advantage
+
+
+def sapo(token: Token, positive: float, negative: float) -> float:
+    tau = positive if token.advantage > 0 else negative
+    return -4 / tau / (1 + math.exp(-tau * (token.ratio - 1))) * token.advantage
+
+
+def product(token: Token) -> float:
+    return math.prod(each.weight for each in token.whole)
+
+
+def cut(weight: float, low: float, high: float) -> float:
+    return min(max(weight, low), high)
+
+
+def kept(weight: float, low: float, high: float) -> float:
+    return weight if low <= weight <= high else 0.0
+
+
+def plain(token: Token) -> float:
+    return clipped(token.ratio, token.advantage, 0.2, 0.2)
+
+
+def k3(token: Token) -> float:
+    return math.exp(token.reference - token.now) - 1 + token.now - token.reference
+
+
+BOUNDS = {"clip_low": 0.15, "clip_high": 0.35}
+KL = {"place": "loss", "measure": "k2", "coefficient": 0.5}
+FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
+    "ppo": ({"policy_loss": BOUNDS | {"dual_clip": 1.6}}, lambda t: clipped(t.ratio, t.advantage, 0.15, 0.35, 1.6)),
+    "its default clips": ({}, plain),
+    "gspo": (
+        {"policy_loss": BOUNDS | {"objective": "gspo", "dual_clip": 1.2}},
+        lambda t: clipped(math.exp(mean([math.log(x.ratio) for x in t.whole])), t.advantage, 0.15, 0.35, 1.2),
+    ),
+    "gmpo": ({"policy_loss": BOUNDS | {"objective": "gmpo"}}, lambda t: gmpo(t, 0.15, 0.35)),
+    "gmpo's default clips": (
+        {"policy_loss": {"objective": "gmpo"}},
+        lambda t: gmpo(t, 1 - math.exp(-0.4), math.exp(0.4) - 1),
+    ),
+    "cispo": (
+        {"policy_loss": BOUNDS | {"objective": "cispo"}},
+        lambda t: -min(max(t.ratio, 0.85), 1.35) * t.advantage * t.now,
+    ),
+    "sapo": (
+        {"policy_loss": {"objective": "sapo", "gate_positive": 0.7, "gate_negative": 2.5}},
+        lambda t: sapo(t, 0.7, 2.5),
+    ),
+    "truncated weights": (
+        {"policy_loss": {"behaviour_weight": "truncated", "behaviour_cap": 1.3, "behaviour_floor": 0.8}},
+        lambda t: cut(t.weight, 0.8, 1.3) * plain(t),
+    ),
+    "masked weights": (
+        {"policy_loss": {"behaviour_weight": "masked", "behaviour_cap": 1.3, "behaviour_floor": 0.8}},
+        lambda t: kept(t.weight, 0.8, 1.3) * plain(t),
+    ),
+    "truncated weights of responses": (
+        {
+            "policy_loss": {
+                "behaviour_weight": "truncated",
+                "behaviour_of": "response",
+                "behaviour_cap": 1.9,
+                "behaviour_floor": 0.55,
+            }
+        },
+        lambda t: cut(product(t), 0.55, 1.9) * plain(t),
+    ),
+    "masked weights of responses": (
+        {
+            "policy_loss": {
+                "behaviour_weight": "masked",
+                "behaviour_of": "response",
+                "behaviour_cap": 1.9,
+                "behaviour_floor": 0.55,
+            }
+        },
+        lambda t: kept(product(t), 0.55, 1.9) * plain(t),
+    ),
+    "k2 in the loss": ({"kl": KL}, lambda t: plain(t) + COEFFICIENT * (t.now - t.reference) ** 2 / 2),
+    "weighted k3 in the loss": (
+        {"kl": KL | {"measure": "weighted_k3"}},
+        lambda t: plain(t) + COEFFICIENT * t.ratio * k3(t),
+    ),
+    "a clamped KL": (
+        {"kl": KL | {"clamp": 0.02}},
+        lambda t: plain(t) + COEFFICIENT * min((t.now - t.reference) ** 2 / 2, 0.02),
+    ),
+}
+
+
+def rejected(token: Token, measure: str, over: str, limit: float) -> bool:
+    def far(each: Token) -> float:
+        log_ratio = each.old - each.sampled
+        return {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": each.weight - 1 - log_ratio}[measure]
+
+    numbers = [far(each) for each in token.whole]
+    if over == "token":
+        return abs(far(token)) > limit
+    return abs({"mean": mean(numbers), "sum": sum(numbers), "max": max(map(abs, numbers))}[over]) > limit
+
+
+def batch(**options: Any) -> tuple[UpdateCalls, Experience, list[list[Token]]]:
+    """Updates over made-up numbers in float64: ratios, weights and signs on every side of every bound."""
+    policy, value = models(torch.float64)
+    calls, experience = make(policy, value, config(**options))
+    lengths = list(experience.lengths)
+    (now,) = calls.policy_logprobs([each.response for each in experience.scored])
+    draw = torch.Generator().manual_seed(3)
+
+    def noise(scale: float) -> torch.Tensor:
+        return scale * torch.randn(now.shape, generator=draw, dtype=torch.float64)
+
+    old, reference = now + noise(0.5), now + noise(0.4)
+    sampled = old + noise(0.3)
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0, 1.0], dtype=torch.float64).repeat_interleave(
+        torch.tensor(lengths)
+    )
+    advantages = signs * (0.2 + noise(1.0).abs())
+    parts = sampled.split(lengths)
+    scored = [
+        replace(each, response=replace(each.response, logprobs=part))
+        for each, part in zip(experience.scored, parts, strict=True)
+    ]
+    made = replace(
+        experience, scored=tuple(scored), old_logprobs=old, reference_logprobs=reference, advantages=advantages
+    )
+    columns = (now, old, sampled, reference, advantages)
+    rows = [
+        [Token(*map(float, numbers)) for numbers in zip(*each, strict=True)]
+        for each in zip(*(x.split(lengths) for x in columns), strict=True)
+    ]
+    responses = [[replace(token, whole=row) for token in row] for row in rows]
+    return UpdateCalls(calls, policy=Gathered(policy.model), value=Gathered(value.model), seed=0), made, responses
+
+
+def policy_line(updates: UpdateCalls, experience: Experience) -> dict[str, float]:
+    report = updates.train_policy(experience, kl_coefficient=COEFFICIENT, step=0)
+    return {name: metric.value for name, metric in report.metrics.items()}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_loss_of_the_policy_is_the_formula_of_its_settings(name: str) -> None:
+    options, formula = FORMULAS[name]
+    updates, experience, responses = batch(**options)
+    tokens = [token for response in responses for token in response]
+    wanted = mean([formula(token) for token in tokens])
+    assert policy_line(updates, experience)["policy/loss"] == pytest.approx(wanted, rel=1e-9)
+    assert name == "its default clips" or abs(wanted - mean([plain(token) for token in tokens])) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("average", "weigh"),
+    [
+        ({"average": "tokens"}, lambda losses: mean([x for each in losses for x in each])),
+        ({"average": "responses"}, lambda losses: mean([mean(each) for each in losses])),
+        ({"average": "constant", "average_constant": 3.5}, lambda losses: mean([sum(each) / 3.5 for each in losses])),
+        ({"average": "constant"}, lambda losses: mean([sum(each) / 11 for each in losses])),
+    ],
+)
+def test_an_average_is_over_what_it_says(average: dict[str, Any], weigh: Callable[[list[list[float]]], float]) -> None:
+    updates, experience, responses = batch(policy_loss=average, rollout={"max_new_tokens": 11})
+    wanted = weigh([[plain(token) for token in response] for response in responses])
+    assert policy_line(updates, experience)["policy/loss"] == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("measure", "over", "limit"),
+    [
+        ("k1", "token", 0.3),
+        ("k2", "token", 0.05),
+        ("k3", "token", 0.05),
+        ("k1", "mean", 0.1),
+        ("k1", "sum", 0.4),
+        ("k1", "max", 0.5),
+        ("k2", "mean", 0.05),
+        ("k3", "sum", 0.2),
+        ("k2", "max", 0.12),
+    ],
+)
+def test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator(measure: str, over: str, limit: float) -> None:
+    rejection = {"measure": measure, "over": over, "limit": limit}
+    updates, experience, responses = batch(policy_loss={"rejection": rejection})
+    tokens = [token for response in responses for token in response]
+    left = [plain(token) for token in tokens if not rejected(token, measure, over, limit)]
+    assert 0 < len(left) < len(tokens)
+    found = policy_line(updates, experience)
+    assert found["policy/loss"] == pytest.approx(mean(left), rel=1e-9)
+    assert found["policy/rejected_fraction"] == pytest.approx(1 - len(left) / len(tokens))
+
+
+def test_a_step_of_which_all_is_rejected_makes_no_update() -> None:
+    updates, experience, _ = batch(policy_loss={"rejection": {"limit": 1e-9}})
+    assert policy_line(updates, experience) == {"policy/rejected_fraction": 1.0}
+    assert not updates.policy_learner.gradients  # type: ignore[attr-defined]
+
+
+def test_the_metrics_of_the_sampler_are_over_all_tokens_and_both_bounds() -> None:
+    loss = {"behaviour_weight": "masked", "behaviour_cap": 1.3, "behaviour_floor": 0.8}
+    updates, experience, responses = batch(policy_loss=loss)
+    weights = [token.weight for response in responses for token in response]
+    found = policy_line(updates, experience)
+    assert found["policy/behaviour_weight"] == pytest.approx(mean(weights))
+    assert found["policy/behaviour_beyond_cap"] == pytest.approx(mean([not 0.8 <= w <= 1.3 for w in weights]))
+
+
+def squared(error: float) -> float:
+    return error**2 / 2
+
+
+def huber(error: float, delta: float) -> float:
+    return squared(error) if abs(error) <= delta else delta * (abs(error) - delta / 2)
+
+
+VALUES: dict[str, tuple[Mapping[str, Any], Callable[[float], float], float]] = {
+    "squared": ({"clip": 0.15}, squared, 0.15),
+    "without a clip": ({"clip": None}, squared, math.inf),
+    "huber": ({"kind": "huber", "huber_delta": 0.6, "clip": 0.3}, lambda e: huber(e, 0.6), 0.3),
+    "smooth_l1": ({"kind": "smooth_l1", "clip": 0.25}, lambda e: huber(e, 1.0), 0.25),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_loss_of_the_values_is_the_formula_of_its_settings(name: str) -> None:
+    options, loss, clip = VALUES[name]
+    updates, experience, _ = batch(value_loss=options)
+    (now,) = updates.inference.values([each.response for each in experience.scored])
+    ends = segment_sum(torch.ones(sum(experience.lengths), dtype=torch.long), experience.lengths).add(1).cumsum(0) - 1
+    before_tokens = torch.ones(len(now), dtype=torch.bool)
+    before_tokens[ends] = False
+    draw = torch.Generator().manual_seed(4)
+    old = now.clone()
+    old[before_tokens] += torch.randn(int(before_tokens.sum()), generator=draw, dtype=torch.float64)
+    returns = now[before_tokens] + 2 * torch.randn(int(before_tokens.sum()), generator=draw, dtype=torch.float64)
+    report = updates.train_value(replace(experience, values=old, returns=returns), step=0)
+    wanted = []
+    for value, before, target in zip(
+        now[before_tokens].tolist(), old[before_tokens].tolist(), returns.tolist(), strict=True
+    ):
+        near = before + min(max(value - before, -clip), clip)
+        wanted.append(max(loss(value - target), loss(near - target)))
+    assert report.metrics["value/loss"].value == pytest.approx(mean(wanted), rel=1e-9)

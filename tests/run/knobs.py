@@ -1,0 +1,634 @@
+"""The table of test_every_knob.py: for each key of a recipe another value of it, and the run in which it shows."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from builders import CHARACTERS
+from proximo.config import data, dpo, recipes, run, sinks
+from proximo.config.ppo import losses
+from proximo.config.ppo import options as ppo
+from proximo.config.ppo import ptx as ppo_ptx
+from proximo.config.rewards import maths as rewards_maths
+from proximo.config.rewards import remote as rewards_remote
+from proximo.config.rewards import sources as rewards
+from proximo.config.rewards import texts as rewards_texts
+from proximo.config.rewards.code import CodeRewardConfig
+from proximo.config.schema.base import Section
+from tiny_runs import LORA, Kind
+
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A field, and what its other value is; `base` holds in both runs. `$` in a text is the folder of the inputs."""
+
+    section: type[Section]
+    name: str
+    kind: Kind
+    change: Changes
+    base: Changes = field(default_factory=dict)
+    stops: str = ""
+    """What the error says, where the other value ends the run."""
+
+    @property
+    def id(self) -> str:
+        return f"{self.section.__name__}.{self.name}"
+
+
+def texts(**options: Any) -> dict[str, Any]:
+    return {"data.sources": [{"path": "$/texts.jsonl", **options}]}
+
+
+def two_sources(first: float, second: float) -> dict[str, Any]:
+    paths = ("$/texts.jsonl", "$/other.jsonl")
+    return {"data.sources": [{"path": p, "weight": w} for p, w in zip(paths, (first, second), strict=True)]}
+
+
+def scorer(**options: Any) -> dict[str, Any]:
+    return {"reward": [{"kind": "model", "path": "$/reward_model", **options}]}
+
+
+CHATTING = {**scorer(), "data.as_messages": True, "data.max_prompt_tokens": 20}
+
+
+def function(**options: Any) -> dict[str, Any]:
+    name = "knobs:share_of"
+    return {"value": {"start": "policy"}, "reward": [{"kind": "function", "function": name, **options}]}
+
+
+def judge(**options: Any) -> dict[str, Any]:
+    own = {"kind": "judge", "judge_class": "judges_made:Letters", "workers": 1}
+    return {"value": {"start": "policy"}, "reward": [own | options]}
+
+
+def share_of(prompts: Any, responses: Any, metadata: Any, *, letter: str = "a") -> list[float]:
+    return [text.count(letter) / (len(text) + 1) for text in responses]
+
+
+def always_one(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    return [1.0 for _ in responses]
+
+
+def mostly_fails(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    return [float("nan"), *(1.0 for _ in responses[1:])]
+
+
+class Nowhere:
+    def write(self, step: int, metrics: Any) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_sink(run: Any) -> Nowhere:
+    return Nowhere()
+
+
+def rows(word: str = "ab") -> list[dict[str, str]]:
+    return [{"prompt": word * (row % 3 + 1), "response": word * (row % 2 + 1)} for row in range(12)]
+
+
+def echoes() -> list[dict[str, Any]]:
+    """In AReaL's form, with another response beside its solution."""
+    cases = {"inputs": ["a"], "outputs": ["a"]}
+    return [{"prompt": "ab" * n, "response": "ba", "input_output": cases, "solutions": ["c" * n]} for n in range(1, 13)]
+
+
+def problems(**options: Any) -> dict[str, Any]:
+    return {"data.sources": [{"function": "knobs:echoes", **options}]}
+
+
+def graded() -> list[dict[str, Any]]:
+    """Six grades twice, and what earlier responses got: other prompts than now."""
+    return [{"prompt": "a" * (n % 6 + 1), "base_scores": [n % 6 / 5 - 0.5, n % 6 / 5 - 0.7]} for n in range(12)]
+
+
+def grade(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    """The longer the prompt, the better: from -1 to 1."""
+    return [len(prompt) * 0.4 - 1.4 for prompt in prompts]
+
+
+GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"start": "policy"}}
+STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
+GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
+TRUSTING = STEEP | {"ppo.policy_loss.objective": "m2po"}
+BF16 = {"run.precision": "bf16"}
+WEIGHED = BF16 | {"ppo.policy_loss.behaviour_weight": "truncated"}
+BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"estimator": "pass_at_k"}, "value": {"start": "policy"}}
+FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
+NORMALISED = {"ppo.value_loss.normalise": "exponential"}
+EQUAL = {
+    "ppo.responses_per_prompt": 2,
+    "ppo.advantage": {"estimator": "group_centred"},
+    "ppo.outcome": "function",
+    "value": {"start": "policy"},
+    "reward": [
+        {"kind": "function", "function": "knobs:grade"},
+        {"kind": "function", "name": "form", "function": "knobs:share_of"},
+    ],
+}
+"""A reward that goes by the prompt, so that each group is equal, and one of form that differs."""
+PTX = {"ptx_data": {"sources": [{"path": "$/texts.jsonl"}]}, "ppo.ptx": {"coefficient": 0.5}}
+FILTERED = {
+    "data.sources": [{"function": "knobs:graded"}],
+    "data.held_out_rows": 0,
+    "data.filter": {"above": 0.3, "below": -0.5},
+    "ppo.num_steps": 4,
+    "reward": [{"kind": "function", "function": "knobs:grade"}],
+    "value.start": "policy",
+}
+SLOW = {"learning_rate": 1e-5}
+TRUNK = {"value.start": "trunk", "ppo.value_optimizer": SLOW}
+CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
+POLICY_LORA = {"policy.lora": LORA}
+ONE_BASE = POLICY_LORA | {"value.start": "policy"} | scorer(path="$/reward_adapter", share_base=True)
+FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
+ENDED_SOON = {"ppo.rollout.stop_token_ids": list(range(6, 24))}
+TOO_SHORT = ENDED_SOON | {"ppo.score.min_tokens": 2, "ppo.score.min_tokens_penalty": 1.0}
+ANSWERED = {"data.sources": [{"function": "knobs:rows", "columns": {"answer": "response"}}]}
+DEAD = {"reward": [{"kind": "function", "function": "knobs:always_one"}], "value.start": "policy"}
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}<eos>{% endfor %}"
+DROPOUT = {"model": {"path": "$/with_dropout"}}
+
+KNOBS = [
+    Knob(run.RunConfig, "seed", "ppo", {"run.seed": 6}),
+    Knob(run.RunConfig, "precision", "sft", {"run.precision": "bf16"}),
+    Knob(run.RunConfig, "head_precision", "sft", {"run.head_precision": "float32"}, BF16),
+    Knob(run.RunConfig, "save_every_steps", "sft", {"run.save_every_steps": 3}),
+    Knob(run.RunConfig, "save_every_minutes", "sft", {"run.save_every_minutes": 1e-9}, {"run.save_every_steps": None}),
+    Knob(run.RunConfig, "keep_last", "sft", {"run.keep_last": 3}),
+    Knob(run.RunConfig, "evaluate_every_steps", "sft", {"run.evaluate_every_steps": 1}),
+    Knob(run.RunConfig, "samples_per_step", "ppo", {"run.samples_per_step": 2}),
+    Knob(run.RunConfig, "tensorboard", "sft", {"run.tensorboard": True}),
+    Knob(run.RunConfig, "sinks", "sft", {"run.sinks": [{"kind": "function", "function": "knobs:open_sink"}]}),
+    Knob(run.TokenizerConfig, "path", "sft", {"tokenizer.path": "$/other_tokenizer"}),
+    Knob(run.TokenizerConfig, "train_vocab_size", "sft", {"tokenizer": {"train_vocab_size": 280}}),
+    Knob(
+        run.TokenizerConfig, "chat_template", "sft", {"tokenizer.chat_template": TEMPLATE}, {"data.as_messages": True}
+    ),
+    Knob(run.TokenizerConfig, "added_tokens", "sft", {"tokenizer.added_tokens": ["<new>"]}),
+    Knob(run.LoRAConfig, "rank", "ppo", {"policy.lora.rank": 3}, POLICY_LORA),
+    Knob(run.LoRAConfig, "alpha", "ppo", {"policy.lora.alpha": 8.0}, POLICY_LORA),
+    Knob(run.LoRAConfig, "target_modules", "ppo", {"policy.lora.target_modules": ["q_proj"]}, POLICY_LORA),
+    Knob(run.ModelConfig, "path", "sft", {"model": {"path": "$/language_model"}}, {"model": {"path": "$/other_model"}}),
+    Knob(run.ModelConfig, "revision", "sft", {"model.revision": "second"}, {"model": {"path": "owner/model"}}),
+    Knob(run.ModelConfig, "config", "sft", {"model.config.initializer_range": 0.5}),
+    Knob(run.ModelConfig, "lora", "ppo", POLICY_LORA, {"policy": {"path": "$/language_model"}}),
+    Knob(run.ModelConfig, "frozen_layers", "sft", {"model.frozen_layers": 1}),
+    Knob(run.ScalarModelConfig, "frozen_layers", "reward", {"model.frozen_layers": 1}),
+    Knob(run.ModelConfig, "activation_checkpointing", "sft", {"model.activation_checkpointing": True}),
+    Knob(run.ScalarModelConfig, "start", "ppo", {"value.start": "policy"}),
+    Knob(
+        run.ScalarModelConfig,
+        "path",
+        "ppo",
+        {"value": {"path": "$/other_model"}},
+        {"value": {"path": "$/language_model"}},
+    ),
+    Knob(run.ScalarModelConfig, "revision", "ppo", {"value.revision": "second"}, {"value": {"path": "owner/model"}}),
+    Knob(run.ScalarModelConfig, "config", "reward", {"model.config.initializer_range": 0.5}),
+    Knob(run.ScalarModelConfig, "lora", "ppo", {"value.lora": LORA}),
+    Knob(run.ScalarModelConfig, "activation_checkpointing", "reward", {"model.activation_checkpointing": True}),
+    Knob(run.OptimizerConfig, "learning_rate", "sft", {"sft.optimizer.learning_rate": 2e-2}),
+    Knob(run.OptimizerConfig, "betas", "sft", {"sft.optimizer.betas": [0.8, 0.9]}),
+    Knob(run.OptimizerConfig, "eps", "sft", {"sft.optimizer.eps": 1e-2}),
+    Knob(run.OptimizerConfig, "weight_decay", "sft", {"sft.optimizer.weight_decay": 0.5}),
+    Knob(run.OptimizerConfig, "schedule", "sft", {"sft.optimizer.schedule": "linear"}),
+    Knob(run.OptimizerConfig, "warmup_updates", "sft", {"sft.optimizer.warmup_updates": 0}),
+    Knob(run.OptimizerConfig, "final_fraction", "sft", {"sft.optimizer.final_fraction": 0.5}),
+    Knob(run.OptimizerConfig, "max_gradient_norm", "sft", {"sft.optimizer.max_gradient_norm": 1e-4}),
+    Knob(run.OptimizerConfig, "kind", "sft", {"sft.optimizer.kind": "adamw_paged_8bit"}, stops="kind adamw_paged"),
+    Knob(data.SourceConfig, "path", "sft", {"data.sources": [{"path": "$/other.jsonl"}]}),
+    Knob(data.SourceConfig, "function", "sft", {"data.sources": [{"function": "knobs:rows"}]}),
+    Knob(
+        data.SourceConfig,
+        "arguments",
+        "sft",
+        {"data.sources": [{"function": "knobs:rows", "arguments": {"word": "ba"}}]},
+        {"data.sources": [{"function": "knobs:rows"}]},
+    ),
+    Knob(data.SourceConfig, "format", "sft", texts(format="parquet"), stops="parquet"),
+    Knob(
+        data.SourceConfig, "split", "sft", texts(path="$/splits", split="second"), texts(path="$/splits", split="first")
+    ),
+    Knob(data.SourceConfig, "separator", "sft", texts(path="$/lines.txt", separator="--"), texts(path="$/lines.txt")),
+    Knob(data.SourceConfig, "columns", "sft", texts(columns={"response": "prompt", "prompt": "response"})),
+    Knob(data.SourceConfig, "problems", "sft", problems(problems="areal_code"), problems()),
+    Knob(
+        data.SourceConfig,
+        "template",
+        "sft",
+        problems(problems="areal_code", template="b{prompt}"),
+        problems(problems="areal_code"),
+    ),
+    Knob(data.SourceConfig, "weight", "sft", two_sources(3, 1), two_sources(1, 1)),
+    Knob(data.SourceConfig, "max_rows", "sft", texts(max_rows=8)),
+    Knob(data.DataConfig, "sources", "sft", {"data.sources": [{"path": "$/texts.jsonl"}, {"path": "$/other.jsonl"}]}),
+    Knob(
+        data.DataConfig,
+        "proportions",
+        "sft",
+        {"data.proportions": [3, 1]},
+        {"data.proportions": [1, 1], "data.phase": 0},
+    ),
+    Knob(data.DataConfig, "phase", "sft", {"data.phase": 1}, {"data.proportions": [1, 1], "data.phase": 0}),
+    Knob(data.DataConfig, "split_seed", "sft", {"data.split_seed": 3}, {"data.proportions": [1, 1], "data.phase": 0}),
+    Knob(data.DataConfig, "held_out_rows", "sft", {"data.held_out_rows": 3}),
+    Knob(
+        data.DataConfig,
+        "evaluation_sources",
+        "sft",
+        {"data.evaluation_sources": [{"path": "$/other.jsonl"}]},
+        {"data.held_out_rows": 0},
+    ),
+    Knob(data.DataConfig, "too_long", "sft", {"data.too_long": "truncate"}, {"data.max_tokens": 14}),
+    Knob(data.DataConfig, "as_messages", "sft", {"data.as_messages": True}),
+    Knob(data.DataConfig, "system", "sft", {"data.system": "abc"}, {"data.as_messages": True}),
+    Knob(data.TextDataConfig, "form", "sft", {"data.form": "text"}, texts(path="$/both.jsonl")),
+    Knob(data.TextDataConfig, "train_on", "sft", {"data.train_on": "everything"}),
+    Knob(data.TextDataConfig, "layout", "sft", {"data.layout": "blocks"}, texts(path="$/lines.txt")),
+    Knob(data.TextDataConfig, "max_tokens", "sft", {"data.max_tokens": 14}),
+    Knob(data.PreferenceDataConfig, "form", "reward", {"data.form": "conversational"}),
+    Knob(
+        data.PreferenceDataConfig,
+        "min_response_words",
+        "reward",
+        {"data.min_response_words": 3},
+        stops="too short a response",
+    ),
+    Knob(data.PreferenceDataConfig, "max_tokens", "reward", {"data.max_tokens": 18}),
+    Knob(data.PromptDataConfig, "max_prompt_tokens", "ppo", {"data.max_prompt_tokens": 6}),
+    Knob(data.PromptDataConfig, "first_words", "ppo", {"data.first_words": 1}),
+    Knob(data.PromptDataConfig, "fill_to_max", "ppo", {"data.fill_to_max": True}),
+    Knob(data.SourceConfig, "whole", "sft", texts(whole=True), {"data.proportions": [1, 1], "data.phase": 0}),
+    Knob(data.PromptFilterConfig, "above", "ppo", {"data.filter.above": 0.9}, FILTERED),
+    Knob(data.PromptFilterConfig, "below", "ppo", {"data.filter.below": -0.8}, FILTERED),
+    Knob(data.PromptFilterConfig, "max_fraction", "ppo", {"data.filter.max_fraction": 0.3}, FILTERED),
+    Knob(data.PromptFilterConfig, "from_epoch", "ppo", {"data.filter.from_epoch": 0}, FILTERED),
+    Knob(recipes.PPORecipe, "ptx_data", "ppo", {"ptx_data.sources": [{"path": "$/other.jsonl"}]}, PTX),
+    Knob(ppo_ptx.PTXConfig, "coefficient", "ppo", {"ppo.ptx.coefficient": 2.0}, PTX),
+    Knob(ppo_ptx.PTXConfig, "examples_per_update", "ppo", {"ppo.ptx.examples_per_update": 3}, PTX),
+    Knob(recipes.SFTConfig, "num_epochs", "sft", {"sft.num_epochs": 3}),
+    Knob(recipes.SFTConfig, "examples_per_step", "sft", {"sft.examples_per_step": 3}),
+    Knob(recipes.SFTConfig, "tokens_per_microbatch", "sft", {"sft.tokens_per_microbatch": 400}),
+    Knob(recipes.SFTConfig, "dropout", "sft", {"sft.dropout": True}, DROPOUT),
+    Knob(recipes.RewardTrainingConfig, "num_epochs", "reward", {"reward.num_epochs": 3}),
+    Knob(recipes.RewardTrainingConfig, "pairs_per_step", "reward", {"reward.pairs_per_step": 3}),
+    Knob(recipes.RewardTrainingConfig, "tokens_per_microbatch", "reward", {"reward.tokens_per_microbatch": 900}),
+    Knob(recipes.RewardTrainingConfig, "loss", "reward", {"reward.loss": "divergence_window"}),
+    Knob(recipes.RewardTrainingConfig, "centring", "reward", {"reward.centring": 0.5}),
+    Knob(recipes.RewardTrainingConfig, "dropout", "reward", {"reward.dropout": True}, DROPOUT),
+    Knob(
+        recipes.PPORecipe,
+        "reference",
+        "ppo",
+        {"reference": {"path": "$/other_model"}},
+        {"policy": {"path": "$/language_model"}},
+    ),
+    Knob(
+        recipes.DPORecipe,
+        "reference",
+        "dpo",
+        {"reference": {"path": "$/other_model"}},
+        {"model": {"path": "$/language_model"}},
+    ),
+    Knob(dpo.DPOConfig, "num_epochs", "dpo", {"dpo.num_epochs": 3}),
+    Knob(dpo.DPOConfig, "pairs_per_step", "dpo", {"dpo.pairs_per_step": 3}),
+    Knob(dpo.DPOConfig, "tokens_per_microbatch", "dpo", {"dpo.tokens_per_microbatch": 900}),
+    Knob(dpo.DPOConfig, "loss", "dpo", {"dpo.loss": "ipo"}),
+    Knob(dpo.DPOConfig, "beta", "dpo", {"dpo.beta": 0.2}),
+    Knob(dpo.DPOConfig, "label_smoothing", "dpo", {"dpo.label_smoothing": 0.1}),
+    Knob(dpo.DPOConfig, "optimizer", "dpo", {"dpo.optimizer": {"learning_rate": 1e-3}}),
+    Knob(recipes.PPORecipe, "gold", "ppo", {"gold": None}),
+    Knob(ppo.RolloutConfig, "max_new_tokens", "ppo", {"ppo.rollout.max_new_tokens": 3}),
+    Knob(
+        ppo.RolloutConfig,
+        "min_new_tokens",
+        "ppo",
+        {"ppo.rollout.min_new_tokens": 30},
+        {"ppo.rollout.max_new_tokens": 30, "ppo.rollout.min_new_tokens": 1},
+    ),
+    Knob(ppo.RolloutConfig, "shortest_limit", "ppo", {"ppo.rollout.shortest_limit": 1}),
+    Knob(ppo.RolloutConfig, "temperature", "ppo", {"ppo.rollout.temperature": 0.5}),
+    Knob(ppo.RolloutConfig, "greedy", "ppo", {"ppo.rollout.greedy": True}),
+    Knob(ppo.RolloutConfig, "top_k", "ppo", {"ppo.rollout.top_k": 2}, {"ppo.rollout.top_k": 40}),
+    Knob(ppo.RolloutConfig, "top_p", "ppo", {"ppo.rollout.top_p": 0.3}, {"ppo.rollout.top_p": 0.99}),
+    Knob(ppo.RolloutConfig, "stop_token_ids", "ppo", {"ppo.rollout.stop_token_ids": list(range(6, 40))}),
+    Knob(ppo.RolloutConfig, "stop_strings", "ppo", {"ppo.rollout.stop_strings": list(CHARACTERS[:30])}),
+    Knob(ppo.RolloutConfig, "max_rows", "ppo", {"ppo.rollout.max_rows": 2}),
+    Knob(ppo.KLConfig, "place", "ppo", {"ppo.kl.place": "none"}),
+    Knob(ppo.KLConfig, "measure", "ppo", {"ppo.kl.measure": "k3"}),
+    Knob(ppo.KLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
+    Knob(ppo.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
+    Knob(ppo.KLConfig, "target", "ppo", {"ppo.kl.target": None}),
+    Knob(ppo.KLConfig, "horizon", "ppo", {"ppo.kl.horizon": 40}),
+    Knob(ppo.KLConfig, "reference_every_steps", "ppo", {"ppo.kl.reference_every_steps": 1}),
+    Knob(ppo.KLConfig, "reference_decay", "ppo", {"ppo.kl.reference_decay": 0.5}, {"ppo.kl.reference_every_steps": 1}),
+    Knob(ppo.PPOConfig, "average_decay", "ppo", {"ppo.average_decay": 0.5}),
+    Knob(ppo.PPOConfig, "evaluate_average", "ppo", {"ppo.evaluate_average": True}, {"ppo.average_decay": 0.5}),
+    Knob(ppo.PPOConfig, "num_steps", "ppo", {"ppo.num_steps": 3}),
+    Knob(ppo.PPOConfig, "prompts_per_step", "ppo", {"ppo.prompts_per_step": 5}),
+    Knob(ppo.PPOConfig, "responses_per_prompt", "ppo", {"ppo.responses_per_prompt": 2}),
+    Knob(ppo.PPOConfig, "samples_per_prompt", "ppo", {"ppo.samples_per_prompt": 3}),
+    Knob(ppo.PPOConfig, "epochs_per_step", "ppo", {"ppo.epochs_per_step": 2}),
+    Knob(ppo.PPOConfig, "minibatch_responses", "ppo", {"ppo.minibatch_responses": 2}),
+    Knob(ppo.PPOConfig, "tokens_per_microbatch", "ppo", {"ppo.tokens_per_microbatch": 400}),
+    Knob(ppo.PPOConfig, "release_cache", "ppo", {"ppo.release_cache": True}, stops="release_cache"),
+    Knob(ppo.AdvantageConfig, "estimator", "ppo", {"ppo.advantage": "group_standardised"}, GROUPS),
+    Knob(ppo.AdvantageConfig, "k", "ppo", {"ppo.advantage.k": 3}, BEST_OF),
+    Knob(ppo.AdvantageConfig, "least_spread", "ppo", {"ppo.advantage.least_spread": 10.0}),
+    Knob(ppo.AdvantageConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
+    Knob(ppo.AdvantageConfig, "lam", "ppo", {"ppo.advantage.lam": 0.5}),
+    Knob(ppo.AdvantageConfig, "length_adaptive", "ppo", {"ppo.advantage.length_adaptive": 0.4}),
+    Knob(ppo.AdvantageConfig, "value_lam", "ppo", {"ppo.advantage.value_lam": 0.5}),
+    Knob(ppo.AdvantageConfig, "standardise", "ppo", {"ppo.advantage.standardise": False}),
+    Knob(ppo.AdvantageConfig, "unbiased_variance", "ppo", {"ppo.advantage.unbiased_variance": True}),
+    Knob(ppo.PolicyLossConfig, "clip_low", "ppo", {"ppo.policy_loss.clip_low": 0.9}, STEEP),
+    Knob(ppo.PolicyLossConfig, "clip_high", "ppo", {"ppo.policy_loss.clip_high": 2.0}, STEEP),
+    Knob(ppo.PolicyLossConfig, "objective", "ppo", {"ppo.policy_loss.objective": "cispo"}, STEEP),
+    Knob(ppo.PolicyLossConfig, "dual_clip", "ppo", {"ppo.policy_loss.dual_clip": 1.1}, STEEP),
+    Knob(ppo.PolicyLossConfig, "gate_positive", "ppo", {"ppo.policy_loss.gate_positive": 3.0}, GATED),
+    Knob(ppo.PolicyLossConfig, "gate_negative", "ppo", {"ppo.policy_loss.gate_negative": 3.0}, GATED),
+    Knob(ppo.PolicyLossConfig, "max_second_moment", "ppo", {"ppo.policy_loss.max_second_moment": 1e-4}, TRUSTING),
+    Knob(
+        ppo.PolicyLossConfig,
+        "average",
+        "ppo",
+        {"ppo.policy_loss.average": "responses"},
+        {"ppo.rollout.shortest_limit": 1},  # of responses of one length both averages are the same number
+    ),
+    Knob(
+        ppo.PolicyLossConfig,
+        "average_constant",
+        "ppo",
+        {"ppo.policy_loss.average_constant": 3},
+        {"ppo.policy_loss.average": "constant"},
+    ),
+    Knob(ppo.PolicyLossConfig, "entropy_coefficient", "ppo", {"ppo.policy_loss.entropy_coefficient": 0.1}),
+    Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
+    Knob(ppo.PolicyLossConfig, "behaviour_floor", "ppo", {"ppo.policy_loss.behaviour_floor": 1.0}, WEIGHED),
+    Knob(ppo.PolicyLossConfig, "behaviour_of", "ppo", {"ppo.policy_loss.behaviour_of": "response"}, WEIGHED),
+    Knob(ppo.PolicyLossConfig, "rejection", "ppo", {"ppo.policy_loss.rejection": {"limit": 1e-9}}, BF16),
+    Knob(ppo.ValueLossConfig, "kind", "ppo", {"ppo.value_loss.kind": "smooth_l1"}, FAR),
+    Knob(ppo.ValueLossConfig, "huber_delta", "ppo", {"ppo.value_loss.huber_delta": 0.01}, FAR),
+    Knob(ppo.ValueLossConfig, "coefficient", "ppo", {"ppo.value_loss.coefficient": 1.0}, TRUNK),
+    Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
+    Knob(ppo.ValueLossConfig, "normalise", "ppo", {"ppo.value_loss.normalise": "cumulative"}, NORMALISED),
+    Knob(ppo.ValueLossConfig, "normalise_decay", "ppo", {"ppo.value_loss.normalise_decay": 0.5}, NORMALISED),
+    Knob(run.ScalarModelConfig, "start", "ppo", TRUNK, {"value.start": "policy", "ppo.value_optimizer": SLOW}),
+    Knob(run.ScalarModelConfig, "path", "ppo", {"value.path": "$/reward_model"}, TRUNK),
+    Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}, TRUNK),
+    Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}),
+    Knob(
+        ppo.PPOConfig, "truncated", "ppo", {"ppo.truncated": "mask"}, {"ppo.rollout.stop_token_ids": list(range(6, 16))}
+    ),
+    Knob(ppo.ScoreConfig, "truncated", "ppo", {"ppo.score.truncated": False}, CUT),
+    Knob(ppo.ScoreConfig, "clip", "ppo", {"ppo.score.clip": 0.01}),
+    Knob(ppo.ScoreConfig, "truncated_scale", "ppo", {"ppo.score.truncated_scale": 0.5}, CUT),
+    Knob(ppo.ScoreConfig, "minus_reference_answer", "ppo", {"ppo.score.minus_reference_answer": True}, ANSWERED),
+    Knob(ppo.ScoreConfig, "bias", "ppo", {"ppo.score.bias": 1.0}),
+    Knob(ppo.ScoreConfig, "scale", "ppo", {"ppo.score.scale": 2.0}),
+    Knob(ppo.ScoreConfig, "running", "ppo", {"ppo.score.running": "standardise"}, {"ppo.score.running": "scale"}),
+    Knob(ppo.ScoreConfig, "missing_eos_penalty", "ppo", {"ppo.score.missing_eos_penalty": 1.0}, ENDED_SOON),
+    Knob(ppo.ScoreConfig, "min_tokens", "ppo", {"ppo.score.min_tokens": 4}, TOO_SHORT),
+    Knob(ppo.ScoreConfig, "min_tokens_penalty", "ppo", {"ppo.score.min_tokens_penalty": 2.0}, TOO_SHORT),
+    Knob(ppo.ScoreConfig, "penalty_mode", "ppo", {"ppo.score.penalty_mode": "replace"}, TOO_SHORT),
+    Knob(ppo.ScoreConfig, "overlong_buffer_tokens", "ppo", {"ppo.score.overlong_buffer_tokens": 3}, ENDED_SOON),
+    Knob(
+        ppo.ScoreConfig,
+        "overlong_penalty",
+        "ppo",
+        {"ppo.score.overlong_penalty": 2.0},
+        ENDED_SOON | {"ppo.score.overlong_buffer_tokens": 3},
+    ),
+    Knob(ppo.ScoreConfig, "whiten_rewards", "ppo", {"ppo.score.whiten_rewards": "zero_mean"}),
+    Knob(ppo.GuardConfig, "max_equal_steps", "ppo", {"ppo.guards.max_equal_steps": 2}, DEAD, "max_equal_steps"),
+    Knob(
+        ppo.GuardConfig,
+        "max_ratio",
+        "ppo",
+        {"ppo.guards.max_ratio": 1.0001, "ppo.guards.max_skipped_fraction": 1.0},
+        STEEP,
+    ),
+    Knob(ppo.GuardConfig, "max_kl", "ppo", {"ppo.guards.max_kl": 1e-9, "ppo.guards.max_skipped_fraction": 1.0}, STEEP),
+    Knob(ppo.GuardConfig, "target_kl", "ppo", {"ppo.guards.target_kl": 1e-9}, STEEP),
+    Knob(
+        ppo.GuardConfig,
+        "max_skipped_fraction",
+        "ppo",
+        {"ppo.guards.max_skipped_fraction": 0.01},
+        STEEP | {"ppo.guards.max_kl": 1e-9, "ppo.guards.max_skipped_fraction": 1.0},
+        "max_skipped_fraction",
+    ),
+    Knob(
+        ppo.GuardConfig,
+        "max_faulty_fraction",
+        "ppo",
+        {"ppo.guards.max_faulty_fraction": 0.1},
+        FAULTY | {"ppo.guards.max_faulty_fraction": 0.5},
+        "max_faulty_fraction",
+    ),
+    Knob(ppo.PPOConfig, "evaluate_greedy", "ppo", {"ppo.evaluate_greedy": True}),
+    Knob(ppo.PPOConfig, "evaluation_samples_per_prompt", "ppo", {"ppo.evaluation_samples_per_prompt": 2}),
+    Knob(ppo.PPOConfig, "solved_score", "ppo", {"ppo.solved_score": 0.5}),
+    Knob(ppo.PPOConfig, "outcome", "ppo", {"ppo.outcome": "function"}),
+    Knob(ppo.AdvantageConfig, "equal_groups", "ppo", {"ppo.advantage.equal_groups": "exclude"}, EQUAL),
+    Knob(ppo.PPOConfig, "evaluate_reference", "ppo", {"ppo.evaluate_reference": True}),
+    Knob(ppo.PPOConfig, "policy_optimizer", "ppo", {"ppo.policy_optimizer": None}),
+    Knob(ppo.PPOConfig, "value_optimizer", "ppo", {"ppo.value_optimizer": {"learning_rate": 1e-5}}),
+    Knob(rewards.ModelRewardConfig, "kind", "ppo", scorer(), function()),
+    Knob(rewards.ModelRewardConfig, "name", "ppo", scorer(name="other"), scorer()),
+    Knob(rewards.ModelRewardConfig, "path", "ppo", scorer(path="$/other_scorer"), scorer()),
+    Knob(
+        rewards.ModelRewardConfig,
+        "revision",
+        "ppo",
+        scorer(path="owner/scorer", revision="second"),
+        scorer(path="owner/scorer"),
+    ),
+    Knob(rewards.ModelRewardConfig, "tokenizer", "ppo", scorer(tokenizer="$/other_template"), CHATTING),
+    Knob(rewards.ModelRewardConfig, "dense", "ppo", scorer(dense="deltas"), scorer()),
+    Knob(rewards.ModelRewardConfig, "share_base", "ppo", scorer(path="$/reward_adapter"), ONE_BASE, "an adapter only"),
+    Knob(rewards.ModelRewardConfig, "weight", "ppo", scorer(weight=2.0), scorer()),
+    Knob(rewards.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
+    Knob(rewards.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),
+    Knob(rewards.FunctionRewardConfig, "function", "ppo", function(function="tiny_runs:share_of_vowels"), function()),
+    Knob(rewards.FunctionRewardConfig, "arguments", "ppo", function(arguments={"letter": "b"}), function()),
+    Knob(rewards.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
+    Knob(rewards.JudgeRewardConfig, "kind", "ppo", judge(), function()),
+    Knob(rewards.JudgeRewardConfig, "name", "ppo", judge(name="other"), judge()),
+    Knob(rewards.JudgeRewardConfig, "judge_class", "ppo", judge(judge_class="judges_made:Hostile"), judge()),
+    Knob(rewards.JudgeRewardConfig, "arguments", "ppo", judge(arguments={"letter": "b"}), judge()),
+]
+
+SINKS = {
+    sinks.WandbSinkConfig: "test_weights_and_biases_is_told_the_id_of_the_run",
+    sinks.TrackioSinkConfig: "test_trackio_is_told_a_name_that_carries_the_id",
+    sinks.MLflowSinkConfig: "test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once",
+    sinks.FunctionSinkConfig: "test_a_sink_of_ones_own_is_told_its_name_and_arguments",
+}
+SAMPLED = {
+    sinks.WandbSinkConfig: "test_weights_and_biases_gets_a_table_of_them_where_it_is_told_to",
+    sinks.MLflowSinkConfig: "test_mlflow_gets_them_as_a_file_of_each_step",
+}
+TEXTS = (
+    rewards_texts.PatternRewardConfig,
+    rewards_texts.JSONSchemaRewardConfig,
+    rewards_texts.LengthRewardConfig,
+    rewards_texts.RepetitionRewardConfig,
+    rewards_texts.ThinkAnswerRewardConfig,
+)
+JUDGED = {
+    "weight": (
+        "rewards/test_function_reward.py",
+        "test_sources_add_up_by_weight_and_keep_their_own_scores_as_components",
+    ),
+    "workers": ("ppo/test_judged_runs.py", "test_what_a_recipe_says_of_workers_reaches_them"),
+    "answer_seconds": (
+        "rewards/test_judged_reward.py",
+        "test_a_time_out_is_the_answers_fault_with_the_score_that_the_judge_wants",
+    ),
+    "step_seconds": (
+        "rewards/test_judged_reward.py",
+        "test_what_is_not_judged_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
+    ),
+    "attempts": (
+        "rewards/test_judged_reward.py",
+        "test_a_fault_that_the_judge_itself_sees_is_tried_again_and_not_remembered",
+    ),
+    "worker_memory_mib": (
+        "rewards/test_judged_reward.py",
+        "test_what_a_judge_does_to_its_worker_is_no_score_and_harms_no_other_answer",
+    ),
+}
+"""What all judged kinds share; none of it changes a healthy run."""
+CODE = {
+    "test_every_field_of_the_section_is_an_option_of_the_judge": ("form",),
+    "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
+    "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
+    "test_a_guarantee_that_nobody_knows_cannot_be_waived": ("sandbox_waived",),
+}
+CODE_VERDICTS = {
+    "test_other_columns_are_read_where_they_are_named": ("tests_columns", "setup_columns", "entry_point_column"),
+    "test_code_is_put_before_the_program": ("before_column",),
+    "test_a_completion_goes_on_from_the_prompt_or_from_a_column": ("prompt_column",),
+    "test_an_answer_without_a_program_has_a_score_of_its_own": ("no_program", "unfenced"),
+    "test_a_limit_for_each_test_is_not_that_of_all": ("cpu_seconds", "limit_each_test"),
+    "test_memory_is_limited_as_asked": ("memory_mib",),
+    "test_a_tolerance_is_for_outputs_and_returned_values": ("float_tolerance",),
+    "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice": ("partial", "right", "wrong"),
+}
+SHOWN_ELSEWHERE = {
+    # The tiny models of these runs write no programs.
+    **{
+        (CodeRewardConfig, n): ("rewards/code/test_code_source.py", test) for test, names in CODE.items() for n in names
+    },
+    **{
+        (CodeRewardConfig, name): ("rewards/code/test_code_verdicts.py", test)
+        for test, names in CODE_VERDICTS.items()
+        for name in names
+    },
+    (CodeRewardConfig, "idle_seconds"): (
+        "rewards/code/test_code_limits.py",
+        "test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over",
+    ),
+    (CodeRewardConfig, "packages"): (
+        "rewards/code/test_code_rows.py",
+        "test_programs_and_tests_import_the_packages_that_are_named",
+    ),
+    **{(rewards.JudgedRewardConfig, name): test for name, test in JUDGED.items()},
+    (rewards.FunctionRewardConfig, "process"): (
+        "rewards/test_function_process.py",
+        "test_the_function_is_called_elsewhere_with_what_it_is_always_called_with",
+    ),
+    # Of a verdict, which a test of the judge shows without a run.
+    **{
+        (s, name): ("rewards/texts/test_text_options.py", "test_a_key_with_another_value_gives_another_verdict")
+        for s in TEXTS
+        for name in set(s.model_fields) - set(JUDGED)
+    },
+    # Another address, limit or token of a service, whose verdicts do not depend on them.
+    **{
+        (rewards_remote.RemoteRewardConfig, name): (
+            "rewards/remote/test_remote_section.py",
+            "test_every_key_of_the_section_reaches_the_client",
+        )
+        for name in rewards_remote.RemoteRewardConfig.model_fields
+    },
+    **{(s, name): ("run/test_sinks.py", test) for s, test in SINKS.items() for name in s.model_fields},
+    **{(s, "samples"): ("run/test_sample_sinks.py", test) for s, test in SAMPLED.items()},
+    (run.RunConfig, "folder"): (
+        "run/test_loop.py",
+        "test_a_run_writes_one_line_per_step_and_one_before_the_first",
+    ),
+    (run.RunConfig, "device"): ("models/test_placement.py", "test_auto_takes_the_fastest_that_is_there"),
+    (ppo.PPOConfig, "side_by_side"): (
+        "ppo/test_side_by_side.py",
+        "test_they_learn_the_same_and_a_repetition_has_the_same_bits",
+    ),
+    (run.RunConfig, "num_threads"): ("run/test_loop.py", "test_a_resume_with_other_threads_needs_permission"),
+    (
+        run.RunConfig,
+        "grace_seconds",
+    ): ("checkpoint/test_interruption.py", "test_a_step_that_takes_longer_than_its_grace_is_given_up"),
+    (run.RunConfig, "compile"): (
+        "run/test_memory_options.py",
+        "test_every_model_that_trains_is_compiled_as_the_recipe_says",
+    ),
+    (run.OptimizerConfig, "in_backward"): ("learner/test_in_backward.py", "test_one_gradient_exists_at_a_time"),
+    (run.OptimizerConfig, "non_finite_gradient"): (
+        "learner/test_in_backward.py",
+        "test_a_gradient_that_is_not_finite_can_stop_the_run",
+    ),
+    **{
+        (losses.RejectionConfig, name): (
+            "ppo/test_wires_of_losses.py",
+            "test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator",
+        )
+        for name in losses.RejectionConfig.model_fields
+    },
+    # On a CPU sampler and learner round alike in bf16, and no weight is above any cap.
+    (ppo.PolicyLossConfig, "behaviour_cap"): (
+        "ppo/test_updates.py",
+        "test_a_behaviour_weight_is_a_factor_of_the_advantage",
+    ),
+    (run.RunConfig, "token_cache"): ("data/test_token_cache.py", "test_a_run_keeps_its_ids_where_it_is_told_to"),
+    # An extra, which need not be installed.
+    (run.ModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
+    (run.ScalarModelConfig, "quantisation"): ("models/test_quantised.py", "test_a_recipe_says_how_the_base_is_stored"),
+    (data.SourceConfig, "subset"): ("data/test_reading_formats.py", "test_a_hub_data_set_is_read_through_datasets"),
+    (
+        rewards.FunctionRewardConfig,
+        "timeout_seconds",
+    ): ("rewards/test_function_reward.py", "test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for"),
+    # What a judge does with its options needs no run; that a run asks it, one of its tests shows.
+    **{
+        (rewards_maths.MathsRewardConfig, name): (
+            "rewards/maths/test_maths_judge.py",
+            "test_an_option_of_the_maths_judge_changes_a_verdict",
+        )
+        for name in rewards_maths.MathsRewardConfig(kind="maths").judge_options()
+        if not name.startswith("symbolic")
+    },
+    (rewards_maths.MathsRewardConfig, "symbolic"): (
+        "rewards/maths/test_maths_judge.py",
+        "test_always_demands_the_extra_when_the_judge_is_made_and_auto_does_without",
+    ),
+    (rewards_maths.MathsRewardConfig, "symbolic_cpu_seconds"): (
+        "rewards/maths/test_math_verify.py",
+        "test_math_verify_is_stopped_after_its_processor_time",
+    ),
+    **{
+        (rewards_maths.CountdownRewardConfig, name): (
+            "rewards/maths/test_countdown.py",
+            "test_an_option_of_the_countdown_judge_changes_a_verdict",
+        )
+        for name in rewards_maths.CountdownRewardConfig(kind="countdown").judge_options()
+    },
+    **{
+        (section, name): ("rewards/maths/test_maths_rewards.py", "test_sources_of_both_kinds_score_through_workers")
+        for section in (rewards_maths.MathsRewardConfig, rewards_maths.CountdownRewardConfig)
+        for name in ("kind", "name")
+    },
+}

@@ -1,0 +1,443 @@
+"""The loop around a trainer: one line per step, saves, resumes with the same bits, whatever interrupts it."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import torch
+
+from proximo.checkpoint import atomic
+from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.config.recipes import PPORecipe, SFTRecipe
+from proximo.config.run import RunConfig
+from proximo.config.schema.base import AbsentMeans
+from proximo.errors import DataError, RunFolderError, TrainingError
+from proximo.metrics.report.page import write_report
+from proximo.metrics.trainers import Trainer
+from proximo.metrics.values import Mean
+from proximo.run import loop
+from proximo.run.logs import Record
+from proximo.run.loop import run_task
+from proximo.run.options import RunOptions
+
+
+class Counting:
+    """A trainer whose only weight is a number that each step changes."""
+
+    trainer = Trainer.SFT
+    device = "cpu"
+    notes = ()
+    best_metric = "evaluation/loss"
+    best_is_lowest = True
+
+    def __init__(
+        self,
+        num_steps: int = 5,
+        *,
+        data: str = "rows",
+        fail_at: int | None = None,
+        fails: BaseException | None = None,
+    ) -> None:
+        self.num_steps = num_steps
+        self.inputs_fingerprint: Mapping[str, Any] = {"rows": data}
+        self.weight = 0.0
+        self.fail_at = 1 if fails and fail_at is None else fail_at
+        self.fails = fails or KeyboardInterrupt()
+
+    def step(self, step: int) -> Record:
+        if step == self.fail_at:
+            raise self.fails
+        self.weight = self.weight * 0.5 + step
+        return Record(metrics={"sft/loss": Mean(self.weight, 1)}, samples=[{"kind": "train", "text": f"{self.weight}"}])
+
+    def evaluate(self) -> Record | None:
+        return Record(metrics={"evaluation/loss": Mean(abs(self.weight - 4), 1)})
+
+    def writers(self) -> Mapping[str, Writer]:
+        return {"weight.txt": lambda path: path.write_text(repr(self.weight)) and None}
+
+    def state(self) -> Mapping[str, Any]:
+        return {"updates": {}}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.weight = float(checkpoint.path("weight.txt").read_text())
+
+
+@pytest.fixture(autouse=True)
+def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots take most of the time of a run of five steps."""
+    if "one_line_per_step" not in request.node.name:
+        monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+
+
+@pytest.fixture(autouse=True)
+def kernels_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether this machine can have them is no matter of these tests."""
+    monkeypatch.setattr(loop, "why_no_kernels", lambda: None)
+
+
+def recipe(folder: Path, **run: Any) -> SFTRecipe:
+    return SFTRecipe(
+        run={"folder": str(folder), "save_every_steps": 2, "evaluate_every_steps": 2, **run},
+        model={"path": "m"},
+        data={"sources": [{"path": "d.jsonl"}]},
+    )
+
+
+def start(folder: Path, task: Counting | None = None, *, run: dict[str, Any] | None = None, **options: Any) -> int:
+    made = recipe(folder, **(run or {}))
+    return run_task(lambda: task or Counting(), made, made.run, RunOptions(quiet=True, **options))
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Without times, which no run repeats."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: value for name, value in record.items() if not name.startswith("time/")} for record in records]
+
+
+def test_a_run_writes_one_line_per_step_and_one_before_the_first(tmp_path: Path) -> None:
+    assert start(tmp_path / "run") == 0
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [0, 1, 2, 3, 4, 5]
+    assert [line["step"] for line in metrics if "evaluation/loss" in line] == [0, 2, 4, 5]
+    assert [line["step"] for line in lines(tmp_path / "run" / "samples.jsonl")] == [1, 2, 3, 4, 5]
+    assert (tmp_path / "run" / "report.html").exists()
+    assert json.loads((tmp_path / "run" / "config.resolved.json").read_text())["run"]["save_every_steps"] == 2
+
+
+def test_a_run_on_a_cpu_without_kernels_keeps_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "why_no_kernels", lambda: "no kernels in C: there is no compiler")
+    elsewhere = Counting()
+    elsewhere.device = "meta"
+    for name, task, said in (("cpu", None, 1), ("meta", elsewhere, 0)):
+        assert start(tmp_path / name, task) == 0
+        log = (tmp_path / name / "log.txt").read_text()
+        assert log.splitlines().count("no kernels in C: there is no compiler") == said
+
+
+def test_an_interrupted_run_ends_with_the_same_lines_and_weight(tmp_path: Path) -> None:
+    start(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "cut", Counting(fail_at=4))
+    assert [line["step"] for line in lines(tmp_path / "cut" / "metrics.jsonl")] == [0, 1, 2, 3]
+    resumed = Counting()
+    assert start(tmp_path / "cut", resumed, resume="must") == 0
+    assert resumed.weight == 8.0625
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert lines(tmp_path / "cut" / name) == lines(tmp_path / "whole" / name)
+
+
+def count_effects(monkeypatch: pytest.MonkeyPatch, limit: int | None) -> list[str]:
+    """Let the first `limit` file-system effects of all saves pass and make the next one fail."""
+    seen: list[str] = []
+    for name in ("write_bytes", "publish_folder", "write_bytes_atomically", "fsync_tree", "remove"):
+        original = vars(atomic)[name]
+
+        def effect(*given: Any, _name: str = name, _original: Any = original) -> Any:
+            if limit is not None and len(seen) >= limit:
+                raise OSError("the disk is gone")
+            seen.append(_name)
+            return _original(*given)
+
+        monkeypatch.setattr(atomic, name, effect)
+    return seen
+
+
+def test_a_fault_at_any_effect_of_any_save_loses_nothing(tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        seen = count_effects(patch, None)
+        start(tmp_path / "whole")
+        effects = len(seen)
+    wanted = lines(tmp_path / "whole" / "metrics.jsonl")
+    assert effects > 15
+    for limit in range(effects):
+        folder = tmp_path / f"cut-{limit}"
+        with pytest.MonkeyPatch.context() as patch:
+            count_effects(patch, limit)
+            with pytest.raises((OSError, RuntimeError)):
+                start(folder)
+        assert start(folder, resume="auto") == 0
+        assert lines(folder / "metrics.jsonl") == wanted, limit
+
+
+def test_a_mistake_in_the_data_loses_nothing_of_the_run_that_was_to_be_replaced(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+
+    def broken() -> Counting:
+        raise DataError("no rows")
+
+    made = recipe(tmp_path / "run")
+    with pytest.raises(DataError):
+        run_task(broken, made, made.run, RunOptions(quiet=True, overwrite=True))
+    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"run": {"seed": 7}}, "run.seed"),
+        ({"task": Counting(data="other")}, "rows"),
+    ],
+)
+def test_a_resume_with_other_settings_or_data_names_what_differs(tmp_path: Path, change: dict, message: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    with pytest.raises(RunFolderError, match=message):
+        start(tmp_path / "run", resume="must", **change)
+
+
+def test_a_resume_with_other_threads_needs_permission(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    torch.set_num_threads(2)
+    with pytest.raises(RunFolderError, match="num_threads"):
+        start(tmp_path / "run", resume="must")
+    assert start(tmp_path / "run", resume="must", allow_different_environment=True) == 0
+
+
+def test_settings_that_choose_the_environment_may_differ_with_the_same_permission(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    other = {"num_threads": 2, "device": "cpu"}
+    with pytest.raises(RunFolderError, match=r"(?s)run.device.*run.num_threads"):
+        start(tmp_path / "run", run=other, resume="must")
+    with pytest.raises(RunFolderError, match=r"run.seed"):
+        start(tmp_path / "run", run=other | {"seed": 7}, resume="must", allow_different_environment=True)
+    assert start(tmp_path / "run", run=other, resume="must", allow_different_environment=True) == 0
+
+
+class LaterRun(RunConfig):
+    """Of a later version, which has settings more."""
+
+    new_key: int = 3
+    floor: Annotated[float, AbsentMeans(0.0)] = 0.1
+
+
+class LaterRecipe(SFTRecipe):
+    run: LaterRun
+
+
+def start_later(folder: Path, **run: Any) -> int:
+    made = LaterRecipe.model_validate(recipe(folder).model_dump() | {"run": {**recipe(folder).run.model_dump(), **run}})
+    return run_task(Counting, made, made.run, RunOptions(quiet=True, resume="must"))
+
+
+def test_a_run_survives_an_upgrade_that_adds_settings(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    with pytest.raises(
+        RunFolderError, match=r"settings .saved -> now.:\n  run.floor: 0.0 -> 0.1\n  give them the saved"
+    ):
+        start_later(tmp_path / "run")
+    with pytest.raises(RunFolderError, match=r"\n  run.new_key: 3 -> 4\n  give"):
+        start_later(tmp_path / "run", floor=0, new_key=4)
+    assert start_later(tmp_path / "run", floor=0) == 0
+    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 6
+
+
+def test_a_setting_that_is_gone_is_refused_with_the_version_that_has_it(tmp_path: Path) -> None:
+    start(tmp_path / "run", run={"keep_last": 5})
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000004\n")
+    assert start_later(tmp_path / "run", floor=0, keep_last=5) == 0
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000005\n")
+    with pytest.raises(RunFolderError, match=r"(?s)run.floor \(saved as 0.0\): there is no such setting.*proximo \d"):
+        start(tmp_path / "run", resume="must")
+
+
+def test_another_environment_that_was_allowed_is_noted(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    torch.set_num_threads(2)
+    start(tmp_path / "run", resume="must", allow_different_environment=True)
+    assert "resumed in another environment: num_threads: 1 -> 2\n" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def delete_the_second_line(path: Path) -> None:
+    first, _, *others = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([first, *others]))
+
+
+@pytest.mark.parametrize("change", [delete_the_second_line, Path.unlink], ids=lambda change: change.__name__)
+@pytest.mark.parametrize(("name", "had"), [("metrics.jsonl", 5), ("samples.jsonl", 4)])
+def test_a_log_that_was_cut_is_told_and_the_training_goes_on(tmp_path: Path, change: Any, name: str, had: int) -> None:
+    start(tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "latest").write_text("step-000004\n")
+    change(tmp_path / "run" / name)
+    resumed = Counting()
+    assert start(tmp_path / "run", resumed, resume="must") == 0
+    assert resumed.weight == 8.0625
+    found = 0 if change is Path.unlink else had - 1
+    told = f"{name} has {found} lines up to step 4, and had {had} when the checkpoint was saved"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count(told) == 1
+    assert log.count("when the checkpoint was saved") == 1
+
+
+def scoring(folder: Path, text: str) -> None:
+    (folder / "own_scoring.py").write_text(text)
+
+
+def test_another_source_of_a_reward_function_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    scoring(tmp_path, "def score(prompts, responses, metadata): return [0.0 for _ in responses]")
+    given = {"reward": [{"kind": "function", "function": "own_scoring:score"}], "policy": {"path": "m"}}
+    made = PPORecipe.model_validate(
+        {
+            **given,
+            "run": recipe(tmp_path / "run").run.model_dump(),
+            "data": {"sources": [{"path": "d.jsonl"}]},
+            "ppo": {"num_steps": 5, "prompts_per_step": 1, "rollout": {"max_new_tokens": 1}},
+        }
+    )
+
+    def go(task: Counting, **options: Any) -> int:
+        return run_task(lambda: task, made, made.run, RunOptions(quiet=True, **options))
+
+    with pytest.raises(KeyboardInterrupt):
+        go(Counting(fail_at=4))
+    scoring(tmp_path, "def score(prompts, responses, metadata): return [1.0 for _ in responses]")
+    hashed = '"source with sha256 [0-9a-f]{16}"'
+    named = rf"environment .*\n  functions.own_scoring:score: {hashed} -> {hashed}\n"
+    with pytest.raises(RunFolderError, match=named):
+        go(Counting(), resume="must")
+    assert go(Counting(), resume="must", allow_different_environment=True) == 0
+    assert "resumed in another environment: functions.own_scoring:score: " in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4))
+    start(tmp_path / "run", resume="must")
+    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    steps = [line.split()[1] for line in log if line.startswith("step ")]
+    assert steps == ["0/5", "1/5", "2/5", "3/5", "3/5", "4/5", "5/5"]
+    assert [line for line in log if line.startswith("finished: 5 steps")]
+    start(tmp_path / "run", overwrite=True)
+    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert [line.split()[0] for line in log if line.startswith(("step ", "finished"))] == ["step"] * 6 + ["finished:"]
+
+
+def test_what_ended_a_run_stands_in_its_log_and_on_top_of_its_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "write_report", write_report)
+    task = Counting()
+    task.step = lambda step: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        start(tmp_path / "run", task)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "Traceback" in log
+    assert "ZeroDivisionError: integer division or modulo by zero\n" in log
+    assert f"failed, report in {tmp_path}/run/report.html" in log
+    page = (tmp_path / "run" / "report.html").read_text()
+    reason = page.index("ZeroDivisionError: integer division or modulo by zero")
+    assert reason < page.index("<main>")
+    assert "failed before the first step" in page
+
+
+def test_a_report_that_cannot_be_written_hides_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> Path:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(loop, "write_report", refuse)
+    with pytest.raises(ZeroDivisionError):
+        start(tmp_path / "run", Counting(fails=ZeroDivisionError()))
+
+
+def test_how_a_run_ended_is_kept_until_it_goes_on(tmp_path: Path) -> None:
+    def outcome() -> dict[str, Any]:
+        return json.loads((tmp_path / "run" / "outcome.json").read_text())
+
+    with pytest.raises(TrainingError):
+        start(tmp_path / "run", Counting(fail_at=4, fails=TrainingError("the judge\n  is gone")))
+    assert outcome() == {"state": "failed", "total_steps": 5, "reason": "the judge is gone"}
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=4), resume="must")
+    assert not (tmp_path / "run" / "outcome.json").exists()
+    start(tmp_path / "run", resume="must")
+    assert outcome() == {"state": "finished", "total_steps": 5, "reason": None}
+    start(tmp_path / "run", resume="auto")
+    assert outcome()["state"] == "finished"
+
+
+def test_an_alarm_is_said_once_when_it_comes_and_again_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = Counting(num_steps=12)
+    task.step = lambda step: Record(metrics={"sft/loss": Mean(9.0 if step > 6 else 1.0, 1)})
+    start(tmp_path / "run", task)
+    told = [line for line in capsys.readouterr().err.splitlines() if "leapt up" in line]
+    assert [line.partition(":")[0] for line in told] == ["warning"]
+    assert "step 8, problem: The training loss leapt up. It went from 1.00 to 9.00 at step 7," in told[0]
+    log = (tmp_path / "run" / "log.txt").read_text().splitlines()
+    assert [line.split(":")[0] for line in log if "leapt up" in line] == ["warning", "problem"]
+    assert log.index(told[0]) < next(place for place, line in enumerate(log) if line.startswith("step 9/12"))
+
+
+def failed_cpu_allocation() -> RuntimeError:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(10**15)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), failed_cpu_allocation()], ids=repr
+)
+@pytest.mark.parametrize(("phase", "step"), [("training", 1), ("evaluation", 0)])
+def test_where_memory_runs_out_the_settings_to_lower_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, phase: str, step: int
+) -> None:
+    def fail(*given: Any) -> Record:
+        raise error
+
+    task = Counting()
+    monkeypatch.setattr(task, {"training": "step", "evaluation": "evaluate"}[phase], fail)
+    wanted = rf"step {step}: memory ran out in {phase}; lower sft.tokens_per_microbatch.*`proximo plan` with"
+    with pytest.raises(TrainingError, match=wanted):
+        start(tmp_path / "run", task)
+
+
+def test_resuming_a_finished_run_is_an_error_unless_auto(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunFolderError, match="would train nothing"):
+        start(tmp_path / "run", resume="must")
+    assert start(tmp_path / "run", resume="auto") == 0
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+def test_the_best_checkpoint_is_kept_beside_the_last(tmp_path: Path) -> None:
+    start(tmp_path / "run", Counting(num_steps=8), run={"keep_last": 2, "save_every_steps": 1})
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == ["step-000002", "step-000007", "step-000008"]
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    """What lies in a run folder, but for its lock and what a failed start left."""
+    files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        name: path.read_bytes()
+        for name, path in files.items()
+        if name != ".proximo-run" and not name.startswith("failed-start/")
+    }
+
+
+@pytest.mark.parametrize("fails", [RuntimeError("the reward function"), KeyboardInterrupt()], ids=["error", "ctrl-c"])
+def test_a_run_that_ends_before_its_first_step_replaces_nothing(tmp_path: Path, fails: BaseException) -> None:
+    start(tmp_path / "run")
+    before = kept(tmp_path / "run")
+    with pytest.raises(type(fails)):
+        start(tmp_path / "run", Counting(fails=fails), overwrite=True)
+    assert kept(tmp_path / "run") == before
+    assert "step 0/5" in (tmp_path / "run" / "failed-start" / "log.txt").read_text()
+
+
+def test_a_run_that_takes_a_step_replaces_the_earlier_one(tmp_path: Path) -> None:
+    start(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path / "run", Counting(fail_at=2), overwrite=True)
+    assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 2
+    assert not (tmp_path / "run" / "checkpoints").exists()
+    assert not list((tmp_path / "run").glob(".[!p]*"))

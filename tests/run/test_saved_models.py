@@ -1,0 +1,82 @@
+"""Models that lie in a run's checkpoint are compared with its hashes, wherever a recipe or a command names them."""
+
+from pathlib import Path
+
+import pytest
+
+from proximo.commands.pipeline import stage_result
+from proximo.errors import CheckpointError, RunFolderError
+from proximo.run import loop
+from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path, verify_model
+from proximo.run.options import RunOptions
+from tiny_runs import LORA, changed, make_inputs, recipe_of, run
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+    return make_inputs(tmp_path)
+
+
+def train(kind, place: Path, folder: str, changes: dict) -> Path:
+    """The folder of the newest checkpoint."""
+    steps = {"ppo.num_steps": 2} if kind == "ppo" else {f"{kind}.num_epochs": 1}
+    one = {"run.folder": str(place / folder), "run.save_every_steps": None, "run.evaluate_every_steps": None}
+    made = changed(recipe_of(kind, place), {**one, **steps, **changes})
+    assert run(kind, made, RunOptions(quiet=True)) == 0
+    return find_checkpoint(place / folder).folder
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("key", ["policy", "reference", "value", "reward.0", "tokenizer"])
+def test_a_recipe_that_names_a_model_of_a_damaged_checkpoint_is_refused(key: str, place: Path) -> None:
+    kind, role = ("reward", "reward") if key in ("value", "reward.0") else ("sft", "policy")
+    checkpoint = train(kind, place, "before", {})
+    flip(checkpoint / role / ("tokenizer.json" if key == "tokenizer" else "model.safetensors"))
+    given = {f"{key}.path": str(checkpoint / role)}
+    start = {"value": {"path": str(checkpoint / role)}} if key == "value" else {}
+    recipe = changed(recipe_of("ppo", place), start or given)
+    recipe["policy"].pop("config" if key == "policy" else "none", None)
+    with pytest.raises(CheckpointError, match=rf"{checkpoint / role}/\S+ has other contents"):
+        run("ppo", recipe, RunOptions(quiet=True))
+    assert not (place / "run").exists()
+
+
+def test_a_pipeline_hands_no_damaged_adapter_on(place: Path) -> None:
+    checkpoint = train("sft", place, "sft", {"model.lora": LORA})
+    flip(checkpoint / "policy" / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors has other contents"):
+        stage_result(place, "@sft")
+    assert not (place / "sft" / "merged").exists()
+
+
+def test_a_link_to_a_model_of_a_checkpoint_is_followed(place: Path) -> None:
+    checkpoint = train("sft", place, "sft", {})
+    link = place / "mine"
+    link.symlink_to(checkpoint / "policy")
+    verify_model(str(link))
+    flip(checkpoint / "policy" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors has other contents"):
+        verify_model(str(link))
+
+
+def test_a_value_head_is_read_with_the_layers_below_it(place: Path) -> None:
+    checkpoint = train("ppo", place, "run", {"value": {"start": "trunk"}, "ppo.critic_warmup_steps": 1})
+    assert find_model(place / "run", role="value").folder == checkpoint / "value"
+    flip(checkpoint / "policy" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"policy/model\.safetensors has other contents"):
+        find_model(place / "run", role="value")
+
+
+def test_what_is_not_in_a_checkpoint_is_taken_as_it_is(place: Path) -> None:
+    for path in (place / "language_model", place / "nothing", "owner/name"):
+        verify_model(str(path))
+    assert language_model_path("owner/name") == "owner/name"
+    train("sft", place, "run", {})
+    with pytest.raises(RunFolderError, match="has no value model; it has policy"):
+        find_model(place / "run", role="value")

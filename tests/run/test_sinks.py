@@ -1,0 +1,449 @@
+"""Sinks of a run: each step once over all its processes, failures that do not end it, and the trackers' own calls."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from proximo.config.loader import recipe_schema
+from proximo.config.run import RunConfig
+from proximo.errors import ConfigError, MissingExtraError
+from proximo.metrics.trackers import MLflowSink, TrackedRun
+from proximo.run.optional_dependencies import check_extras, check_extras_of
+from proximo.run.options import RunOptions
+from run_outcomes import read_lines
+from tiny_runs import changed, make_inputs, recipe_of, run
+
+START = RunOptions(quiet=True)
+RESUME = RunOptions(quiet=True, resume="must")
+
+
+class Killed(BaseException):
+    """What ends the process in the middle of a step."""
+
+
+class Book:
+    """A tracker that writes down what it is told."""
+
+    opened: ClassVar[list[TrackedRun]] = []
+    lines: ClassVar[list[tuple[int, Mapping[str, float]]]] = []
+    closed = 0
+    fails_at: tuple[int, ...] = ()
+    dies_at: int | None = None
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        if step in Book.fails_at:
+            raise ConnectionError("the network is away")
+        Book.lines.append((step, dict(metrics)))
+        if step == Book.dies_at:
+            raise Killed
+
+    def close(self) -> None:
+        Book.closed += 1
+
+    @staticmethod
+    def steps() -> list[int]:
+        return [step for step, _ in Book.lines]
+
+
+def open_book(run: TrackedRun, *, refuses: bool = False) -> Book:
+    Book.opened.append(run)
+    if refuses:
+        raise TimeoutError("no answer")
+    return Book()
+
+
+def open_nothing(run: TrackedRun) -> object:
+    return SimpleNamespace(write=print)
+
+
+@pytest.fixture(autouse=True)
+def empty_book(monkeypatch: pytest.MonkeyPatch) -> None:
+    Book.opened, Book.lines, Book.closed, Book.fails_at, Book.dies_at = [], [], 0, (), None
+    monkeypatch.setattr("proximo.run.loop.write_report", lambda folder: folder)  # it takes longer than the run
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_inputs(tmp_path_factory.mktemp("sinks"))
+
+
+@pytest.fixture
+def recipe(inputs: Path, tmp_path: Path) -> dict[str, Any]:
+    return changed(recipe_of("sft", inputs), {"run.folder": str(tmp_path / "run"), "run.sinks": [BOOK]})
+
+
+BOOK = {"kind": "function", "function": "test_sinks:open_book"}
+
+
+def go_back(recipe: Mapping[str, Any]) -> None:
+    """To the checkpoint before the last, as if the run had been stopped after the fourth of its five steps."""
+    Path(recipe["run"]["folder"], "checkpoints", "latest").write_text("step-000004\n")
+
+
+def metrics_of(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return read_lines(Path(recipe["run"]["folder"]) / "metrics.jsonl")
+
+
+def test_a_sink_is_given_every_line_and_told_of_the_run(recipe: dict[str, Any]) -> None:
+    assert run("sft", recipe, START) == 0
+    assert [{"step": step, **metrics} for step, metrics in Book.lines] == metrics_of(recipe)
+    assert Book.steps() == [0, 1, 2, 3, 4, 5]
+    assert Book.closed == 1
+    (told,) = Book.opened
+    assert told.name == recipe["run"]["folder"]
+    assert told.config["sft"]["examples_per_step"] == 4
+    assert len(told.id) == 32
+
+
+def test_a_run_that_was_killed_goes_on_in_the_same_run_and_sends_no_step_twice(recipe: dict[str, Any]) -> None:
+    """The checkpoint is of step 2, and steps 3 and 4 were sent already: the second had just left the process."""
+    Book.dies_at = 4
+    with pytest.raises(Killed):
+        run("sft", recipe, START)
+    assert Book.steps() == [0, 1, 2, 3, 4]
+    Book.dies_at = None
+    assert run("sft", recipe, RESUME) == 0
+    assert Book.steps() == [0, 1, 2, 3, 4, 5]
+    first, second = Book.opened
+    assert first.id == second.id
+    assert run("sft", recipe, RunOptions(quiet=True, overwrite=True)) == 0
+    assert Book.opened[2].id != first.id
+    assert Book.steps()[6:] == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_sink_that_is_added_on_a_resume_gets_what_was_before(recipe: dict[str, Any]) -> None:
+    without = changed(recipe, {"run.sinks": []})
+    run("sft", without, START)
+    go_back(recipe)
+    assert run("sft", recipe, RESUME) == 0
+    assert [{"step": step, **metrics} for step, metrics in Book.lines] == metrics_of(recipe)
+
+
+def test_a_failure_is_shown_once_counted_and_does_not_end_the_run(recipe: dict[str, Any], capsys) -> None:
+    Book.fails_at = (1, 3)
+    assert run("sft", recipe, START) == 0
+    assert Book.steps() == [0, 2, 4, 5]
+    said = capsys.readouterr().err
+    assert said.count("the network is away") == 1
+    assert "test_sinks:open_book failed 2 times; metrics.jsonl has every line" in " ".join(said.split())
+    counted = {line["step"]: line["progress/sink_failures"] for line in metrics_of(recipe) if line["step"] in (2, 4)}
+    assert counted == {2: 1, 4: 1}
+    assert all("progress/sink_failures" not in line for line in metrics_of(recipe) if line["step"] in (0, 1, 3, 5))
+
+
+def test_three_failures_in_a_row_give_a_sink_up_and_a_resume_sends_what_it_missed(recipe: dict[str, Any]) -> None:
+    Book.fails_at = (1, 2, 3)
+    assert run("sft", recipe, START) == 0
+    assert Book.steps() == [0]
+    assert Book.closed == 1
+    go_back(recipe)
+    Book.fails_at = ()
+    assert run("sft", recipe, RESUME) == 0
+    assert Book.steps() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_tracker_that_cannot_be_opened_does_not_end_the_run(recipe: dict[str, Any], capsys) -> None:
+    assert run("sft", changed(recipe, {"run.sinks": [BOOK | {"arguments": {"refuses": True}}]}), START) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the run goes on (TimeoutError: no answer)" in said
+    assert "failed 7 times" in said
+
+
+def test_a_sink_of_ones_own_is_told_its_name_and_arguments(recipe: dict[str, Any]) -> None:
+    own = BOOK | {"name": "mine", "arguments": {"refuses": False}}
+    assert run("sft", changed(recipe, {"run.sinks": [own]}), START) == 0
+    assert Book.opened[0].name == "mine"
+
+
+def test_a_function_that_returns_no_sink_is_a_mistake_and_not_a_failure(recipe: dict[str, Any]) -> None:
+    wrong = [{"kind": "function", "function": "test_sinks:open_nothing"}]
+    with pytest.raises(ConfigError, match=r"has write\(step, metrics\).*it \(SimpleNamespace\) has no method close"):
+        run("sft", changed(recipe, {"run.sinks": wrong}), START)
+
+
+@pytest.mark.parametrize("kind", ["wandb", "mlflow", "trackio"])
+def test_a_package_that_is_missing_is_named_with_its_extra_before_anything_is_loaded(
+    kind: str, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proximo.run.optional_dependencies.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=rf"run.sinks.0 is of kind {kind}.*pip install 'proximo\[{kind}\]'"):
+        run("sft", changed(recipe, {"run.sinks": [{"kind": kind}]}), START)
+    assert not Path(recipe["run"]["folder"]).exists()
+
+
+@pytest.mark.parametrize("kind", ["reward", "dpo"])
+def test_every_trainer_misses_a_package_before_anything_is_loaded(
+    kind: Any, inputs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proximo.run.optional_dependencies.find_spec", lambda name: None)
+    given = changed(recipe_of(kind, inputs), {"run.sinks": [{"kind": "wandb"}]})
+    with pytest.raises(MissingExtraError, match="run.sinks.0 is of kind wandb"):
+        check_extras_of(recipe_schema(kind).model_validate(given))
+
+
+@pytest.mark.parametrize(
+    ("address", "from_environment", "served"),
+    [
+        (None, None, False),
+        ("sqlite:///x.db", None, False),
+        ("runs/mlflow", "http://server", False),
+        ("http://server", None, True),
+        ("databricks", None, True),
+        (None, "https://server", True),
+    ],
+)
+def test_the_small_package_of_mlflow_is_taken_for_servers_alone(
+    address: str | None, from_environment: str | None, served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "proximo.run.optional_dependencies.find_spec", lambda name: None if name == "sqlalchemy" else object()
+    )
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if from_environment is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", from_environment)
+    given = RunConfig(folder="x", sinks=[{"kind": "mlflow", "tracking_uri": address}])
+    refusal = pytest.raises(MissingExtraError, match=r"mlflow-skinny.*pip install 'proximo\[mlflow\]'")
+    with nullcontext() if served else refusal:
+        check_extras(given)
+
+
+async def open_later(run: TrackedRun) -> Book:
+    return Book()
+
+
+class LateBook(Book):
+    async def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        pass
+
+
+class NoBook:
+    async def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
+        pass
+
+
+def open_no_book(run: TrackedRun) -> Any:
+    return NoBook()
+
+
+def open_book_class(run: TrackedRun) -> Any:
+    return Book
+
+
+def open_late_book(run: TrackedRun) -> Book:
+    return LateBook()
+
+
+@pytest.mark.parametrize(
+    ("sink", "problem"),
+    [
+        ({"function": "test_sinks:open_later"}, "run.sinks.0: test_sinks:open_later.*it is async"),
+        ({"function": "test_sinks:open_book", "arguments": {"refuse": 1}}, r"run.sinks.0: .*\(run, refuse=...\)"),
+        (
+            {"function": "test_sinks:open_no_book"},
+            r"no method write\(step, metrics\) and no method close\(\); write_samples\(step, samples\) cannot be",
+        ),
+        ({"function": "test_sinks:open_book_class"}, "it is the class Book, not an object of it"),
+        ({"function": "test_sinks:open_late_book"}, r"write\(step, metrics\) cannot be called, since it is async"),
+    ],
+)
+def test_a_sink_that_could_not_be_used_is_a_mistake(recipe: dict[str, Any], sink: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        run("sft", changed(recipe, {"run.sinks": [{"kind": "function", **sink}]}), START)
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
+    """Modules in the place of wandb and trackio, and the calls that they got."""
+    calls: dict[str, list] = {"init": [], "log": [], "finish": []}
+    made = SimpleNamespace(
+        log=lambda metrics, step: calls["log"].append((step, metrics)), finish=lambda: calls["finish"].append(True)
+    )
+
+    def init(**given: Any) -> SimpleNamespace:
+        calls["init"].append(given)
+        return made
+
+    for name in ("wandb", "trackio"):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, loader=None)
+        vars(module).update(init=init, Settings=lambda **given: given)
+        monkeypatch.setitem(sys.modules, name, module)
+    return calls
+
+
+def test_weights_and_biases_is_told_the_id_of_the_run(recipe: dict[str, Any], stand_in: dict[str, list]) -> None:
+    sink = {"kind": "wandb", "project": "p", "entity": "team", "name": "mine", "mode": "offline"}
+    assert run("sft", changed(recipe, {"run.sinks": [sink]}), START) == 0
+    (given,) = stand_in["init"]
+    folder = Path(recipe["run"]["folder"], "trackers")
+    kept = json.loads((folder / "wandb.json").read_bytes())
+    assert {name: given[name] for name in ("project", "entity", "name", "mode", "id", "resume", "dir")} == {
+        "project": "p",
+        "entity": "team",
+        "name": "mine",
+        "mode": "offline",
+        "id": kept["id"],
+        "resume": "allow",
+        "dir": str(folder),
+    }
+    assert given["config"]["sft"]["num_epochs"] == 2
+    assert [{"step": step, **metrics} for step, metrics in stand_in["log"]] == metrics_of(recipe)
+    assert stand_in["finish"] == [True]
+
+
+def test_trackio_is_told_a_name_that_carries_the_id(
+    recipe: dict[str, Any], stand_in: dict[str, list], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = {"kind": "trackio", "project": "p", "space_id": "me/space", "name": "mine"}
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(ConfigError, match="run.sinks.0: the Space me/space is on the Hub, and there is no token"):
+        run("sft", changed(recipe, {"run.sinks": [sink]}), START)
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: "hf_x")
+    assert run("sft", changed(recipe, {"run.sinks": [sink]}), START) == 0
+    (given,) = stand_in["init"]
+    kept = json.loads(Path(recipe["run"]["folder"], "trackers", "trackio.json").read_bytes())
+    assert (given["project"], given["space_id"]) == ("p", "me/space")
+    assert (given["name"], given["resume"]) == (f"mine-{kept['id'][:8]}", "allow")
+    assert [step for step, _ in stand_in["log"]] == [0, 1, 2, 3, 4, 5]
+
+
+class FakeMLflow:
+    """The part of an MLflow server that is used, and what it was told."""
+
+    def __init__(self, tracking_uri: str | None) -> None:
+        self.uri = tracking_uri
+        self.experiments: dict[str, str] = {}
+        self.runs: list[SimpleNamespace] = []
+        self.lines: list[tuple[str, int, float]] = []
+
+    def get_experiment_by_name(self, name: str) -> SimpleNamespace | None:
+        return SimpleNamespace(experiment_id=self.experiments[name]) if name in self.experiments else None
+
+    def create_experiment(self, name: str) -> str:
+        return self.experiments.setdefault(name, f"id of {name}")
+
+    def search_runs(self, experiment_ids: list[str], filter_string: str) -> list[SimpleNamespace]:
+        assert experiment_ids == ["id of e"]
+        return [run for run in self.runs if f"'{run.tags['proximo.id']}'" in filter_string]
+
+    def create_run(self, experiment_id: str, tags: dict[str, str], run_name: str) -> SimpleNamespace:
+        info = SimpleNamespace(run_id=f"run {len(self.runs)}", name=run_name, status="RUNNING", params={})
+        self.runs.append(SimpleNamespace(info=info, tags=tags))
+        return self.runs[-1]
+
+    def update_run(self, run_id: str, status: str) -> None:
+        self.set_terminated(run_id, status)
+
+    def set_terminated(self, run_id: str, status: str = "FINISHED") -> None:
+        next(run for run in self.runs if run.info.run_id == run_id).info.status = status
+
+    def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+        assert len(params) <= 100
+        self.runs[-1].info.params.update({param.key: param.value for param in params})
+        self.lines += [(each.key, each.step, each.value) for each in metrics]
+
+
+def test_mlflow_goes_on_in_its_run_and_is_told_the_settings_once(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeMLflow(None)
+
+    def client(tracking_uri: str | None) -> FakeMLflow:
+        server.uri = tracking_uri
+        return server
+
+    modules = {
+        "mlflow": {},
+        "mlflow.tracking": {"MlflowClient": client},
+        "mlflow.entities": {
+            "Metric": lambda key, value, timestamp, step: SimpleNamespace(key=key, value=value, step=step),
+            "Param": lambda key, value: SimpleNamespace(key=key, value=value),
+        },
+    }
+    for name, contents in modules.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, loader=None)
+        vars(module).update(contents)
+        monkeypatch.setitem(sys.modules, name, module)
+    sink = {"kind": "mlflow", "experiment": "e", "tracking_uri": "http://server", "name": "mine"}
+    recipe = changed(recipe, {"run.sinks": [sink]})
+    assert run("sft", recipe, START) == 0
+    go_back(recipe)
+    server.runs[0].info.params.clear()
+    assert run("sft", recipe, RESUME) == 0
+    (made,) = server.runs
+    assert server.uri == "http://server"
+    assert (made.info.name, made.info.status, made.info.params) == ("mine", "FINISHED", {})
+    assert [step for name, step, _ in server.lines if name == "progress/step"] == [0, 1, 2, 3, 4, 5]
+    assert run("sft", recipe, RunOptions(quiet=True, overwrite=True)) == 0
+    assert server.runs[1].info.params["sft.examples_per_step"] == "4"
+
+
+def test_weights_and_biases_itself_writes_offline_and_goes_on_with_its_id(tmp_path: Path, recipe) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    recipe = changed(recipe, {"run.sinks": [{"kind": "wandb", "mode": "offline"}]})
+    assert run("sft", recipe, START) == 0
+    folder = Path(recipe["run"]["folder"])
+    identity = json.loads((folder / "trackers" / "wandb.json").read_bytes())["id"]
+    go_back(recipe)
+    assert run("sft", recipe, RESUME) == 0
+    written = sorted((folder / "trackers" / "wandb").glob("offline-run-*"))
+    assert [path.name.rpartition("-")[2] for path in written] == [identity, identity]
+
+
+def test_weights_and_biases_itself_is_refused_online_where_nobody_is_logged_in(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="run.sinks.0: nobody is logged in"):
+        run("sft", changed(recipe, {"run.sinks": [{"kind": "wandb"}]}), START)
+    assert not Path(recipe["run"]["folder"]).exists()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trackio_itself_keeps_every_step_on_this_machine(
+    recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("trackio", reason="the extra trackio is not installed")
+    monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path / "trackio")
+    recipe = changed(recipe, {"run.sinks": [{"kind": "trackio", "project": "p"}]})
+    assert run("sft", recipe, START) == 0
+    assert all("progress/sink_failures" not in line for line in metrics_of(recipe))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("address", ["folder", "nonsense:abc", "postgresql://me:hunter2@nowhere/db"])
+def test_an_address_that_mlflow_itself_refuses_is_a_mistake(recipe: dict[str, Any], address: str) -> None:
+    pytest.importorskip("sqlalchemy", reason="the extra mlflow is not installed")
+    pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
+    with pytest.raises(ConfigError, match=r"run.sinks.0: MLflow refuses tracking_uri (?!.*hunter2)"):
+        run("sft", changed(recipe, {"run.sinks": [{"kind": "mlflow", "tracking_uri": address}]}), START)
+    assert not Path(recipe["run"]["folder"]).exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # what its own dependencies deprecate
+def test_mlflow_itself_finds_its_run_again(tmp_path: Path) -> None:
+    tracking = pytest.importorskip("mlflow.tracking", reason="the extra mlflow is not installed")
+    pytest.importorskip("sqlalchemy", reason="mlflow-skinny alone keeps no database")
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    told = TrackedRun(id="ab" * 16, name="mine", folder=tmp_path, config={"run": {"seed": 5}, "list": [1]})
+    for steps in ((0, 1), (2,)):
+        sink = MLflowSink(told, experiment="e", tracking_uri=uri)
+        for step in steps:
+            sink.write(step, {"score/mean": step / 2})
+        sink.close()
+    client = tracking.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert found.data.params == {"run.seed": "5", "list": "[1]"}
+    assert found.info.status == "FINISHED"
+    points = client.get_metric_history(found.info.run_id, "score/mean")
+    assert [(each.step, each.value) for each in points] == [(0, 0.0), (1, 0.5), (2, 1.0)]

@@ -1,0 +1,273 @@
+"""DPO: its loss is what it says, nothing about the cut or the reference's form changes it, and it learns."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from builders import tiny_language_model, tiny_tokenizer
+from ppo.test_updates import Gathered, worst_difference
+from proximo.config.dpo import DPOConfig
+from proximo.config.recipes import DPORecipe
+from proximo.data.preferences import PreferencePair
+from proximo.errors import ConfigError, DataError, ModelError
+from proximo.metrics.values import Mean
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.sharing.shared_base import base_alone, is_shared
+from proximo.run.loop import Record
+from proximo.supervised.dpo import build_task
+from proximo.supervised.dpo_task import DPOTask
+from proximo.supervised.reward_task import pair_sequences
+from supervised.test_supervised import pairs
+from tiny_runs import LORA, changed, make_inputs, recipe_of
+
+BETA = 0.4
+
+
+def task(
+    model: LanguageModel,
+    reference: LanguageModel | None,
+    data: list[PreferencePair] | None = None,
+    held_out: list[PreferencePair] | None = None,
+    **config: Any,
+) -> DPOTask:
+    options = {"pairs_per_step": 6, "beta": BETA, "optimizer": {"learning_rate": 1e-2}, "num_epochs": 40} | config
+    data = data or pairs()
+    return DPOTask(
+        model,
+        tiny_tokenizer(),
+        data,
+        data if held_out is None else held_out,
+        reference=reference,
+        config=DPOConfig(**options),
+        seed=0,
+        inputs_fingerprint={},
+    )
+
+
+def two_models(dtype: torch.dtype = torch.float64) -> tuple[LanguageModel, LanguageModel]:
+    """A policy that has left its reference."""
+    return (
+        LanguageModel(tiny_language_model(seed=1, dtype=dtype)),
+        LanguageModel(tiny_language_model(seed=2, dtype=dtype).requires_grad_(False)),
+    )
+
+
+def gradients(made: DPOTask) -> dict[str, torch.Tensor]:
+    gathered = Gathered(made.model.model)
+    made.learners["policy"] = gathered
+    made.step(1)
+    return gathered.gradients[0]
+
+
+def plain_logprob(model: PreTrainedModel, sequence: tuple[int, ...], num_prompt: int) -> torch.Tensor:
+    """Of an answer, token by token from transformers' own logits."""
+    logprobs = model(torch.tensor([sequence])).logits[0].log_softmax(-1)
+    return sum(
+        (logprobs[position - 1, sequence[position]] for position in range(num_prompt, len(sequence))),
+        start=torch.zeros((), dtype=logprobs.dtype),
+    )
+
+
+def plain_loss(policy: PreTrainedModel, reference: PreTrainedModel, smoothing: float) -> tuple[torch.Tensor, Any]:
+    """The mean over the pairs, one sequence at a time; and rewards and log-probs of each pair."""
+    total, seen = torch.zeros((), dtype=torch.float64), []
+    for pair in pairs():
+        start = len(pair.prompt_token_ids)
+        logprobs = [plain_logprob(policy, sequence, start) for sequence in pair_sequences(pair)]
+        with torch.no_grad():
+            wanted = [plain_logprob(reference, sequence, start) for sequence in pair_sequences(pair)]
+        rewards = [BETA * (mine - theirs) for mine, theirs in zip(logprobs, wanted, strict=True)]
+        right = torch.sigmoid(rewards[0] - rewards[1])
+        total = total - (1 - smoothing) * right.log() - smoothing * (1 - right).log()
+        seen.append(([each.item() for each in rewards], [each.item() for each in logprobs]))
+    return total / len(seen), seen
+
+
+def test_the_loss_of_ipo_is_over_the_log_ratios_of_whole_answers() -> None:
+    plain, plain_reference = (tiny_language_model(seed=seed, dtype=torch.float64) for seed in (1, 2))
+    _, seen = plain_loss(plain, plain_reference, 0.0)
+    gaps = [(rewards[0] - rewards[1]) / BETA for rewards, _ in seen]
+    made = task(*two_models(), loss="ipo")
+    metrics = {name: metric.value for name, metric in made.step(1).metrics.items()}
+    assert metrics["dpo/loss"] == pytest.approx(sum((gap - 1 / (2 * BETA)) ** 2 for gap in gaps) / len(gaps), rel=1e-9)
+    assert metrics["dpo/margin"] == pytest.approx(BETA * sum(gaps) / len(gaps), rel=1e-9)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_loss_metrics_and_gradient_are_those_of_one_sequence_at_a_time(smoothing: float) -> None:
+    plain, plain_reference = (tiny_language_model(seed=seed, dtype=torch.float64) for seed in (1, 2))
+    loss, seen = plain_loss(plain, plain_reference, smoothing)
+    loss.backward()
+    made = task(*two_models(), label_smoothing=smoothing)
+    gathered = Gathered(made.model.model)
+    made.learners["policy"] = gathered
+    metrics = {name: metric.value for name, metric in made.step(1).metrics.items()}
+    assert metrics["dpo/loss"] == pytest.approx(loss.item(), rel=1e-9)
+    expected = {name: tensor.grad for name, tensor in plain.named_parameters() if tensor.grad is not None}
+    assert worst_difference(expected, gathered.gradients[0]) < 1e-9
+    number = len(seen)
+    for answer, name in enumerate(("chosen", "rejected")):
+        rewards = [rewards[answer] for rewards, _ in seen]
+        logprobs = [logprobs[answer] for _, logprobs in seen]
+        assert metrics[f"dpo/reward_{name}"] == pytest.approx(sum(rewards) / number, rel=1e-9)
+        assert metrics[f"dpo/logprob_{name}"] == pytest.approx(sum(logprobs) / number, rel=1e-9)
+    gaps = [rewards[0] - rewards[1] for rewards, _ in seen]
+    assert metrics["dpo/margin"] == pytest.approx(sum(gaps) / number, rel=1e-9)
+    assert metrics["dpo/accuracy"] == sum(gap > 0 for gap in gaps) / number
+    record = made.evaluate()
+    assert record is not None
+    assert record.metrics["evaluation/loss"].value == pytest.approx(loss.item(), rel=1e-9)
+    assert record.metrics["evaluation/margin_mean"].value == pytest.approx(metrics["dpo/margin"], rel=1e-9)
+    assert record.metrics["evaluation/logprob_chosen"].value == pytest.approx(metrics["dpo/logprob_chosen"], rel=1e-9)
+    for sample, (rewards, _) in zip(record.samples, seen, strict=True):
+        assert [sample["score_chosen"], sample["score_rejected"]] == pytest.approx(rewards, rel=1e-9)
+
+
+@pytest.mark.parametrize("budget", [1, 20, 40])
+def test_the_gradient_does_not_depend_on_the_micro_batches(budget: int) -> None:
+    whole, cut = (gradients(task(*two_models(), tokens_per_microbatch=size)) for size in (8192, budget))
+    assert worst_difference(whole, cut) < 1e-10
+
+
+def test_before_the_first_step_policy_and_reference_are_one(tmp_path: Path) -> None:
+    made = build_task(DPORecipe.model_validate(recipe_of("dpo", make_inputs(tmp_path))))
+    record = made.evaluate()
+    assert record is not None
+    assert record.metrics["evaluation/loss"].value == pytest.approx(math.log(2), abs=1e-7)
+    assert record.metrics["evaluation/margin_mean"].value == pytest.approx(0, abs=1e-7)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_base_of_an_adapter_is_the_reference_as_a_frozen_copy_of_it_would_be(checkpointing: bool) -> None:
+    def trained(own_reference: bool) -> tuple[DPOTask, list[dict[str, float]]]:
+        model = LanguageModel(tiny_language_model(seed=1))
+        reference = model.frozen_copy() if own_reference else None
+        adapted = model.with_adapter(LoRAOptions(rank=2, alpha=4, seed=3))
+        if checkpointing:
+            adapted.use_activation_checkpointing()
+        made = task(adapted, reference or base_alone(adapted))
+        lines = [made.step(step).metrics for step in range(1, 4)]
+        names = [name for name in lines[0] if name.startswith("dpo/")]
+        return made, [{name: line[name].value for name in names} for line in lines]
+
+    (alone, found), (copied, expected) = trained(False), trained(True)
+    assert found == expected
+    assert found[2]["dpo/margin"] > found[0]["dpo/margin"]
+    for (name, one), (_, other) in zip(
+        alone.model.model.named_parameters(), copied.model.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, other), name
+
+
+def test_every_weight_of_the_policy_moves_and_the_reference_does_not() -> None:
+    policy = LanguageModel(tiny_language_model())
+    reference = policy.frozen_copy()
+    before = copy.deepcopy(policy.model.state_dict())
+    task(policy, reference).step(1)
+    for name, weight in policy.model.named_parameters():
+        assert not torch.equal(weight, before[name]), name
+    for name, weight in reference.model.state_dict().items():
+        assert torch.equal(weight, before[name]), name
+
+
+def trained(steps: int, *, on_training_pairs: bool = False, **config: Any) -> Record:
+    """The evaluation on pairs of the same rule that no step has seen, or on those that it learned from."""
+    model = LanguageModel(tiny_language_model())
+    data = pairs(24)
+    made = task(
+        model,
+        model.frozen_copy(),
+        data[:16],
+        data[:16] if on_training_pairs else data[16:],
+        **{"pairs_per_step": 16, **config},
+    )
+    for step in range(1, steps + 1):
+        made.step(step)
+    record = made.evaluate()
+    assert record is not None
+    return record
+
+
+def test_it_learns_to_tell_held_out_pairs_apart() -> None:
+    before, after = trained(0).metrics, trained(20).metrics
+    assert before["evaluation/pair_accuracy"].value == 0.5
+    assert after["evaluation/pair_accuracy"].value == 1.0
+    assert after["evaluation/loss"].value < 0.4
+    fell = {name: after[name].value - before[name].value for name in before if "logprob" in name}
+    assert fell["evaluation/logprob_chosen"] > fell["evaluation/logprob_rejected"]
+
+
+def test_label_smoothing_holds_the_margin_back() -> None:
+    """Its optimum is log(0.7 / 0.3) = 0.85; without it the margin has none."""
+    smoothed, plain = (
+        trained(20, on_training_pairs=True, label_smoothing=share).metrics["evaluation/margin_mean"].value
+        for share in (0.3, 0.0)
+    )
+    assert plain > 2.0
+    assert smoothed == pytest.approx(math.log(0.7 / 0.3), abs=0.2)
+
+
+def test_an_update_that_is_skipped_leaves_no_loss() -> None:
+    policy, reference = two_models(torch.float32)
+    with torch.no_grad():
+        next(policy.model.parameters()).fill_(math.nan)
+    metrics = task(policy, reference).step(1).metrics
+    assert metrics["dpo/skipped_updates"].value == 1
+    loss = metrics["dpo/loss"]
+    assert isinstance(loss, Mean)
+    assert loss.count == 0
+
+
+def recipe(place: Path, **changes: Any) -> DPORecipe:
+    return DPORecipe.model_validate(changed(recipe_of("dpo", place), changes))
+
+
+def test_pairs_without_anything_before_their_answers_are_refused(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    lines = [{"prompt": "", "chosen": chosen, "rejected": "cd"} for chosen in ("ab", "a", "b")]
+    (place / "pairs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DataError, match=r"3 of 3 pairs have no prompt, the first of them .*give the rows a prompt"):
+        build_task(recipe(place, **{"data.held_out_rows": 1}))
+
+
+def test_margins_are_noted_as_unused(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    row = {"chosen": "cd", "rejected": "ef", "margin": 0.5}
+    (place / "pairs.jsonl").write_text("".join(json.dumps({**row, "prompt": "ab" * n}) + "\n" for n in range(1, 5)))
+    assert "the margins of 2 pairs are not used" in " ".join(build_task(recipe(place)).notes)
+
+
+def test_answers_longer_than_the_model_can_read_are_refused_before_training(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    short = {"model_type": "gpt2", "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    with pytest.raises(ConfigError, match="policy"):
+        build_task(recipe(place, **{"model.config": short}))
+
+
+def test_another_reference_is_read_frozen_and_needs_the_same_vocabulary(tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    made = build_task(recipe(place, **{"reference": {"path": str(place / "language_model")}}))
+    assert made.reference is not None
+    assert not any(weight.requires_grad for weight in made.reference.model.parameters())
+    record = made.evaluate()
+    assert record is not None
+    assert record.metrics["evaluation/margin_mean"].value != 0
+    written = json.loads((place / "language_model" / "tokenizer.json").read_text())
+    vocabulary = written["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (place / "language_model" / "tokenizer.json").write_text(json.dumps(written))
+    with pytest.raises(ModelError, match="reference"):
+        build_task(recipe(place, **{"reference": {"path": str(place / "language_model")}}))
+
+
+def test_with_an_adapter_there_is_no_second_model(tmp_path: Path) -> None:
+    made = build_task(recipe(make_inputs(tmp_path), **{"model.lora": LORA}))
+    assert made.model.has_adapter
+    assert is_shared(made.reference, made.model)

@@ -1,0 +1,233 @@
+"""SFT and reward training: the gradient does not depend on the cut, the loss is what it says, and both learn."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from builders import tiny_language_model, tiny_tokenizer
+from ppo.test_updates import Gathered, worst_difference
+from proximo.config.recipes import RewardRecipe, RewardTrainingConfig, SFTConfig
+from proximo.data.examples import TextExample
+from proximo.data.preferences import PreferencePair
+from proximo.errors import TrainingError
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.models.packing import pack
+from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.supervised.reward import build_task as build_reward_task
+from proximo.supervised.reward_task import RewardTask, pair_sequences
+from proximo.supervised.sft_task import SFTTask
+from proximo.supervised.task import MOST_SKIPPED_IN_A_ROW
+from tiny_runs import changed, make_inputs, recipe_of
+
+FAST = {"learning_rate": 1e-2}
+LORA = LoRAOptions(rank=2, seed=3)
+
+
+def examples(count: int = 6) -> list[TextExample]:
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for index in range(count):
+        ids = torch.randint(3, 60, (index + 3,), generator=generator).tolist()
+        mask = (False, *[position % 3 != 0 for position in range(len(ids) - 1)])
+        made.append(TextExample(id=str(index), token_ids=tuple(ids), loss_mask=mask))
+    return made
+
+
+def pairs(count: int = 6) -> list[PreferencePair]:
+    """Chosen answers hold token 10, rejected ones token 20."""
+    generator = torch.Generator().manual_seed(0)
+
+    def ids(length: int) -> list[int]:
+        return torch.randint(30, 60, (length,), generator=generator).tolist()
+
+    return [
+        PreferencePair(
+            id=str(i),
+            prompt_token_ids=tuple(ids(2)),
+            chosen_token_ids=(*ids(i % 4 + 1), 10, 2),
+            rejected_token_ids=(*ids(i % 3 + 1), 20, 2),
+            margin=0.1 * i,
+        )
+        for i in range(count)
+    ]
+
+
+def sft_task(dtype: torch.dtype = torch.float32, *, adapters: bool = False, **config) -> SFTTask:
+    model = LanguageModel(tiny_language_model(dtype=dtype))
+    model = model.with_adapter(LORA) if adapters else model
+    options = SFTConfig(**({"examples_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
+    data = examples()
+    return SFTTask(
+        model, tiny_tokenizer(), data, data, config=options, seed=0, inputs_fingerprint={}, held_out_characters=10
+    )
+
+
+def reward_task(dtype: torch.dtype = torch.float32, *, adapters: bool = False, **config) -> RewardTask:
+    model = scalar_from_language_model(LanguageModel(tiny_language_model(dtype=dtype)), HeadStart.NORMAL, seed=1)
+    model = model.with_adapter(LORA) if adapters else model
+    options = RewardTrainingConfig(**({"pairs_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
+    return RewardTask(model, tiny_tokenizer(), pairs(), pairs(), config=options, seed=0, inputs_fingerprint={})
+
+
+def gradients(task: SFTTask | RewardTask) -> dict[str, torch.Tensor]:
+    role = next(iter(task.learners))
+    gathered = Gathered(task.model.model)
+    task.learners[role] = gathered
+    task.step(1)
+    return gathered.gradients[0]
+
+
+@pytest.mark.parametrize("budget", [1, 10, 20])
+def test_the_sft_gradient_does_not_depend_on_the_micro_batches(budget: int) -> None:
+    whole, cut = sft_task(torch.float64), sft_task(torch.float64, tokens_per_microbatch=budget)
+    assert worst_difference(gradients(whole), gradients(cut)) < 1e-10
+
+
+@pytest.mark.parametrize("loss", ["bradley_terry", "divergence_window"])
+@pytest.mark.parametrize("budget", [1, 20, 40])
+def test_the_reward_gradient_does_not_depend_on_the_micro_batches(budget: int, loss: str) -> None:
+    whole = reward_task(torch.float64, loss=loss, centring=0.1 if loss == "bradley_terry" else 0.0)
+    cut = reward_task(
+        torch.float64,
+        loss=loss,
+        centring=0.1 if loss == "bradley_terry" else 0.0,
+        tokens_per_microbatch=budget,
+    )
+    assert worst_difference(gradients(whole), gradients(cut)) < 1e-10
+
+
+def test_the_sft_loss_is_the_mean_over_counted_tokens_of_the_models_own_log_likelihood() -> None:
+    task = sft_task()
+    plain = tiny_language_model()
+    nats, count = 0.0, 0
+    for example in examples():
+        logits = plain(torch.tensor([example.token_ids])).logits[0].log_softmax(-1)
+        for position, counts in enumerate(example.loss_mask):
+            if counts:
+                nats -= logits[position - 1, example.token_ids[position]].item()
+                count += 1
+    record = task.evaluate()
+    assert record is not None
+    assert record.metrics["evaluation/loss"].value == pytest.approx(nats / count, rel=1e-5)
+    assert record.metrics["evaluation/bits_per_character"].value == pytest.approx(nats / math.log(2) / 10, rel=1e-5)
+
+
+def test_the_score_of_an_answer_is_read_at_its_last_token() -> None:
+    task = reward_task()
+    record = task.evaluate()
+    assert record is not None
+    for pair, sample in zip(pairs(), record.samples, strict=True):
+        for ids, key in zip(pair_sequences(pair), ("score_chosen", "score_rejected"), strict=True):
+            alone = task.model.token_scores(pack([ids]))[-1].item()
+            assert sample[key] == pytest.approx(alone, abs=1e-5)
+
+
+@pytest.mark.parametrize("centring", [0.0, 0.1])
+def test_the_loss_of_pairs_asks_for_their_margins_and_is_centred(centring: float) -> None:
+    """Worked from the scores of each pair."""
+    record = reward_task(centring=centring).evaluate()
+    assert record is not None
+    losses = []
+    for pair, sample in zip(pairs(), record.samples, strict=True):
+        chosen, rejected = sample["score_chosen"], sample["score_rejected"]
+        gap = chosen - rejected - pair.margin
+        losses.append(math.log1p(math.exp(-gap)) + centring * (chosen + rejected) ** 2)
+    assert record.metrics["evaluation/loss"].value == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize("kind", ["sft", "bradley_terry", "divergence_window"])
+def test_training_gives_every_trainable_tensor_a_gradient_and_moves_it(kind: str, adapters: bool) -> None:
+    task = sft_task(adapters=adapters) if kind == "sft" else reward_task(loss=kind, adapters=adapters)
+    (learner,) = task.learners.values()
+    before = {name: parameter.detach().clone() for name, parameter in task.model.model.named_parameters()}
+    # In the first update the second matrix of an adapter is zero, and with it the gradient of the first one.
+    for step in range(1, 3 if adapters else 2):
+        task.step(step)
+    after = dict(task.model.model.named_parameters())
+    assert set(learner.parameters) == {name for name, parameter in after.items() if parameter.requires_grad}
+    assert (len(learner.parameters) < len(after)) == adapters
+    without = [name for name, parameter in learner.parameters.items() if parameter not in learner.optimizer.state]
+    moved = {name for name, parameter in after.items() if not torch.equal(parameter, before[name])}
+    assert (without, moved) == ([], set(learner.parameters))
+
+
+def test_sft_learns_its_examples() -> None:
+    task = sft_task(num_epochs=60)
+    first = task.evaluate()
+    for step in range(1, 61):
+        task.step(step)
+    last = task.evaluate()
+    assert first is not None
+    assert last is not None
+    assert last.metrics["evaluation/loss"].value < 0.3 * first.metrics["evaluation/loss"].value
+
+
+@pytest.mark.parametrize("loss", ["bradley_terry", "divergence_window"])
+def test_a_reward_model_learns_to_tell_the_pairs_apart(loss: str) -> None:
+    task = reward_task(loss=loss)
+    for step in range(1, 21):
+        task.step(step)
+    record = task.evaluate()
+    assert record is not None
+    assert record.metrics["evaluation/pair_accuracy"].value == 1.0
+    assert record.metrics["evaluation/margin_mean"].value > 0.5
+
+
+def test_the_number_of_steps_covers_the_epochs() -> None:
+    assert sft_task(num_epochs=1.0, examples_per_step=4).num_steps == 2
+    assert sft_task(num_epochs=0.5, examples_per_step=3).num_steps == 1
+    assert reward_task(num_epochs=2.0, pairs_per_step=4).num_steps == 3
+
+
+def test_dropout_in_sft_depends_on_the_step_alone() -> None:
+    def run(steps: list[int]) -> torch.Tensor:
+        model = tiny_language_model(attention_dropout=0.5)
+        task = SFTTask(
+            LanguageModel(model),
+            tiny_tokenizer(),
+            examples(),
+            [],
+            config=SFTConfig(num_epochs=3, examples_per_step=6, dropout=True, optimizer={"learning_rate": 0.1}),
+            seed=0,
+            inputs_fingerprint={},
+        )
+        torch.rand(3)
+        for step in steps:
+            task.step(step)
+        return model.lm_head.weight.detach().clone()
+
+    assert torch.equal(run([1, 2]), run([1, 2]))
+    assert not torch.equal(run([1, 1]), run([1, 2]))
+
+
+@pytest.mark.parametrize(("warmup", "noted"), [(1, False), (2, True)])
+def test_a_warm_up_that_the_run_does_not_outlast_is_noted(warmup: int, noted: bool) -> None:
+    optimizer = {"learning_rate": 1e-2, "warmup_updates": warmup}
+    task = sft_task(num_epochs=2, examples_per_step=6, optimizer=optimizer)
+    assert task.num_steps == 2
+    assert ("the policy model never reaches its peak" in " ".join(task.notes)) == noted
+
+
+@pytest.mark.parametrize(("loss", "noted"), [("bradley_terry", False), ("divergence_window", True)])
+def test_margins_that_the_loss_has_no_place_for_are_noted(loss: str, noted: bool, tmp_path: Path) -> None:
+    place = make_inputs(tmp_path)
+    row = {"prompt": "ab", "chosen": "cd", "rejected": "ef", "margin": 0.5}
+    (place / "pairs.jsonl").write_text("".join(json.dumps({**row, "prompt": "ab" * n}) + "\n" for n in range(1, 5)))
+    recipe = changed(recipe_of("reward", place), {"reward.loss": loss})
+    task = build_reward_task(RewardRecipe.model_validate(recipe))
+    assert ("the margins of 2 pairs are not used" in " ".join(task.notes)) == noted
+
+
+def test_a_model_that_a_learning_rate_destroyed_ends_the_run_after_some_skipped_updates():
+    task = sft_task(optimizer={"learning_rate": 1e30})
+    task.step(1)
+    for step in range(2, 1 + MOST_SKIPPED_IN_A_ROW):
+        assert task.step(step).metrics["sft/skipped_updates"].value == 1
+    assert task.state()["num_skipped_in_a_row"] == MOST_SKIPPED_IN_A_ROW - 1
+    with pytest.raises(TrainingError, match=r"8 updates in a row were skipped.*learning rate .* may be too high"):
+        task.step(1 + MOST_SKIPPED_IN_A_ROW)
