@@ -71,6 +71,20 @@ class Scored:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Passes:
+    """What the model passes over a batch gave: the inputs of `make_experience` beside the scores."""
+
+    old_logprobs: Tensor
+    """[T] float32."""
+    reference_logprobs: Tensor | None = None
+    """[T] float32."""
+    full_kl: Tensor | None = None
+    """[T] KL over the whole vocabulary at each state; only where the configuration measures `full`."""
+    values: Tensor | None = None
+    """[T + R] float32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
     """A scored batch with everything that the losses need, flat over the tokens of all responses.
 

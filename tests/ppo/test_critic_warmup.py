@@ -8,7 +8,7 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.roles.inference import step_graph
+from proximo.ppo.graph import step_graph
 from proximo.ppo.trainer import PPOTrainer
 
 PROMPTS = ["ab", "cde", "f", "gh"]

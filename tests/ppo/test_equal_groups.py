@@ -11,7 +11,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.algorithms.advantages import equal_groups
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, TrainingError
-from proximo.ppo.groups import outcome_of
+from proximo.ppo.counted import outcome_of
 from proximo.ppo.inputs.coerce import as_prompts
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState

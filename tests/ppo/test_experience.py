@@ -9,8 +9,9 @@ import torch
 
 from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.experience import Passes, make_experience, token_values
-from proximo.records import Experience, Finish, Scored, ScoreState
+from proximo.ppo.counted import token_values
+from proximo.ppo.experience import make_experience
+from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
 
 CLOSE = {"rtol": 0, "atol": 1e-6}

@@ -12,12 +12,12 @@ from ppo.test_updates import Gathered
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.experience import make_experience
 from proximo.ppo.roles.inference import InferenceCalls, Roles
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
 from proximo.ppo.task import rows_to_show
 from proximo.ppo.update.updates import UpdateCalls
-from proximo.records import Scored, ScoreState
+from proximo.records import Passes, Scored, ScoreState
 from records_made import prompt, response
 
 GROUPS = [(0, 3, 5), (0, 3, 2), (0, 3, 4), (1, 6, 1), (1, 6, 7), (1, 6, 3), (2, 2, 4), (2, 2, 6), (2, 2, 2)]

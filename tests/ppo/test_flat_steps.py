@@ -9,9 +9,9 @@ from torch import Tensor
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.experience import make_experience
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Experience
+from proximo.records import Experience, Passes
 from records_made import response, scored
 
 NOISE = (0.003, -0.002, 0.001, 0.0, -0.001, 0.002)

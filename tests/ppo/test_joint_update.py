@@ -15,12 +15,12 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.trunk import scalar_on
-from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.experience import make_experience
 from proximo.ppo.roles.inference import InferenceCalls, Roles
 from proximo.ppo.roles.learners import make_learners
 from proximo.ppo.update.reports import Report
 from proximo.ppo.update.updates import UpdateCalls
-from proximo.records import Experience
+from proximo.records import Experience, Passes
 from records_made import prompt, response, scored
 
 

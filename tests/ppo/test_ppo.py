@@ -19,11 +19,11 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.evaluation import evaluate_policy
-from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.experience import make_experience
 from proximo.ppo.inputs.coerce import as_prompts
 from proximo.ppo.kl_coefficient import adapted_coefficient
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Finish, Response, Scored
+from proximo.records import Finish, Passes, Response, Scored
 from proximo.rewards.function import FunctionReward
 from proximo.run.build.stop_token_ids import ending_ids
 from records_made import prompt

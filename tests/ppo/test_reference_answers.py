@@ -19,7 +19,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
-from proximo.ppo.reference_answers import answer_responses, with_answer_scores
+from proximo.ppo.reference_answers import answer_responses
+from proximo.ppo.scores import with_answer_scores
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt
 from proximo.rewards.function import FunctionReward

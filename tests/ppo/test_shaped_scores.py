@@ -7,16 +7,15 @@ from statistics import fmean, pstdev
 import pytest
 import torch
 
+from proximo.algorithms.return_spread import ReturnSpread
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
-from proximo.ppo.experience import Passes, RawAdvantages, make_experience
-from proximo.ppo.flat_steps import ReturnSpread
-from proximo.ppo.score_guards import EqualSteps, refuse_equal
-from proximo.ppo.shaped_scores import ShapedScores, shape_scores
+from proximo.ppo.experience import RawAdvantages, ShapedScores, make_experience, shape_scores
+from proximo.ppo.scores import EqualSteps, refuse_equal
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
 from proximo.ppo.update.updates import Report
-from proximo.records import Experience, Finish, Scored, ScoreState
+from proximo.records import Experience, Finish, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
 
 FAULTY = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)

@@ -17,7 +17,7 @@ from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import scalar_on
-from proximo.ppo.roles.inference import step_graph
+from proximo.ppo.graph import step_graph
 from proximo.ppo.trainer import PPOTrainer
 
 PROMPTS = ["ab", "cde", "f", "gh"]

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.experience import Passes, make_experience
-from proximo.records import Experience, Scored, ScoreState
+from proximo.ppo.experience import make_experience
+from proximo.records import Experience, Passes, Scored, ScoreState
 from records_made import prompt, response, scored
 
 CLOSE = {"rtol": 0, "atol": 1e-5}

@@ -8,21 +8,15 @@ import pytest
 import torch
 
 from proximo.algorithms.losses import policy_statistics
+from proximo.algorithms.return_spread import ReturnSpread
 from proximo.algorithms.scores import NOTHING_SEEN
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.precision.placement import Precision
+from proximo.ppo.counted import sequence_kl
 from proximo.ppo.experience import RawAdvantages
-from proximo.ppo.flat_steps import ReturnSpread
 from proximo.ppo.invariants import broken_limits
-from proximo.ppo.step_metrics import (
-    StepOutcome,
-    experience_metrics,
-    score_metrics,
-    sequence_kl,
-    time_metrics,
-    update_metrics,
-)
+from proximo.ppo.step_metrics import StepOutcome, experience_metrics, score_metrics, time_metrics, update_metrics
 from proximo.ppo.update.updates import Report
 from proximo.records import Experience, Finish, Scored, ScoreState
 from records_made import prompt, response, scored

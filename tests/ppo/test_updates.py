@@ -13,10 +13,10 @@ from proximo.learner.optimizer import OptimizerOptions
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.experience import make_experience
 from proximo.ppo.roles.inference import InferenceCalls, Roles
 from proximo.ppo.update.updates import UpdateCalls
-from proximo.records import Experience
+from proximo.records import Experience, Passes
 from records_made import prompt, response, scored
 
 LENGTHS = [(3, 5), (2, 1), (6, 9), (1, 4), (4, 7), (2, 3)]

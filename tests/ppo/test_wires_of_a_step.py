@@ -10,17 +10,17 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_wires_of_losses import batch
+from proximo.algorithms.return_spread import return_spread
 from proximo.algorithms.scores import RunningMoments
 from proximo.config.ppo.losses import ValueLossConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.flat_steps import return_spread
 from proximo.ppo.inputs.coerce import as_prompts
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.ppo.roles.value_scale import ValueScale
-from proximo.ppo.scoring import score_responses
+from proximo.ppo.scores import score_responses
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Response
 from proximo.rewards.function import FunctionReward

@@ -13,7 +13,7 @@ import torch
 
 from proximo.algorithms.scores import RunningMoments
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.shaped_scores import shape_scores
+from proximo.ppo.experience import shape_scores
 from proximo.records import Finish, Scored, ScoreState
 from records_made import response, scored
 

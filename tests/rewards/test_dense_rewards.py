@@ -15,9 +15,9 @@ from proximo.errors import ConfigError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.experience import make_experience
 from proximo.ppo.trainer import PPOTrainer
-from proximo.records import Experience, Finish, Response, Scored, ScoreState
+from proximo.records import Experience, Finish, Passes, Response, Scored, ScoreState
 from proximo.rewards.dense import scored_by_prefix, scored_by_token
 from proximo.rewards.function import FunctionReward
 from proximo.rewards.model import ModelReward

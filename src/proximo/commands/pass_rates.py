@@ -23,11 +23,11 @@ from proximo.errors import UserError
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
+from proximo.ppo.counted import outcome_of
 from proximo.ppo.evaluation import pass_metrics
 from proximo.ppo.from_recipe import build_task
-from proximo.ppo.groups import outcome_of
 from proximo.ppo.roles.inference import InferenceCalls
-from proximo.ppo.score_guards import refuse_faulty
+from proximo.ppo.scores import refuse_faulty
 from proximo.ppo.task import PPOTask
 from proximo.records import Prompt, Scored
 from proximo.rollout.sampling import RandomKey

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from proximo.config.recipes import PPORecipe
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
 from proximo.metrics.values import Last, MetricValue
-from proximo.ppo.groups import outcome_of
+from proximo.ppo.counted import outcome_of
 from proximo.records import Prompt, Scored
 
 

@@ -7,9 +7,9 @@ from proximo.algorithms.kl import k1
 from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.values import Mean, MetricValue, Sum
-from proximo.ppo.groups import outcome_of
+from proximo.ppo.counted import outcome_of
 from proximo.ppo.roles.inference import InferenceCalls, Roles
-from proximo.ppo.score_guards import refuse_faulty
+from proximo.ppo.scores import refuse_faulty
 from proximo.ppo.step_metrics import response_metrics, score_metrics
 from proximo.records import Prompt, Response, Scored
 from proximo.rewards.source import RewardSource

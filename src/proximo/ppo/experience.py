@@ -1,24 +1,26 @@
 """From scored responses and log-probs to rewards, advantages and returns. Pure: no model, no optimizer."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from proximo.algorithms import advantages as estimators
 from proximo.algorithms import kl
+from proximo.algorithms import scores as shaping
 from proximo.algorithms.advantages import standardised_in_groups
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
+from proximo.algorithms.return_spread import ReturnSpread, return_spread
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
-from proximo.algorithms.segments import segment_ids, value_positions
-from proximo.algorithms.shaping import shape_rewards
+from proximo.algorithms.segments import final_value_positions, segment_ids, segment_sum
+from proximo.algorithms.shaping import clip_scores, prefix_deltas, shape_rewards
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
-from proximo.ppo.estimates import estimate_advantages, group_numbers
-from proximo.ppo.flat_steps import ReturnSpread, return_spread
-from proximo.ppo.groups import equal_outcomes
-from proximo.ppo.shaped_scores import ShapedScores, shape_scores
-from proximo.records import Experience, Finish, Scored
+from proximo.ppo.counted import counted_ones, equal_outcomes, group_numbers, has_score
+from proximo.records import Experience, Finish, Passes, Scored
 
 KL_ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "k1": kl.k1,
@@ -29,20 +31,6 @@ KL_ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Passes:
-    """What the model passes over a batch gave: the inputs of `make_experience` beside the scores."""
-
-    old_logprobs: Tensor
-    """[T] float32."""
-    reference_logprobs: Tensor | None = None
-    """[T] float32."""
-    full_kl: Tensor | None = None
-    """[T] KL over the whole vocabulary at each state; only where the configuration measures `full`."""
-    values: Tensor | None = None
-    """[T + R] float32."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RawAdvantages:
     """What advantages were before they were standardised, for the metrics."""
 
@@ -50,6 +38,22 @@ class RawAdvantages:
     variance: float
     num_tokens: int
     spread: ReturnSpread
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapedScores:
+    """What a step makes of its scores."""
+
+    values: Tensor
+    """[R] float32: what each response is rewarded with, before any KL; 0 where it has no score."""
+    counted: Tensor
+    """[R] bool: responses that have a score and count in the step."""
+    penalised: Tensor | None
+    """[R] bool: counted responses that lost something to a penalty; None where there is no penalty to lose it to."""
+    moments: RunningMoments
+    """Of all scores of the run so far, this step's included; as they came where nothing is made of them."""
+    token_rewards: Tensor | None = None
+    """[T] float32: what each token earns of its response's value, scaled as that is; None where no source says."""
 
 
 def make_experience(
@@ -116,33 +120,119 @@ def make_experience(
     return experience, raw, shaped
 
 
-def token_values(experience: Experience) -> Tensor:
-    """[T] the value before each response token, without the one after the last."""
-    if experience.values is None:
-        raise ValueError("this experience was made without a critic")
-    return experience.values[value_positions(experience.lengths)]
+def shape_scores(
+    scored: Sequence[Scored], counts: Tensor, *, config: PPOConfig, moments: RunningMoments
+) -> ShapedScores:
+    """Subtract the baseline's score, add the bias and scale, divide by the running deviation, clip, scale, penalise.
 
+    Args:
+        scored: R responses.
+        counts: [R] bool, False for responses that count nowhere; nothing of them enters the moments.
+        config: the section `score` says which of the steps are taken.
+        moments: of the scores of all steps before.
 
-def nothing_to_learn(experience: Experience, config: PPOConfig) -> bool:
-    """True where no response tells the policy anything: a flat step, or one whose groups all have equal outcomes.
-
-    An update would still move weights: by the optimizer's momentum, and by what else is in the loss, at full size,
-    since AdamW makes any lasting gradient that.
+    A response without a score (`score.truncated: false`) keeps 0 through all of it, and is in no statistic.
     """
-    excludes = config.advantage.equal_groups == "exclude"
-    nothing = excludes and not bool(experience.mask.any()) and bool(counted_ones(experience.scored, config).any())
-    return experience.is_flat or nothing
+    options = config.score
+    scored_ones = torch.tensor([has_score(each, config) for each in scored], dtype=torch.bool)
+    counted = scored_ones & counts
+    raw = [_raw(each, config) if has else 0.0 for each, has in zip(scored, scored_ones.tolist(), strict=True)]
+    # In float64: one rounding, at the end.
+    values = torch.tensor(raw, dtype=torch.float64)
+    values = shaping.shift_and_scale(values, bias=options.bias, scale=options.scale)
+    if options.running != "none":
+        moments = shaping.update_moments(moments, values[counted])
+        values = shaping.scale_by_moments(values, moments, subtract_mean=options.running == "standardise")
+    factor = options.scale / ((moments.deviation or 1.0) if options.running != "none" else 1.0)
+    values, earned = _clipped(scored, values, torch.where(scored_ones, factor, 0.0), limit=options.clip)
+    if options.truncated_scale != 1:
+        values, earned = _scaled_where_cut(scored, values, earned, options.truncated_scale)
+    penalised, replaced = None, torch.zeros_like(scored_ones)
+    if options.penalises:
+        values, penalised, replaced = _penalise(scored, values, config)
+    if earned is not None:
+        lengths = [len(each.response.token_ids) for each in scored]
+        earned = torch.where(replaced[segment_ids(lengths)], 0.0, earned).float()
+    return ShapedScores(
+        values=torch.where(scored_ones, values, 0.0).float(),
+        counted=counted,
+        penalised=None if penalised is None else penalised & counted,
+        moments=moments,
+        token_rewards=earned,
+    )
 
 
-def counted_ones(scored: Sequence[Scored], config: PPOConfig) -> Tensor:
-    """[R] bool: False for responses that count nowhere in their step."""
-    return torch.tensor([counts(each, config) for each in scored], dtype=torch.bool)
+def _raw(scored: Scored, config: PPOConfig) -> float:
+    if config.baseline_answer is None:
+        return scored.score
+    if scored.answer_score is None:
+        key = "score.minus_reference_answer" if config.baseline_answer == "reference" else "advantage greedy_baseline"
+        raise ValueError(
+            f"{key} needs the score of each prompt's {config.baseline_answer} answer, which the trainer asks "
+            "its reward source for: use train, or subtract it from the scores that you bring and leave the option out"
+        )
+    return scored.score - scored.answer_score
 
 
-def counts(scored: Scored, config: PPOConfig) -> bool:
-    """False for a response that counts nowhere in its step."""
-    cut = scored.response.finish is Finish.LENGTH and config.truncated == "mask"
-    return scored.valid and bool(scored.response.response_mask.any()) and not cut
+def _clipped(
+    scored: Sequence[Scored], values: Tensor, factors: Tensor, *, limit: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """[R] what each response is worth, clipped; and [T] what its tokens earn of that, or None where no source says.
+
+    Where tokens earn something, each number that a source gave one is clipped by itself, and so is what they leave of
+    the score: a limit for numbers of single tokens says nothing about their sum. `values` [R] are the scores,
+    `factors` [R] what numbers of tokens are multiplied with.
+    """
+    clip = partial(clip_scores, limit=math.inf if limit is None else limit)
+    if all(each.token_rewards is None and each.prefix_scores is None for each in scored):
+        return clip(values), None
+    lengths = [len(each.response.token_ids) for each in scored]
+    own = _rows([each.token_rewards for each in scored], lengths, factors)
+    prefixes = _rows([each.prefix_scores for each in scored], [length + 1 for length in lengths], factors)
+    rest = clip(values - segment_sum(own, lengths) - prefixes[final_value_positions(lengths)])
+    earned = clip(own) + prefix_deltas(clip(prefixes), lengths)
+    return rest + segment_sum(earned, lengths), earned
+
+
+def _scaled_where_cut(
+    scored: Sequence[Scored], values: Tensor, earned: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Values [R] and what tokens earn [T] times `scale` in responses that were cut at the limit."""
+    factors = torch.tensor([scale if s.response.finish is Finish.LENGTH else 1.0 for s in scored], dtype=torch.float64)
+    lengths = [len(each.response.token_ids) for each in scored]
+    return values * factors, None if earned is None else earned * factors[segment_ids(lengths)]
+
+
+def _rows(rows: Sequence[Sequence[float] | None], sizes: Sequence[int], factors: Tensor) -> Tensor:
+    """Rows of the given sizes end to end, each times its factor; zeros where there is none."""
+    given = [row or (0.0,) * size for row, size in zip(rows, sizes, strict=True)]
+    return torch.cat(
+        [factor * torch.tensor(row, dtype=torch.float64) for factor, row in zip(factors, given, strict=True)]
+    )
+
+
+def _penalise(scored: Sequence[Scored], values: Tensor, config: PPOConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """[R] the values minus all penalties; [R] bool where there was one, and where one took the place of the score."""
+    options = config.score
+    lengths = torch.tensor([len(each.response.token_ids) for each in scored])
+    fixed = shaping.fixed_penalties(
+        lengths,
+        torch.tensor([each.response.finish.terminated for each in scored], dtype=torch.bool),
+        missing_eos=options.missing_eos_penalty or 0.0,
+        min_tokens=options.min_tokens or 0,
+        too_short=options.min_tokens_penalty or 0.0,
+    )
+    replace = options.penalty_mode == "replace"
+    values, replaced = shaping.apply_penalties(values, fixed, replace=replace), (fixed > 0) & replace
+    if options.overlong_buffer_tokens is None:
+        return values, fixed > 0, replaced
+    overlong = shaping.overlong_penalty(
+        lengths,
+        max_tokens=config.rollout.max_new_tokens,
+        buffer_tokens=options.overlong_buffer_tokens,
+        penalty=options.overlong_penalty,
+    )
+    return values - overlong, (fixed > 0) | (overlong > 0), replaced
 
 
 def _rewards(
@@ -162,14 +252,6 @@ def _rewards(
     )
 
 
-def _whitened(rewards: Tensor, mask: Tensor, config: PPOConfig) -> Tensor:
-    # Both leave 0 outside the mask, so that nothing of them reaches an earlier token through the estimator.
-    correction = int(config.advantage.unbiased_variance)
-    if config.score.whiten_rewards == "zero_mean":
-        return standardise(rewards, mask, correction=correction)
-    return rescale(rewards, mask, correction=correction) if config.score.whiten_rewards == "keep_mean" else rewards
-
-
 def _kl_per_token(passes: Passes, measure: str) -> Tensor:
     if measure == "full":
         if passes.full_kl is None:
@@ -178,3 +260,72 @@ def _kl_per_token(passes: Passes, measure: str) -> Tensor:
     if passes.reference_logprobs is None:
         raise ValueError(f"measure {measure} needs reference log-probs")
     return KL_ESTIMATES[measure](passes.old_logprobs, passes.reference_logprobs)
+
+
+def _whitened(rewards: Tensor, mask: Tensor, config: PPOConfig) -> Tensor:
+    # Both leave 0 outside the mask, so that nothing of them reaches an earlier token through the estimator.
+    correction = int(config.advantage.unbiased_variance)
+    if config.score.whiten_rewards == "zero_mean":
+        return standardise(rewards, mask, correction=correction)
+    return rescale(rewards, mask, correction=correction) if config.score.whiten_rewards == "keep_mean" else rewards
+
+
+def estimate_advantages(
+    scored: Sequence[Scored],
+    rewards: Tensor,
+    values: Tensor | None,
+    mask: Tensor,
+    counts: Tensor,
+    *,
+    config: PPOConfig,
+) -> tuple[Tensor, Tensor | None]:
+    """Advantages [T], not yet standardised, and the value model's targets [T]; None without a critic.
+
+    `counts` [R]: whether a response has a part in baselines. `rewards` [T] are read on the mask alone.
+    """
+    lengths = [len(s.response.token_ids) for s in scored]
+    if config.uses_critic:
+        if values is None:
+            raise ValueError("advantage gae needs values")
+        return _gae(scored, rewards, values, mask, lengths, config=config)
+    gamma = config.advantage.gamma
+    if config.advantage.estimator in ("return_to_go", "greedy_baseline"):  # the baseline is in the score already
+        return estimators.returns_to_go(rewards, mask, lengths, gamma=gamma), None
+    groups = group_numbers(scored)
+    if config.advantage.estimator == "group_return_to_go":
+        return estimators.group_returns_to_go(rewards, groups, counts, mask, lengths, gamma=gamma), None
+    # Each response's return (score and KL penalty) beside those of the same prompt, the same for all its tokens.
+    compare: Callable[[Tensor, Tensor, Tensor], Tensor] = {
+        "group_centred": estimators.group_centred,
+        "group_standardised": estimators.group_standardised,
+        "leave_one_out": estimators.leave_one_out,
+        "length_weighted": partial(estimators.length_weighted, num_tokens=segment_sum(mask.long(), lengths)),
+        "pass_at_k": partial(estimators.pass_at_k, k=config.advantage.k),
+    }[config.advantage.estimator]
+    return estimators.broadcast_to_tokens(compare(segment_sum(rewards, lengths), groups, counts), lengths), None
+
+
+def _gae(
+    scored: Sequence[Scored],
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    lengths: Sequence[int],
+    *,
+    config: PPOConfig,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns, each with its own decay where two are given (VAPO, arXiv:2504.05118)."""
+    keeps_value = config.truncated == "bootstrap"
+    bootstrap = torch.tensor([keeps_value and s.response.finish is Finish.LENGTH for s in scored])
+    advantage = config.advantage
+
+    def with_lam(lam: float | Tensor) -> tuple[Tensor, Tensor]:
+        return estimators.gae(rewards, values, mask, lengths, bootstrap=bootstrap, gamma=advantage.gamma, lam=lam)
+
+    lam: float | Tensor = advantage.lam
+    if advantage.length_adaptive is not None:
+        # The tokens that the estimator walks over: what a tool wrote is no part of the response's length.
+        num_tokens = segment_sum(mask.to(rewards.dtype), lengths)
+        lam = estimators.length_adaptive_lam(num_tokens, alpha=advantage.length_adaptive)
+    advantages, returns = with_lam(lam)
+    return advantages, returns if advantage.value_lam is None else with_lam(advantage.value_lam)[1]

@@ -12,7 +12,7 @@ from proximo.dataflow.executor import Handler
 from proximo.dataflow.graph import Call, Graph
 from proximo.errors import ConfigError
 from proximo.metrics.definitions import COMPONENT
-from proximo.ppo.roles.inference import OWN_CALLS, step_graph
+from proximo.ppo.graph import OWN_CALLS, step_graph
 from proximo.rewards.dense import is_list
 
 

@@ -7,7 +7,7 @@ from proximo.algorithms.controllers import KLController, adaptive_kl
 from proximo.callables import methods_problem
 from proximo.config.ppo.options import KLConfig
 from proximo.errors import ConfigError
-from proximo.ppo.step_metrics import counted_responses, sequence_kl
+from proximo.ppo.counted import counted_responses, sequence_kl
 from proximo.records import Experience
 from proximo.run.user_code import telling
 

@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.data.rendering import render_for
 from proximo.data.tokenise import Encoder
 from proximo.errors import DataError
-from proximo.ppo.roles.inference import InferenceCalls
-from proximo.records import Finish, Prompt, Response, Scored, ScoreState
+from proximo.records import Finish, Prompt, Response
 
 
 def check_answers(prompts: Sequence[Prompt]) -> None:
@@ -32,29 +31,6 @@ def answer_responses(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBa
     check_answers(prompts)
     encoder = Encoder(tokenizer)
     return [_response(prompt, str(prompt.answer), encoder) for prompt in prompts]
-
-
-def with_answer_scores(scored: Sequence[Scored], answers: Sequence[Response], calls: InferenceCalls) -> list[Scored]:
-    """The same, each with the score of its prompt's answer. `answers`: one to each prompt at least; the first counts.
-
-    Where that could not be scored there is nothing to compare with: the responses count as not scored either.
-    """
-    once: dict[str, Response] = {}
-    for answer in answers:
-        once.setdefault(answer.prompt.id, answer)
-    (judged,) = calls.score(list(once.values()))
-    known = dict(zip(once, judged, strict=True))
-    return [_with_answer(each, known[each.response.prompt.id]) for each in scored]
-
-
-def _with_answer(scored: Scored, answer: Scored) -> Scored:
-    if answer.valid or not scored.valid:
-        return replace(scored, answer_score=answer.score)
-    return replace(
-        scored,
-        state=ScoreState.INFRASTRUCTURE_FAULT,
-        reason=f"the answer that it is compared with was not scored: {answer.reason}",
-    )
 
 
 def _response(prompt: Prompt, answer: str, encoder: Encoder) -> Response:

@@ -15,12 +15,19 @@ from proximo.algorithms.segments import segment_sum
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.diversity import distinct_fraction, repeated_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
-from proximo.ppo.experience import RawAdvantages, counted_ones, token_values
+from proximo.ppo.counted import (
+    counted_ones,
+    counted_responses,
+    equal_outcomes,
+    group_numbers,
+    outcome_of,
+    sequence_kl,
+    token_values,
+)
+from proximo.ppo.experience import RawAdvantages, ShapedScores
 from proximo.ppo.extra_calls import numbers_of
-from proximo.ppo.groups import group_metrics
+from proximo.ppo.graph import OWN_CALLS
 from proximo.ppo.invariants import broken_limits
-from proximo.ppo.roles.inference import OWN_CALLS
-from proximo.ppo.shaped_scores import ShapedScores
 from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
 
@@ -93,19 +100,6 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
     elif outcome.compares_groups:
         metrics["group/zero_advantage_fraction"] = _zero_groups(experience, valid)
     return metrics
-
-
-def counted_responses(experience: Experience) -> list[int]:
-    """The responses of which a token counts: not those without a score, nor those cut off under `truncated: mask`."""
-    return [i for i, part in enumerate(experience.mask.split(list(experience.lengths))) if part.any()]
-
-
-def sequence_kl(experience: Experience) -> list[float | None]:
-    """Per response the sum over its counted tokens of k1, in nats; None in a run without a reference."""
-    if experience.reference_logprobs is None:
-        return [None] * len(experience.lengths)
-    per_token = k1(experience.old_logprobs, experience.reference_logprobs)
-    return list(segment_sum(torch.where(experience.mask, per_token, 0.0), experience.lengths).tolist())
 
 
 def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "ppo") -> dict[str, MetricValue]:
@@ -228,3 +222,18 @@ def _kl_metrics(experience: Experience, counted: Sequence[int]) -> dict[str, Met
 
 def _sum(x: Tensor, mask: Tensor) -> float:
     return float(torch.where(mask, x, 0.0).double().sum())
+
+
+def group_metrics(scored: Sequence[Scored], counted: Tensor, config: PPOConfig) -> dict[str, MetricValue]:
+    """Which share of the prompts, and of the responses, can teach something; nothing where groups are not compared."""
+    outcome = {}
+    if config.outcome is not None:
+        outcome["score/outcome_mean"] = Mean.of(outcome_of(s, config.outcome) for s in scored if s.valid)
+    if not config.advantage.compares_groups:
+        return outcome
+    equal, groups = equal_outcomes(scored, counted, config), group_numbers(scored)
+    by_group = {int(group): bool(same) for group, same in zip(groups[counted], equal[counted], strict=True)}
+    return outcome | {
+        "group/equal_fraction": Mean.of(float(same) for same in by_group.values()),
+        "group/effective_fraction": Mean.of((~equal[counted]).double().tolist()),
+    }

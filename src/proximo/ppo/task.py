@@ -16,10 +16,10 @@ from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, Max, Mean, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
+from proximo.ppo.counted import sequence_kl
 from proximo.ppo.difficulty import judge_difficulty
 from proximo.ppo.evaluation import evaluate_policy
-from proximo.ppo.score_guards import EqualSteps
-from proximo.ppo.step_metrics import sequence_kl
+from proximo.ppo.scores import EqualSteps
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
 from proximo.rewards.source import ClosableSource, RewardSource

@@ -25,8 +25,9 @@ from proximo.metrics.values import Last, MetricValue
 from proximo.models.cpu.thread_split import side_by_side
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.ppo.experience import Passes, make_experience
+from proximo.ppo.experience import make_experience
 from proximo.ppo.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
+from proximo.ppo.graph import absent_inputs, step_graph
 from proximo.ppo.inputs.coerce import (
     PromptLike,
     ResponseLike,
@@ -43,16 +44,15 @@ from proximo.ppo.inputs.parts import as_seed, as_source, check_config, check_tok
 from proximo.ppo.inputs.token_ids import Mask
 from proximo.ppo.invariants import check_first_minibatch, likely_causes
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
-from proximo.ppo.roles.inference import InferenceCalls, absent_inputs, step_graph
+from proximo.ppo.roles.inference import InferenceCalls
 from proximo.ppo.roles.learners import make_learners
 from proximo.ppo.roles.models import Followers, make_roles
 from proximo.ppo.roles.value_scale import ValueScale
-from proximo.ppo.score_guards import EqualSteps, refuse_equal
-from proximo.ppo.scoring import keep_best, score_responses
+from proximo.ppo.scores import EqualSteps, keep_best, refuse_equal, score_responses
 from proximo.ppo.step_metrics import StepOutcome, step_metrics
 from proximo.ppo.update.ptx import make_text_loss
 from proximo.ppo.update.updates import UpdateCalls
-from proximo.records import Experience, Prompt, Response, Scored
+from proximo.records import Experience, Passes, Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of

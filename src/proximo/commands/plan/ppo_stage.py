@@ -18,7 +18,7 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing.shared_base import base_alone, check_scalar_adapter, value_on_base
 from proximo.models.sharing.trunk import is_on_trunk, scalar_on
-from proximo.ppo.roles.inference import step_graph
+from proximo.ppo.graph import step_graph
 from proximo.ppo.update.overlap import BOTH_UPDATES, trains_side_by_side
 from proximo.run.build.models import lora_options
 

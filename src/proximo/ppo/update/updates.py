@@ -24,7 +24,7 @@ from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.models.cpu.thread_split import check_neighbour, is_watched, use_all_threads
 from proximo.models.heads import token_logprobs
 from proximo.models.quantised import is_quantised
-from proximo.ppo.experience import nothing_to_learn, token_values
+from proximo.ppo.counted import nothing_to_learn, token_values
 from proximo.ppo.roles.inference import InferenceCalls
 from proximo.ppo.update.joint_loss import JointStatistics, joint_loss, policy_parts, policy_share, value_share
 from proximo.ppo.update.m2po_mask import mark_trusted

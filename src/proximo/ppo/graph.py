@@ -1,0 +1,98 @@
+"""The calls of a PPO step and what they hand to each other, as data. Not what they do: see roles/ and update/."""
+
+from collections.abc import Sequence
+
+from proximo.config.ppo.options import PPOConfig
+from proximo.dataflow.graph import Call, Graph, build_graph
+
+OWN_CALLS = (
+    *("generate", "generate_greedy", "score", "select", "reference_logprobs", "values", "experience"),
+    *("sampled_logprobs", "policy_logprobs", "policy_logprobs_and_values"),
+    *("train_value", "train_policy", "train_policy_and_value"),
+)
+"""The names of a step's own calls."""
+
+
+def step_graph(
+    config: PPOConfig,
+    *,
+    sampled_serve: bool,
+    given: str = "prompts",
+    policy_learns: bool = True,
+    shares_trunk: bool = False,
+    extra: Sequence[Call] = (),
+) -> Graph:
+    """The calls of one step. With `given="scored"` the caller brings responses with their scores.
+
+    `sampled_serve`: the sampler's log-probs are the old ones (design: float32, nothing but temperature); else the
+    policy computes them again. `policy_learns`: False in the warm-up of the critic. `shares_trunk`: the value model is
+    a head on the policy's trunk, so that what needs both takes one pass of it. `extra`: calls of the caller's; one that
+    has no place in this step, since it reads or replaces what is not in it, is left out of it.
+    """
+    shares_trunk = shares_trunk and config.uses_critic
+    old = "sampled_logprobs" if sampled_serve else "policy_logprobs"
+    drawn, judged = ("responses", "scored") if config.samples_per_prompt is None else ("samples", "candidates")
+    calls = [
+        Call(
+            name="experience",
+            role=None,
+            reads=("scored", "old_logprobs", "reference_logprobs", "full_kl", "values"),
+            writes=("experience", "raw_advantages", "shaped_scores"),
+        ),
+    ]
+    if shares_trunk and not sampled_serve:
+        writes = ("old_logprobs", "values")
+        calls.append(Call(name="policy_logprobs_and_values", role="policy", reads=("responses",), writes=writes))
+    else:
+        role = None if sampled_serve else "policy"
+        calls.append(Call(name=old, role=role, reads=("responses",), writes=("old_logprobs",)))
+    if shares_trunk and policy_learns:
+        writes = ("policy_report", "value_report")
+        calls.append(Call(name="train_policy_and_value", role="policy", reads=("experience",), writes=writes))
+    elif policy_learns:
+        calls.append(Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)))
+    if given == "prompts":
+        calls += _sampling_calls(config, drawn, judged)
+    if config.samples_per_prompt is not None:
+        calls.append(Call(name="select", role=None, reads=("candidates",), writes=("responses", "scored")))
+    absent = []
+    if config.kl.place == "none":
+        absent += ["reference_logprobs", "full_kl"]
+    else:
+        writes = ("reference_logprobs", "full_kl")
+        calls.append(Call(name="reference_logprobs", role="reference", reads=("responses",), writes=writes))
+    if not config.uses_critic:
+        absent.append("values")
+    elif sampled_serve or not shares_trunk:
+        calls.append(Call(name="values", role="value", reads=("responses",), writes=("values",)))
+    if config.uses_critic and not (shares_trunk and policy_learns):
+        calls.append(Call(name="train_value", role="value", reads=("experience",), writes=("value_report",)))
+    brought = ["responses", "scored"] if config.samples_per_prompt is None else ["candidates"]
+    inputs = ["prompts"] if given == "prompts" else brought
+    missing = ({"prompts"} - set(inputs)) | (set() if policy_learns else {"policy_report"})
+    return build_graph(_with_extra(calls, extra, missing), inputs=[*inputs, *absent])
+
+
+def _sampling_calls(config: PPOConfig, drawn: str, judged: str) -> list[Call]:
+    """What samples and scores, the most likely responses too where they are the baseline."""
+    generate = Call(name="generate", role="policy", reads=("prompts",), writes=(drawn,))
+    if config.baseline_answer != "greedy":
+        return [generate, Call(name="score", role="reward", reads=(drawn,), writes=(judged,))]
+    greedy = Call(name="generate_greedy", role="policy", reads=("prompts",), writes=("greedy",))
+    return [generate, greedy, Call(name="score", role="reward", reads=(drawn, "greedy"), writes=(judged,))]
+
+
+def _with_extra(calls: Sequence[Call], extra: Sequence[Call], missing: set[str]) -> list[Call]:
+    """Replacements in the place of what they replace; the rest first, so that each runs as soon as it can."""
+    kept = [call for call in extra if call.name not in OWN_CALLS or call.name in {own.name for own in calls}]
+    while homeless := [call for call in kept if missing.intersection(call.reads)]:
+        missing = missing.union(*(call.writes for call in homeless))
+        kept = [call for call in kept if call not in homeless]
+    replacing = {call.name: call for call in kept if call.name in OWN_CALLS}
+    added = [call for call in kept if call.name not in OWN_CALLS]
+    return [*added, *(replacing.get(call.name, call) for call in calls)]
+
+
+def absent_inputs(graph: Graph) -> dict[str, None]:
+    """Values that this run has no call for; they enter as None."""
+    return {name: None for name in graph.inputs if name not in ("prompts", "responses", "scored", "candidates")}

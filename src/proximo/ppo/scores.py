@@ -1,0 +1,146 @@
+"""Scores asked for, held against the guards, and the best of them kept. Not what becomes of a score: experience.py."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from transformers import PreTrainedTokenizerBase
+
+from proximo.algorithms.scores import common_score
+from proximo.config.ppo.options import GuardConfig
+from proximo.errors import DataError, TrainingError
+from proximo.ppo.counted import counts, has_score, outcome_of
+from proximo.ppo.reference_answers import answer_responses
+from proximo.ppo.roles.inference import InferenceCalls
+from proximo.records import Response, Scored, ScoreState
+
+
+def score_responses(
+    responses: Sequence[Response],
+    calls: InferenceCalls,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    step: int,
+    greedy: Sequence[Response] = (),
+) -> list[Scored]:
+    """Each response with its score, and with that of the answer that the run compares it with, if it does.
+
+    `greedy`: the most likely response to each prompt, where that is the answer. Raises TrainingError where more of the
+    responses than `guards.max_faulty_fraction` could not be scored.
+    """
+    (scored,) = calls.score(responses)
+    if calls.config.baseline_answer == "reference":
+        prompts = {response.prompt.id: response.prompt for response in responses}
+        scored = with_answer_scores(scored, answer_responses(list(prompts.values()), tokenizer), calls)
+    elif calls.config.baseline_answer == "greedy":
+        scored = with_answer_scores(scored, greedy, calls)
+    refuse_faulty(scored, calls.config.guards, where=f"step {step}")
+    return scored
+
+
+def keep_best(candidates: Sequence[Scored], calls: InferenceCalls) -> list[Scored]:
+    """Of the `samples_per_prompt` responses to each prompt the `responses_per_prompt` best, in the order sampled.
+
+    The best by the score as the sources gave it; what would count nowhere or has no score comes last. Raises DataError
+    where a prompt has another number of responses.
+    """
+    config = calls.config
+    size = config.sampled_per_prompt
+    groups = [candidates[start : start + size] for start in range(0, len(candidates), size)]
+    if any(len(group) != size or len({s.response.prompt.id for s in group}) > 1 for group in groups):
+        raise DataError(
+            f"with samples_per_prompt = {size} a step chooses among {size} responses to each prompt, one prompt after "
+            f"the other; it was given {len(candidates)} responses that do not come in such groups"
+        )
+    kept = [
+        best_of(group, config.responses_per_prompt, lambda s: counts(s, config) and has_score(s, config))
+        for group in groups
+    ]
+    return [each for group in kept for each in group]
+
+
+def best_of(group: Sequence[Scored], num_kept: int, has_say: Callable[[Scored], bool]) -> list[Scored]:
+    """The `num_kept` with the highest scores, in their own order; of equals the first, and last what has no say."""
+
+    def rank(index: int) -> tuple[bool, float]:
+        has = has_say(group[index])
+        return not has, -group[index].score if has else 0.0
+
+    best = sorted(range(len(group)), key=rank)[:num_kept]
+    return [group[index] for index in sorted(best)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EqualSteps:
+    """How many steps in a row had nothing but one score, up to now."""
+
+    score: float | None = None
+    """The score of them all; None where the last step had several."""
+    count: int = 0
+
+    def after(self, scored: Sequence[Scored], *, outcome: str | None = None) -> "EqualSteps":
+        """With one step more. Faulty responses have no say; a step of nothing else changes nothing.
+
+        `outcome`: the component that is looked at, or None for the score.
+        """
+        scores = [outcome_of(each, outcome) for each in scored if each.valid]
+        if not scores:
+            return self
+        score = common_score(scores)
+        if score is None:
+            return EqualSteps()
+        return EqualSteps(score=score, count=self.count + 1 if score == self.score else 1)
+
+
+LARGEST_SCORE = 1e18
+"""Beyond it the square of a score, and with it every variance, is infinite in float32."""
+
+
+def refuse_faulty(scored: Sequence[Scored], guards: GuardConfig, *, where: str) -> None:
+    """Raises TrainingError where more of a batch than `max_faulty_fraction` could not be scored, or a score is beyond
+    what can be computed with."""
+    for each in scored:
+        if each.valid and abs(each.score) > LARGEST_SCORE:
+            raise TrainingError(
+                f"{where}: a response was scored {each.score:g}, and beyond {LARGEST_SCORE:g} either way nothing can "
+                "be computed in float32: let the reward source return None where it cannot tell, or a smaller number"
+            )
+    faulty = [each for each in scored if not each.valid]
+    limit = guards.max_faulty_fraction
+    if len(faulty) > limit * len(scored):
+        raise TrainingError(
+            f"{where}: {len(faulty)} of {len(scored)} responses could not be scored, more than "
+            f"max_faulty_fraction = {limit:g} allows; last reason: {faulty[-1].reason}"
+        )
+
+
+def refuse_equal(equal: EqualSteps, guards: GuardConfig, *, step: int) -> None:
+    """Raises TrainingError where all scores of `max_equal_steps` steps in a row are one number."""
+    if guards.max_equal_steps is not None and equal.count >= guards.max_equal_steps:
+        raise TrainingError(
+            f"step {step}: all scores of {equal.count} steps in a row are {equal.score:g}, which is what a dead reward "
+            "source looks like, or a task that has nothing left to teach; look at the last samples, and at what the "
+            "source answers to them by hand (guards.max_equal_steps: null goes on)"
+        )
+
+
+def with_answer_scores(scored: Sequence[Scored], answers: Sequence[Response], calls: InferenceCalls) -> list[Scored]:
+    """The same, each with the score of its prompt's answer. `answers`: one to each prompt at least; the first counts.
+
+    Where that could not be scored there is nothing to compare with: the responses count as not scored either.
+    """
+    once: dict[str, Response] = {}
+    for answer in answers:
+        once.setdefault(answer.prompt.id, answer)
+    (judged,) = calls.score(list(once.values()))
+    known = dict(zip(once, judged, strict=True))
+    return [_with_answer(each, known[each.response.prompt.id]) for each in scored]
+
+
+def _with_answer(scored: Scored, answer: Scored) -> Scored:
+    if answer.valid or not scored.valid:
+        return replace(scored, answer_score=answer.score)
+    return replace(
+        scored,
+        state=ScoreState.INFRASTRUCTURE_FAULT,
+        reason=f"the answer that it is compared with was not scored: {answer.reason}",
+    )
