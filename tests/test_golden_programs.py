@@ -12,9 +12,9 @@ from proximo.algorithms.losses import clipped_value_loss, policy_statistics, val
 from proximo.algorithms.masking import masked_mean
 from proximo.algorithms.objectives import ppo
 from proximo.config.ppo.options import PPOConfig
-from proximo.learner.averaging import follow
 from proximo.models.heads import OutputHead, token_logprobs
 from proximo.models.packing import pack
+from proximo.ppo.roles.models import follow
 from proximo.ppo.update.joint_loss import joint_loss
 from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions

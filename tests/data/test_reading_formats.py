@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from proximo.data.formats.typed_columns import messages_cell
-from proximo.data.readers.mixing import mixture_counts
-from proximo.data.readers.reading import load_rows, read_source
+from proximo.data.readers.reading import load_rows, mixture_counts, read_source
 from proximo.data.readers.source import Source
 from proximo.data.readers.split import Phase
 from proximo.data.rows import fingerprints, row_ids

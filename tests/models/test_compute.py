@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from architectures import build_architecture, random_sequences
 from builders import tiny_language_model, tiny_tokenizer
 from dtype_traces import DtypeTrace
-from proximo.learner.in_backward import stepping_in_backward
+from proximo.learner.update import stepping_in_backward
 from proximo.models.attention import packed as attention
 from proximo.models.attention import varlen
 from proximo.models.attention.cache import PromptCache, RowCache

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proximo.run.peak_memory import peak_memory_mib
+from proximo.run.memory import peak_memory_mib
 
 STATUS = Path("/proc/self/status")
 

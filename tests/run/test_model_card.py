@@ -14,7 +14,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.run import loop
-from proximo.run.card_writer import CARD, write_final_cards
+from proximo.run.model_card import CARD, write_final_cards
 from proximo.run.options import RunOptions
 from run_outcomes import read_lines
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run

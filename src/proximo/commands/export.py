@@ -22,9 +22,8 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import HEAD_FILE
-from proximo.run.card_writer import write_card
 from proximo.run.checkpoint_lookup import find_model, find_run
-from proximo.run.model_card import SCALAR_ROLES
+from proximo.run.model_card import SCALAR_ROLES, write_card
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

@@ -7,7 +7,7 @@ from huggingface_hub.errors import HTTPError
 
 from proximo.errors import ProximoError, UserError
 from proximo.models.pretrained.sources import read_adapter_config
-from proximo.run.card_writer import CARD
+from proximo.run.model_card import CARD
 
 
 def check_pushable(model: Path, *, merge: bool) -> None:

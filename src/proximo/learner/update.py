@@ -1,16 +1,16 @@
 """One update: gradients accumulated over micro-batches, guarded, clipped, applied. Knows no loss: it is passed in."""
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from proximo.errors import TrainingError
-from proximo.learner.in_backward import stepping_in_backward
 from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable_parameters
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.precision.compute import casting
@@ -182,3 +182,27 @@ class Learner:
             f"update {self.updates_done + 1}: the gradient norm is {norm}{changed}. non_finite_gradient: stop ends "
             "the run here; a lower learning rate may avoid it"
         )
+
+
+@contextmanager
+def stepping_in_backward(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> Generator[list[Tensor]]:
+    """Inside, a backward pass steps every parameter that it reaches, and frees its gradient.
+
+    Yields a list that fills with the norm of each gradient. A parameter is stepped once, when all that it did in the
+    forward pass has been accounted for; that nothing reads it afterwards is checked by autograd's version counters.
+    The optimizer looks through all of its parameters at each step and finds one gradient.
+    """
+    norms: list[Tensor] = []
+
+    def step(parameter: Tensor) -> None:
+        assert parameter.grad is not None, "the hook runs after the gradient was added"
+        norms.append(torch.linalg.vector_norm(parameter.grad))
+        optimizer.step()
+        parameter.grad = None
+
+    handles = [parameter.register_post_accumulate_grad_hook(step) for parameter in parameters]
+    try:
+        yield norms
+    finally:
+        for handle in handles:
+            handle.remove()

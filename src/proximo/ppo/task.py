@@ -27,7 +27,7 @@ from proximo.rewards.statistics import statistics_of
 from proximo.run.build.conversion import schedule_notes
 from proximo.run.checkpointing import restore_models, update_counts, writers_for
 from proximo.run.logs import Record
-from proximo.run.peak_memory import peak_memory_mib
+from proximo.run.memory import peak_memory_mib
 
 Gold = Sequence[float | None]
 

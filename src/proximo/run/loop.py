@@ -29,11 +29,11 @@ from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
 from proximo.native.library import why_no_kernels
-from proximo.run.card_writer import write_final_cards
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.folders import check_folders
 from proximo.run.logs import Logs, Record
 from proximo.run.memory import memory_advice
+from proximo.run.model_card import write_final_cards
 from proximo.run.optional_dependencies import check_extras
 from proximo.run.options import RunOptions
 from proximo.run.preflight import inputs_of

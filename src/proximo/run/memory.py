@@ -1,5 +1,7 @@
 """Memory that runs out: in which step and phase, and which settings to lower; and the cache between phases."""
 
+import resource
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -61,3 +63,11 @@ def check_release(wanted: bool, device: torch.device) -> None:
 def release_cache(device: torch.device) -> None:
     """Give back what torch keeps of freed tensors on an accelerator, so that the next phase can lay it out anew."""
     {"cuda": torch.cuda, "mps": torch.mps}[device.type].empty_cache()
+
+
+def peak_memory_mib(device: torch.device) -> float:
+    """Peak memory in MiB: of the accelerator's tensors on CUDA, else resident memory of the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

@@ -20,7 +20,7 @@ from proximo.models.scalar import ScalarModel
 from proximo.run.build.conversion import optimizer_options, schedule_notes
 from proximo.run.checkpointing import restore_models, update_counts, writers_for
 from proximo.run.logs import Record
-from proximo.run.peak_memory import peak_memory_mib
+from proximo.run.memory import peak_memory_mib
 
 MOST_SKIPPED_IN_A_ROW = 8
 """Updates without a finite loss and gradient; after so many the model is lost, and no later batch mends it."""

@@ -140,7 +140,7 @@ def training(modules: Sequence[nn.Module], lessons: Sequence[Lesson], *, in_back
 
 @contextmanager
 def _freed(module: nn.Module) -> Generator[None]:
-    """As learner/in_backward.py does it, without the step."""
+    """As learner/update.py does it, without the step."""
 
     def free(parameter: Tensor) -> None:
         parameter.grad = None

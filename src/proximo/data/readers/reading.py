@@ -1,18 +1,18 @@
 """From sources to rows: reading, column mapping, the phase of a shared data set, mixing. Not what the rows mean."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
 from proximo.callables import IMPORT_PATH
+from proximo.data.order import shuffled
 from proximo.data.readers.columns import with_columns
 from proximo.data.readers.csv_rows import csv_rows
-from proximo.data.readers.document_rows import document_rows
 from proximo.data.readers.file_text import read_file_text, refuse_other_than_text
 from proximo.data.readers.function_rows import function_rows
 from proximo.data.readers.json_rows import is_json_array, json_array_rows, json_line_rows
-from proximo.data.readers.mixing import drawn_rows, mixture_counts
 from proximo.data.readers.problems import as_problem
 from proximo.data.readers.source import Format, Source
 from proximo.data.readers.split import Phase, phase_indices
@@ -198,3 +198,46 @@ def _existing(path: Path, source: Source) -> Path:
         beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"{source.path}: no such file (looked in {path.parent.absolute()}){nearest(path.name, beside)}")
     return path
+
+
+def document_rows(text: str, source: str, *, separator: str | None) -> Iterator[Row]:
+    """Documents between lines equal to `separator`; None separates at blank lines, "" makes the file one document.
+
+    Line ends become "\\n", blank lines around a document are taken off, empty documents are passed over. Raises
+    DataError where the separator is on no line of the file.
+    """
+    number = 0
+    for document in _documents(text.replace("\r\n", "\n"), source, separator):
+        content = document.strip("\n")
+        if content.strip():
+            number += 1
+            yield Row(source=source, number=number, values={"text": content})
+
+
+def _documents(text: str, source: str, separator: str | None) -> list[str]:
+    if separator is None:
+        return re.split(r"\n[ \t]*\n", text)
+    if separator == "":
+        return [text]
+    documents = re.split(rf"^[ \t]*{re.escape(separator.strip())}[ \t]*$", text, flags=re.MULTILINE)
+    if len(documents) == 1:
+        raise DataError(
+            f"{source}: no line is the separator {separator!r}; give the line that stands between documents"
+        )
+    return documents
+
+
+def mixture_counts(available: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """Rows of each source in one epoch, so that their shares are the weights and no row is taken twice.
+
+    The source that runs out first gives all its rows; the others give their share beside it.
+    """
+    scale = min(count / weight for count, weight in zip(available, weights, strict=True))
+    return [min(count, max(1, round(weight * scale))) for count, weight in zip(available, weights, strict=True)]
+
+
+def drawn_rows(available: int, count: int, *, seed: int, source: int) -> list[int]:
+    """Which rows a source gives: a seeded draw without repeats, in file order."""
+    if count >= available:
+        return list(range(available))
+    return sorted(shuffled(available, seed=seed, purpose=f"mixture {source}")[:count])

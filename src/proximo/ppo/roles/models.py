@@ -3,12 +3,13 @@
 from dataclasses import replace
 from typing import Literal
 
+import torch
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.trunk import trunk_problem
 from proximo.errors import ConfigError
-from proximo.learner.averaging import follow
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
@@ -86,3 +87,20 @@ class Followers:
 def _engine(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> LocalEngine:
     endings = ending_ids(policy.base, tokenizer)
     return LocalEngine(policy, tokenizer, eos_token_ids=endings, max_rows=config.rollout.max_rows)
+
+
+@torch.no_grad()
+def follow(follower: nn.Module, leader: nn.Module, *, decay: float) -> None:
+    """follower <- decay * follower + (1 - decay) * leader, parameter by parameter, in place; 0 copies, bit for bit.
+
+    Buffers are copied. Both have the same architecture; a parameter that is tied to another one moves once.
+    """
+    leading = dict(leader.named_parameters())
+    for name, parameter in follower.named_parameters():
+        if decay == 0:
+            parameter.copy_(leading[name])
+        else:
+            parameter.lerp_(leading[name].to(parameter.dtype), 1 - decay)
+    buffers = dict(leader.named_buffers())
+    for name, buffer in follower.named_buffers():
+        buffer.copy_(buffers[name])

@@ -1,5 +1,6 @@
 """The policy loss as it is configured: which objective, which weights, which mean. Not the passes of the model."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -8,10 +9,11 @@ from torch import Tensor
 from proximo.algorithms import objectives
 from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights, near_the_sampler
 from proximo.algorithms.masking import sum_of_response_means, sum_per_token
-from proximo.algorithms.objectives import TokenLosses
+from proximo.algorithms.objectives import TokenLosses, within_second_moment
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.values import Mean, MetricValue
+from proximo.models.language import LanguageModel
 from proximo.ppo.update.microbatch import Microbatch
 from proximo.records import Experience
 
@@ -107,3 +109,27 @@ def _behaviour_weights(experience: Experience, config: PolicyLossConfig) -> Tens
 def _sampled_logprobs(experience: Experience) -> Tensor:
     """[T] as the engine recorded them; the old ones are the policy's own."""
     return torch.cat([scored.response.logprobs for scored in experience.scored])
+
+
+@torch.no_grad()
+def mark_trusted(batches: Sequence[Microbatch], policy: LanguageModel, config: PPOConfig) -> list[Microbatch]:
+    """The micro-batches of one minibatch with a column `trusted`, 1 or 0; unchanged under any other objective.
+
+    The second moment is that of the whole minibatch under the policy as it is now, so that the choice does not depend
+    on the cut into micro-batches. It costs one more forward pass per update.
+    """
+    if config.policy_loss.objective != "m2po":
+        return list(batches)
+    temperature = config.rollout.temperature
+    log_ratios = [
+        policy.response_logprobs(batch.packed, temperature=temperature).logprobs - batch.columns["old_logprobs"]
+        for batch in batches
+    ]
+    masks = [batch.mask for batch in batches]
+    trusted = within_second_moment(
+        torch.cat(log_ratios), torch.cat(masks), limit=config.policy_loss.max_second_moment
+    ).split([len(mask) for mask in masks])
+    return [
+        replace(batch, columns=batch.columns | {"trusted": part.to(ratios.dtype)})
+        for batch, part, ratios in zip(batches, trusted, log_ratios, strict=True)
+    ]

@@ -27,13 +27,13 @@ from proximo.models.quantised import is_quantised
 from proximo.ppo.counted import nothing_to_learn, token_values
 from proximo.ppo.roles.inference import InferenceCalls
 from proximo.ppo.update.joint_loss import JointStatistics, joint_loss, policy_parts, policy_share, value_share
-from proximo.ppo.update.m2po_mask import mark_trusted
 from proximo.ppo.update.micro_batching import cut_minibatch, plan_updates
 from proximo.ppo.update.microbatch import Microbatch
 from proximo.ppo.update.overlap import BOTH_UPDATES, trains_side_by_side, updates_beside
 from proximo.ppo.update.policy_loss import (
     average,
     behaviour_metrics,
+    mark_trusted,
     policy_columns,
     token_losses,
     without_rejected,

@@ -1,13 +1,14 @@
 """What the forked child does before it runs a program: confine itself, step by step. Not the program: execution.py."""
 
 import fcntl
+import math
 import os
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from proximo.sandbox.jobs import Limits
+from proximo.sandbox.jobs import MIB, Limits
 from proximo.sandbox.kernel import landlock, seccomp
-from proximo.sandbox.kernel.limits import apply_limits
 from proximo.sandbox.kernel.namespaces import enter_job_folder
 from proximo.sandbox.kernel.privileges import bound_capabilities, die_with_parent, give_up_privileges
 from proximo.sandbox.mechanisms import Layers
@@ -125,3 +126,35 @@ def _close_all_but(kept: set[int]) -> None:
             os.closerange(first, number)
         first = number + 1
     os.closerange(first, 2**31 - 1)
+
+
+STACK_BYTES = 64 * MIB
+"""Of the first thread, for deep recursion through C; the kernel leaves at least 128 MiB of addresses below a stack."""
+
+
+CPU_MARGIN_SECONDS = 2
+"""The kernel's own CPU limit is a second line: it counts whole seconds, and the process's confinement with them."""
+
+
+def apply_limits(limits: Limits, *, threads_counted: bool) -> None:
+    """Limits that only a capability could raise again. Threads have one where they are counted for this process alone:
+    elsewhere it would be a limit of all that the user runs."""
+    cpu = math.ceil(limits.cpu_seconds) + CPU_MARGIN_SECONDS
+    # Files live in memory where they can: what they may take is taken off what the process itself may map.
+    _limit(resource.RLIMIT_AS, limits.memory_bytes - limits.scratch_bytes)
+    _limit(resource.RLIMIT_CPU, cpu)
+    _limit(resource.RLIMIT_FSIZE, limits.scratch_bytes)
+    _limit(resource.RLIMIT_NOFILE, limits.open_files)
+    _limit(resource.RLIMIT_STACK, STACK_BYTES)
+    if threads_counted:
+        _limit(resource.RLIMIT_NPROC, limits.threads)
+    for nothing in (resource.RLIMIT_CORE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_NICE):
+        _limit(nothing, 0)
+    _limit(resource.RLIMIT_RTPRIO, 0)
+    _limit(resource.RLIMIT_SIGPENDING, 64)
+
+
+def _limit(which: int, value: int) -> None:
+    hard = resource.getrlimit(which)[1]
+    bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(which, (bounded, bounded))
