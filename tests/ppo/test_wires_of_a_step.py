@@ -145,10 +145,8 @@ def test_returns_of_the_steps_before_are_what_least_spread_is_a_share_of() -> No
 def test_a_step_is_flat_up_to_its_share_of_the_deviation_of_the_run(share: float, returns: Any, is_flat: bool) -> None:
     """Deviations of 0.024 and 0.026 beside 0.5."""
     seen = RunningMoments(count=10_001, mean=1.0, squares=10_000 * 0.5**2)
-    config = PPOConfig(advantage={"least_spread": share})
-    found = return_spread(
-        torch.tensor(returns, dtype=torch.float64), torch.ones(2, dtype=torch.bool), (1, 1), config=config, seen=seen
-    )
+    rewards, mask = torch.tensor(returns, dtype=torch.float64), torch.ones(2, dtype=torch.bool)
+    found = return_spread(rewards, mask, (1, 1), gamma=1.0, least=share, seen=seen)
     assert found.deviation == pytest.approx(pstdev(returns))
     assert found.is_flat is is_flat
 

@@ -16,8 +16,8 @@ import torch
 
 from proximo.algorithms.scores import RunningMoments
 from proximo.config.ppo.options import PPOConfig
-from proximo.ppo.experience import make_experience
-from proximo.records import Experience, Finish, Passes, Scored, ScoreState
+from proximo.ppo.experience import Passes, make_experience
+from proximo.records import Experience, Finish, Scored, ScoreState
 from records_made import prompt, response, scored
 
 NATS = 0.375

@@ -17,6 +17,8 @@ Where each may serve (tests/algorithms/test_exact_gradients.py shows every line 
 Source of k1, k2, k3: J. Schulman, "Approximating KL Divergence", 2020.
 """
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor
 
@@ -48,6 +50,10 @@ def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
 def absolute(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     """|d| per token."""
     return (logprobs - reference_logprobs).abs()
+
+
+ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3, "abs": absolute}
+"""By the names that recipes have for them."""
 
 
 def weighted_k3(logprobs: Tensor, old_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:

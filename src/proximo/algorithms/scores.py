@@ -105,6 +105,32 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int, pe
     return penalty * over.clamp(0, 1)
 
 
+def penalise(  # noqa: PLR0913 - each is a number of its own
+    scores: Tensor,
+    lengths: Tensor,
+    terminated: Tensor,
+    *,
+    missing_eos: float,
+    min_tokens: int,
+    too_short: float,
+    replace: bool,
+    max_tokens: int,
+    buffer_tokens: int | None,
+    overlong: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """[R] the scores minus all penalties; [R] bool where there was one, and where one took the place of the score.
+
+    `replace` is said of the fixed penalties alone; the one for overlong responses is subtracted either way, and is
+    none where `buffer_tokens` is None. The other arguments are those of the three functions above.
+    """
+    fixed = fixed_penalties(lengths, terminated, missing_eos=missing_eos, min_tokens=min_tokens, too_short=too_short)
+    values, replaced = apply_penalties(scores, fixed, replace=replace), (fixed > 0) & replace
+    if buffer_tokens is None:
+        return values, fixed > 0, replaced
+    line = overlong_penalty(lengths, max_tokens=max_tokens, buffer_tokens=buffer_tokens, penalty=overlong)
+    return values - line, (fixed > 0) | (line > 0), replaced
+
+
 def common_score(scores: Sequence[float]) -> float | None:
     """The number that all scores are; None where they differ, or where there is none."""
     return scores[0] if scores and all(score == scores[0] for score in scores) else None

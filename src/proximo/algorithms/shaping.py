@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from proximo.algorithms.segments import segment_ids, segment_sum, value_positions
+from proximo.algorithms.segments import final_value_positions, segment_ids, segment_sum, value_positions
 
 
 def shape_rewards(
@@ -61,9 +61,37 @@ def prefix_deltas(prefix_scores: Tensor, lengths: Sequence[int]) -> Tensor:
     return prefix_scores[before + 1] - prefix_scores[before]
 
 
-def clip_scores(scores: Tensor, limit: float) -> Tensor:
-    """Scores cut to [-limit, limit]; shape kept. A score that is not a number stays so."""
-    return scores.clamp(-limit, limit)
+def clip_scores(scores: Tensor, limit: float | None) -> Tensor:
+    """Scores cut to [-limit, limit], or as they are for None; shape kept. A score that is not a number stays so."""
+    return scores if limit is None else scores.clamp(-limit, limit)
+
+
+def scaled_rows(rows: Sequence[Sequence[float] | None], sizes: Sequence[int], factors: Tensor) -> Tensor:
+    """[sum of sizes] float64: rows end to end, each times its factor of `factors` [R]; zeros where there is none."""
+    given = [row or (0.0,) * size for row, size in zip(rows, sizes, strict=True)]
+    return torch.cat(
+        [factor * torch.tensor(row, dtype=torch.float64) for factor, row in zip(factors, given, strict=True)]
+    )
+
+
+def clip_with_parts(
+    values: Tensor, token_rewards: Tensor, prefix_scores: Tensor, lengths: Sequence[int], *, limit: float | None
+) -> tuple[Tensor, Tensor]:
+    """[R] clipped scores, and [T] what tokens earn of them.
+
+    Each number that a source gave a token is clipped by itself, and so is what they leave of the score: a limit for
+    numbers of single tokens says nothing about their sum.
+
+    Args:
+        values: [R] one per response, its tokens' part included.
+        token_rewards: [T]; zeros where a source gave none.
+        prefix_scores: [T + R], as in `prefix_deltas`; zeros where a source gave none.
+        lengths: [R] tokens of each response.
+        limit: each number is cut to [-limit, limit]; None cuts none.
+    """
+    rest = values - segment_sum(token_rewards, lengths) - prefix_scores[final_value_positions(lengths)]
+    earned = clip_scores(token_rewards, limit) + prefix_deltas(clip_scores(prefix_scores, limit), lengths)
+    return clip_scores(rest, limit) + segment_sum(earned, lengths), earned
 
 
 def _at_tokens(per_response: Tensor, lengths: Sequence[int]) -> Tensor:

@@ -1,7 +1,6 @@
 """From scored responses and log-probs to rewards, advantages and returns. Pure: no model, no optimizer."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,19 +14,12 @@ from proximo.algorithms.advantages import standardised_in_groups
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
 from proximo.algorithms.return_spread import ReturnSpread, return_spread
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
-from proximo.algorithms.segments import final_value_positions, segment_ids, segment_sum
-from proximo.algorithms.shaping import clip_scores, prefix_deltas, shape_rewards
+from proximo.algorithms.segments import segment_ids, segment_sum
+from proximo.algorithms.shaping import clip_scores, clip_with_parts, scaled_rows, shape_rewards
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
 from proximo.ppo.counted import counted_ones, equal_outcomes, group_numbers, has_score
 from proximo.records import Experience, Finish, Passes, Scored
-
-KL_ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "k1": kl.k1,
-    "k2": kl.k2,
-    "k3": kl.k3,
-    "abs": kl.absolute,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +78,8 @@ def make_experience(
             "a whole: use gae or a return to go, or return one score for each response"
         )
     rewards = _rewards(shaped, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
-    spread = return_spread(rewards, mask, lengths, config=config, seen=returns_seen)
+    least = config.advantage.least_spread if config.uses_critic else None
+    spread = return_spread(rewards, mask, lengths, gamma=config.advantage.gamma, least=least, seen=returns_seen)
     rewards = _whitened(rewards, mask, config)
     advantages, returns = estimate_advantages(scored, rewards, passes.values, mask, counted, config=config)
     advantages = torch.where(mask, advantages, 0.0)
@@ -133,7 +126,7 @@ def shape_scores(
 
     A response without a score (`score.truncated: false`) keeps 0 through all of it, and is in no statistic.
     """
-    options = config.score
+    options, lengths = config.score, [len(each.response.token_ids) for each in scored]
     scored_ones = torch.tensor([has_score(each, config) for each in scored], dtype=torch.bool)
     counted = scored_ones & counts
     raw = [_raw(each, config) if has else 0.0 for each, has in zip(scored, scored_ones.tolist(), strict=True)]
@@ -144,14 +137,16 @@ def shape_scores(
         moments = shaping.update_moments(moments, values[counted])
         values = shaping.scale_by_moments(values, moments, subtract_mean=options.running == "standardise")
     factor = options.scale / ((moments.deviation or 1.0) if options.running != "none" else 1.0)
-    values, earned = _clipped(scored, values, torch.where(scored_ones, factor, 0.0), limit=options.clip)
+    factors = torch.where(scored_ones, factor, 0.0)
+    values, earned = _clipped(scored, values, factors, lengths, limit=options.clip)
     if options.truncated_scale != 1:
-        values, earned = _scaled_where_cut(scored, values, earned, options.truncated_scale)
+        cut = [options.truncated_scale if s.response.finish is Finish.LENGTH else 1.0 for s in scored]
+        factors = torch.tensor(cut, dtype=torch.float64)
+        values, earned = values * factors, None if earned is None else earned * factors[segment_ids(lengths)]
     penalised, replaced = None, torch.zeros_like(scored_ones)
     if options.penalises:
-        values, penalised, replaced = _penalise(scored, values, config)
+        values, penalised, replaced = _penalised(scored, values, lengths, config)
     if earned is not None:
-        lengths = [len(each.response.token_ids) for each in scored]
         earned = torch.where(replaced[segment_ids(lengths)], 0.0, earned).float()
     return ShapedScores(
         values=torch.where(scored_ones, values, 0.0).float(),
@@ -175,64 +170,36 @@ def _raw(scored: Scored, config: PPOConfig) -> float:
 
 
 def _clipped(
-    scored: Sequence[Scored], values: Tensor, factors: Tensor, *, limit: float | None
+    scored: Sequence[Scored], values: Tensor, factors: Tensor, lengths: Sequence[int], *, limit: float | None
 ) -> tuple[Tensor, Tensor | None]:
     """[R] what each response is worth, clipped; and [T] what its tokens earn of that, or None where no source says.
 
-    Where tokens earn something, each number that a source gave one is clipped by itself, and so is what they leave of
-    the score: a limit for numbers of single tokens says nothing about their sum. `values` [R] are the scores,
-    `factors` [R] what numbers of tokens are multiplied with.
+    `values` [R] are the scores, `factors` [R] what numbers of tokens are multiplied with.
     """
-    clip = partial(clip_scores, limit=math.inf if limit is None else limit)
     if all(each.token_rewards is None and each.prefix_scores is None for each in scored):
-        return clip(values), None
-    lengths = [len(each.response.token_ids) for each in scored]
-    own = _rows([each.token_rewards for each in scored], lengths, factors)
-    prefixes = _rows([each.prefix_scores for each in scored], [length + 1 for length in lengths], factors)
-    rest = clip(values - segment_sum(own, lengths) - prefixes[final_value_positions(lengths)])
-    earned = clip(own) + prefix_deltas(clip(prefixes), lengths)
-    return rest + segment_sum(earned, lengths), earned
+        return clip_scores(values, limit), None
+    own = scaled_rows([each.token_rewards for each in scored], lengths, factors)
+    prefixes = scaled_rows([each.prefix_scores for each in scored], [length + 1 for length in lengths], factors)
+    return clip_with_parts(values, own, prefixes, lengths, limit=limit)
 
 
-def _scaled_where_cut(
-    scored: Sequence[Scored], values: Tensor, earned: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor | None]:
-    """Values [R] and what tokens earn [T] times `scale` in responses that were cut at the limit."""
-    factors = torch.tensor([scale if s.response.finish is Finish.LENGTH else 1.0 for s in scored], dtype=torch.float64)
-    lengths = [len(each.response.token_ids) for each in scored]
-    return values * factors, None if earned is None else earned * factors[segment_ids(lengths)]
-
-
-def _rows(rows: Sequence[Sequence[float] | None], sizes: Sequence[int], factors: Tensor) -> Tensor:
-    """Rows of the given sizes end to end, each times its factor; zeros where there is none."""
-    given = [row or (0.0,) * size for row, size in zip(rows, sizes, strict=True)]
-    return torch.cat(
-        [factor * torch.tensor(row, dtype=torch.float64) for factor, row in zip(factors, given, strict=True)]
-    )
-
-
-def _penalise(scored: Sequence[Scored], values: Tensor, config: PPOConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """[R] the values minus all penalties; [R] bool where there was one, and where one took the place of the score."""
+def _penalised(
+    scored: Sequence[Scored], values: Tensor, lengths: Sequence[int], config: PPOConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `algorithms/scores.py::penalise` returns it."""
     options = config.score
-    lengths = torch.tensor([len(each.response.token_ids) for each in scored])
-    fixed = shaping.fixed_penalties(
-        lengths,
+    return shaping.penalise(
+        values,
+        torch.tensor(lengths),
         torch.tensor([each.response.finish.terminated for each in scored], dtype=torch.bool),
         missing_eos=options.missing_eos_penalty or 0.0,
         min_tokens=options.min_tokens or 0,
         too_short=options.min_tokens_penalty or 0.0,
-    )
-    replace = options.penalty_mode == "replace"
-    values, replaced = shaping.apply_penalties(values, fixed, replace=replace), (fixed > 0) & replace
-    if options.overlong_buffer_tokens is None:
-        return values, fixed > 0, replaced
-    overlong = shaping.overlong_penalty(
-        lengths,
+        replace=options.penalty_mode == "replace",
         max_tokens=config.rollout.max_new_tokens,
+        overlong=options.overlong_penalty,
         buffer_tokens=options.overlong_buffer_tokens,
-        penalty=options.overlong_penalty,
     )
-    return values - overlong, (fixed > 0) | (overlong > 0), replaced
 
 
 def _rewards(
@@ -259,7 +226,7 @@ def _kl_per_token(passes: Passes, measure: str) -> Tensor:
         return passes.full_kl
     if passes.reference_logprobs is None:
         raise ValueError(f"measure {measure} needs reference log-probs")
-    return KL_ESTIMATES[measure](passes.old_logprobs, passes.reference_logprobs)
+    return kl.ESTIMATES[measure](passes.old_logprobs, passes.reference_logprobs)
 
 
 def _whitened(rewards: Tensor, mask: Tensor, config: PPOConfig) -> Tensor:
