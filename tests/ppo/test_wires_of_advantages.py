@@ -246,6 +246,8 @@ def test_whether_a_step_is_flat_is_judged_by_rewards_before_they_are_whitened() 
     assert found.rewards.abs().min() > 0.9
     assert found.is_flat
     assert not found.advantages.any()
+    less = PPOConfig(advantage={"least_spread": 0.0004}, kl={"place": "none"})
+    assert not make_experience(near, passes, config=less, kl_coefficient=0.0, returns_seen=seen)[0].is_flat
 
 
 def test_groups_that_are_left_out_are_still_in_the_running_moments() -> None:
