@@ -1,5 +1,7 @@
 """What is taken for a folder of this machine, and what for a name on the Hub."""
 
+from pathlib import Path
+
 import pytest
 
 from proximo.places import is_hub_name, is_local, nearest_path, not_there
@@ -46,5 +48,15 @@ def test_the_nearest_that_is_there_is_named():
     assert nearest_path("modles/stf") == "models/sft"
     assert nearest_path("./models/sftt") == "models/sft"
     assert nearest_path("other/sft") is None
-    assert not_there("models/stf").endswith("did you mean models/sft?")
+    assert "did you mean models/sft?" in not_there("models/stf")
     assert not_there("other/x", "file").startswith("there is no file other/x (seen from ")
+
+
+def test_a_name_of_the_hub_beside_a_folder_of_its_owner_has_a_way(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    Path("Qwen").mkdir()
+    assert is_local("Qwen/Qwen3-0.6B")
+    assert "`hf download Qwen/Qwen3-0.6B`" in not_there("Qwen/Qwen3-0.6B")
+    Path("cache", "models--Qwen--Qwen3-0.6B").mkdir(parents=True)
+    assert not is_local("Qwen/Qwen3-0.6B")

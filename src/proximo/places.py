@@ -32,9 +32,14 @@ def is_local(name: str) -> bool:
 
 
 def not_there(name: str, kind: str = "folder") -> str:
-    """What to say of a local name at which nothing lies, with the nearest that is there."""
+    """What to say of a local name at which nothing lies, with the nearest that is there.
+
+    A name of the Hub that looks like a folder here counts as the Hub's once it was downloaded (`is_local`).
+    """
     found = nearest_path(name)
     hint = "" if found is None else f"; did you mean {found}?"
+    if kind == "folder" and "/" in name and is_hub_name(name):
+        hint += f" (if the Hub has it: `hf download {name}` first)"
     return f"there is no {kind} {name} (seen from {Path.cwd()}){hint}"
 
 

