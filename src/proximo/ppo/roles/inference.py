@@ -82,7 +82,7 @@ class InferenceCalls:
     @torch.no_grad()
     def policy_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor]:
         """[T] of the policy as it stands."""
-        return (self._over_batches(responses, self._logprobs_of(self.roles.policy)),)
+        return (self._over_batches(responses, self._logprobs_of(self.roles.policy), self.roles.policy),)
 
     def with_logprobs(self, responses: Sequence[Response]) -> list[Response]:
         """The same where all have their log-probs; else all with those that the policy gives them."""
@@ -96,9 +96,11 @@ class InferenceCalls:
     def reference_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor, Tensor | None]:
         """[T] of the reference; and [T] the KL over the whole vocabulary where it is measured."""
         if self.config.kl.measure == "full" and self.config.kl.place == "reward":
-            logprobs, divergence = self._over_batches(responses, self._reference_and_full_kl).unbind(-1)
+            logprobs, divergence = self._over_batches(responses, self._reference_and_full_kl, self._reference).unbind(
+                -1
+            )
             return logprobs, divergence
-        return self._over_batches(responses, self._logprobs_of(self._reference)), None
+        return self._over_batches(responses, self._logprobs_of(self._reference), self._reference), None
 
     @torch.no_grad()
     def values(self, responses: Sequence[Response]) -> tuple[Tensor]:
@@ -106,7 +108,7 @@ class InferenceCalls:
         model = self.roles.value
         if model is None:
             raise ValueError("there is no value model in this run")
-        return (self.value_scale.values(self._over_batches(responses, model.response_values, extra=1)),)
+        return (self.value_scale.values(self._over_batches(responses, model.response_values, model, extra=1)),)
 
     @torch.no_grad()
     def policy_logprobs_and_values(self, responses: Sequence[Response]) -> tuple[Tensor, Tensor]:
@@ -123,7 +125,7 @@ class InferenceCalls:
             logprobs[value_positions(batch.response_lengths, device=logprobs.device)] = found.logprobs
             return torch.stack([logprobs, value.scores(hidden[batch.value_positions])], dim=-1)
 
-        both = self._over_batches(responses, run, extra=1)
+        both = self._over_batches(responses, run, policy, extra=1)
         before_tokens = value_positions([len(response.token_ids) for response in responses])
         return both[before_tokens, 0], self.value_scale.values(both[:, 1])
 
@@ -159,27 +161,25 @@ class InferenceCalls:
         return lambda batch: model.response_logprobs(batch, temperature=temperature).logprobs
 
     def _over_batches(
-        self, responses: Sequence[Response], run: Callable[[PackedResponses], Tensor], *, extra: int = 0
+        self,
+        responses: Sequence[Response],
+        run: Callable[[PackedResponses], Tensor],
+        model: LanguageModel | ScalarModel,
+        *,
+        extra: int = 0,
     ) -> Tensor:
-        """`run` on balanced batches, its pieces back in the order of the responses, on the CPU."""
-        pieces: list[Tensor] = [torch.empty(0)] * len(responses)
+        """`run` on balanced batches on the model's device, its pieces back in the order of the responses, on the CPU.
+
+        They are fetched together, so that no batch waits for what the one before found.
+        """
+        lengths = [len(r.prompt.token_ids) + len(r.token_ids) for r in responses]
+        plan = plan_batches(lengths, token_budget=self.config.tokens_per_microbatch)
         with casting():
-            for indices, batch in packed_batches(
-                responses, token_budget=self.config.tokens_per_microbatch, device=self.roles.policy.device
-            ):
-                sizes = [length + extra for length in batch.response_lengths]
-                for index, piece in zip(indices, run(batch).cpu().split(sizes), strict=True):
-                    pieces[index] = piece
-        return torch.cat(pieces)
-
-
-def packed_batches(
-    responses: Sequence[Response], *, token_budget: int, device: torch.device
-) -> list[tuple[list[int], PackedResponses]]:
-    """Indices and packed tensors of balanced batches that together hold every response once."""
-    lengths = [len(r.prompt.token_ids) + len(r.token_ids) for r in responses]
-    plan = plan_batches(lengths, token_budget=token_budget)
-    return [(indices, pack_members(responses, indices, device=device)) for indices in plan]
+            found = [run(pack_members(responses, indices, device=model.device)) for indices in plan]
+        order = [index for indices in plan for index in indices]
+        sizes = [len(responses[index].token_ids) + extra for index in order]
+        pieces = dict(zip(order, torch.cat(found).cpu().split(sizes), strict=True))
+        return torch.cat([pieces[index] for index in range(len(responses))])
 
 
 def pack_members(responses: Sequence[Response], indices: Sequence[int], *, device: torch.device) -> PackedResponses:

@@ -247,16 +247,16 @@ class UpdateCalls:
         plan = plan_updates(experience, self.config, seed=self.seed, step=step)
         taken: Taken[Statistics] = Taken(num_planned=len(plan))
         budget = self.config.tokens_per_microbatch
-        models = self.roles.policy, self.roles.value
-        beside = updates_beside(len(plan), *(models[::-1] if learner is self.value_learner else models), experience)
+        own, other = self.roles.policy, self.roles.value
+        if learner is self.value_learner and other is not None:
+            own, other = other, own
+        beside = updates_beside(len(plan), own, other, experience)
         with learner.training():
             for number, members in enumerate(plan):
                 check_neighbour()
                 if number == beside:
                     use_all_threads()
-                batches = cut_minibatch(
-                    experience, clean, members, token_budget=budget, device=self.roles.policy.device
-                )
+                batches = cut_minibatch(experience, clean, members, token_budget=budget, device=own.device)
                 if learner is not self.value_learner:
                     batches = mark_trusted(batches, self.roles.policy, self.config)
                 result = learner.update(batches, loss, guard=guard)
