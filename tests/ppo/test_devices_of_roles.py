@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.ppo import PPOConfig
+from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.records import Experience, Prompt, Response, Scored, ScoreState
 from proximo.ppo.roles import inference as calls
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update import micro_batching
+from proximo.records import Experience, Prompt, Response, Scored, ScoreState
 
 DEVICES = {"policy": torch.device("cuda", 0), "reference": torch.device("cuda", 1), "value": torch.device("cuda", 2)}
 
