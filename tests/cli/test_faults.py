@@ -10,11 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
+from faults import errors_in, recipe_file, refused
 from safetensors.torch import save_file
 
 from proximo.cli import main
@@ -38,22 +37,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adapter = {"run.folder": str(inputs / "lora"), "model.lora": {"rank": 2}}
     assert run("sft", changed(recipe_of("sft", inputs), adapter), START) == 0
     return inputs
-
-
-def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
-    """What is said by a command that ends with an error. What it raises is a traceback at the command line."""
-    capsys.readouterr()
-    status = main(arguments)
-    said = capsys.readouterr().err
-    assert status in (1, 2), (arguments, said)
-    (error,) = errors_in(said)
-    assert "Traceback" not in said
-    assert not error.rstrip().endswith(":"), f"no reason: {said}"
-    return said
-
-
-def errors_in(said: str) -> list[str]:
-    return [line for line in said.splitlines() if line.startswith("error: ")]
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -194,11 +177,6 @@ def largest_file(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def recipe_file(recipe: dict[str, Any], path: Path) -> str:
-    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    return str(path)
 
 
 @pytest.mark.parametrize("size", [0, 1_000, 6_000, 40_000])

@@ -132,9 +132,10 @@ def model_or_refuse(name: str) -> None:
 
 
 def _refuse_other_folder(folder: Path) -> None:
-    from proximo.run.checkpoint_lookup import find_run  # the schemas that it imports take longer than --help may
+    # The schemas that it imports take longer than --help may.
+    from proximo.run.checkpoint_lookup import refuse_neither
 
-    find_run(folder)
+    refuse_neither(folder)
 
 
 def new_file(path: Path | None) -> None:
@@ -253,7 +254,7 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     alone = (run / "metrics.jsonl").is_file()
     stages = [run] if alone else stages
     if not stages:
-        raise RunFolderError(f"{run} holds no run: there is no metrics.jsonl in it or in a stage below it")
+        raise RunFolderError(f"{run} holds no run: there is no file metrics.jsonl in it or in a stage below it")
     _refuse_nothing_to_report(stages)
     print(write_report(run) if alone else write_pipeline_report(run))
     for stage in stages:

@@ -172,7 +172,7 @@ def _read_outcome(path: Path) -> Outcome | None:
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
+    if not path.is_file():
         return None
     return _parse(path.read_text(encoding="utf-8", errors="replace"))
 
@@ -180,14 +180,14 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 def _parse(text: str) -> dict[str, Any] | None:
     try:
         record = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 
 
 def _records(path: Path) -> Iterator[dict[str, Any] | None]:
     """The records of a JSON lines file; None for a line that is not one (the last may be half written)."""
-    if not path.exists():
+    if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:

@@ -4,17 +4,19 @@ import copy
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig, PeftModel, TaskType, get_peft_model
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model, get_peft_model_state_dict
+from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
+from proximo.models.pretrained.damage import misspelt_key
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import why_unread
 from proximo.models.quantised import is_quantised
@@ -70,15 +72,33 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
         raise ModelError(f"{folder} holds no adapter: there is no adapter_config.json in it")
     if not any((folder / name).is_file() for name in ADAPTER_WEIGHTS):
         raise ModelError(f"the adapter in {folder} has no weights: there is no {ADAPTER_WEIGHTS[0]} in it")
+    problem = misspelt_key(folder / "adapter_config.json", {field.name for field in fields(LoraConfig)})
+    if problem:
+        raise ModelError(problem)
     try:
         with _quiet_peft():
-            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+            adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     except Exception as error:  # peft, safetensors and torch each raise their own
         if memory_ran_out(error):
             raise
         raise ModelError(
             f"the adapter in {folder} cannot be read: {why_unread(str(folder), error, weights=True)}"
         ) from error
+    _refuse_missing(adapted, folder / ADAPTER_WEIGHTS[0])
+    return adapted
+
+
+def _refuse_missing(adapted: PeftModel, file: Path) -> None:
+    """What the file lacks peft leaves as a fresh adapter has it. A pickle of weights cannot be asked for its names."""
+    if not file.is_file():
+        return
+    with safe_open(file, framework="pt") as saved:
+        missing = sorted(get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - set(saved.keys()))
+    if missing:
+        raise ModelError(
+            f"{file} lacks {len(missing)} of the adapter's tensors, such as {missing[0]}: it is damaged, or of another "
+            "model than its adapter_config.json says"
+        )
 
 
 def merged_copy(model: PeftModel) -> PreTrainedModel:
@@ -98,9 +118,10 @@ def merged_copy(model: PeftModel) -> PreTrainedModel:
 
 @contextmanager
 def _quiet_peft() -> Generator[None]:
-    """peft asks for an attribute that transformers has renamed, which says nothing to the user."""
+    """peft asks for an attribute that transformers has renamed, and warns of what `_refuse_missing` refuses."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
+        warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
         yield
 
 

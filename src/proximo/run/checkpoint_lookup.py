@@ -79,10 +79,25 @@ def _model_path(path: str, checkpoint: str, role: str) -> str:
     folder = Path(path).expanduser()
     if not folder.is_dir():
         return path
-    if is_run_folder(folder) or not any((folder / name).is_file() for name in MODEL_FILES):
+    refuse_neither(folder)
+    if is_run_folder(folder) or not _holds_model(folder):
         return str(find_model(folder, checkpoint, role).folder)
     verify_model(path)
     return str(folder)
+
+
+def refuse_neither(folder: Path) -> None:
+    """Raises RunFolderError for a folder that holds no model, no run and no pipeline with a run."""
+    if _holds_model(folder) or any(is_run_folder(each) for each in (folder, *(folder / stage for stage in STAGES))):
+        return
+    raise RunFolderError(
+        f"{folder} holds no run and no model: there is no file {' and none '.join(MODEL_FILES)} in it, no checkpoint "
+        "and no config.resolved.json"
+    )
+
+
+def _holds_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in MODEL_FILES)
 
 
 def verify_models(inputs: Iterable[Input]) -> None:

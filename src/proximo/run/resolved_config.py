@@ -16,7 +16,7 @@ def saved_recipe(run: Path) -> StageRecipe:
     """The settings of a run. Raises RunFolderError where there are none, or where they are damaged."""
     saved = run / RESOLVED_CONFIG
     if not saved.is_file():
-        raise RunFolderError(f"{run} has no {RESOLVED_CONFIG}, so its models and data are not known")
+        raise RunFolderError(f"{run} has no file {RESOLVED_CONFIG}, so its models and data are not known")
     try:
         content = _where_it_lies(json.loads(saved.read_text(encoding="utf-8")), run)
         kinds = {"policy": PPORecipe, "sft": SFTRecipe, "dpo": DPORecipe}

@@ -1,12 +1,17 @@
-"""Which file of a model's folder is damaged, and how: asked when a library could not read it. Reads no tensor."""
+"""Which file of a model's folder is damaged, and how. Reads no tensor.
+
+Asked when a library could not read it; of the files that libraries pass over without a word, before.
+"""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+GENERATION = "generation_config.json"
 JSON_OBJECTS = (
     "config.json",
-    "generation_config.json",
+    GENERATION,
     "adapter_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -17,6 +22,8 @@ JSON_OBJECTS = (
 )
 TEXTS = ("chat_template.jinja", "merges.txt")
 WEIGHTS = "*.safetensors"
+SHORTEST_KEY = 6
+"""Letters: shorter ones, such as top_k and top_p, may differ in one and both be meant."""
 LARGEST_HEADER = 100_000_000
 """Bytes, as in safetensors itself."""
 SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
@@ -35,6 +42,41 @@ def damage_in(folder: Path, *, weights: bool = True) -> str | None:
     for file in sorted(folder.glob(WEIGHTS)) if weights else ():
         if problem := _guarded(file):
             return f"{file} {problem}"
+    return None
+
+
+def overlooked_damage_in(folder: Path) -> str | None:
+    """The first file that libraries take for missing although it is there and damaged; None where none was found.
+
+    Without its generation config a model has other tokens that end an answer; without its tokenizer's, other special
+    tokens; without its template, another form of a conversation.
+    """
+    for name in (*JSON_OBJECTS, *TEXTS):
+        file = folder / name
+        if file.is_dir() or (name == GENERATION and file.exists()):
+            problem = _guarded(file)
+            if problem:
+                return f"{file} {problem}"
+    return None
+
+
+def misspelt_key(file: Path, known: Iterable[str]) -> str | None:
+    """What is wrong where a key of the JSON object in `file` is a known one with a single letter changed.
+
+    Libraries take such a key for one that they need not know, and the default for the one that is meant. None where
+    no key is, or where the file holds no JSON object.
+    """
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(saved, dict):
+        return None
+    missing = set(known) - saved.keys()
+    for key in saved.keys() - set(known):
+        for meant in missing if len(key) >= SHORTEST_KEY else ():
+            if len(meant) == len(key) and sum(a != b for a, b in zip(meant, key, strict=True)) == 1:
+                return f"{file} has the key {key!r} where {meant!r} is meant: it is damaged; copy or fetch it again"
     return None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
 from proximo.hub_access import within_reach
-from proximo.models.pretrained.damage import damage_in
+from proximo.models.pretrained.damage import GENERATION, damage_in, misspelt_key, overlooked_damage_in
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.quantised import Quantisation
 from proximo.places import is_local, not_there
@@ -136,15 +136,34 @@ def _saved_config(source: ModelSource) -> PreTrainedConfig:
             raise ModelError(f"{not_there(source.path)}; give a model folder, or a Hub name such as owner/name")
         if not (folder / "config.json").is_file():
             raise ModelError(f"{source.path} is no model folder: there is no config.json in it")
+        refuse_overlooked(folder)
     try:
         with within_reach(source.path):
-            return AutoConfig.from_pretrained(source.path, revision=source.revision)
+            config = AutoConfig.from_pretrained(source.path, revision=source.revision)
     except Exception as error:  # a damaged file fails in as many ways as there are configuration classes
         if memory_ran_out(error):
             raise
         raise ModelError(
             f"the configuration of {source.path} cannot be read: {why_unread(source.path, error, weights=False)}"
         ) from error
+    if is_local(source.path):
+        _refuse_misspelt(Path(source.path), config)
+    return config
+
+
+def _refuse_misspelt(folder: Path, config: PreTrainedConfig) -> None:
+    kind = type(config)
+    known = {field.name for field in fields(kind)} | set(kind.attribute_map)
+    problem = misspelt_key(folder / "config.json", known) or misspelt_key(folder / GENERATION, vars(GenerationConfig()))
+    if problem:
+        raise ModelError(problem)
+
+
+def refuse_overlooked(folder: Path) -> None:
+    """Raises ModelError where a file of a model or tokenizer is damaged so that a library would do without it."""
+    problem = overlooked_damage_in(folder)
+    if problem:
+        raise ModelError(problem)
 
 
 def why_unread(path: str, error: Exception, *, weights: bool) -> str:

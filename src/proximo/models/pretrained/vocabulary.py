@@ -11,7 +11,7 @@ from proximo.errors import ModelError
 from proximo.failures import memory_ran_out
 from proximo.hub_access import within_reach
 from proximo.models.pretrained.randomness import own_randomness
-from proximo.models.pretrained.sources import why_unread
+from proximo.models.pretrained.sources import first_part, refuse_overlooked, why_unread
 from proximo.places import TOKENIZER_FILES, is_local, not_there
 
 
@@ -23,15 +23,23 @@ def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedToken
             raise ModelError(f"{not_there(path)}; give a tokenizer's folder, or a Hub name such as owner/name")
         if not any((folder / name).is_file() for name in TOKENIZER_FILES):
             raise ModelError(f"{path} holds no tokenizer: neither tokenizer.json nor tokenizer_config.json is in it")
+        refuse_overlooked(folder)
     try:
         with within_reach(path):
             tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
     except Exception as error:  # tokenizers raise plain Exception for malformed JSON
         if memory_ran_out(error):
             raise
-        raise ModelError(f"the tokenizer of {path} cannot be read: {why_unread(path, error, weights=False)}") from error
+        raise ModelError(f"the tokenizer of {path} cannot be read: {_why_unread(path, error)}") from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
+
+
+def _why_unread(path: str, error: Exception) -> str:
+    why = why_unread(path, error, weights=False)
+    if not is_local(path) or why != first_part(error) or (Path(path) / TOKENIZER_FILES[0]).exists():
+        return why
+    return f"there is no {TOKENIZER_FILES[0]} in it, and of what is there none can be made ({why})"
 
 
 def decode_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
