@@ -51,7 +51,8 @@ def test_the_passes_and_the_updates_of_ppo_keep_to_theirs() -> None:
         passes.append(packed.packed.num_tokens)
         return torch.zeros(sum(packed.response_lengths))
 
-    updates.inference._over_batches([each.response for each in experience.scored], note)
+    inference = updates.inference
+    inference._over_batches([each.response for each in experience.scored], note, inference.roles.policy)
     cuts: list[int] = []
     learner, update = updates.policy_learner, updates.policy_learner.update
 
