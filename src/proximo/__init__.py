@@ -1,25 +1,31 @@
 """Proximo trains language models with PPO. Importing it loads nothing heavy; its public names load when first used."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:  # what type checkers and editors read; at run time `__getattr__` gives the same names
+    from proximo.api import *  # noqa: F403
+    from proximo.api import __all__ as __all__
 
-def __getattr__(name: str) -> Any:
-    """A public name, imported when it is first used, so that `proximo --help` needs no torch."""
-    if name == "__version__":
-        from importlib.metadata import version  # takes half of a worker's start
+    __version__: str
+else:
 
-        return version("proximo")
-    if name == "__all__":  # so that `from proximo import *` gives what there is
-        return import_module("proximo.api").__all__
-    if name.startswith("_"):
-        raise AttributeError(f"module 'proximo' has no public name {name!r}; proximo.api lists them")
-    public = import_module("proximo.api")
-    if name in public.__all__:
-        return vars(public)[name]
-    raise AttributeError(
-        f"module 'proximo' has no public name {name!r}; proximo.api lists them{_hint(name, public.__all__)}"
-    )
+    def __getattr__(name: str) -> Any:
+        """A public name, imported when it is first used, so that `proximo --help` needs no torch."""
+        if name == "__version__":
+            from importlib.metadata import version  # takes half of a worker's start
+
+            return version("proximo")
+        if name == "__all__":  # so that `from proximo import *` gives what there is
+            return import_module("proximo.api").__all__
+        if name.startswith("_"):
+            raise AttributeError(f"module 'proximo' has no public name {name!r}; proximo.api lists them")
+        public = import_module("proximo.api")
+        if name in public.__all__:
+            return vars(public)[name]
+        raise AttributeError(
+            f"module 'proximo' has no public name {name!r}; proximo.api lists them{_hint(name, public.__all__)}"
+        )
 
 
 def __dir__() -> list[str]:

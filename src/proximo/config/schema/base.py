@@ -25,17 +25,19 @@ class AbsentMeans:
 class _Told(type(BaseModel)):
     """A section that is made in Python is refused in the words in which a recipe is. Not one within another."""
 
-    def __call__(cls, *arguments: Any, **values: Any) -> Any:
-        if arguments:
-            came, example = arguments[0], next(iter(getattr(cls, "model_fields", ())), "key")
-            advice = f"write {cls.__name__}(**settings)" if isinstance(came, dict) else f"write {example}=..."
-            raise ConfigError(f"{cls.__name__} takes its settings by name, got {came!r:.60}: {advice}")
-        try:
-            return super().__call__(**values)
-        except ValidationError as error:
-            from proximo.config.schema.validation_messages import refusal  # which needs the sections
+    if not TYPE_CHECKING:  # a checker would take its signature for that of every section
 
-            raise refusal(error, cls, values) from error
+        def __call__(cls, *arguments: Any, **values: Any) -> Any:
+            if arguments:
+                came, example = arguments[0], next(iter(getattr(cls, "model_fields", ())), "key")
+                advice = f"write {cls.__name__}(**settings)" if isinstance(came, dict) else f"write {example}=..."
+                raise ConfigError(f"{cls.__name__} takes its settings by name, got {came!r:.60}: {advice}")
+            try:
+                return super().__call__(**values)
+            except ValidationError as error:
+                from proximo.config.schema.validation_messages import refusal  # which needs the sections
+
+                raise refusal(error, cls, values) from error
 
 
 def _frozen(section: "Section", name: str) -> ConfigError:
