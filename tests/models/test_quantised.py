@@ -36,7 +36,7 @@ OPTIONS = LoRAOptions(rank=2)
 LORA = {"rank": 2}
 installed = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None,
-    reason="bitsandbytes (the extra `quantised`) is not installed",
+    reason="bitsandbytes (the extra `low-memory`) is not installed",
 )
 third_party = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

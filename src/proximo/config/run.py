@@ -135,7 +135,7 @@ class ModelConfig(Section):
     lora: LoRAConfig | None = None
     """Train an adapter only; the base stays as it is and serves as the reference."""
     quantisation: Literal["none", "8bit", "4bit"] = "none"
-    """Store the matrices of the base in few bits, under lora (needs the extra `quantised`). 8bit goes with bf16."""
+    """Store the matrices of the base in few bits, under lora (needs the extra `low-memory`). 8bit goes with bf16."""
     frozen_layers: int = Field(0, ge=0)
     """The first layers, and the embeddings below them, that are not trained."""
     activation_checkpointing: bool = False

@@ -35,7 +35,7 @@ def loading_options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
     """Arguments of `from_pretrained`. Raises MissingExtraError without bitsandbytes, ModelError on Apple's devices."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MissingExtraError(
-            f"quantisation {kind} needs bitsandbytes, which is not installed: pip install 'proximo[quantised]'"
+            f"quantisation {kind} needs bitsandbytes, which is not installed: pip install 'proximo[low-memory]'"
         )
     if device.type == "mps":
         raise ModelError(
