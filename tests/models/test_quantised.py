@@ -69,7 +69,7 @@ def test_without_the_package_the_extra_is_named(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *a: None if name == "bitsandbytes" else find(name, *a)
     )
-    with pytest.raises(MissingExtraError, match=r"4bit needs bitsandbytes.*pip install 'proximo\[quantised\]'"):
+    with pytest.raises(MissingExtraError, match=r"4bit needs bitsandbytes.*pip install 'proximo\[low-memory\]'"):
         load(folder, Quantisation.NF4, Precision.FLOAT32)
 
 
