@@ -237,3 +237,19 @@ def test_a_cast_that_two_products_read_is_made_once_and_let_go() -> None:
     assert compute.narrow(given.clone()) is not first
     compute.forget()
     assert compute.narrow(given) is not first
+
+
+def test_a_later_backward_pass_lets_go_of_each_gradient_before_it_goes_on() -> None:
+    """What is cast once serves all passes of an update, but no gradient of a copy waits for the end of a pass."""
+    model = half()
+    layers = list(model.base.model.layers)
+    order: list[str] = []
+    for index, layer in enumerate(layers):
+        layer.mlp.down_proj.weight.register_post_accumulate_grad_hook(lambda _, index=index: order.append(f"w{index}"))
+        layer.register_full_backward_hook(lambda *_, index=index: order.append(f"layer {index}"))
+    model.model.train()
+    with casting():
+        for _ in range(2):
+            order.clear()
+            model.response_logprobs(batch()).logprobs.sum().backward()
+    assert order.index(f"w{len(layers) - 1}") < order.index("layer 0"), order

@@ -9,6 +9,7 @@ added up in the weight's own type.
 from collections.abc import Callable, Generator, Hashable
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +40,8 @@ def casting() -> Generator[None]:
 
 def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A float32 weight in another type: kept for the next one who asks, where `casting` says that it may be."""
-    if weight.dtype is not torch.float32:
-        return weight
-    return remembered(weight, dtype, lambda whole: _cast(whole, dtype))
+    casts = _CASTS.get()
+    return _kept_cast(weight, dtype, {} if casts is None else casts)
 
 
 def remembered(weight: Tensor, what: Hashable, make: Callable[[Tensor], Tensor]) -> Tensor:
@@ -57,10 +57,28 @@ def _kept(weight: Tensor, what: Hashable, make: Callable[[Tensor], Tensor], cast
     return casts[key][1]
 
 
-def _cast(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """With a gradient also where the pass at hand takes none: the next one may."""
-    with torch.set_grad_enabled(weight.requires_grad):
-        return weight.to(dtype)
+def _kept_cast(weight: Tensor, dtype: torch.dtype, casts: Casts) -> Tensor:
+    if weight.dtype is not torch.float32:
+        return weight
+    copy = _kept(weight, dtype, lambda whole: whole.detach().to(dtype), casts)
+    return _CopyOfWeight.apply(weight, copy) if weight.requires_grad and torch.is_grad_enabled() else copy
+
+
+class _CopyOfWeight(torch.autograd.Function):
+    """The kept copy, with a way back to the weight of its own for every use.
+
+    Autograd runs what was recorded last first. If all passes shared the node of one cast, that of the first pass, the
+    backward pass of the second would leave it to the end, and hold the gradients of all copies until then.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, copy: Tensor) -> Tensor:
+        ctx.dtype = weight.dtype
+        return copy.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].to(ctx.dtype), None
 
 
 class Compute:
@@ -87,9 +105,7 @@ class Compute:
 
     def weight(self, weight: Tensor) -> Tensor:
         """A weight, cast once in this pass, or in the `casting` around it."""
-        if weight.dtype is not torch.float32:
-            return weight
-        return _kept(weight, self.dtype, lambda whole: _cast(whole, self.dtype), self.casts)
+        return _kept_cast(weight, self.dtype, self.casts)
 
 
 _COMPUTE: ContextVar[Compute | None] = ContextVar("compute", default=None)
