@@ -2,8 +2,8 @@
 
     python benchmarks/code_verifiers.py [--repeats N]
 
-Processor time is that of the judge and of all that it started, less what an idle sandbox costs. Divide the other way to
-see what one verification costs. The last column is by the clock, and depends on what else the machine does.
+Processor time is that of the verifier and of all that it started, less what an idle sandbox costs. Divide the other way
+to see what one verification costs. The last column is by the clock, and depends on what else the machine does.
 """
 
 import argparse
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proximo.rewards.code.judge import CodeJudge
-from proximo.rewards.verdicts import Answer
+from proximo.rewards.code.verifier import CodeVerifier
+from proximo.rewards.verifier import Answer
 
 WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 SQUARE = "def f(x):\n    return x * x + 1\n"
@@ -60,14 +60,14 @@ def used() -> float:
 def seconds(case: Case, repeats: int) -> tuple[float, float]:
     """Processor time from start to end, and time by the clock of the verifications."""
     before = used()
-    judge = CodeJudge(**{"form": "asserts", "program": "text"} | case.options)
+    verifier = CodeVerifier(**{"form": "asserts", "program": "text"} | case.options)
     answer = Answer(text=case.program, prompt="", metadata=case.row)
     start = time.perf_counter()
-    verdicts = [judge.judge(answer) for _ in range(repeats)]
+    grades = [verifier.grade(answer) for _ in range(repeats)]
     clock = time.perf_counter() - start
-    judge.close()
-    if not all(verdict.score == 1.0 for verdict in verdicts):
-        raise SystemExit(f"{case.name}: {verdicts[0]}")
+    verifier.close()
+    if not all(grade.score == 1.0 for grade in grades):
+        raise SystemExit(f"{case.name}: {grades[0]}")
     return used() - before, clock
 
 

@@ -55,7 +55,7 @@ READ = (
     *("dpo/loss", "dpo/accuracy", "dpo/pairs"),
 )
 """The metrics that rules read."""
-COUNTED = ("response/faulty", "policy/skipped_updates", "first_minibatch/refused", "progress/non_finite_metrics")
+COUNTED = ("response/unscored", "policy/skipped_updates", "first_minibatch/refused", "progress/non_finite_metrics")
 """Those of which a run without any needs none."""
 SETTINGS = (
     *("num_steps", "epochs_per_step", "solved_score", "kl", "policy_optimizer", "rollout", "policy_loss", "advantage"),

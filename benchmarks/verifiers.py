@@ -3,7 +3,7 @@
     PROXIMO_TEST_DATA=FOLDER python benchmarks/verifiers.py
 
 `FOLDER` holds gsm8k/labelled_solutions_dev.jsonl, math/math_cot_labelled_dev.jsonl and countdown/countdown_dev.jsonl.
-Every response is judged once. The last column is by the clock, and depends on what else the machine does.
+Every response is graded once. The last column is by the clock, and depends on what else the machine does.
 """
 
 import argparse
@@ -19,23 +19,23 @@ from typing import Any
 import torch
 
 from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
-from proximo.config.rewards.sources import JudgedRewardConfig
+from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.records import Finish, Prompt, Response
-from proximo.rewards.maths.countdown import CountdownJudge
-from proximo.rewards.maths.judge import MathsJudge
-from proximo.rewards.verdicts import Answer, Judge
-from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.maths.countdown import CountdownVerifier
+from proximo.rewards.maths.verifier import MathsVerifier
+from proximo.rewards.verifier import Answer, Verifier
+from proximo.rewards.verifier_reward import VerifierReward
 
 WHOSE = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 @dataclass(frozen=True)
 class Case:
-    """Answers of one kind, and who judges them."""
+    """Answers of one kind, and the verifier that grades them."""
 
     name: str
-    config: JudgedRewardConfig
-    judge: Judge
+    config: VerifierRewardConfig
+    verifier: Verifier
     answers: Sequence[Answer]
 
 
@@ -57,19 +57,19 @@ def maths_cases() -> list[Case]:
         Case(
             "gsm8k, `A: N`",
             label,
-            MathsJudge(**label.judge_options()),
+            MathsVerifier(**label.verifier_options()),
             [Answer(text=row["solution"], prompt="", reference=row["gold"]) for row in gsm8k],
         ),
         Case(
             "MATH, boxed LaTeX",
             boxed,
-            MathsJudge(**boxed.judge_options()),
+            MathsVerifier(**boxed.verifier_options()),
             [Answer(text=row["response"], prompt="", reference=row["gold"]) for row in latex],
         ),
         Case(
             "countdown",
             countdown,
-            CountdownJudge(**countdown.judge_options()),
+            CountdownVerifier(**countdown.verifier_options()),
             [Answer(text=row["solution"], prompt="", metadata=row) for row in problems],
         ),
     ]
@@ -79,7 +79,7 @@ def in_process(case: Case) -> float:
     """Verifications per second of processor time."""
     start = time.process_time()
     for answer in case.answers:
-        case.judge.judge(answer)
+        case.verifier.grade(answer)
     return len(case.answers) / (time.process_time() - start)
 
 
@@ -94,8 +94,8 @@ def through_the_pool(case: Case) -> tuple[float, float]:
 def seconds(case: Case, responses: Sequence[Response]) -> tuple[float, float]:
     """Processor time of a source with one worker, from start to end; and time by the clock of all answers but one."""
     before = used()
-    options = case.config.judge_options()
-    source = JudgedReward(case.config.judge_path(), name="judged", options=options, num_workers=1)
+    options = case.config.verifier_options()
+    source = VerifierReward(case.config.verifier_path(), name="graded", options=options, num_workers=1)
     source.score(responses[:1])
     start = time.perf_counter()
     source.score(responses[1:])

@@ -59,7 +59,7 @@ def rated(folder: Path, *more: str) -> list[dict]:
 
 
 def test_each_training_prompt_gets_the_outcomes_of_its_responses(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    rows = rated(folder, "data.held_out_rows=0", "ppo.guards.max_faulty_fraction=0.5")
+    rows = rated(folder, "data.held_out_rows=0", "ppo.guards.max_unscored_fraction=0.5")
     assert [row["prompt"] for row in rows] == [letter * n for n in (1, 2, 3) for letter in "abcd"]
     wanted = {"a": [1.0] * 4, "b": [0.0] * 4, "c": [0.0, 1.0] * 2, "d": [0.0, 0.0]}
     assert all(row["base_scores"] == wanted[row["prompt"][0]] for row in rows), "the outcome alone, without the form"
@@ -71,19 +71,19 @@ def test_each_training_prompt_gets_the_outcomes_of_its_responses(folder: Path, c
 
 
 def test_the_filter_leaves_out_what_was_rated_too_easy_or_too_hard(folder: Path) -> None:
-    rated(folder, "data.held_out_rows=0", "ppo.guards.max_faulty_fraction=0.5")
+    rated(folder, "data.held_out_rows=0", "ppo.guards.max_unscored_fraction=0.5")
     source = [
         "ppo.prompts_per_step=2",
         "data.sources=[{path: rated.jsonl}]",
         "data.filter={above: 0.9, below: 0.1, from_epoch: 0}",
     ]
-    assert main(["ppo", "recipe.yaml", *source, "ppo.guards.max_faulty_fraction=1", "data.held_out_rows=0"]) == 0
+    assert main(["ppo", "recipe.yaml", *source, "ppo.guards.max_unscored_fraction=1", "data.held_out_rows=0"]) == 0
     (*_, last) = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert (last["filter/active"], last["filter/too_easy"], last["filter/too_hard"]) == (3, 3, 6)
 
 
 def test_held_out_prompts_are_not_rated_and_a_few_can_be_tried_first(folder: Path) -> None:
-    rows = rated(folder, "--num-prompts", "5", "ppo.guards.max_faulty_fraction=1")
+    rows = rated(folder, "--num-prompts", "5", "ppo.guards.max_unscored_fraction=1")
     assert len(rows) == 5
 
 
@@ -99,7 +99,7 @@ def test_what_cannot_be_written_is_said_before_a_model_is_loaded(folder: Path, c
 def test_too_many_responses_without_a_score_end_it_and_leave_no_file(
     folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert main(["rate", "recipe.yaml", "rated.jsonl", "ppo.guards.max_faulty_fraction=0"]) == 1
+    assert main(["rate", "recipe.yaml", "rated.jsonl", "ppo.guards.max_unscored_fraction=0"]) == 1
     assert "could not be scored" in capsys.readouterr().err
     assert not list(folder.glob("*rated*"))
     assert not list(folder.glob(".*rated*"))

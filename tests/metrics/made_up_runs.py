@@ -38,7 +38,7 @@ def ppo_line(step: int, num_steps: int, rng: random.Random) -> dict[str, float]:
         "response/tokens_max": 64,
         "response/finished_fraction": min(1.0, 0.85 + 0.13 * rise + noise(0, 0.01)),
         "response/distinct_2": 0.42 - 0.08 * rise + noise(0, 0.005),
-        "response/faulty": 0,
+        "response/unscored": 0,
         "first_minibatch/max_abs_log_ratio": 4e-6 + abs(noise(0, 1e-6)),
         "policy/loss": noise(0, 0.01),
         "policy/clip_fraction": 0.09 - 0.04 * part + abs(noise(0, 0.01)),

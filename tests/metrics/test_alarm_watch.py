@@ -20,7 +20,7 @@ def watch(said: list[str], *, total_steps: int = 40, metrics_file: Path = Path("
 
 def steps(numbers: Iterable[int]) -> list[dict[str, float]]:
     """Every score is 0, and at step 7 a response is lost."""
-    return [{"step": n, "score/mean": 0.0, "score/std": 0.0, "response/faulty": float(n == 7)} for n in numbers]
+    return [{"step": n, "score/mean": 0.0, "score/std": 0.0, "response/unscored": float(n == 7)} for n in numbers]
 
 
 def feed(taken: AlarmWatch, lines: list[dict[str, float]]) -> None:

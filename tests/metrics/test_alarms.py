@@ -115,7 +115,7 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
         ("The score rises with the length of answers", {"response__tokens_mean": lambda part: 30 + 60 * part}),
         ("Answers go round in circles", {"response__repeated_4": lambda part: 0.05 + 0.5 * part * part}),
         ("The sampler and the learner disagree", {"first_minibatch__refused": lambda part: float(part == 0.5)}),
-        ("Responses were left out", {"response__faulty": lambda part: float(part == 0.5)}),
+        ("Responses were left out", {"response__unscored": lambda part: float(part == 0.5)}),
         ("Updates were skipped", {"value__skipped_updates": lambda part: float(part > 0.9)}),
         ("Some metrics were not finite", {"progress__non_finite_metrics": lambda part: float(part == 1)}),
     ],

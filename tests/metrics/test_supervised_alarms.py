@@ -209,6 +209,6 @@ def test_a_held_out_loss_that_never_fell_is_not_called_learning_by_heart():
 def test_counts_know_that_step_0_is_no_step(counts, words):
     lines = [{"step": step, "score/mean": float(step)} for step in range(19)]
     for step, count in counts.items():
-        lines[step]["response/faulty" if step else "evaluation/faulty"] = count
+        lines[step]["response/unscored" if step else "evaluation/unscored"] = count
     (alarm,) = find_alarms(Run(name="run", lines=tuple(lines)), RULES[Trainer.PPO])
     assert alarm.detail == words

@@ -40,7 +40,7 @@ def test_tensors_do_what_lists_do() -> None:
     from_tensors = tensors.step(queries, answers, scores)
     assert torch.equal(weights(lists), weights(tensors))
     assert from_lists["score/mean"] == from_tensors["score/mean"] == pytest.approx(0.5 / 3)
-    assert trainer().step(queries, answers, torch.tensor([1.0, math.nan, 0.5, -1.0]))["response/faulty"] == 1
+    assert trainer().step(queries, answers, torch.tensor([1.0, math.nan, 0.5, -1.0]))["response/unscored"] == 1
 
 
 def test_generate_takes_ids_as_it_takes_their_text() -> None:

@@ -101,7 +101,7 @@ def test_with_an_adapter_the_base_is_asked_and_the_adapter_is_on_again_afterward
 
 
 def test_what_could_not_be_scored_is_in_no_pair() -> None:
-    made = trainer(evaluate_reference=True, guards={"max_faulty_fraction": 0.5})
+    made = trainer(evaluate_reference=True, guards={"max_unscored_fraction": 0.5})
     calls = iter([(2.0, None, 1.0), (1.0, 1.0, 1.0)])
     found = evaluate(made, lambda prompts, responses, metadata: list(next(calls)))
     assert value(found, "win_rate") == 0.75
@@ -109,7 +109,7 @@ def test_what_could_not_be_scored_is_in_no_pair() -> None:
 
 
 def test_too_few_scores_choose_no_best_checkpoint() -> None:
-    wanted = "evaluation: 2 of 3 responses could not be scored, more than max_faulty_fraction = 0.2"
+    wanted = "evaluation: 2 of 3 responses could not be scored, more than max_unscored_fraction = 0.2"
     with pytest.raises(TrainingError, match=wanted):
         evaluate(trainer(), by_place(None, 1.0, None))
     calls = iter([(2.0, 1.0, 1.0), (1.0, None, 1.0)])

@@ -123,7 +123,7 @@ def test_a_response_without_a_score_is_left_out_and_counted() -> None:
     for made, missing in ((with_none, None), (with_nan, float("nan"))):
         responses = made.generate(prompts)
         line = made.step(prompts, responses, [missing, *(float(i) for i in range(5))])
-        assert line["response/faulty"] == 1
+        assert line["response/unscored"] == 1
         assert line["score/mean"] == 2.0
         assert line["policy/skipped_updates"] == 0
     assert torch.equal(weights(with_none), weights(with_nan))

@@ -148,7 +148,7 @@ def test_a_few_unscored_responses_are_counted_and_left_out() -> None:
         return [None, *count_a(prompts, responses[1:], metadata)]
 
     (line,) = trainer(num_steps=1).train(PROMPTS, reward=mostly)
-    assert line["response/faulty"] == 1
+    assert line["response/unscored"] == 1
 
 
 def test_the_adaptive_coefficient_follows_the_kl() -> None:

@@ -88,7 +88,7 @@ EXPECTED = {
     # (7, 8), (8, 2) and once more (7, 8)
     "response/distinct_2": 2 / 3,
     "response/repeated_4": 0.0,
-    "response/faulty": 1,
+    "response/unscored": 1,
     # the mean of -log-prob over the five tokens that count
     "policy/entropy": (1 + 2 + 3 + 0.5 + 1.5) / 5,
     # differences 0.5, 0, -1 of the first response and 1, -1 of the second
@@ -193,7 +193,7 @@ def test_where_nothing_could_be_scored_only_the_count_of_faults_is_left() -> Non
     made = experience(scored=lost, mask=torch.zeros(9, dtype=torch.bool), values=None, returns=None)
     raw = RawAdvantages(mean=0.0, variance=0.0, num_tokens=0, spread=SPREAD)
     assert line(experience_metrics(outcome(made, raw_advantages=raw))) == {
-        "response/faulty": 3.0,
+        "response/unscored": 3.0,
         "reward/std": 0.5,
     }
 

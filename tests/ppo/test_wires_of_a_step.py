@@ -206,7 +206,7 @@ def test_each_guard_holds_its_own_number_against_its_own_limit(
 @pytest.mark.parametrize(("fraction", "stops"), [(0.3, True), (0.4, False)])
 def test_a_third_of_the_updates_skipped_is_more_than_three_tenths(fraction: float, stops: bool) -> None:
     """Minibatches of two; of the first response the ratio is far from 1."""
-    guards = {"max_skipped_fraction": fraction, "max_ratio": 50.0, "max_faulty_fraction": 0.9}
+    guards = {"max_skipped_fraction": fraction, "max_ratio": 50.0, "max_unscored_fraction": 0.9}
     updates, experience, _ = batch(guards=guards, minibatch_responses=2)
     experience.old_logprobs[: experience.lengths[0]] -= 9
     if stops:
@@ -227,14 +227,14 @@ def test_the_skipped_updates_of_a_value_model_are_counted_by_themselves() -> Non
 
 @pytest.mark.parametrize(("fraction", "stops"), [(0.2, True), (0.3, False)])
 def test_a_quarter_of_the_scores_missing_is_more_than_a_fifth(fraction: float, stops: bool) -> None:
-    made = trainer(guards={"max_faulty_fraction": fraction, "max_skipped_fraction": 0.24})
+    made = trainer(guards={"max_unscored_fraction": fraction, "max_skipped_fraction": 0.24})
     made._inference.reward = FunctionReward(lambda prompts, responses, metadata: [1.0, None, 2.0, 3.0], name="three")
 
     def score() -> Any:
         return score_responses(responses(made), made._inference, made.tokenizer, step=1)
 
     if stops:
-        with pytest.raises(TrainingError, match=r"1 of 4 responses could not be scored.*max_faulty_fraction = 0.2"):
+        with pytest.raises(TrainingError, match=r"1 of 4 responses could not be scored.*max_unscored_fraction = 0.2"):
             score()
     else:
         assert [each.valid for each in score()] == [True, False, True, True]

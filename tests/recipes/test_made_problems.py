@@ -9,17 +9,17 @@ import pytest
 from proximo.config.rewards.maths import CountdownRewardConfig
 from proximo.data import countdown, programs
 from proximo.errors import ConfigError
-from proximo.rewards.maths.countdown import CountdownJudge
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.maths.countdown import CountdownVerifier
+from proximo.rewards.verifier import Answer, Grade
 
-COUNTDOWN = CountdownRewardConfig(kind="countdown", answer_from=("whole",)).judge_options()
+COUNTDOWN = CountdownRewardConfig(kind="countdown", answer_from=("response",)).verifier_options()
 MAKERS: tuple[Callable[..., Iterator[dict[str, Any]]], ...] = (countdown.rows, programs.rows)
 
 
-def verdicts(rows: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Verdict]]:
-    judge = CountdownJudge(**COUNTDOWN)
+def grades(rows: Iterator[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Grade]]:
+    verifier = CountdownVerifier(**COUNTDOWN)
     for row in rows:
-        yield row, judge.judge(Answer(text=row["response"], prompt=row["prompt"], metadata=row))
+        yield row, verifier.grade(Answer(text=row["response"], prompt=row["prompt"], metadata=row))
 
 
 def passes(row: dict[str, Any]) -> bool:
@@ -36,17 +36,17 @@ def passes(row: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("signs", ["+-", "+-*"])
 def test_every_countdown_solution_uses_its_numbers_once_and_makes_the_target(signs: str) -> None:
-    for row, verdict in verdicts(countdown.rows(500, 3, signs=signs)):
-        assert verdict.score == 1.0, (row, verdict)
+    for row, grade in grades(countdown.rows(500, 3, signs=signs)):
+        assert grade.score == 1.0, (row, grade)
         assert row["prompt"] == f"{' '.join(map(str, row['nums']))} = {row['target']}\n"
         assert 1 <= row["target"] <= countdown.LARGEST_TARGET
         assert set(row["response"]) <= {*"0123456789()", *signs}
 
 
 def test_careless_countdown_answers_use_the_numbers_and_mostly_make_something_else() -> None:
-    found = [verdict for _, verdict in verdicts(countdown.rows(300, 3, careless=1.0))]
-    assert all(verdict.components["numbers_right"] == 1.0 for verdict in found)
-    assert 0.05 < sum(verdict.score for verdict in found) / len(found) < 0.4
+    found = [grade for _, grade in grades(countdown.rows(300, 3, careless=1.0))]
+    assert all(grade.components["numbers_correct"] == 1.0 for grade in found)
+    assert 0.05 < sum(grade.score for grade in found) / len(found) < 0.4
 
 
 def test_every_program_passes_its_tests_and_careless_ones_mostly_do_not() -> None:

@@ -55,7 +55,7 @@ def test_the_recipe_from_nothing_runs_through(recipe: str, tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     assert main(["pipeline", recipe, *SMALL_MADE, "--quiet"]) == 0
     start, step = lines(tmp_path / "runs" / recipe / "ppo")
-    assert start["evaluation/faulty"] == step["response/faulty"] == 0
+    assert start["evaluation/unscored"] == step["response/unscored"] == 0
     assert start["evaluation/pass_at_1"] == 0, "a model of this size writes nothing that is right"
     samples = (tmp_path / "runs" / recipe / "ppo" / "samples.jsonl").read_text().splitlines()
     judged = {name for line in samples for name in json.loads(line)["components"]}
@@ -82,7 +82,7 @@ def test_the_recipe_for_a_hub_model_runs_with_its_tokenizer_and_real_data(
     start, *steps = lines(tmp_path / "runs" / recipe)
     assert [line["step"] for line in steps] == [1, 2]
     for line in steps:
-        assert line["response/faulty"] == 0
+        assert line["response/unscored"] == 0
         assert line["score/outcome_mean"] == 0
         assert (line["group/effective_fraction"], line["group/equal_fraction"]) == (0, 1)
     assert start["evaluation/outcome"] == 0

@@ -27,8 +27,8 @@ from records_made import prompt, response, scored
 CLOSE = {"rtol": 0, "atol": 1e-6}
 
 
-def judged(verdict: Any, of: Response | None = None) -> Scored:
-    (found,) = FunctionReward(lambda prompts, responses, metadata: [verdict]).score([of or response()])
+def graded(grade: Any, of: Response | None = None) -> Scored:
+    (found,) = FunctionReward(lambda prompts, responses, metadata: [grade]).score([of or response()])
     return found
 
 
@@ -51,7 +51,7 @@ def made(batch: list[Scored], *, reference: list[float] | None = None, **options
     "given", [[0.5, 0.0, -1.0], {0: 0.5, 2: -1}, np.array([0.5, 0.0, -1.0]), torch.tensor([0.5, 0.0, -1.0])]
 )
 def test_a_function_rewards_tokens_in_a_list_or_by_index_and_the_score_is_their_sum(given: Any) -> None:
-    found = judged({"token_rewards": given, "steps": 2})
+    found = graded({"token_rewards": given, "steps": 2})
     assert found.token_rewards == (0.5, 0.0, -1.0)
     assert found.score == -0.5
     assert found.components == {"steps": 2.0}
@@ -66,42 +66,42 @@ def test_a_function_is_told_the_tokens() -> None:
 @pytest.mark.parametrize("given", [[1.0], [1.0] * 4, {3: 1.0}, {-1: 1.0}, {"x": 1.0}, "abc", 1.0, [[1.0]] * 3])
 def test_rewards_that_do_not_fit_the_tokens_stop_the_run(given: Any) -> None:
     with pytest.raises(TrainingError, match="one number for each of the 3 tokens"):
-        judged({"token_rewards": given})
+        graded({"token_rewards": given})
 
 
-@pytest.mark.parametrize("verdict", [{"score": 1.0, "token_rewards": [0.0] * 3}, {"steps": 1.0}])
-def test_a_mapping_has_a_score_or_token_rewards_and_not_both(verdict: dict) -> None:
+@pytest.mark.parametrize("grade", [{"score": 1.0, "token_rewards": [0.0] * 3}, {"steps": 1.0}])
+def test_a_mapping_has_a_score_or_token_rewards_and_not_both(grade: dict) -> None:
     with pytest.raises(TrainingError, match="either 'score' or 'token_rewards'"):
-        judged(verdict)
+        graded(grade)
 
 
 @pytest.mark.parametrize("given", [[1.0, None, 1.0], {0: math.nan}, [math.inf] * 3])
 def test_a_token_without_a_number_leaves_the_response_without_a_score(given: Any) -> None:
-    assert judged({"token_rewards": given}).state is ScoreState.INFRASTRUCTURE_FAULT
+    assert graded({"token_rewards": given}).state is ScoreState.INFRASTRUCTURE_FAULT
 
 
 def test_an_empty_response_has_nothing_to_reward() -> None:
-    assert judged({"token_rewards": []}, response([])).score == 0
+    assert graded({"token_rewards": []}, response([])).score == 0
 
 
 def test_each_token_gets_its_reward_minus_the_kl_and_the_advantage_looks_ahead() -> None:
-    found = made([judged({"token_rewards": [1.0, 0.0, 2.0]})], reference=[-1.5, -1.0, -0.5])
+    found = made([graded({"token_rewards": [1.0, 0.0, 2.0]})], reference=[-1.5, -1.0, -0.5])
     torch.testing.assert_close(found.rewards, torch.tensor([0.5, 0.0, 2.5]), **CLOSE)
     torch.testing.assert_close(found.advantages, torch.tensor([3.0, 2.5, 2.5]), **CLOSE)
 
 
 def test_responses_with_and_without_token_rewards_may_share_a_batch() -> None:
-    found = rewards([judged({"token_rewards": [1.0, 0.0, 2.0]}), scored(5.0)])
+    found = rewards([graded({"token_rewards": [1.0, 0.0, 2.0]}), scored(5.0)])
     torch.testing.assert_close(found, torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0, 5.0]), **CLOSE)
 
 
 def test_the_rewards_of_a_response_sum_to_its_score_whatever_is_made_of_it() -> None:
     """What multiplies the score multiplies its parts; what else is done to it shows on the last token."""
-    batch = [judged({"token_rewards": [1.0, 0.0, 2.0]})]
+    batch = [graded({"token_rewards": [1.0, 0.0, 2.0]})]
     scaled = rewards(batch, score={"scale": 0.5, "bias": 4.0})
     torch.testing.assert_close(scaled, torch.tensor([0.5, 0.0, 1.0 + 2.0]), **CLOSE)
     short = {"min_tokens": 3, "min_tokens_penalty": 0.25}
-    cut = [judged({"token_rewards": [1.0, 2.0]}, response([7, 2]))]
+    cut = [graded({"token_rewards": [1.0, 2.0]}, response([7, 2]))]
     torch.testing.assert_close(rewards(cut, score=short), torch.tensor([1.0, 1.75]), **CLOSE)
     replaced = rewards(cut, score=short | {"penalty_mode": "replace"})
     torch.testing.assert_close(replaced, torch.tensor([0.0, -0.25]), **CLOSE)
@@ -110,22 +110,22 @@ def test_the_rewards_of_a_response_sum_to_its_score_whatever_is_made_of_it() -> 
 def test_a_clip_is_of_each_number_and_not_of_their_sum() -> None:
     """200 tokens worth 0.5 stay so under a limit of 20; what they leave of the score is clipped by itself."""
     many = response([7] * 200)
-    found = rewards([judged({"token_rewards": [0.5] * 200}, many)], score={"clip": 20.0})
+    found = rewards([graded({"token_rewards": [0.5] * 200}, many)], score={"clip": 20.0})
     torch.testing.assert_close(found, torch.full((200,), 0.5), **CLOSE)
-    cut = rewards([judged({"token_rewards": [3.0, -1.0, -9.0]})], score={"clip": 2.0})
+    cut = rewards([graded({"token_rewards": [3.0, -1.0, -9.0]})], score={"clip": 2.0})
     torch.testing.assert_close(cut, torch.tensor([2.0, -1.0, -2.0]), **CLOSE)
-    both = replace(judged({"token_rewards": [1.0, 0.0, 3.0]}), score=14.0)  # 10 of it from a source without tokens
+    both = replace(graded({"token_rewards": [1.0, 0.0, 3.0]}), score=14.0)  # 10 of it from a source without tokens
     torch.testing.assert_close(rewards([both], score={"clip": 2.0}), torch.tensor([1.0, 0.0, 4.0]), **CLOSE)
     short = rewards([both], score={"clip": 2.0, "min_tokens": 3, "min_tokens_penalty": 5.0, "scale": 0.5})
     torch.testing.assert_close(short, torch.tensor([0.5, 0.0, 3.5]), **CLOSE)
 
 
-def judged_by_prefix(*prefix_scores: float) -> Scored:
+def graded_by_prefix(*prefix_scores: float) -> Scored:
     return scored_by_prefix(response(), prefix_scores, name="model")
 
 
 def test_what_tokens_add_begins_at_what_the_prompt_is_worth_and_the_score_is_that_of_the_whole() -> None:
-    found = judged_by_prefix(0.5, 0.75, 0.25, 3.0)
+    found = graded_by_prefix(0.5, 0.75, 0.25, 3.0)
     assert found.score == 3.0
     torch.testing.assert_close(rewards([found]), torch.tensor([0.25, -0.5, 2.75]), **CLOSE)
     # The scores are clipped, then subtracted: 0.5, 0.75, 0.25 and 1.
@@ -143,7 +143,7 @@ def test_of_several_sources_prefixes_and_parts_stay_apart() -> None:
         def score(self, responses: Any) -> list[Scored]:
             return [self.found]
 
-    sources = [Fixed("model", judged_by_prefix(0.5, 1.0, 1.0, 3.0)), Fixed("steps", judged({"token_rewards": {1: 3}}))]
+    sources = [Fixed("model", graded_by_prefix(0.5, 1.0, 1.0, 3.0)), Fixed("steps", graded({"token_rewards": {1: 3}}))]
     (found,) = WeightedReward([(2.0, sources[0]), (1.0, sources[1])]).score([response()])
     assert (found.score, found.prefix_scores) == (9.0, (1.0, 2.0, 2.0, 6.0))
     torch.testing.assert_close(rewards([found]), torch.tensor([1.0, 3.0, 4.0]), **CLOSE)
@@ -151,23 +151,23 @@ def test_of_several_sources_prefixes_and_parts_stay_apart() -> None:
 
 
 def test_a_prefix_without_a_number_leaves_the_response_without_a_score() -> None:
-    assert judged_by_prefix(0.5, math.nan, 1.0, 3.0).state is ScoreState.INFRASTRUCTURE_FAULT
+    assert graded_by_prefix(0.5, math.nan, 1.0, 3.0).state is ScoreState.INFRASTRUCTURE_FAULT
 
 
 def test_running_moments_divide_the_parts_too() -> None:
-    batch = [judged({"token_rewards": [1.0, 0.0, 2.0]}), judged({"token_rewards": [0.0, 0.0, 1.0]})]
+    batch = [graded({"token_rewards": [1.0, 0.0, 2.0]}), graded({"token_rewards": [0.0, 0.0, 1.0]})]
     found = rewards(batch, score={"running": "scale"})
     torch.testing.assert_close(found, torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0, 1.0]) / math.sqrt(2), **CLOSE)
 
 
 def test_a_cut_response_without_a_score_has_no_part_of_it_either() -> None:
-    cut = judged({"token_rewards": [1.0, 0.0, 2.0]}, response(finish=Finish.LENGTH))
+    cut = graded({"token_rewards": [1.0, 0.0, 2.0]}, response(finish=Finish.LENGTH))
     assert rewards([cut], score={"truncated": False}).tolist() == [0.0] * 3
 
 
 def test_what_a_tool_wrote_earns_nothing_and_its_share_moves_to_the_last_token_of_the_policy() -> None:
     between = response([7, 8, 2], mask=[True, False, True])
-    found = rewards([judged({"token_rewards": [1.0, 5.0, 2.0]}, between)])
+    found = rewards([graded({"token_rewards": [1.0, 5.0, 2.0]}, between)])
     torch.testing.assert_close(found, torch.tensor([1.0, 0.0, 7.0]), **CLOSE)
 
 
@@ -183,8 +183,8 @@ def test_of_several_sources_the_parts_add_up_and_a_plain_score_stays_on_the_last
 
 
 @pytest.mark.parametrize("estimator", ["group_centred", "group_standardised", "leave_one_out"])
-def test_estimators_that_judge_a_response_as_a_whole_refuse_them(estimator: str) -> None:
-    batch = [judged({"token_rewards": [1.0, 0.0, 2.0]}), scored(5.0)]
+def test_estimators_that_verifier_a_response_as_a_whole_refuse_them(estimator: str) -> None:
+    batch = [graded({"token_rewards": [1.0, 0.0, 2.0]}), scored(5.0)]
     with pytest.raises(ConfigError, match=f"{estimator} judges a response as a whole"):
         rewards(batch, advantage=estimator, responses_per_prompt=2)
 

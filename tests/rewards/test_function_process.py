@@ -16,7 +16,7 @@ from records_made import prompt, response
 
 @contextmanager
 def made(function: str, **options: Any) -> Iterator[ProcessFunctionReward]:
-    source = ProcessFunctionReward(f"judges_made:{function}", **{"name": "f", "timeout_seconds": 10.0, **options})
+    source = ProcessFunctionReward(f"example_verifiers:{function}", **{"name": "f", "timeout_seconds": 10.0, **options})
     try:
         yield source
     finally:

@@ -39,9 +39,9 @@ def test_a_mapping_gives_the_score_and_named_components() -> None:
     assert (result.score, dict(result.components)) == (3.0, {"fluent": 1.0, "short": 2.0})
 
 
-@pytest.mark.parametrize("verdict", [None, math.nan, math.inf, {"score": 1.0, "part": math.nan}])
-def test_what_is_no_number_is_a_fault_and_not_a_score(verdict) -> None:
-    (result,) = FunctionReward(lambda p, r, m: [verdict]).score([response()])
+@pytest.mark.parametrize("grade", [None, math.nan, math.inf, {"score": 1.0, "part": math.nan}])
+def test_what_is_no_number_is_a_fault_and_not_a_score(grade) -> None:
+    (result,) = FunctionReward(lambda p, r, m: [grade]).score([response()])
     assert result.state is ScoreState.INFRASTRUCTURE_FAULT
     assert math.isnan(result.score)
     assert not result.valid
@@ -137,7 +137,7 @@ def test_an_import_path_names_a_function() -> None:
 
 
 class Constant:
-    """A source that gives every response the same verdict."""
+    """A source that gives every response the same grade."""
 
     def __init__(self, name: str, score: float, state: ScoreState = ScoreState.SCORED) -> None:
         self.name, self._score, self._state = name, score, state

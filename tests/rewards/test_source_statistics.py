@@ -53,13 +53,13 @@ def test_a_function_that_raises_has_scored_nothing() -> None:
 
 def test_a_reward_model_says_the_same_and_a_sum_passes_it_on() -> None:
     model = scalar_from_language_model(LanguageModel(tiny_language_model()), HeadStart.NORMAL)
-    reward = WeightedReward([(1.0, ModelReward(model, name="judge")), (1.0, FunctionReward(lambda *_: [1.0, 2.0]))])
+    reward = WeightedReward([(1.0, ModelReward(model, name="verifier")), (1.0, FunctionReward(lambda *_: [1.0, 2.0]))])
     reward.score([response(), response()])
     found = reward.statistics()
-    assert found["source/judge/failure_fraction"] == found["source/function/failure_fraction"] == Mean(0, 2)
-    assert all(each > 0 for each in (*seconds(found, "judge"), *seconds(found, "function")))
+    assert found["source/verifier/failure_fraction"] == found["source/function/failure_fraction"] == Mean(0, 2)
+    assert all(each > 0 for each in (*seconds(found, "verifier"), *seconds(found, "function")))
 
     with torch.no_grad():
         model.base.get_submodule("score").weight.fill_(math.nan)
     reward.score([response(), response()])
-    assert reward.statistics()["source/judge/failure_fraction"] == Mean(2, 2)
+    assert reward.statistics()["source/verifier/failure_fraction"] == Mean(2, 2)

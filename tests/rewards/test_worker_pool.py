@@ -16,7 +16,7 @@ import pytest
 from proximo.errors import TrainingError
 from proximo.records import ScoreState
 from proximo.rewards import progress_log
-from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.workers import pool as pools
 from proximo.rewards.workers.frames import MAX_FRAME_BYTES, Decoder, FrameError, encode
 from proximo.rewards.workers.loop import PoolLimits
@@ -55,7 +55,7 @@ def test_what_is_no_message_is_refused(piece: bytes) -> None:
 def test_a_worker_gets_no_secret_and_a_session_and_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    source = JudgedReward("judges_made:Environment", name="j")
+    source = VerifierReward("example_verifiers:Environment", name="j")
     try:
         (found,) = source.score([response()])
         facts = json.loads(found.reason or "")
@@ -65,12 +65,12 @@ def test_a_worker_gets_no_secret_and_a_session_and_a_folder_of_its_own(monkeypat
     known = {"PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "PYTHONPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS"}
     assert set(facts["names"]) <= known | {"PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH"}
     assert facts["session"] is True
-    assert not Path(facts["folder"]).exists(), "what a judge leaves in its folder goes with the worker"
+    assert not Path(facts["folder"]).exists(), "what a verifier leaves in its folder goes with the worker"
 
 
-def test_closing_closes_the_judges_and_leaves_no_process(tmp_path: Path) -> None:
+def test_closing_closes_the_verifiers_and_leaves_no_process(tmp_path: Path) -> None:
     mark = tmp_path / "closed"
-    source = JudgedReward("judges_made:Closing", name="j", num_workers=2, options={"mark": str(mark)})
+    source = VerifierReward("example_verifiers:Closing", name="j", num_workers=2, options={"mark": str(mark)})
     source.score([response()])
     assert len(workers_of(os.getpid())) == 2
     source.close()
@@ -82,7 +82,7 @@ def test_closing_closes_the_judges_and_leaves_no_process(tmp_path: Path) -> None
 
 
 def test_a_worker_at_work_is_ended_with_its_children() -> None:
-    source = JudgedReward("judges_made:Hostile", name="j", step_seconds=0.7, answer_seconds=60)
+    source = VerifierReward("example_verifiers:Hostile", name="j", step_seconds=0.7, answer_seconds=60)
     source.score([response(text="leave_a_child"), response(text="sleep")])
     source.close()
     assert wait_until(lambda: workers_of(os.getpid()) == [])
@@ -96,10 +96,10 @@ def test_nothing_outlives_a_trainer_that_is_killed() -> None:
         "from proximo.rewards.workers.pool import WorkerPool\n"
         "from proximo.rewards.workers.process import Job\n"
         "limits = PoolLimits(num_workers=3, answer_seconds=600.0, attempts=3)\n"
-        "pool = WorkerPool(Job(service='judge', path='judges_made:Hostile'), limits, name='j')\n"
+        "pool = WorkerPool(Job(service='verifier', path='example_verifiers:Hostile'), limits, name='j')\n"
         "rest = {'prompt': '', 'reference': None, 'metadata': {}, 'finish': 'eos', 'num_tokens': 1}\n"
         "texts = ('leave_a_child', 'sleep', 'spin', 'sleep')\n"
-        "work = pool.submit(encode({'judge': {'text': text, **rest}}) for text in texts)\n"
+        "work = pool.submit(encode({'verifier': {'text': text, **rest}}) for text in texts)\n"
         "pool.wait(work[:1], seconds=60, limit='the test')\n"
         "print('ready', flush=True)\n"
         "pool.wait(work, seconds=60, limit='the test')\n"
@@ -126,10 +126,10 @@ def kill_one(draw: random.Random) -> int:
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.soak)])
-def test_verdicts_are_right_though_workers_are_killed_at_random(count: int) -> None:
+def test_grades_are_right_though_workers_are_killed_at_random(count: int) -> None:
     draw = random.Random(1)
     texts = ["".join(draw.choices("abcdefgh", k=draw.randint(0, 20))) for _ in range(count)]
-    source = JudgedReward("judges_made:Letters", name="j", num_workers=2, attempts=6, step_seconds=300)
+    source = VerifierReward("example_verifiers:Letters", name="j", num_workers=2, attempts=6, step_seconds=300)
     found, killed = [], 0
     try:
         for first in range(0, count, 10):
@@ -141,12 +141,12 @@ def test_verdicts_are_right_though_workers_are_killed_at_random(count: int) -> N
         counts = {name.rpartition("/")[2]: value.value for name, value in source.statistics().items()}
     finally:
         source.close()
-    judged = [each for each in found if each.valid]
+    graded = [each for each in found if each.valid]
     assert len(found) == count
     assert killed >= 3
     assert counts["worker_restarts"] >= 1
-    assert [each.score for each in judged] == [
-        each.response.text.count("a") / (len(each.response.text) + 1) for each in judged
+    assert [each.score for each in graded] == [
+        each.response.text.count("a") / (len(each.response.text) + 1) for each in graded
     ]
     faulty = [each for each in found if not each.valid]
     assert {each.state for each in faulty} <= {ScoreState.INFRASTRUCTURE_FAULT}
@@ -156,7 +156,7 @@ def test_verdicts_are_right_though_workers_are_killed_at_random(count: int) -> N
 
 def test_a_wait_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(pools, "TELL_EVERY_SECONDS", 0.1)
-    source = JudgedReward("judges_made:Hostile", name="maths", answer_seconds=60, step_seconds=1.0)
+    source = VerifierReward("example_verifiers:Hostile", name="maths", answer_seconds=60, step_seconds=1.0)
     with caplog.at_level("INFO", logger="proximo"):
         source.score([response(text="fine"), response(text="sleep")])
     source.close()
@@ -168,17 +168,17 @@ def test_a_start_that_takes_long_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(progress_log, "TELL_EVERY_SECONDS", 0.1)
-    JudgedReward("judges_made:Late", name="maths").close()
+    VerifierReward("example_verifiers:Late", name="maths").close()
     lines = [record.getMessage() for record in caplog.records]
     assert "reward source maths: waiting for its first worker since 0 s" in lines
 
 
-def test_a_judge_that_can_no_longer_be_made_costs_the_answers_and_not_the_time(tmp_path: Path) -> None:
+def test_a_verifier_that_can_no_longer_be_made_costs_the_answers_and_not_the_time(tmp_path: Path) -> None:
     package = tmp_path / "vanishing.py"
-    package.write_text("from judges_made import Hostile as Vanishing\n")
+    package.write_text("from example_verifiers import Hostile as Vanishing\n")
     sys.path.insert(0, str(tmp_path))
     try:
-        source = JudgedReward("vanishing:Vanishing", name="j", step_seconds=600, attempts=2)
+        source = VerifierReward("vanishing:Vanishing", name="j", step_seconds=600, attempts=2)
         package.unlink()
         start = time.monotonic()
         found = source.score([response(text="die"), response(text="fine")])
@@ -191,10 +191,10 @@ def test_a_judge_that_can_no_longer_be_made_costs_the_answers_and_not_the_time(t
 
 
 def test_quick_work_is_handed_out_ahead_and_slow_work_is_shared() -> None:
-    pool = pools.WorkerPool(Job(service="judge", path="judges_made:Letters"), LIMITS, name="j")
+    pool = pools.WorkerPool(Job(service="verifier", path="example_verifiers:Letters"), LIMITS, name="j")
     try:
         request = {"text": "a", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
-        work = pool.submit(encode({"judge": request | {"text": "a" * n}}) for n in range(500))
+        work = pool.submit(encode({"grade": request | {"text": "a" * n}}) for n in range(500))
         outcomes = pool.wait(work, seconds=60, limit="the test")
     finally:
         pool.close()

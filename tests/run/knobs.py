@@ -58,8 +58,11 @@ def function(**options: Any) -> dict[str, Any]:
     return {"value": {"start": "policy"}, "reward": [{"kind": "function", "function": name, **options}]}
 
 
-def judge(**options: Any) -> dict[str, Any]:
-    own = {"kind": "judge", "judge_class": "judges_made:Letters", "workers": 1}
+HOSTILE = {"verifier_class": "example_verifiers:Hostile"}
+
+
+def verifier(**options: Any) -> dict[str, Any]:
+    own = {"kind": "verifier", "verifier_class": "example_verifiers:Letters", "workers": 1}
     return {"value": {"start": "policy"}, "reward": [own | options]}
 
 
@@ -420,11 +423,11 @@ KNOBS = [
     ),
     Knob(
         ppo.GuardConfig,
-        "max_faulty_fraction",
+        "max_unscored_fraction",
         "ppo",
-        {"ppo.guards.max_faulty_fraction": 0.1},
-        FAULTY | {"ppo.guards.max_faulty_fraction": 0.5},
-        "max_faulty_fraction",
+        {"ppo.guards.max_unscored_fraction": 0.1},
+        FAULTY | {"ppo.guards.max_unscored_fraction": 0.5},
+        "max_unscored_fraction",
     ),
     Knob(ppo.PPOConfig, "evaluate_greedy", "ppo", {"ppo.evaluate_greedy": True}),
     Knob(ppo.PPOConfig, "evaluation_samples_per_prompt", "ppo", {"ppo.evaluation_samples_per_prompt": 2}),
@@ -453,10 +456,16 @@ KNOBS = [
     Knob(rewards.FunctionRewardConfig, "function", "ppo", function(function="tiny_runs:share_of_vowels"), function()),
     Knob(rewards.FunctionRewardConfig, "arguments", "ppo", function(arguments={"letter": "b"}), function()),
     Knob(rewards.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
-    Knob(rewards.JudgeRewardConfig, "kind", "ppo", judge(), function()),
-    Knob(rewards.JudgeRewardConfig, "name", "ppo", judge(name="other"), judge()),
-    Knob(rewards.JudgeRewardConfig, "judge_class", "ppo", judge(judge_class="judges_made:Hostile"), judge()),
-    Knob(rewards.JudgeRewardConfig, "arguments", "ppo", judge(arguments={"letter": "b"}), judge()),
+    Knob(rewards.CustomVerifierRewardConfig, "kind", "ppo", verifier(), function()),
+    Knob(rewards.CustomVerifierRewardConfig, "name", "ppo", verifier(name="other"), verifier()),
+    Knob(
+        rewards.CustomVerifierRewardConfig,
+        "verifier_class",
+        "ppo",
+        verifier(verifier_class="example_verifiers:Hostile"),
+        verifier(),
+    ),
+    Knob(rewards.CustomVerifierRewardConfig, "arguments", "ppo", verifier(arguments={"letter": "b"}), verifier()),
 ]
 
 SINKS = {
@@ -476,45 +485,45 @@ TEXTS = (
     rewards_texts.RepetitionRewardConfig,
     rewards_texts.ThinkAnswerRewardConfig,
 )
-JUDGED = {
+GRADED = {
     "weight": (
         "rewards/test_function_reward.py",
         "test_sources_add_up_by_weight_and_keep_their_own_scores_as_components",
     ),
-    "workers": ("ppo/test_judged_runs.py", "test_what_a_recipe_says_of_workers_reaches_them"),
+    "workers": ("ppo/test_verifier_runs.py", "test_what_a_recipe_says_of_workers_reaches_them"),
     "answer_seconds": (
-        "rewards/test_judged_reward.py",
-        "test_a_time_out_is_the_answers_fault_with_the_score_that_the_judge_wants",
+        "rewards/test_verifier_reward.py",
+        "test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants",
     ),
     "step_seconds": (
-        "rewards/test_judged_reward.py",
-        "test_what_is_not_judged_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
+        "rewards/test_verifier_reward.py",
+        "test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on",
     ),
     "attempts": (
-        "rewards/test_judged_reward.py",
-        "test_a_fault_that_the_judge_itself_sees_is_tried_again_and_not_remembered",
+        "rewards/test_verifier_reward.py",
+        "test_a_fault_that_the_verifier_itself_sees_is_tried_again_and_not_remembered",
     ),
     "worker_memory_mib": (
-        "rewards/test_judged_reward.py",
-        "test_what_a_judge_does_to_its_worker_is_no_score_and_harms_no_other_answer",
+        "rewards/test_verifier_reward.py",
+        "test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer",
     ),
 }
-"""What all judged kinds share; none of it changes a healthy run."""
+"""What all graded kinds share; none of it changes a healthy run."""
 CODE = {
-    "test_every_field_of_the_section_is_an_option_of_the_judge": ("form",),
+    "test_every_field_of_the_section_is_an_option_of_the_verifier": ("form",),
     "test_a_source_of_a_recipe_scores_programs_in_workers": ("kind", "name", "program"),
     "test_two_runs_fit_into_the_time_of_an_answer": ("answer_seconds",),
     "test_a_guarantee_that_nobody_knows_cannot_be_waived": ("sandbox_waived",),
 }
-CODE_VERDICTS = {
+CODE_GRADES = {
     "test_other_columns_are_read_where_they_are_named": ("tests_columns", "setup_columns", "entry_point_column"),
     "test_code_is_put_before_the_program": ("before_column",),
     "test_a_completion_goes_on_from_the_prompt_or_from_a_column": ("prompt_column",),
-    "test_an_answer_without_a_program_has_a_score_of_its_own": ("no_program", "unfenced"),
-    "test_a_limit_for_each_test_is_not_that_of_all": ("cpu_seconds", "limit_each_test"),
+    "test_an_answer_without_a_program_has_a_score_of_its_own": ("no_program_score", "allow_unfenced"),
+    "test_a_limit_for_each_test_is_not_that_of_all": ("cpu_seconds", "limit_per_test"),
     "test_memory_is_limited_as_asked": ("memory_mib",),
     "test_a_tolerance_is_for_outputs_and_returned_values": ("float_tolerance",),
-    "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice": ("partial", "right", "wrong"),
+    "test_a_share_of_the_tests_earns_a_share_of_the_score_by_choice": ("partial", "correct_score", "incorrect_score"),
 }
 SHOWN_ELSEWHERE = {
     # The tiny models of these runs write no programs.
@@ -522,8 +531,8 @@ SHOWN_ELSEWHERE = {
         (CodeRewardConfig, n): ("rewards/code/test_code_source.py", test) for test, names in CODE.items() for n in names
     },
     **{
-        (CodeRewardConfig, name): ("rewards/code/test_code_verdicts.py", test)
-        for test, names in CODE_VERDICTS.items()
+        (CodeRewardConfig, name): ("rewards/code/test_code_grades.py", test)
+        for test, names in CODE_GRADES.items()
         for name in names
     },
     (CodeRewardConfig, "idle_seconds"): (
@@ -534,18 +543,18 @@ SHOWN_ELSEWHERE = {
         "rewards/code/test_code_rows.py",
         "test_programs_and_tests_import_the_packages_that_are_named",
     ),
-    **{(rewards.JudgedRewardConfig, name): test for name, test in JUDGED.items()},
+    **{(rewards.VerifierRewardConfig, name): test for name, test in GRADED.items()},
     (rewards.FunctionRewardConfig, "process"): (
         "rewards/test_function_process.py",
         "test_the_function_is_called_elsewhere_with_what_it_is_always_called_with",
     ),
-    # Of a verdict, which a test of the judge shows without a run.
+    # Of a grade, which a test of the verifier shows without a run.
     **{
-        (s, name): ("rewards/texts/test_text_options.py", "test_a_key_with_another_value_gives_another_verdict")
+        (s, name): ("rewards/texts/test_text_options.py", "test_a_key_with_another_value_gives_another_grade")
         for s in TEXTS
-        for name in set(s.model_fields) - set(JUDGED)
+        for name in set(s.model_fields) - set(GRADED)
     },
-    # Another address, limit or token of a service, whose verdicts do not depend on them.
+    # Another address, limit or token of a service, whose grades do not depend on them.
     **{
         (rewards_remote.RemoteRewardConfig, name): (
             "rewards/remote/test_remote_section.py",
@@ -607,18 +616,18 @@ SHOWN_ELSEWHERE = {
         rewards.FunctionRewardConfig,
         "timeout_seconds",
     ): ("rewards/test_function_reward.py", "test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for"),
-    # What a judge does with its options needs no run; that a run asks it, one of its tests shows.
+    # What a verifier does with its options needs no run; that a run asks it, one of its tests shows.
     **{
         (rewards_maths.MathsRewardConfig, name): (
-            "rewards/maths/test_maths_judge.py",
-            "test_an_option_of_the_maths_judge_changes_a_verdict",
+            "rewards/maths/test_maths_verifier.py",
+            "test_an_option_of_the_maths_verifier_changes_a_grade",
         )
-        for name in rewards_maths.MathsRewardConfig(kind="maths").judge_options()
+        for name in rewards_maths.MathsRewardConfig(kind="maths").verifier_options()
         if not name.startswith("symbolic")
     },
     (rewards_maths.MathsRewardConfig, "symbolic"): (
-        "rewards/maths/test_maths_judge.py",
-        "test_always_demands_the_extra_when_the_judge_is_made_and_auto_does_without",
+        "rewards/maths/test_maths_verifier.py",
+        "test_always_demands_the_extra_when_the_verifier_is_made_and_auto_does_without",
     ),
     (rewards_maths.MathsRewardConfig, "symbolic_cpu_seconds"): (
         "rewards/maths/test_math_verify.py",
@@ -627,9 +636,9 @@ SHOWN_ELSEWHERE = {
     **{
         (rewards_maths.CountdownRewardConfig, name): (
             "rewards/maths/test_countdown.py",
-            "test_an_option_of_the_countdown_judge_changes_a_verdict",
+            "test_an_option_of_the_countdown_verifier_changes_a_grade",
         )
-        for name in rewards_maths.CountdownRewardConfig(kind="countdown").judge_options()
+        for name in rewards_maths.CountdownRewardConfig(kind="countdown").verifier_options()
     },
     **{
         (section, name): ("rewards/maths/test_maths_rewards.py", "test_sources_of_both_kinds_score_through_workers")

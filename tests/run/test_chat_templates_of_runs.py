@@ -68,7 +68,7 @@ def reward_template(place: Path, template: str) -> PPORecipe:
 def test_a_reward_model_whose_template_rewrites_earlier_turns_scores_a_whole_run(place: Path) -> None:
     assert from_recipe.run_ppo(reward_template(place, DROPPING), RunOptions(quiet=True)) == 0
     lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert all(line.get("response/faulty", 0) == 0 for line in lines)
+    assert all(line.get("response/unscored", 0) == 0 for line in lines)
 
 
 @pytest.mark.usefixtures("hurry")

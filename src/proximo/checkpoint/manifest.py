@@ -11,7 +11,7 @@ from typing import Any
 from proximo.checkpoint.versions import installed_version
 
 MANIFEST = "manifest.json"
-FORMAT = 2
+FORMAT = 3
 """Of a whole checkpoint: the manifest, `state.json` and what the other files mean. Another number where a checkpoint of
 this one could not be resumed any more; what is only added has a default instead (`checkpoint/state.py`)."""
 

@@ -9,7 +9,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import FunctionRewardConfig, JudgedRewardConfig, ModelRewardConfig
+from proximo.config.rewards.sources import FunctionRewardConfig, ModelRewardConfig, VerifierRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.config.schema.base import Section
 from proximo.run.preflight import data_inputs, model_input, reward_inputs
@@ -107,10 +107,10 @@ def _source(source: RewardSourceConfig, key: str) -> str:
     match source:
         case FunctionRewardConfig():
             return f"{source.name}: function {first.name}"
-        case JudgedRewardConfig():
+        case VerifierRewardConfig():
             count = "one for each core" if source.workers is None else f"{source.workers}"
             limits = f"{source.answer_seconds:g} s for an answer, {source.step_seconds:g} s for a step"
-            return f"{source.name}: judge {first.name} in worker processes ({count}), {limits}"
+            return f"{source.name}: verifier {first.name} in worker processes ({count}), {limits}"
         case RemoteRewardConfig():
             size, limit = source.responses_per_request, source.step_seconds
             return f"{source.name}: service at {first.name}, {size} responses in a request, {limit:g} s for a step"

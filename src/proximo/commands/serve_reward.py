@@ -22,7 +22,7 @@ from proximo.rewards.connections import BACKLOG, GuardedConnection
 from proximo.rewards.protocol import SCHEMA
 from proximo.rewards.service import RewardService, ServiceLimits
 from proximo.rewards.source import ClosableSource, RewardSource
-from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.reward_sources import build_source_without_model
 from proximo.run.checkpoint_lookup import verify_models
@@ -67,7 +67,7 @@ def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
 
 
 class _OneAtATime:
-    """A source that was made to be asked from one thread at a time, asked from several: any but a judged one."""
+    """A source that was made to be asked from one thread at a time, asked from several: any but a graded one."""
 
     def __init__(self, source: RewardSource) -> None:
         self.name = source.name
@@ -86,7 +86,7 @@ def _built(config: RewardSourceConfig) -> Generator[RewardSource]:
         raise ConfigError(f"reward source {config.name!r} is served elsewhere: let clients ask {config.url} themselves")
     source = _with_model(config) if isinstance(config, ModelRewardConfig) else build_source_without_model(config)
     try:
-        yield source if isinstance(source, JudgedReward) else _OneAtATime(source)
+        yield source if isinstance(source, VerifierReward) else _OneAtATime(source)
     finally:
         if isinstance(source, ClosableSource):
             source.close()

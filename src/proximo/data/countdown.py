@@ -27,7 +27,7 @@ def rows(
     signs: str = "+-*",
     careless: float = 0.0,
 ) -> Iterator[dict[str, Any]]:
-    """`prompt` (`3 5 7 = 26`), `response` (`3*7+5`, one of those that are right), and `nums` and `target` for a judge.
+    """`prompt` (`3 5 7 = 26`), `response` (`3*7+5`, one that is right), and `nums` and `target` for a verifier.
 
     Each number is used once, with the operators of `signs` and, where 3 * (5 + 7) needs them, brackets; targets are
     from 1 to 99. `careless` is the share of responses that use the numbers, and make something else of them as a rule:

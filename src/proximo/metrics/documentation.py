@@ -54,7 +54,7 @@ means; the column *over the step* says how each metric combines.
 
 **What is left out.** A metric that saw nothing in a step is absent from its line, which is not the same as 0. One that
 is NaN or infinite is absent too, is counted in `progress/non_finite_metrics`, and is named in a warning. Responses that
-an infrastructure fault took out count in `response/faulty` and in nothing else.
+an infrastructure fault took out count in `response/unscored` and in nothing else.
 
 **What repeats.** Two runs of the same recipe on the same kind of machine write the same numbers bit for bit, and so
 does a run that was killed and resumed, but for times, throughput and memory (marked †).

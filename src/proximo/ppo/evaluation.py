@@ -35,7 +35,7 @@ def evaluate_policy(
     """Sample as the rollout does, or take the most likely tokens (`evaluate_greedy`), and score.
 
     The random numbers have a purpose of their own and no step, so that evaluations compare across steps. Raises
-    TrainingError where more than `guards.max_faulty_fraction` could not be scored: a mean over what is left could
+    TrainingError where more than `guards.max_unscored_fraction` could not be scored: a mean over what is left could
     choose the best checkpoint.
     """
     size = config.evaluation_samples_per_prompt
@@ -83,7 +83,7 @@ def _metrics(scored: Sequence[Scored], divergences: Sequence[float | None]) -> d
         "evaluation/tokens": responses["response/tokens_mean"],
         "evaluation/finished_fraction": responses["response/finished_fraction"],
         "evaluation/distinct_2": responses["response/distinct_2"],
-        "evaluation/faulty": responses["response/faulty"],
+        "evaluation/unscored": responses["response/unscored"],
         "evaluation/responses": Sum(len(scored)),
         "evaluation/kl": Mean.of(value for value in divergences if value is not None),
     }

@@ -25,7 +25,7 @@ def score_responses(
     """Each response with its score, and with that of the answer that the run compares it with, if it does.
 
     `greedy`: the most likely response to each prompt, where that is the answer. Raises TrainingError where more of the
-    responses than `guards.max_faulty_fraction` could not be scored.
+    responses than `guards.max_unscored_fraction` could not be scored.
     """
     (scored,) = calls.score(responses)
     if calls.config.baseline_answer == "reference":
@@ -96,7 +96,7 @@ LARGEST_SCORE = 1e18
 
 
 def refuse_faulty(scored: Sequence[Scored], guards: GuardConfig, *, where: str) -> None:
-    """Raises TrainingError where more of a batch than `max_faulty_fraction` could not be scored, or a score is beyond
+    """Raises TrainingError where more of a batch than `max_unscored_fraction` could not be scored, or a score is beyond
     what can be computed with."""
     for each in scored:
         if each.valid and abs(each.score) > LARGEST_SCORE:
@@ -105,11 +105,11 @@ def refuse_faulty(scored: Sequence[Scored], guards: GuardConfig, *, where: str) 
                 "be computed in float32: let the reward source return None where it cannot tell, or a smaller number"
             )
     faulty = [each for each in scored if not each.valid]
-    limit = guards.max_faulty_fraction
+    limit = guards.max_unscored_fraction
     if len(faulty) > limit * len(scored):
         raise TrainingError(
             f"{where}: {len(faulty)} of {len(scored)} responses could not be scored, more than "
-            f"max_faulty_fraction = {limit:g} allows; last reason: {faulty[-1].reason}"
+            f"max_unscored_fraction = {limit:g} allows; last reason: {faulty[-1].reason}"
         )
 
 

@@ -72,7 +72,7 @@ def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> 
 
 
 def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
-    """Everything that the experience of a step tells. Responses without a score count in `response/faulty` alone."""
+    """Everything that the experience of a step tells. Responses without a score count in `response/unscored` alone."""
     experience, raw = outcome.experience, outcome.raw_advantages
     mask, lengths = experience.mask, experience.lengths
     totals = segment_sum(torch.where(mask, experience.rewards, 0.0), lengths).tolist()
@@ -151,7 +151,7 @@ def response_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
         "response/finished_fraction": Mean.of(float(response.finish.terminated) for response in kept),
         "response/repeated_4": Mean.of(repeated_fraction(response.token_ids) for response in kept),
         "response/distinct_2": Last(distinct_fraction(response.token_ids for response in kept)),
-        "response/faulty": Sum(len(scored) - len(kept)),
+        "response/unscored": Sum(len(scored) - len(kept)),
     }
 
 
@@ -176,7 +176,7 @@ def _candidate_metrics(candidates: Sequence[Scored]) -> dict[str, MetricValue]:
         "score/sampled_mean": Mean.of(scores),
         "score/sampled_std": Deviation.of(scores),
         "response/sampled": Sum(len(candidates)),
-        "response/sampled_faulty": Sum(len(candidates) - len(scores)),
+        "response/sampled_unscored": Sum(len(candidates) - len(scores)),
     }
 
 

@@ -13,12 +13,12 @@ from proximo.errors import ConfigError, TrainingError
 from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored
-from proximo.rewards.function_verdicts import Verdict, as_scored, questions
+from proximo.rewards.function_results import FunctionResult, as_scored, questions
 from proximo.rewards.progress_log import TELL_EVERY_SECONDS, tell
 from proximo.rewards.statistics import BatchStatistics
 from proximo.working_directory import kept_working_directory
 
-RewardFunction = Callable[..., Sequence[Verdict]]
+RewardFunction = Callable[..., Sequence[FunctionResult]]
 """Called as `function(prompts, responses, metadata, **arguments)` with three lists of equal length."""
 _Answer = tuple[Any, BaseException | None]
 
@@ -106,11 +106,11 @@ class FunctionReward:
                 answers.put((None, error))
 
         threading.Thread(target=work, daemon=True, name=f"reward-{self.name}").start()
-        verdicts, error = self._wait(answers, len(lists[0]))
+        results, error = self._wait(answers, len(lists[0]))
         if error is not None:
             place = place_of(error, self.function)
             raise TrainingError(f"reward function {self.name!r} raised {said(error)} ({place})") from error
-        return verdicts
+        return results
 
     def _wait(self, answers: queue.Queue[_Answer], num_responses: int) -> _Answer:
         start = time.monotonic()

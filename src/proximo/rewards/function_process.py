@@ -7,7 +7,7 @@ from typing import Any
 from proximo.errors import DataError
 from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.function_verdicts import as_scored, questions
+from proximo.rewards.function_results import as_scored, questions
 from proximo.rewards.statistics import SourceStatistics
 from proximo.rewards.workers.frames import encode
 from proximo.rewards.workers.loop import START_SECONDS, PoolLimits

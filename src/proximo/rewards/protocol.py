@@ -76,7 +76,7 @@ class _Checked(_Part):
     problem: str | None
 
 
-class _Verdict(_Part):
+class _Grade(_Part):
     id: int
     state: Literal["scored", "model_fault", "infrastructure_fault"]
     score: float | None = Field(allow_inf_nan=False)
@@ -87,14 +87,14 @@ class _Verdict(_Part):
 
 class _Reply(_Part):
     format: str
-    verdicts: list[_Verdict]
+    grades: list[_Grade]
 
 
 Body = TypeVar("Body", _Request, _Reply, _Check, _Checked)
 
 
 def request_body(responses: Sequence[Response]) -> bytes:
-    """The request for verdicts on `responses`. Raises DataError for a prompt whose metadata JSON cannot say."""
+    """The request for grades on `responses`. Raises DataError for a prompt whose metadata JSON cannot say."""
     asked = [
         _Response(
             prompt=_Prompt(
@@ -139,7 +139,7 @@ def read_request(body: bytes) -> list[Response]:
 
 
 def check_body(prompts: Sequence[Prompt], origins: Mapping[str, str]) -> bytes:
-    """The question whether answers to these prompts could be judged; `origins` says by the prompt's id where it stands.
+    """The question whether answers to these prompts could be graded; `origins` says by the prompt's id where it stands.
 
     Raises DataError for a prompt whose metadata JSON cannot say.
     """
@@ -159,7 +159,7 @@ def read_check(body: bytes) -> tuple[list[Prompt], dict[str, str]]:
 
 
 def checked_body(problem: str | None) -> bytes:
-    """The answer: what is wrong with the first row that no answer could be judged to, or None."""
+    """The answer: what is wrong with the first row that no answer could be graded to, or None."""
     return _Checked(format=SCHEMA, problem=None if problem is None else _sayable(problem)).model_dump_json().encode()
 
 
@@ -170,9 +170,9 @@ def read_checked(body: bytes) -> str | None:
 
 
 def reply_body(scored: Sequence[Scored]) -> bytes:
-    """The answer with these verdicts. A number that is not finite is left out of the components."""
-    verdicts = [
-        _Verdict(
+    """The answer with these grades. A number that is not finite is left out of the components."""
+    grades = [
+        _Grade(
             id=index,
             state=each.state.value,
             score=None if each.state is ScoreState.INFRASTRUCTURE_FAULT else each.score,
@@ -182,15 +182,15 @@ def reply_body(scored: Sequence[Scored]) -> bytes:
         )
         for index, each in enumerate(scored)
     ]
-    return _Reply(format=SCHEMA, verdicts=verdicts).model_dump_json().encode()
+    return _Reply(format=SCHEMA, grades=grades).model_dump_json().encode()
 
 
 def read_reply(body: bytes, responses: Sequence[Response]) -> list[Scored]:
-    """The verdicts on `responses`, in their order. Raises WireError for anything but one good verdict on each."""
-    verdicts = _read(_Reply, body).verdicts
-    if [verdict.id for verdict in verdicts] != list(range(len(responses))):
-        raise WireError(f"verdicts on {len(responses)} responses were asked for, with ids from 0; not these came")
-    return [_scored(verdict, response) for verdict, response in zip(verdicts, responses, strict=True)]
+    """The grades on `responses`, in their order. Raises WireError for anything but one good grade on each."""
+    grades = _read(_Reply, body).grades
+    if [grade.id for grade in grades] != list(range(len(responses))):
+        raise WireError(f"grades on {len(responses)} responses were asked for, with ids from 0; not these came")
+    return [_scored(grade, response) for grade, response in zip(grades, responses, strict=True)]
 
 
 def _sayable(text: str) -> str:
@@ -235,29 +235,29 @@ def _version(body: bytes) -> str | None:
         return None
 
 
-def _scored(verdict: _Verdict, response: Response) -> Scored:
-    state = ScoreState(verdict.state)
-    if (verdict.score is None) != (state is ScoreState.INFRASTRUCTURE_FAULT):
-        raise WireError(f"verdict {verdict.id} is {state.value} with score {verdict.score}")
-    if not all(map(math.isfinite, verdict.components.values())):
-        raise WireError(f"verdict {verdict.id} has a component that is not finite")
-    unnamed = [name for name in verdict.components if not re.fullmatch(COMPONENT, name)]
+def _scored(grade: _Grade, response: Response) -> Scored:
+    state = ScoreState(grade.state)
+    if (grade.score is None) != (state is ScoreState.INFRASTRUCTURE_FAULT):
+        raise WireError(f"grade {grade.id} is {state.value} with score {grade.score}")
+    if not all(map(math.isfinite, grade.components.values())):
+        raise WireError(f"grade {grade.id} has a component that is not finite")
+    unnamed = [name for name in grade.components if not re.fullmatch(COMPONENT, name)]
     if unnamed:
-        raise WireError(f"verdict {verdict.id} has a component {unnamed[0]!r:.60}, which cannot name a metric")
+        raise WireError(f"grade {grade.id} has a component {unnamed[0]!r:.60}, which cannot name a metric")
     return Scored(
         response=response,
-        score=math.nan if verdict.score is None else verdict.score,
+        score=math.nan if grade.score is None else grade.score,
         state=state,
-        components=verdict.components,
-        reason=None if verdict.reason is None else verdict.reason[:MAX_REASON],
-        token_rewards=_token_rewards(verdict, response),
+        components=grade.components,
+        reason=None if grade.reason is None else grade.reason[:MAX_REASON],
+        token_rewards=_token_rewards(grade, response),
     )
 
 
-def _token_rewards(verdict: _Verdict, response: Response) -> tuple[float, ...] | None:
-    rewards = verdict.token_rewards
+def _token_rewards(grade: _Grade, response: Response) -> tuple[float, ...] | None:
+    rewards = grade.token_rewards
     if rewards is None:
         return None
     if len(rewards) != len(response.token_ids) or not all(map(math.isfinite, rewards)):
-        raise WireError(f"verdict {verdict.id} must have a finite reward for each of {len(response.token_ids)} tokens")
+        raise WireError(f"grade {grade.id} must have a finite reward for each of {len(response.token_ids)} tokens")
     return tuple(rewards)

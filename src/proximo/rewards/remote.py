@@ -1,7 +1,7 @@
 """Scores from a reward service on another machine: batches, attempts, deadlines. Not one request: remote_requests.py.
 
 A service that is down, slow or talks nonsense costs a response its score and never the run: it is asked again, and what
-has no verdict by then is the infrastructure's fault. A service that says the request itself is wrong stops the run.
+has no grade by then is the infrastructure's fault. A service that says the request itself is wrong stops the run.
 """
 
 import math
@@ -23,7 +23,7 @@ from proximo.rewards.statistics import SourceStatistics
 
 LONGEST_PAUSE_SECONDS = 30.0
 CHECK_SECONDS = 15.0
-"""For a service to answer at the start of a run. It has nothing to judge then."""
+"""For a service to answer at the start of a run. It has nothing to grade then."""
 NOT_LIKE_THIS = (401, 403, 413)
 """The service may check rows, but not those of this request; any other refusal says that it checks none."""
 Found = TypeVar("Found")
@@ -34,19 +34,19 @@ class RemoteLimits:
     """How much is asked at once, and for how long."""
 
     responses_per_request: int = 16
-    requests_at_once: int = 4
+    max_concurrent_requests: int = 4
     request_seconds: float = 120.0
     """Wall-clock limit of one request, until the last byte of its answer is there."""
     step_seconds: float = 600.0
     """Wall-clock limit of one call of `score`."""
     attempts: int = 5
     """How often a request is sent that gets no usable answer."""
-    first_pause_seconds: float = 0.5
+    initial_backoff_seconds: float = 0.5
     """Before the second attempt; each later pause is twice as long, up to LONGEST_PAUSE_SECONDS."""
 
 
 class RemoteReward:
-    """Asks the service at `url` for verdicts, in batches and several at once. `token` is sent as a bearer token."""
+    """Asks the service at `url` for grades, in batches and several at once. `token` is sent as a bearer token."""
 
     concurrent = True
 
@@ -61,12 +61,12 @@ class RemoteReward:
     ) -> None:
         self.name = name
         self.limits = limits or RemoteLimits()
-        kept = self.limits.requests_at_once
+        kept = self.limits.max_concurrent_requests
         self._requests = Requests(url, token=token, token_env=token_env, kept_connections=kept)
         self._statistics = SourceStatistics()
 
     def check(self) -> None:
-        """Ask for verdicts on nothing, for CHECK_SECONDS at most.
+        """Ask for grades on nothing, for CHECK_SECONDS at most.
 
         Raises ConfigError where the service does not answer, or not to this client.
         """
@@ -83,7 +83,7 @@ class RemoteReward:
             ) from None
 
     def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
-        """Raises DataError, with the row's origin by the prompt's id, for a prompt to which no answer could be judged.
+        """Raises DataError, with the row's origin by the prompt's id, for a prompt to which no answer could be graded.
 
         Not every service checks rows: one that refuses, or does not answer within `request_seconds`, passes all.
         Raises ConfigError where it wants another token, or smaller requests.
@@ -105,7 +105,7 @@ class RemoteReward:
                     raise DataError(f"{problem} (says the service of reward source {self.name!r})")
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """Ends within `step_seconds`. What has no verdict by then, or after all attempts, is a fault without a score.
+        """Ends within `step_seconds`. What has no grade by then, or after all attempts, is a fault without a score.
 
         Raises TrainingError where the service says that a request is wrong, DataError for a prompt that cannot travel.
         """
@@ -115,13 +115,13 @@ class RemoteReward:
         call = _Call(time.monotonic() + self.limits.step_seconds)
         for batch in batches:
             call.to_do.put(batch)
-        for _ in range(min(self.limits.requests_at_once, len(batches))):
+        for _ in range(min(self.limits.max_concurrent_requests, len(batches))):
             threading.Thread(target=self._work, args=(call,), daemon=True, name=f"reward-{self.name}").start()
         try:
             found = self._collect(len(batches), call)
         finally:
             call.over.set()
-        late = f"not judged within step_seconds = {self.limits.step_seconds:g}"
+        late = f"not graded within step_seconds = {self.limits.step_seconds:g}"
         for batch in batches:
             if batch.index not in found:
                 found[batch.index] = _Answer(
@@ -186,7 +186,7 @@ class RemoteReward:
     def _attempts(self, batch: "_Batch", call: "_Call", ask: Callable[[float], Found]) -> Found:
         """Attempt after attempt. Raises UnansweredError, with the last reason, and RefusedError."""
         limits = self.limits
-        pause = limits.first_pause_seconds
+        pause = limits.initial_backoff_seconds
         for attempt in range(1, limits.attempts + 1):
             batch.attempts = attempt
             seconds = min(limits.request_seconds, call.deadline - time.monotonic())

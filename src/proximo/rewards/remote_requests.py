@@ -1,4 +1,4 @@
-"""One request to a reward service, and what its outcome means: verdicts, try again, or never. Not how often: remote.py.
+"""One request to a reward service, and what its outcome means: grades, try again, or never. Not how often: remote.py.
 
 Redirects are not followed, and a service on this machine is reached without the environment's proxies. Requests run in
 an event loop of their own: it alone can end one at its deadline wherever it stands, also in the middle of a header.
@@ -74,7 +74,7 @@ class Requests:
         self._thread.start()
 
     def ask(self, body: bytes, responses: Sequence[Response], *, seconds: float) -> list[Scored]:
-        """The verdicts on `responses`, which `body` asks for, within `seconds`.
+        """The grades on `responses`, which `body` asks for, within `seconds`.
 
         Raises UnansweredError and RefusedError.
         """

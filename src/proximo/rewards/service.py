@@ -3,8 +3,8 @@ commands/serve_reward.py.
 
 | address | what for |
 |---|---|
-| POST /v1/score | verdicts; bodies as in protocol.py |
-| POST /v1/check | whether answers to some prompts could be judged |
+| POST /v1/score | grades; bodies as in protocol.py |
+| POST /v1/check | whether answers to some prompts could be graded |
 | GET /metrics | counts and latencies, as JSON |
 | GET /health | whether it is up; wants no token |
 """
@@ -70,7 +70,7 @@ class _SentAwayError(Exception):
 
 
 class RewardService:
-    """Verdicts of `source`, which is asked from several threads at once. With a `token`, for who knows it."""
+    """Grades of `source`, which is asked from several threads at once. With a `token`, for who knows it."""
 
     def __init__(self, source: RewardSource, *, limits: ServiceLimits | None = None, token: str | None = None) -> None:
         self.source = source
@@ -106,11 +106,11 @@ class RewardService:
         return JSONResponse({**self.statistics.as_json(), "running": self._admitted - waiting, "waiting": waiting})
 
     async def score(self, request: Request) -> Response:
-        """Verdicts on the request's responses, or the status that says why not."""
+        """Grades on the request's responses, or the status that says why not."""
         return await self._admitted_to(self._scored, request)
 
     async def check(self, request: Request) -> Response:
-        """What is wrong with the first of the request's rows that no answer could be judged to."""
+        """What is wrong with the first of the request's rows that no answer could be graded to."""
         return await self._admitted_to(self._checked, request)
 
     async def _admitted_to(self, work: Callable[[Request], Awaitable[bytes]], request: Request) -> Response:
@@ -140,7 +140,7 @@ class RewardService:
         body = await self._body(request)
         if len(body) <= PROBE_BYTES and not _read(read_request, body):
             return reply_body(())  # at once: who asks about nothing wants to know whether anybody is here
-        scored, reply = await self._in_turn(request, start, lambda: self._verdicts(body))
+        scored, reply = await self._in_turn(request, start, lambda: self._grades(body))
         self.statistics.count(scored, time.monotonic() - start)
         return reply
 
@@ -172,7 +172,7 @@ class RewardService:
             raise _SentAwayError(400, "the request was broken off") from None
         return bytes(body)
 
-    def _verdicts(self, body: bytes) -> tuple[Sequence[Scored], bytes]:
+    def _grades(self, body: bytes) -> tuple[Sequence[Scored], bytes]:
         """In a thread. A source that fails as a whole is this service's failure, and the log says which."""
         responses = _read(read_request, body)
         try:
@@ -200,13 +200,13 @@ class ServiceStatistics:
     def __init__(self) -> None:
         self.requests = 0
         self.refused: Counter[str] = Counter()
-        self.verdicts: Counter[str] = Counter()
+        self.grades: Counter[str] = Counter()
         self.latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
 
     def count(self, scored: Sequence[Scored], seconds: float) -> None:
         """A request that was answered after so long."""
         self.requests += 1
-        self.verdicts.update(each.state.value for each in scored)
+        self.grades.update(each.state.value for each in scored)
         self.latencies.append(seconds)
 
     def count_refusal(self, status: int) -> None:
@@ -219,7 +219,7 @@ class ServiceStatistics:
         return {
             "requests": self.requests,
             "refused": dict(self.refused),
-            "verdicts": dict(self.verdicts),
+            "grades": dict(self.grades),
             "latency_seconds": {f"p{share}": nearest_rank(latencies, share) for share in (50, 95, 99)},
         }
 

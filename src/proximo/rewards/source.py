@@ -46,7 +46,7 @@ class MeasuredSource(Protocol):
 
 @runtime_checkable
 class CheckingSource(Protocol):
-    """A source that knows of some prompts beforehand that no answer to them could be judged."""
+    """A source that knows of some prompts beforehand that no answer to them could be graded."""
 
     def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
         """Raises DataError for such a prompt, with its origin by the prompt's id."""

@@ -16,7 +16,7 @@ class SourceStatistics:
 
     num_responses: int = 0
     num_cache_hits: int = 0
-    """Answered from an earlier verdict on the same answer."""
+    """Answered from an earlier grade on the same answer."""
     num_timeouts: int = 0
     num_failures: int = 0
     """Without a score, through no fault of the answer."""
@@ -25,7 +25,7 @@ class SourceStatistics:
     num_retries: int = 0
     num_restarts: int = 0
     seconds: list[float] = field(default_factory=list)
-    """Of each answer that was judged; the limit for one that was given up."""
+    """Of each answer that was graded; the limit for one that was given up."""
 
     def metrics(self, name: str) -> dict[str, MetricValue]:
         """The declared metrics of the source of that name."""

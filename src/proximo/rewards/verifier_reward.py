@@ -1,4 +1,4 @@
-"""Scores from a judge that lives in worker processes (rewards/verdicts.py). Not the workers: those are in workers/."""
+"""The reward source that runs a verifier (verifier.py) in worker processes (workers/)."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.statistics import SourceStatistics
-from proximo.rewards.verdicts import Verdict
+from proximo.rewards.verifier import Grade
 from proximo.rewards.workers.frames import encode
 from proximo.rewards.workers.loop import PoolLimits
 from proximo.rewards.workers.outcomes import Done, Failed, Outcome, TimedOut, Work
@@ -22,24 +22,24 @@ from proximo.rewards.workers.pool import WorkerPool
 from proximo.rewards.workers.process import Job
 
 MAX_REMEMBERED = 2**16
-"""Verdicts that are kept; the one that was not asked for longest goes first."""
+"""Grades that are kept; the one that was not asked for longest goes first."""
 CHECK_SECONDS = 600.0
 """For all rows together, before a run starts."""
 MEMORY_BYTES = 2**32
 
 
-class JudgedReward:
-    """Asks a judge about each response, in processes that are killed when they take too long.
+class VerifierReward:
+    """Asks a verifier about each response, in processes that are killed when they take too long.
 
-    A verdict depends on the answer and the judge's options alone, so each answer is judged once in a run. What could
-    not be judged, or not in its time, is not remembered: that depends on the machine as well.
+    A grade depends on the answer and the verifier's options alone, so each answer is graded once in a run. What could
+    not be graded, or not in its time, is not remembered: that depends on the machine as well.
     """
 
     concurrent = True
 
     def __init__(
         self,
-        judge: str,
+        verifier: str,
         *,
         name: str,
         options: Mapping[str, Any] | None = None,
@@ -49,17 +49,17 @@ class JudgedReward:
         attempts: int = 3,
         memory_bytes: int | None = MEMORY_BYTES,
     ) -> None:
-        """`judge` is `package.module:Class`, made in each worker with `options`; the other arguments are those of
-        `JudgedRewardConfig`.
+        """`grade` is `package.module:Class`, made in each worker with `options`; the other arguments are those of
+        `VerifierRewardConfig`.
 
         Raises what making it raised: ConfigError, MissingExtraError, SandboxError; TrainingError where a worker died.
         """
         self.name = name
         self.step_seconds = step_seconds
-        job = Job(service="judge", path=judge, options=options or {}, memory_bytes=memory_bytes)
+        job = Job(service="verifier", path=verifier, options=options or {}, memory_bytes=memory_bytes)
         limits = PoolLimits(num_workers=num_workers, answer_seconds=answer_seconds, attempts=attempts)
         self._pool = WorkerPool(job, limits, name=name)
-        self._remembered: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._remembered: OrderedDict[bytes, Grade] = OrderedDict()
         self._begun: dict[bytes, Work] = {}
         self._statistics = SourceStatistics()
         self._counted = (0, 0)
@@ -75,10 +75,10 @@ class JudgedReward:
                 (self._begun[key],) = self._pool.submit([request])
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """One verdict per response, after at most `step_seconds`; what is not judged then has no score.
+        """One grade per response, after at most `step_seconds`; what is not graded then has no score.
 
-        Raises DataError for a prompt whose metadata JSON cannot say, TrainingError for a judge that names a component
-        as no metric can be named.
+        Raises DataError for a prompt whose metadata JSON cannot say, TrainingError for a component whose name cannot be
+        a metric's.
         """
         requests = [_request(response) for response in responses]
         keys = [_key(request) for request in requests]
@@ -86,18 +86,18 @@ class JudgedReward:
             known = {key: self._remembered[key] for key in keys if key in self._remembered}
             asked = self._collect({k: r for k, r in zip(keys, requests, strict=True) if k not in known})
         outcomes = self._pool.wait(tuple(asked.values()), seconds=self.step_seconds, limit="step_seconds")
-        judged = {key: self._verdict(outcome) for key, outcome in zip(asked, outcomes, strict=True)}
-        verdicts = known | judged
+        graded = {key: self._grade(outcome) for key, outcome in zip(asked, outcomes, strict=True)}
+        grades = known | graded
         with self._lock:
-            self._remember(verdicts)
+            self._remember(grades)
             self._forget_what_nobody_asked_for()
-            self._count([verdicts[key] for key in keys], outcomes)
+            self._count([grades[key] for key in keys], outcomes)
             timed_out = {key for key, outcome in zip(asked, outcomes, strict=True) if isinstance(outcome, TimedOut)}
             self._statistics.num_timeouts += sum(key in timed_out for key in keys)
-        return [_scored(response, verdicts[key]) for response, key in zip(responses, keys, strict=True)]
+        return [_scored(response, grades[key]) for response, key in zip(responses, keys, strict=True)]
 
     def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
-        """Raises DataError, with the row's origin by the prompt's id, for a prompt no answer to which can be judged."""
+        """Raises DataError, with the row's origin by the prompt's id, for a prompt no answer to which can be graded."""
         requests = [_encoded({"check": _row(prompt)}, prompt, origins) for prompt in prompts]
         work = self._pool.submit(requests)
         outcomes = self._pool.wait(work, seconds=CHECK_SECONDS, limit="the time for checking rows")
@@ -129,25 +129,25 @@ class JudgedReward:
         begun = dict(zip(fresh, self._pool.submit(fresh.values()), strict=True))
         return {key: begun[key] if key in begun else self._begun.pop(key) for key in requests}
 
-    def _verdict(self, outcome: Outcome) -> Verdict:
+    def _grade(self, outcome: Outcome) -> Grade:
         match outcome:
             case Done(value=value):
-                return self._as_verdict(value)
+                return self._as_grade(value)
             case TimedOut(seconds=seconds, times=times):
                 reason = {
                     0: "idle for longer than a first turn, and not asked again before step_seconds were over",
-                    1: f"not judged within answer_seconds = {seconds:g}, and not again before step_seconds were over",
-                    2: f"not judged within answer_seconds = {seconds:g}, twice",
+                    1: f"not graded within answer_seconds = {seconds:g}, and not again before step_seconds were over",
+                    2: f"not graded within answer_seconds = {seconds:g}, twice",
                 }[times]
                 given = self._pool.about
-                verdict = Verdict(score=0.0) if given is None else self._as_verdict(given)
-                return replace(verdict, state=ScoreState.MODEL_FAULT, reason=reason, by_clock=True)
+                grade = Grade(score=0.0) if given is None else self._as_grade(given)
+                return replace(grade, state=ScoreState.MODEL_FAULT, reason=reason, by_clock=True)
             case Failed(reason=reason):
                 return _fault(reason)
 
-    def _as_verdict(self, value: Any) -> Verdict:
+    def _as_grade(self, value: Any) -> Grade:
         try:
-            verdict = Verdict(
+            grade = Grade(
                 score=float(value["score"]),
                 state=ScoreState(value["state"]),
                 reason=None if value["reason"] is None else str(value["reason"]),
@@ -155,39 +155,39 @@ class JudgedReward:
                 by_clock=bool(value["by_clock"]),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            return _fault(f"the worker's verdict is none ({type(error).__name__}: {error})")
-        if not all(map(math.isfinite, (verdict.score, *verdict.components.values()))):
-            return _fault("the worker's verdict has a number that is not finite")
-        unnamed = [name for name in verdict.components if not re.fullmatch(COMPONENT, name)]
+            return _fault(f"the worker's grade is none ({type(error).__name__}: {error})")
+        if not all(map(math.isfinite, (grade.score, *grade.components.values()))):
+            return _fault("the worker's grade has a number that is not finite")
+        unnamed = [name for name in grade.components if not re.fullmatch(COMPONENT, name)]
         if unnamed:
             raise TrainingError(
-                f"the judge of reward source {self.name!r} names a component {unnamed[0]!r}, which cannot name a "
+                f"the verifier of reward source {self.name!r} names a component {unnamed[0]!r}, which cannot name a "
                 "metric: use letters, digits, '_', '.' and '-' only"
             )
-        return verdict
+        return grade
 
-    def _remember(self, verdicts: Mapping[bytes, Verdict]) -> None:
+    def _remember(self, grades: Mapping[bytes, Grade]) -> None:
         """But for what has no score, or was decided by a clock."""
-        for key, verdict in verdicts.items():
-            if verdict.state is not ScoreState.INFRASTRUCTURE_FAULT and not verdict.by_clock:
-                self._remembered[key] = verdict
+        for key, grade in grades.items():
+            if grade.state is not ScoreState.INFRASTRUCTURE_FAULT and not grade.by_clock:
+                self._remembered[key] = grade
                 self._remembered.move_to_end(key)
         while len(self._remembered) > MAX_REMEMBERED:
             self._remembered.popitem(last=False)
 
     def _forget_what_nobody_asked_for(self) -> None:
-        """Of what was begun, the verdicts are worth keeping; the rest may still be asked for."""
+        """Of what was begun, the grades are worth keeping; the rest may still be asked for."""
         ended = {key: work for key, work in self._begun.items() if work.outcome is not None}
         for key in ended:
             del self._begun[key]
-        judged = {key: self._verdict(work.outcome) for key, work in ended.items() if work.outcome is not None}
-        self._remember(judged)
+        graded = {key: self._grade(work.outcome) for key, work in ended.items() if work.outcome is not None}
+        self._remember(graded)
 
-    def _count(self, verdicts: Sequence[Verdict], outcomes: Sequence[Outcome]) -> None:
+    def _count(self, grades: Sequence[Grade], outcomes: Sequence[Outcome]) -> None:
         counts, pool = self._statistics, self._pool
-        states = [verdict.state for verdict in verdicts]
-        counts.num_responses += len(verdicts)
-        counts.num_cache_hits += len(verdicts) - len(outcomes)
+        states = [grade.state for grade in grades]
+        counts.num_responses += len(grades)
+        counts.num_cache_hits += len(grades) - len(outcomes)
         counts.num_failures += states.count(ScoreState.INFRASTRUCTURE_FAULT)
         counts.num_model_faults += states.count(ScoreState.MODEL_FAULT)
         counts.seconds += [outcome.seconds for outcome in outcomes if not isinstance(outcome, Failed)]
@@ -200,7 +200,7 @@ class JudgedReward:
 def _request(response: Response) -> bytes:
     prompt = response.prompt
     message = {
-        "judge": {
+        "grade": {
             "text": response.text,
             "prompt": list(prompt.messages) if prompt.text is None and prompt.messages else prompt.text or "",
             **_row(prompt),
@@ -220,7 +220,7 @@ def _encoded(message: Mapping[str, Any], prompt: Prompt, origins: Mapping[str, s
         return encode(message)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{_origin(prompt, origins)}: a judge is handed the row's columns as JSON, which cannot say one of them "
+            f"{_origin(prompt, origins)}: a verifier is handed the row's columns as JSON, which cannot say one of them "
             f"({error}); leave that column out, or write it as text"
         ) from error
 
@@ -230,19 +230,19 @@ def _origin(prompt: Prompt, origins: Mapping[str, str]) -> str:
 
 
 def _key(request: bytes) -> bytes:
-    """Of everything that the verdict depends on."""
+    """Of everything that the grade depends on."""
     return hashlib.blake2b(request, digest_size=16).digest()
 
 
-def _fault(reason: str) -> Verdict:
-    return Verdict(score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
+def _fault(reason: str) -> Grade:
+    return Grade(score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
 
 
-def _scored(response: Response, verdict: Verdict) -> Scored:
+def _scored(response: Response, grade: Grade) -> Scored:
     return Scored(
         response=response,
-        score=verdict.score,
-        components=verdict.components,
-        state=verdict.state,
-        reason=verdict.reason,
+        score=grade.score,
+        components=grade.components,
+        state=grade.state,
+        reason=grade.reason,
     )

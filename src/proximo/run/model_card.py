@@ -155,9 +155,9 @@ def _listed(found: Iterator[Input]) -> str:
 
 
 def _public(given: Input) -> str:
-    """A name on the Hub, of a function or of a judge as it is; of a path the last part."""
+    """A name on the Hub, of a function or of a verifier as it is; of a path the last part."""
     match given.kind:
-        case "Hub" | "function" | "judge":
+        case "Hub" | "function" | "verifier":
             return f"`{_cell(given.name)}`"
         case "random start":
             return f"random weights ({_cell(given.name)})"

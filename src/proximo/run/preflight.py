@@ -16,10 +16,10 @@ from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import (
+    CustomVerifierRewardConfig,
     FunctionRewardConfig,
-    JudgedRewardConfig,
-    JudgeRewardConfig,
     ModelRewardConfig,
+    VerifierRewardConfig,
 )
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.config.schema.base import Section
@@ -46,7 +46,7 @@ class Input:
     key: str
     name: str
     kind: str
-    """`folder`, `file`, `Hub`, `function`, `service`, `secret`, `judge`, `stage` or `random start`."""
+    """`folder`, `file`, `Hub`, `function`, `service`, `secret`, `verifier`, `stage` or `random start`."""
     problem: str | None = None
 
     def __str__(self) -> str:
@@ -131,13 +131,15 @@ def reward_inputs(source: RewardSourceConfig, key: str) -> Iterator[Input]:
     match source:
         case FunctionRewardConfig():
             yield _function(source.function, f"{key}.function")
-        case JudgeRewardConfig():
-            path = source.judge_class
-            yield Input(key=f"{key}.judge_class", name=path, kind="judge", problem=function_problem(path))
+        case CustomVerifierRewardConfig():
+            path = source.verifier_class
+            yield Input(key=f"{key}.verifier_class", name=path, kind="verifier", problem=function_problem(path))
         case CodeRewardConfig():
-            yield Input(key=f"{key}.packages", name=source.kind, kind="judge", problem=package_problem(source.packages))
-        case JudgedRewardConfig():
-            yield Input(key=key, name=source.kind, kind="judge")
+            yield Input(
+                key=f"{key}.packages", name=source.kind, kind="verifier", problem=package_problem(source.packages)
+            )
+        case VerifierRewardConfig():
+            yield Input(key=key, name=source.kind, kind="verifier")
         case ModelRewardConfig():
             yield _folder_or_hub(source.path, f"{key}.path", MODEL_FILES)
             if source.tokenizer is not None:

@@ -25,12 +25,12 @@ def inputs_fingerprint(
 
 
 def function_sources(recipe: Section) -> dict[str, str | None]:
-    """Of each reward function and judge of the user's own a hash of the file that it stands in.
+    """Of each reward function and verifier of the user's own a hash of the file that it stands in.
 
     What that file imports is not looked at, nor are functions whose rows are hashed, or that score nothing.
     """
     scoring = [each for each in inputs_of(recipe) if each.key.startswith(("reward.", "gold.")) and ":" in each.name]
-    names = sorted({each.name for each in scoring if each.kind in ("function", "judge")})
+    names = sorted({each.name for each in scoring if each.kind in ("function", "verifier")})
     return {name: source_digest(name) for name in names if not name.startswith("proximo.")}
 
 

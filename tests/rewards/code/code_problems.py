@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judged_programs import judged
+from graded_programs import graded
 
-from proximo.rewards.verdicts import Verdict
+from proximo.rewards.verifier import Grade
 from proximo.sandbox.jobs import Ending, Limits, Program
 from proximo.sandbox.runner import Sandbox
 
@@ -27,9 +27,9 @@ class Problem:
     row: dict[str, Any]
     options: dict[str, Any]
 
-    def verdict(self, sandbox: Sandbox, program: str, cpu_seconds: float = 4.0) -> Verdict:
+    def grade(self, sandbox: Sandbox, program: str, cpu_seconds: float = 4.0) -> Grade:
         limit = SLOW.get(self.name, cpu_seconds)
-        return judged(sandbox, program, self.row, cpu_seconds=limit, **self.options)
+        return graded(sandbox, program, self.row, cpu_seconds=limit, **self.options)
 
     def passes_plainly(self, sandbox: Sandbox, program: str, cpu_seconds: float = 4.0) -> bool:
         """Whether the program and its tests, as one program, run to their end without an exception."""

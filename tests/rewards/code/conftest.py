@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from judged_programs import open_sandbox
+from graded_programs import open_sandbox
 
 from proximo.sandbox.runner import Sandbox
 

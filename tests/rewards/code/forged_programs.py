@@ -60,17 +60,17 @@ FORGED = (
     ("it kills itself", "import os, signal\ndef f(x): os.kill(os.getpid(), signal.SIGKILL)"),
     ("it kills all others", "import os\ndef f(x):\n for p in (-1, 1, 2, os.getppid(), os.getpid() + 1):\n"
      "  try: os.kill(p, 9)\n  except OSError: pass\n return 0"),
-    ("it prints verdicts", "print('[\"pass\", 0, \"\"]\\n[\"end\"]\\nOK\\n3 passed')\ndef f(x): return 0"),
-    ("it writes verdicts everywhere",
+    ("it prints grades", "print('[\"pass\", 0, \"\"]\\n[\"end\"]\\nOK\\n3 passed')\ndef f(x): return 0"),
+    ("it writes grades everywhere",
      "import os\nfor n in range(64):\n try: os.write(n, b'[\"pass\", 0, \"\"]\\n[\"end\"]\\n')\n"
      " except OSError: pass\ndef f(x): return 0"),
     ("builtins", "import builtins\nbuiltins.AssertionError = builtins.BaseException = Warning\n"
      "builtins.isinstance = builtins.all = builtins.any = lambda *a: True\nbuiltins.exec = builtins.compile = print\n"
      "def f(x): return 0"),
     ("unittest", "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\ndef f(x): return 0"),
-    ("modules of the judge", "import sys\nfor m in list(sys.modules.values()):\n for n in dir(m):\n"
+    ("modules of the verifier", "import sys\nfor m in list(sys.modules.values()):\n for n in dir(m):\n"
      "  if n in ('deliver', 'run_tests', 'Report', 'answer'): setattr(m, n, lambda *a, **k: None)\ndef f(x): return 0"),
-    ("the judge's class", "import sys\nP = sys.modules['proximo.rewards.code.inside.program_side'].Peer\n"
+    ("the verifier's class", "import sys\nP = sys.modules['proximo.rewards.code.inside.program_process'].Peer\n"
      "P.answer = lambda self, m: self.send(['value', [], ['o', 0]])\ndef f(x): return 0"),
     ("a trace function",
      "import sys\nsys.settrace(lambda *a: None)\nsys.setprofile(lambda *a: None)\ndef f(x): return 0"),
@@ -89,13 +89,13 @@ FORGED = (
     ("answers of no kind", FRAME + "def f(x): frame(['pass', 0, '']); frame(['end']); return 0"),
     ("an answer that is no message", "import os\ndef f(x): os.write(3, b'\\0\\0\\0\\2{}'); return 0"),
     ("an answer without end", "import os\ndef f(x): os.write(3, b'\\xff\\xff\\xff\\xff'); return 0"),
-    ("an object that is the judge's", FRAME + "def f(x): frame(['value', [], ['p', 0]])"),
+    ("an object that is the verifier's", FRAME + "def f(x): frame(['value', [], ['p', 0]])"),
     ("arguments that never were", FRAME + "def f(x): frame(['value', [['l', 1], ['l', 2]], 0])"),
     ("a thread that answers",
      FRAME + "import threading\ndef run():\n for _ in range(1000): frame(['value', [], True])\n"
      "threading.Thread(target=run, daemon=True).start()\ndef f(x): return 0"),
     ("it closes the channel", "import os\nos.close(3)\ndef f(x): return 0"),
-    ("it asks the judge for its globals",
+    ("it asks the verifier for its globals",
      FRAME + "def f(x):\n for n in range(9):\n  frame(['ask', n, 'get', '__globals__', ['t', ['t'], ['t']]])\n"
      " frame(['value', [], 0])"),
     ("it calls what it was never given",

@@ -40,7 +40,7 @@ OUTPUTS = (
 
 
 @pytest.mark.parametrize(("name", "written", "expected", "tolerance", "same"), OUTPUTS, ids=[c[0] for c in OUTPUTS])
-def test_outputs_are_compared_as_judges_do(name, written, expected, tolerance, same) -> None:
+def test_outputs_are_compared_as_verifiers_do(name, written, expected, tolerance, same) -> None:
     assert same_output(written, expected, tolerance=tolerance) is same
 
 

@@ -1,4 +1,4 @@
-"""Tests that only compare: which they are, and that they are judged as those that are run."""
+"""Tests that only compare: which they are, and that they are graded as those that are run."""
 
 import json
 import os
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from forged_programs import FORGED, SQUARE
-from judged_programs import judged
-from verdict_cases import ASSERTS, FAULTS, INC, RIGHT
+from grade_cases import ASSERTS, FAULTS, INC, RIGHT
+from graded_programs import graded
 
 from proximo.enums import ScoreState
 from proximo.rewards.code.parsed_asserts import MAX_CHARACTERS
@@ -90,8 +90,8 @@ def test_a_function_that_the_set_up_defines_anew_is_the_set_ups(sandbox, setup) 
     assert comparisons_of(row) is not None
     assert comparisons_of(row | {"test_setup_code": setup}) is None
     program = "def sum(a, b): return a + b"
-    assert judged(sandbox, program, row).score == 1.0
-    assert judged(sandbox, program, row | {"test_setup_code": setup}).score == 0.0
+    assert graded(sandbox, program, row).score == 1.0
+    assert graded(sandbox, program, row | {"test_setup_code": setup}).score == 0.0
 
 
 def test_what_a_test_expects_is_not_in_the_text_that_the_sandbox_gets(sandbox) -> None:
@@ -103,7 +103,7 @@ def test_what_a_test_expects_is_not_in_the_text_that_the_sandbox_gets(sandbox) -
             return sandbox.start(program)
 
     row = {"test_list": ["assert f(3) == 887766, 'wants 554433'"]}
-    assert judged(Watching(), "def f(x): return 887700 + x * 22", row).score == 1.0
+    assert graded(Watching(), "def f(x): return 887700 + x * 22", row).score == 1.0
     assert len(sources) == 1
     assert "887766" not in sources[0]
     assert "554433" not in sources[0]
@@ -113,7 +113,7 @@ def test_what_a_test_expects_is_not_in_the_text_that_the_sandbox_gets(sandbox) -
 def test_a_forged_program_does_not_pass_tests_that_are_run(sandbox, name, program) -> None:
     assert comparisons_of(SQUARE) is not None, "that is what test_code_forging.py tries"
     assert comparisons_of(SQUARE | RUN) is None
-    found = judged(sandbox, program, SQUARE | RUN, cpu_seconds=0.3)
+    found = graded(sandbox, program, SQUARE | RUN, cpu_seconds=0.3)
     assert (found.score, found.components["tests_passed"]) == (0.0, 0.0), name
     assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT), found
 
@@ -123,7 +123,7 @@ BOTH = [case for case in ASSERTS if comparisons_of(case[2]) is not None]
 
 @pytest.mark.parametrize(("name", "program", "row", "score", "reason"), BOTH, ids=[case[0] for case in BOTH])
 def test_tests_that_are_run_say_what_a_comparison_says(sandbox, *, name, program, row, score, reason) -> None:
-    compared, run = judged(sandbox, program, row), judged(sandbox, program, row | RUN)
+    compared, run = graded(sandbox, program, row), graded(sandbox, program, row | RUN)
     assert (compared.score, compared.reason, compared.components) == (run.score, run.reason, run.components), name
     assert compared.score == score
     assert reason is None or reason in str(run.reason)
@@ -131,26 +131,26 @@ def test_tests_that_are_run_say_what_a_comparison_says(sandbox, *, name, program
 
 @pytest.mark.parametrize(("name", "program"), [case[:2] for case in FAULTS], ids=[case[0] for case in FAULTS])
 def test_both_ways_find_the_same_program_at_fault(sandbox, name, program) -> None:
-    compared, run = (judged(sandbox, program, row, cpu_seconds=0.2) for row in (INC, INC | RUN))
+    compared, run = (graded(sandbox, program, row, cpu_seconds=0.2) for row in (INC, INC | RUN))
     assert (compared.score, compared.state, compared.components) == (run.score, run.state, run.components), name
 
 
 def test_a_message_of_an_assert_is_part_of_the_reason(sandbox) -> None:
     row = {"test_list": ["assert inc(1) == 3, 'three\\nof them'"]}
-    assert judged(sandbox, RIGHT, row).reason == "test 1 of 1 failed: AssertionError: three"
-    assert judged(sandbox, RIGHT, row | RUN).reason == "test 1 of 1 failed: AssertionError: three"
+    assert graded(sandbox, RIGHT, row).reason == "test 1 of 1 failed: AssertionError: three"
+    assert graded(sandbox, RIGHT, row | RUN).reason == "test 1 of 1 failed: AssertionError: three"
 
 
 def test_every_call_has_the_function_that_the_program_had_defined_when_it_had_run(sandbox) -> None:
     program = "def inc(x):\n    globals()['inc'] = lambda x: 0\n    return x + 1\n"
-    assert judged(sandbox, program, INC).score == judged(sandbox, program, INC | RUN).score == 1.0
+    assert graded(sandbox, program, INC).score == graded(sandbox, program, INC | RUN).score == 1.0
 
 
 def test_a_program_that_keeps_running_after_its_last_result_is_ended(sandbox) -> None:
     program = "import os, time\nos._exit = lambda *a: time.sleep(1e6)\ndef f(x): return x\n"
     row = {"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [1]}}
     start = time.monotonic()
-    assert judged(sandbox, program, row, form="input_output").score == 1.0
+    assert graded(sandbox, program, row, form="input_output").score == 1.0
     assert time.monotonic() - start < 20, "its wall limit is 40 s"
 
 

@@ -1,4 +1,4 @@
-"""The code judge on real problems: every reference program passes, and what plain Python fails does not."""
+"""The code verifier on real problems: every reference program passes, and what plain Python fails does not."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
@@ -6,19 +6,19 @@ from itertools import chain, islice
 import pytest
 from code_mutants import mutants
 from code_problems import Problem, human_eval, mbpp, sanitized_mbpp
-from judged_programs import open_sandbox
+from graded_programs import open_sandbox
 
 SETS = {"human_eval": human_eval, "mbpp": mbpp, "sanitized_mbpp": sanitized_mbpp}
 by_set = pytest.mark.parametrize("name", SETS)
 MUTANT_CPU_SECONDS = 0.5
 HELPED = {"HumanEval/32", "HumanEval/38", "HumanEval/50"}
 """Their prompts define a function that the tests call, too. A mutant of it changes the tests that plain Python runs;
-the judge takes the prompt's own."""
+the verifier takes the prompt's own."""
 
 
 def failing(sandbox, problems: list[Problem]) -> list[str]:
-    found = [(problem.name, problem.verdict(sandbox, problem.program)) for problem in problems]
-    return [f"{name}: {verdict.reason}" for name, verdict in found if verdict.score != 1.0]
+    found = [(problem.name, problem.grade(sandbox, problem.program)) for problem in problems]
+    return [f"{name}: {grade.reason}" for name, grade in found if grade.score != 1.0]
 
 
 @by_set
@@ -44,14 +44,14 @@ def test_reference_programs_that_ask_for_something_special_pass(sandbox) -> None
 
 
 def disagreements(sandbox, problem: Problem, programs: list[str]) -> tuple[list[str], int]:
-    """Programs of which judge and plain Python think differently, and the number of those that both let pass."""
+    """Programs of which verifier and plain Python think differently, and the number of those that both let pass."""
     different, num_passed = [], 0
     for program in programs:
-        judged = problem.verdict(sandbox, program, MUTANT_CPU_SECONDS).score == 1.0
+        graded = problem.grade(sandbox, program, MUTANT_CPU_SECONDS).score == 1.0
         plain = problem.passes_plainly(sandbox, program, MUTANT_CPU_SECONDS)
-        num_passed += judged and plain
-        if judged != plain and problem.name not in HELPED:
-            different.append(f"{problem.name}: judged {judged}, plain {plain}\n{program}")
+        num_passed += graded and plain
+        if graded != plain and problem.name not in HELPED:
+            different.append(f"{problem.name}: graded {graded}, plain {plain}\n{program}")
     return different, num_passed
 
 
@@ -82,12 +82,12 @@ def test_eight_at_once_say_what_one_alone_says() -> None:
         (problem, each) for problem in problems for each in (problem.program, next(mutants(problem.program), ""))
     ]
 
-    def verdicts(part: int, of: int) -> list[object]:
+    def grades(part: int, of: int) -> list[object]:
         with open_sandbox() as sandbox:
-            return [problem.verdict(sandbox, program) for problem, program in programs[part::of]]
+            return [problem.grade(sandbox, program) for problem, program in programs[part::of]]
 
-    alone = verdicts(0, 1)
+    alone = grades(0, 1)
     with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda _: verdicts(0, 1), range(8)))
+        together = list(pool.map(lambda _: grades(0, 1), range(8)))
     for each in together:
         assert each == alone

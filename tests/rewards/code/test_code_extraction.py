@@ -52,7 +52,7 @@ LAST = (
 
 @pytest.mark.parametrize(("name", "text", "program"), LAST, ids=[case[0] for case in LAST])
 def test_the_program_is_the_last_block_that_says_python(name: str, text: str, program: str | None) -> None:
-    assert program_of(text, "last_block", unfenced=False) == program
+    assert program_of(text, "last_block", allow_unfenced=False) == program
 
 
 OTHERS = (
@@ -88,12 +88,12 @@ OTHERS = (
 
 @pytest.mark.parametrize(("name", "which", "text", "program"), OTHERS, ids=[case[0] for case in OTHERS])
 def test_another_part_of_the_answer_by_choice(name: str, which, text: str, program: str | None) -> None:
-    assert program_of(text, which, unfenced=False, prompt=PROMPT, function="area") == program
+    assert program_of(text, which, allow_unfenced=False, prompt=PROMPT, function="area") == program
 
 
 def test_an_answer_without_a_block_is_the_program_where_that_is_asked_for() -> None:
-    assert program_of("x = 1\n", "last_block", unfenced=True) == "x = 1\n"
-    assert program_of("so\n```\nx = 1\n```", "last_block", unfenced=True) == "x = 1"
+    assert program_of("x = 1\n", "last_block", allow_unfenced=True) == "x = 1\n"
+    assert program_of("so\n```\nx = 1\n```", "last_block", allow_unfenced=True) == "x = 1"
 
 
 def test_an_open_block_says_so() -> None:
@@ -106,5 +106,5 @@ def test_an_open_block_says_so() -> None:
 def test_a_hostile_text_takes_no_time(text: str) -> None:
     start = time.process_time()
     for which in ("last_block", "all_blocks", "completion"):
-        program_of(text, which, unfenced=True, prompt=PROMPT, function="area")
+        program_of(text, which, allow_unfenced=True, prompt=PROMPT, function="area")
     assert time.process_time() - start < 2.0

@@ -4,14 +4,14 @@ import json
 
 import pytest
 from forged_programs import EQUAL, FORGED, FRAME, SQUARE, ZERO_TO_ALL
-from judged_programs import judged
+from graded_programs import graded
 
 from proximo.enums import ScoreState
 
 
 @pytest.mark.parametrize(("name", "program"), FORGED, ids=[case[0] for case in FORGED])
 def test_a_forged_program_does_not_pass(sandbox, name, program) -> None:
-    found = judged(sandbox, program, SQUARE, cpu_seconds=0.3)
+    found = graded(sandbox, program, SQUARE, cpu_seconds=0.3)
     assert found.score == 0.0, name
     assert found.components["tests_passed"] == 0.0, found
     assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT), found
@@ -19,7 +19,7 @@ def test_a_forged_program_does_not_pass(sandbox, name, program) -> None:
 
 def test_a_thread_that_takes_what_is_asked_keeps_nobody_waiting_for_ever(sandbox) -> None:
     program = "import os, threading\nthreading.Thread(target=lambda: os.read(3, 99999), daemon=True).start()\n"
-    found = judged(sandbox, program + "def f(x): return 0", SQUARE, cpu_seconds=0.1)
+    found = graded(sandbox, program + "def f(x): return 0", SQUARE, cpu_seconds=0.1)
     assert found.score == 0.0
     assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT), found
 
@@ -37,7 +37,7 @@ TRUSTING = (
 def test_an_object_is_told_nothing_that_a_test_expects_and_answers_for_nothing(sandbox, test) -> None:
     """The second test is passed by whoever has been told the 9 of the first."""
     learnt = test.replace("0.5", "9").replace("1e-6", "0")
-    found = judged(sandbox, ZERO_TO_ALL, {"test_list": [test, learnt, "assert f(0) == 9"]}, partial=True)
+    found = graded(sandbox, ZERO_TO_ALL, {"test_list": [test, learnt, "assert f(0) == 9"]}, partial=True)
     assert (found.score, found.state) == (0.0, ScoreState.SCORED), found
 
 
@@ -66,7 +66,7 @@ MASKED = (
 
 @pytest.mark.parametrize(("name", "program", "test"), MASKED, ids=[case[0] for case in MASKED])
 def test_a_wrong_program_is_not_taken_for_a_failure_of_ours(sandbox, name, program, test) -> None:
-    found = judged(sandbox, program, {"test_list": [test]}, cpu_seconds=2.0)
+    found = graded(sandbox, program, {"test_list": [test]}, cpu_seconds=2.0)
     assert found.score == 0.0, found
     assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT), name
 
@@ -83,16 +83,16 @@ HIDDEN = (
 
 @pytest.mark.parametrize(("name", "program"), HIDDEN, ids=[case[0] for case in HIDDEN])
 def test_a_test_that_expects_any_exception_is_not_passed_by_ending_the_process(sandbox, name, program) -> None:
-    assert judged(sandbox, "def f(x): raise ValueError", RAISES).score == 1.0
-    assert judged(sandbox, program, RAISES, cpu_seconds=0.2).score == 0.0, name
+    assert graded(sandbox, "def f(x): raise ValueError", RAISES).score == 1.0
+    assert graded(sandbox, program, RAISES, cpu_seconds=0.2).score == 0.0, name
 
 
 SETS = {"test_list": ["assert set(f(1)) == set((1, 2))", "assert sorted(f(1)) == sorted([2, 1])"]}
 
 
 def test_functions_of_python_that_the_tests_use_are_not_the_programs(sandbox) -> None:
-    assert judged(sandbox, "def f(x): return (2, 1)", SETS).score == 1.0
-    assert judged(sandbox, "set = sorted = lambda x: 0\ndef f(x): return (3,)", SETS).score == 0.0
+    assert graded(sandbox, "def f(x): return (2, 1)", SETS).score == 1.0
+    assert graded(sandbox, "set = sorted = lambda x: 0\ndef f(x): return (3,)", SETS).score == 0.0
 
 
 ZERO = {
@@ -104,9 +104,9 @@ POLY = "def poly(xs, x):\n    return xs[0] + xs[1] * x\n\ndef find_zero(xs):\n"
 
 def test_functions_of_the_prompt_are_not_the_programs(sandbox) -> None:
     options = {"form": "check", "program": "completion", "prompt": POLY}
-    assert judged(sandbox, "    return -xs[0] / xs[1]\n", ZERO, **options).score == 1.0
+    assert graded(sandbox, "    return -xs[0] / xs[1]\n", ZERO, **options).score == 1.0
     documented = POLY + '    """A zero of xs."""\n'
-    assert judged(sandbox, "    return -xs[0] / xs[1]\n", ZERO, **options | {"prompt": documented}).score == 1.0
+    assert graded(sandbox, "    return -xs[0] / xs[1]\n", ZERO, **options | {"prompt": documented}).score == 1.0
     for forged in (
         "    return 5\n\ndef poly(xs, x): return 0\n",
         "    return 5\n\ndef check(candidate): return None\n",
@@ -114,7 +114,7 @@ def test_functions_of_the_prompt_are_not_the_programs(sandbox) -> None:
         "    return 5\n\nimport builtins\nbuiltins.abs = lambda x: 0\n",
         "    return 5\n\nMETADATA = None\nfind_zero.__code__ = (lambda xs: 5).__code__\n",
     ):
-        assert judged(sandbox, forged, ZERO, **options).score == 0.0, forged
+        assert graded(sandbox, forged, ZERO, **options).score == 0.0, forged
 
 
 CALLBACK = {"test_list": ["secret = 10\nassert f(lambda x: x) == secret"]}
@@ -127,10 +127,10 @@ def f(g):
 
 
 def test_of_a_function_that_it_is_given_the_program_learns_what_calling_it_says(sandbox) -> None:
-    assert judged(sandbox, "def f(g): return g(10)", CALLBACK).score == 1.0
-    assert judged(sandbox, FRAME + ASKED, CALLBACK).score == 0.0
+    assert graded(sandbox, "def f(g): return g(10)", CALLBACK).score == 1.0
+    assert graded(sandbox, FRAME + ASKED, CALLBACK).score == 0.0
     peeking = "def f(g):\n    try: return g.__globals__['secret']\n    except AttributeError: return g(3)"
-    assert judged(sandbox, peeking, CALLBACK).score == 0.0
+    assert graded(sandbox, peeking, CALLBACK).score == 0.0
 
 
 PRINTED = (
@@ -149,7 +149,7 @@ PRINTED = (
 @pytest.mark.parametrize(("name", "program"), PRINTED, ids=[case[0] for case in PRINTED])
 def test_outputs_cannot_be_guessed_or_found(sandbox, name, program) -> None:
     row = {"inputs": ["1 2\n", "3 4\n", "5 6\n"], "outputs": ["3\n", "7\n", "11\n"]}
-    found = judged(sandbox, program, row, form="stdio")
+    found = graded(sandbox, program, row, form="stdio")
     assert found.score == 0.0, name
     assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT)
 
@@ -161,7 +161,7 @@ RETURNED = (
     ("that it is ready, twice", FRAME + "for _ in range(9): frame(['ready'])\ndef f(x): return 0"),
     ("no message", "import os\nos.write(3, b'\\xff\\xff\\xff\\xff')\ndef f(x): return 0"),
     ("too much", "import os\ndef f(x):\n for _ in range(300): os.write(3, bytes(2 ** 16))"),
-    ("the judge's modules",
+    ("the verifier's modules",
      "import json\njson.loads = lambda x: [[0]] * 9\njson.dumps = lambda *a, **k: '10'\ndef f(x): return 0"),
 )  # fmt: skip
 
@@ -169,7 +169,7 @@ RETURNED = (
 @pytest.mark.parametrize(("name", "program"), RETURNED, ids=[case[0] for case in RETURNED])
 def test_returned_values_cannot_be_guessed_or_found(sandbox, name, program) -> None:
     facts = {"fn_name": "f", "inputs": [[3], [4], [5]], "outputs": [10, 17, 26]}
-    found = judged(sandbox, program, {"input_output": json.dumps(facts)}, form="input_output")
+    found = graded(sandbox, program, {"input_output": json.dumps(facts)}, form="input_output")
     assert found.score == 0.0, name
     assert found.components["tests_passed"] == 0.0
     assert found.state in (ScoreState.SCORED, ScoreState.MODEL_FAULT)
@@ -187,7 +187,7 @@ frame(["ready"])
 @pytest.mark.parametrize("message", ['["other", [], tree]', '["refused", [], tree]', '["raised", [], ["t", tree, 1]]'])
 def test_what_is_no_result_is_not_written_out(sandbox, message) -> None:
     row = {"input_output": {"fn_name": "f", "inputs": [[1]], "outputs": [1]}}
-    found = judged(sandbox, f"{FRAME}{DOUBLED}frame({message})\nos._exit(0)", row, form="input_output")
+    found = graded(sandbox, f"{FRAME}{DOUBLED}frame({message})\nos._exit(0)", row, form="input_output")
     assert (found.score, found.reason) == (0.0, "test 1 of 1 failed: the program broke the protocol")
 
 
@@ -200,4 +200,4 @@ for text in (b'["ready"]', b'["value", [], 10' + b" " * 2 ** 22 + b"]"):
         text = text[os.write(3, text):]
 os._exit(0)
 """
-    assert judged(sandbox, program, {"test_list": ["assert f(3) == 10"]}).score == 0.0
+    assert graded(sandbox, program, {"test_list": ["assert f(3) == 10"]}).score == 0.0

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from judged_programs import judged
-from verdict_cases import INC, RIGHT
+from grade_cases import INC, RIGHT
+from graded_programs import graded
 
 from proximo.enums import ScoreState
-from proximo.rewards.code.judge import CodeJudge
-from proximo.rewards.verdicts import Answer, PostponedError
+from proximo.rewards.code.verifier import CodeVerifier
+from proximo.rewards.verifier import Answer, PostponedError
 from proximo.sandbox.jobs import Ending, Limits, Outcome
 from proximo.sandbox.runner import Sandbox
 
@@ -41,7 +41,7 @@ def test_more_output_than_the_limit_is_wrong_whether_or_not_all_results_were_in(
         pytest.skip("each test is a program of its own")
     if not quick:
         monkeypatch.setattr(Sandbox, "kill", lambda *_: None)
-    found = judged(sandbox, FLOODS[flood].format(right), row, partial=True, **options)
+    found = graded(sandbox, FLOODS[flood].format(right), row, partial=True, **options)
     assert (found.score, found.state) == (0.0, ScoreState.MODEL_FAULT)
     assert found.components == {"tests_passed": 0.0, "ran": 0.0, "compiled": 1.0}
     assert (found.reason or "").startswith("output limit")
@@ -51,7 +51,7 @@ def test_more_output_than_the_limit_is_wrong_whether_or_not_all_results_were_in(
 def test_as_much_output_as_the_limit_is_right(sandbox, form) -> None:
     options, row, right = FORMS[form]
     quiet = "import sys\nsys.stderr.write('x' * 2**20)\n"
-    assert judged(sandbox, quiet + right, row, **options).score == 1.0
+    assert graded(sandbox, quiet + right, row, **options).score == 1.0
 
 
 class Ended:
@@ -82,7 +82,7 @@ class Ended:
 @pytest.mark.parametrize("form", ["compared", "run", "called"])
 def test_a_limit_decides_also_where_all_results_were_in(sandbox, form, ending) -> None:
     options, row, right = FORMS[form]
-    found = judged(Ended(sandbox, ending, 0.0), right, row, partial=True, **options)
+    found = graded(Ended(sandbox, ending, 0.0), right, row, partial=True, **options)
     num_tests = 2 if form == "called" else 3
     assert found.state is ScoreState.MODEL_FAULT
     assert found.components["tests_passed"] == pytest.approx((num_tests - 1) / num_tests)
@@ -95,7 +95,7 @@ def test_a_limit_decides_also_where_all_results_were_in(sandbox, form, ending) -
 )
 def test_a_program_is_run_again_only_where_the_machine_kept_it_waiting(sandbox, ending, lost_seconds, runs) -> None:
     runner = Ended(sandbox, ending, lost_seconds)
-    judged(runner, RIGHT, INC)
+    graded(runner, RIGHT, INC)
     assert runner.starts == runs
 
 
@@ -111,7 +111,7 @@ def test_a_limit_that_was_exceeded_is_the_ending_whoever_was_quicker() -> None:
 
 @pytest.mark.parametrize("row", [INC, INC | RUN], ids=["compared", "run"])
 def test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over(sandbox, row) -> None:
-    found = judged(sandbox, SLEEPER, row, idle_seconds=0.2)
+    found = graded(sandbox, SLEEPER, row, idle_seconds=0.2)
     assert found.state is ScoreState.MODEL_FAULT
     assert found.reason == "idle limit of 0.2 s in test 1 of 3"
     assert found.by_clock, "another machine may say otherwise"
@@ -119,14 +119,14 @@ def test_a_program_that_sleeps_is_at_fault_when_its_idle_time_is_over(sandbox, r
 
 def test_a_program_is_not_idle_while_its_tests_work(sandbox) -> None:
     test = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end: pass\nassert inc(1) == 2"
-    assert judged(sandbox, RIGHT, {"test_list": [test]}, idle_seconds=0.3).score == 1.0
+    assert graded(sandbox, RIGHT, {"test_list": [test]}, idle_seconds=0.3).score == 1.0
 
 
-def test_a_program_that_sleeps_gives_up_its_first_turn_and_is_judged_in_its_second(sandbox) -> None:
-    judge = CodeJudge(runner=sandbox, form="asserts", program="text", idle_seconds=1.5)
+def test_a_program_that_sleeps_gives_up_its_first_turn_and_is_graded_in_its_second(sandbox) -> None:
+    verifier = CodeVerifier(runner=sandbox, form="asserts", program="text", idle_seconds=1.5)
     short = "import time\ndef inc(x):\n    time.sleep(0.3)\n    return x + 1"
     answer = Answer(text=short, prompt="", metadata=INC, first_turn=True)
     with pytest.raises(PostponedError):
-        judge.judge(answer)
-    assert judge.judge(replace(answer, first_turn=False)).score == 1.0
-    assert judge.judge(replace(answer, text=RIGHT)).score == 1.0
+        verifier.grade(answer)
+    assert verifier.grade(replace(answer, first_turn=False)).score == 1.0
+    assert verifier.grade(replace(answer, text=RIGHT)).score == 1.0

@@ -1,4 +1,4 @@
-"""Problems from rows: what the tests need of a program, and rows that cannot be judged."""
+"""Problems from rows: what the tests need of a program, and rows that cannot be graded."""
 
 import json
 
@@ -152,7 +152,7 @@ BAD = (
 
 
 @pytest.mark.parametrize(("form", "metadata", "message"), BAD)
-def test_a_row_that_cannot_be_judged_is_refused_with_the_reason(form, metadata, message) -> None:
+def test_a_row_that_cannot_be_graded_is_refused_with_the_reason(form, metadata, message) -> None:
     with pytest.raises(DataError, match=message):
         read(form, **metadata)
 

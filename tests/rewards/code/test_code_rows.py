@@ -1,11 +1,11 @@
 """Rows that no program could pass are found before there is any answer; and packages that programs may import."""
 
 import pytest
-from judged_programs import judged, open_sandbox
+from graded_programs import graded, open_sandbox
 
 from proximo.errors import DataError, SandboxError
 from proximo.rewards.code.harness_source import PRELOAD
-from proximo.rewards.code.judge import CodeJudge
+from proximo.rewards.code.verifier import CodeVerifier
 from proximo.sandbox.runner import Sandbox
 
 FOREIGN = {
@@ -33,7 +33,7 @@ FINE = (
 
 
 def check(sandbox: Sandbox, row: dict, **options) -> None:
-    CodeJudge(runner=sandbox, **{"form": "asserts"} | options).check_row(None, row)
+    CodeVerifier(runner=sandbox, **{"form": "asserts"} | options).check_row(None, row)
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -42,7 +42,7 @@ def test_a_row_whose_tests_compare_with_what_cannot_cross_is_refused(sandbox, ki
     row = {"test_list": ["assert f(1) or True", before + test]}
     with pytest.raises(DataError, match=f"test 2 compares what the program returns with a {kind}, which is no plain"):
         check(sandbox, row)
-    assert judged(sandbox, f"{before}def f(x): return {value}", row).reason.startswith("test 2 of 2 failed: an object")
+    assert graded(sandbox, f"{before}def f(x): return {value}", row).reason.startswith("test 2 of 2 failed: an object")
 
 
 @pytest.mark.parametrize("test", FINE, ids=range(len(FINE)))
@@ -67,15 +67,15 @@ def test_programs_and_tests_import_the_packages_that_are_named() -> None:
     open_sandbox().close()
     row = {"test_list": ["import numpy\nassert numpy.allclose(f(2), [0, 1])", "assert f(3)[1] == 1 and g() == 1.5"]}
     program = "import numpy\ndef f(n): return numpy.arange(n)\ndef g(): return numpy.float32(1.5)"
-    judge = CodeJudge(form="asserts", program="text", packages=["numpy"])
+    verifier = CodeVerifier(form="asserts", program="text", packages=["numpy"])
     try:
-        judge.check_row(None, row)
-        assert judged(judge._runner, program, row).score == 1.0
+        verifier.check_row(None, row)
+        assert graded(verifier._runner, program, row).score == 1.0
         compared = {"test_list": ["assert g() == 1.5"]}
-        assert judged(judge._runner, program, compared).score == 1.0
+        assert graded(verifier._runner, program, compared).score == 1.0
     finally:
-        judge.close()
+        verifier.close()
     with Sandbox(preload=PRELOAD) as bare, pytest.raises(DataError, match="test 1 imports numpy"):
         check(bare, row)
     with pytest.raises(SandboxError, match="'nmpy'; did you mean 'numpy'"):
-        CodeJudge(form="asserts", packages=["nmpy"])
+        CodeVerifier(form="asserts", packages=["nmpy"])

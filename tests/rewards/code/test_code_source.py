@@ -4,14 +4,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from judged_programs import judged, open_sandbox
+from graded_programs import graded, open_sandbox
 
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.texts import ThinkAnswerRewardConfig
 from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError
-from proximo.rewards.code.judge import LEAST_WALL_PER_CPU, SHARE_OF_A_RUN, CodeJudge, CodeOptions
-from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.code.verifier import LEAST_WALL_PER_CPU, SHARE_OF_A_RUN, CodeOptions, CodeVerifier
+from proximo.rewards.verifier_reward import VerifierReward
 from records_made import prompt, response
 
 ROW = {"test_list": ["assert inc(1) == 2", "assert inc(2) == 3"]}
@@ -25,9 +25,11 @@ ANSWERS = {
 
 def test_a_source_of_a_recipe_scores_programs_in_workers() -> None:
     open_sandbox().close()
-    config = CodeRewardConfig(kind="code", name="tests", form="asserts", partial=True, no_program=-1.0, workers=1)
-    options = config.judge_options()
-    source = JudgedReward(config.judge_path(), name=config.name, options=options, answer_seconds=config.answer_seconds)
+    config = CodeRewardConfig(kind="code", name="tests", form="asserts", partial=True, no_program_score=-1.0, workers=1)
+    options = config.verifier_options()
+    source = VerifierReward(
+        config.verifier_path(), name=config.name, options=options, answer_seconds=config.answer_seconds
+    )
     try:
         asked = prompt(metadata=ROW)
         found = source.score([response(to=asked, text=text) for text in ANSWERS.values()])
@@ -41,19 +43,19 @@ def test_a_source_of_a_recipe_scores_programs_in_workers() -> None:
     assert [each.state for each in found] == [scored, scored, fault, fault]
 
 
-def test_every_field_of_the_section_is_an_option_of_the_judge() -> None:
+def test_every_field_of_the_section_is_an_option_of_the_verifier() -> None:
     config = CodeRewardConfig(kind="code", form="asserts")
-    options = CodeOptions(**config.judge_options())
+    options = CodeOptions(**config.verifier_options())
     assert {
-        name: tuple(value) if isinstance(value, list) else value for name, value in config.judge_options().items()
+        name: tuple(value) if isinstance(value, list) else value for name, value in config.verifier_options().items()
     } == {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in ((name, getattr(options, name)) for name in CodeOptions.__dataclass_fields__)
     }
 
 
-def test_the_defaults_of_judge_and_section_are_the_same() -> None:
-    section = CodeRewardConfig(kind="code", form="check").judge_options()
+def test_the_defaults_of_verifier_and_section_are_the_same() -> None:
+    section = CodeRewardConfig(kind="code", form="check").verifier_options()
     for name, value in section.items():
         if name != "form":
             default = CodeOptions.__dataclass_fields__[name].default
@@ -71,13 +73,13 @@ def test_two_runs_fit_into_the_time_of_an_answer() -> None:
 
 def test_a_guarantee_that_nobody_knows_cannot_be_waived() -> None:
     with pytest.raises(ConfigError, match="no guarantee 'everything'"):
-        CodeJudge(form="asserts", sandbox_waived=["everything"])
+        CodeVerifier(form="asserts", sandbox_waived=["everything"])
 
 
 def test_an_answer_that_took_too_long_has_the_score_of_a_wrong_one(sandbox) -> None:
-    verdict = CodeJudge(runner=sandbox, form="asserts", wrong=-2.0).timeout_verdict()
-    assert (verdict.score, verdict.state) == (-2.0, ScoreState.MODEL_FAULT)
-    assert verdict.components == {"tests_passed": 0.0, "ran": 0.0, "compiled": 0.0}
+    grade = CodeVerifier(runner=sandbox, form="asserts", incorrect_score=-2.0).timeout_grade()
+    assert (grade.score, grade.state) == (-2.0, ScoreState.MODEL_FAULT)
+    assert grade.components == {"tests_passed": 0.0, "ran": 0.0, "compiled": 0.0}
 
 
 def test_a_program_cannot_have_more_memory_than_its_worker() -> None:
@@ -96,18 +98,20 @@ MANY = {
 
 @pytest.mark.parametrize("form", MANY)
 def test_the_tests_of_a_row_have_to_fit_into_the_time_of_an_answer(sandbox, form) -> None:
-    options = {"form": form, "cpu_seconds": 0.5, "limit_each_test": True}
-    CodeJudge(runner=sandbox, answer_seconds=70.5, **options).check_row(None, MANY[form])
-    CodeJudge(runner=sandbox, answer_seconds=13.0, **{**options, "limit_each_test": False}).check_row(None, MANY[form])
+    options = {"form": form, "cpu_seconds": 0.5, "limit_per_test": True}
+    CodeVerifier(runner=sandbox, answer_seconds=70.5, **options).check_row(None, MANY[form])
+    CodeVerifier(runner=sandbox, answer_seconds=13.0, **{**options, "limit_per_test": False}).check_row(
+        None, MANY[form]
+    )
     with pytest.raises(DataError, match=r"30 tests of cpu_seconds \(0.5\) each, .* must be above 70"):
-        CodeJudge(runner=sandbox, answer_seconds=70.0, **options).check_row(None, MANY[form])
+        CodeVerifier(runner=sandbox, answer_seconds=70.0, **options).check_row(None, MANY[form])
 
 
 def test_a_verifier_has_the_time_of_the_form_around_it() -> None:
     config = ThinkAnswerRewardConfig(
-        kind="think_answer", answer_seconds=500.0, right={"kind": "code", "form": "asserts"}
+        kind="think_answer", answer_seconds=500.0, verifier={"kind": "code", "form": "asserts"}
     )
-    assert config.judge_options()["right"]["options"]["answer_seconds"] == 500.0
+    assert config.verifier_options()["verifier"]["options"]["answer_seconds"] == 500.0
 
 
 class Asked:
@@ -128,11 +132,11 @@ class Asked:
 def test_all_inputs_share_one_limit_of_wall_clock_time_within_that_of_the_answer(sandbox) -> None:
     row = {"inputs": [""] * 4, "outputs": ["1"] * 4}
     program, runner = "import time\ntime.sleep(0.2)\nprint(1)", Asked(sandbox, idle_seconds=0.5)
-    judged(runner, program, row, form="stdio", idle_seconds=3.0)
+    graded(runner, program, row, form="stdio", idle_seconds=3.0)
     assert [limits.idle_seconds for limits in runner.limits] == [3.0, 2.5, 2.0, 1.5]
 
     runner = Asked(sandbox)
-    judged(runner, program, row, form="stdio", cpu_seconds=1.0, limit_each_test=True, answer_seconds=20.0)
+    graded(runner, program, row, form="stdio", cpu_seconds=1.0, limit_per_test=True, answer_seconds=20.0)
     walls = [limits.wall_seconds for limits in runner.limits]
     assert [limits.cpu_seconds for limits in runner.limits] == [1.0] * 4
     assert walls[0] == 9.0

@@ -1,6 +1,6 @@
-"""Responses made to hang, crash, fool or take over a judge of mathematics, and what must come of each.
+"""Responses made to hang, crash, fool or take over a verifier of mathematics, and what must come of each.
 
-Each is (name, reference, response, whether it is right). All are to be judged within a second of processor time.
+Each is (name, reference, response, whether it is right). All are to be graded within a second of processor time.
 """
 
 MILLION = 1_000_000
@@ -143,7 +143,7 @@ HOSTILE = (
     ("an interval around it", "5", box("[0, 10]"), False),
     ("an inequality", "5", box("x > 4"), False),
     ("a range", "5", box("4-6"), False),
-    ("verdict in words", "5", box("True"), False),
+    ("grade in words", "5", box("True"), False),
     ("all choices", "\\text{(C)}", box("(A) (B) (C) (D)"), False),
     ("half a choice", "\\text{(C)}", box("(A) or (C)"), False),
 )

@@ -6,21 +6,21 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from maths_judges import countdown_judge
+from maths_verifiers import countdown_verifier
 
 from builders import real_data
 from proximo.config.rewards.maths import CountdownRewardConfig
 from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError
 from proximo.rewards.maths.expressions import MalformedError, read_expression
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.verifier import Answer, Grade
 
 PROBLEM = {"nums": [68, 34, 21, 27], "target": 40}
 SOLUTION = "(68 - (34 + 21)) + 27"
 
 
-def judged(text: str, problem: dict[str, Any] = PROBLEM, **options: Any) -> Verdict:
-    return countdown_judge(**options).judge(Answer(text=text, prompt="", metadata=problem))
+def graded(text: str, problem: dict[str, Any] = PROBLEM, **options: Any) -> Grade:
+    return countdown_verifier(**options).grade(Answer(text=text, prompt="", metadata=problem))
 
 
 RIGHT = (
@@ -48,79 +48,79 @@ MALFORMED += ("x = 40.0", f"{SOLUTION} = ?", f"{SOLUTION} =", f"{SOLUTION} == 40
 
 @pytest.mark.parametrize("text", RIGHT)
 def test_an_expression_is_found_and_right_however_it_is_written(text: str) -> None:
-    assert judged(text).score == 1.0
+    assert graded(text).score == 1.0
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_an_expression_with_another_value_or_other_numbers_is_wrong(text: str) -> None:
-    verdict = judged(text)
-    assert (verdict.score, verdict.state, verdict.components["well_formed"]) == (0.0, ScoreState.SCORED, 1.0)
+    grade = graded(text)
+    assert (grade.score, grade.state, grade.components["well_formed"]) == (0.0, ScoreState.SCORED, 1.0)
 
 
 @pytest.mark.parametrize("text", UNTRUE)
 def test_an_equation_that_does_not_hold_is_wrong_whatever_its_expression_is_worth(text: str) -> None:
-    verdict = judged(text, wrong=0.1)
-    assert (verdict.score, verdict.state) == (0.1, ScoreState.MODEL_FAULT)
-    assert verdict.reason == "an equation that does not hold"
-    assert verdict.components["well_formed"] == 1.0
+    grade = graded(text, incorrect_score=0.1)
+    assert (grade.score, grade.state) == (0.1, ScoreState.MODEL_FAULT)
+    assert grade.reason == "an equation that does not hold"
+    assert grade.components["well_formed"] == 1.0
 
 
 def test_an_answer_that_is_too_long_is_refused_whole_and_says_so() -> None:
     hidden = f"<answer>{SOLUTION}{' ' * 1000}= 99</answer>"
     for text in (hidden, f"<answer>{SOLUTION} + 1{' ' * 1000}- 1</answer>", f"{SOLUTION}{' ' * 1000}+ 1"):
-        verdict = judged(text)
-        assert (verdict.score, verdict.state) == (0.0, ScoreState.MODEL_FAULT)
-        assert verdict.reason == "no expression: more than 1000 characters"
-    assert judged(f"{SOLUTION}{' ' * 400} = 40").score == 1.0
+        grade = graded(text)
+        assert (grade.score, grade.state) == (0.0, ScoreState.MODEL_FAULT)
+        assert grade.reason == "no expression: more than 1000 characters"
+    assert graded(f"{SOLUTION}{' ' * 400} = 40").score == 1.0
 
 
 def test_a_value_that_is_only_stated_is_no_solution() -> None:
-    assert judged("x = 40.0", each_number="at_most_once").score == 0.0
-    assert judged("0.0 = 40 - 40", {"nums": [40], "target": 0}, each_number="at_most_once").score == 0.0
+    assert graded("x = 40.0", number_usage="at_most_once").score == 0.0
+    assert graded("0.0 = 40 - 40", {"nums": [40], "target": 0}, number_usage="at_most_once").score == 0.0
 
 
 @pytest.mark.parametrize("text", MALFORMED)
 def test_what_is_no_expression_is_the_models_fault(text: str) -> None:
-    verdict = judged(text)
-    assert (verdict.score, verdict.state) == (0.0, ScoreState.MODEL_FAULT)
-    assert verdict.components == {"well_formed": 0.0, "numbers_right": 0.0}
-    assert verdict.reason
+    grade = graded(text)
+    assert (grade.score, grade.state) == (0.0, ScoreState.MODEL_FAULT)
+    assert grade.components == {"well_formed": 0.0, "numbers_correct": 0.0}
+    assert grade.reason
 
 
 def test_the_components_say_what_was_right() -> None:
-    assert judged("68 + 34 + 21 + 27").components == {"well_formed": 1.0, "numbers_right": 1.0}
-    assert judged("40").components == {"well_formed": 1.0, "numbers_right": 0.0}
+    assert graded("68 + 34 + 21 + 27").components == {"well_formed": 1.0, "numbers_correct": 1.0}
+    assert graded("40").components == {"well_formed": 1.0, "numbers_correct": 0.0}
 
 
 def test_fractions_are_exact_and_a_division_by_zero_is_a_wrong_answer() -> None:
     thirds = {"nums": [1, 3, 3], "target": 1}
-    assert judged("1 / 3 * 3", thirds).score == 1.0
-    assert judged("\\frac{1}{3} \\times 3", thirds).score == 1.0
-    zero = judged("1 / (3 - 3)", thirds)
-    assert (zero.score, zero.components["numbers_right"]) == (0.0, 1.0)
+    assert graded("1 / 3 * 3", thirds).score == 1.0
+    assert graded("\\frac{1}{3} \\times 3", thirds).score == 1.0
+    zero = graded("1 / (3 - 3)", thirds)
+    assert (zero.score, zero.components["numbers_correct"]) == (0.0, 1.0)
 
 
 OPTIONS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
-    ("answer_from", ["whole"], "68 - (34 + 21)\n+ 27", PROBLEM),
+    ("answer_from", ["response"], "68 - (34 + 21)\n+ 27", PROBLEM),
     ("numbers_column", "numbers", "1 + 2", {"nums": [1, 3], "numbers": [1, 2], "target": 3}),
     ("target_column", "goal", "1 + 2", {"nums": [1, 2], "target": 4, "goal": 3}),
-    ("each_number", "at_most_once", "1 + 2", {"nums": [1, 2, 5], "target": 3}),
+    ("number_usage", "at_most_once", "1 + 2", {"nums": [1, 2, 5], "target": 3}),
     ("operators", ["+"], "3 - 2", {"nums": [3, 2], "target": 1}),
-    ("right", 2.0, SOLUTION, PROBLEM),
-    ("wrong", 0.1, "68 + 34", PROBLEM),
-    ("no_answer", -1.0, "no", PROBLEM),
+    ("correct_score", 2.0, SOLUTION, PROBLEM),
+    ("incorrect_score", 0.1, "68 + 34", PROBLEM),
+    ("no_answer_score", -1.0, "no", PROBLEM),
 )
 
 
 @pytest.mark.parametrize(("name", "value", "text", "problem"), OPTIONS)
-def test_an_option_of_the_countdown_judge_changes_a_verdict(
+def test_an_option_of_the_countdown_verifier_changes_a_grade(
     name: str, value: Any, text: str, problem: dict[str, Any]
 ) -> None:
-    assert judged(text, problem) != judged(text, problem, **{name: value})
+    assert graded(text, problem) != graded(text, problem, **{name: value})
 
 
-def test_every_option_of_the_countdown_judge_is_shown() -> None:
-    assert set(CountdownRewardConfig(kind="countdown").judge_options()) == {name for name, *_ in OPTIONS}
+def test_every_option_of_the_countdown_verifier_is_shown() -> None:
+    assert set(CountdownRewardConfig(kind="countdown").verifier_options()) == {name for name, *_ in OPTIONS}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_every_option_of_the_countdown_judge_is_shown() -> None:
 )
 def test_a_row_without_numbers_or_target_is_refused(problem: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        countdown_judge().check_row(None, problem)
+        countdown_verifier().check_row(None, problem)
 
 
 def test_operators_are_some_of_four() -> None:
@@ -145,7 +145,9 @@ def test_operators_are_some_of_four() -> None:
         CountdownRewardConfig(kind="countdown", operators=["**"])
 
 
-@pytest.mark.parametrize("scores", [{"wrong": 1.0}, {"no_answer": 1.0}, {"right": 0.0, "wrong": 1.0}])
+@pytest.mark.parametrize(
+    "scores", [{"incorrect_score": 1.0}, {"no_answer_score": 1.0}, {"correct_score": 0.0, "incorrect_score": 1.0}]
+)
 def test_nothing_scores_as_much_as_a_right_answer(scores: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="must be above"):
         CountdownRewardConfig(kind="countdown", **scores)  # ty: ignore
@@ -190,9 +192,9 @@ def test_all_given_solutions_verify_and_none_does_with_a_number_or_operator_chan
     draw = random.Random(5)
     for problem in problems:
         solution = problem["solution"]
-        assert judged(solution, problem).score == 1.0, problem
+        assert graded(solution, problem).score == 1.0, problem
         number = str(draw.choice(problem["nums"]))
-        assert judged(solution.replace(number, f"{int(number) + 1}", 1), problem).score == 0.0, problem
-        assert judged(f"{solution} + 0", problem).score == 0.0, problem
-        assert judged(solution, problem | {"target": problem["target"] + 1}).score == 0.0, problem
-        assert judged(solution, problem | {"nums": [*problem["nums"], 1]}).score == 0.0, problem
+        assert graded(solution.replace(number, f"{int(number) + 1}", 1), problem).score == 0.0, problem
+        assert graded(f"{solution} + 0", problem).score == 0.0, problem
+        assert graded(solution, problem | {"target": problem["target"] + 1}).score == 0.0, problem
+        assert graded(solution, problem | {"nums": [*problem["nums"], 1]}).score == 0.0, problem

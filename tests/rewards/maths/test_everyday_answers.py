@@ -1,8 +1,8 @@
-"""Answers as they are really written: each pair is judged both ways round, each response by the sources' defaults."""
+"""Answers as they are really written: each pair is graded both ways round, each response by the sources' defaults."""
 
 import pytest
 from everyday_answers import DIFFERENT, RIGHT_RESPONSES, SAME, WRONG_RESPONSES
-from maths_judges import judged
+from maths_verifiers import graded
 
 from proximo.rewards.maths.symbols import is_installed
 
@@ -32,11 +32,11 @@ def test_another_answer_is_wrong_whichever_of_the_two_is_the_reference(symbolic:
 
 
 def test_a_right_answer_is_found_in_the_sentence_that_states_it() -> None:
-    assert [row for row in RIGHT_RESPONSES if judged(row[1], row[0], symbolic="never").score != 1.0] == []
+    assert [row for row in RIGHT_RESPONSES if graded(row[1], row[0], symbolic="never").score != 1.0] == []
 
 
 def test_a_number_that_only_stands_beside_the_answer_is_not_taken_for_it() -> None:
-    assert [row for row in WRONG_RESPONSES if judged(row[1], row[0], symbolic="never").score != 0.0] == []
+    assert [row for row in WRONG_RESPONSES if graded(row[1], row[0], symbolic="never").score != 0.0] == []
 
 
 def both_ways(pairs: list[tuple[str, str]] | tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:
@@ -44,4 +44,4 @@ def both_ways(pairs: list[tuple[str, str]] | tuple[tuple[str, str], ...]) -> lis
 
 
 def score(reference: str, answer: str, symbolic: str) -> float:
-    return judged(f"\\boxed{{{answer}}}", reference, symbolic=symbolic, symbolic_cpu_seconds=10.0).score
+    return graded(f"\\boxed{{{answer}}}", reference, symbolic=symbolic, symbolic_cpu_seconds=10.0).score

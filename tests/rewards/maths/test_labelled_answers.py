@@ -1,18 +1,18 @@
-"""Real answers of models, judged as those who labelled them did; where not, the table says who is right."""
+"""Real answers of models, graded as those who labelled them did; where not, the table says who is right."""
 
 import json
 from collections import Counter
 
 import pytest
-from maths_judges import maths_judge
+from maths_verifiers import maths_verifier
 
 from builders import real_data
 from proximo.rewards.maths.candidate_parses import readings
 from proximo.rewards.maths.equivalence import equivalent
-from proximo.rewards.verdicts import Answer
+from proximo.rewards.verifier import Answer
 
 DIFFERENCES = {
-    # The label takes 10{,}000 for another number than 10000. They are the same: the verdict here is right.
+    # The label takes 10{,}000 for another number than 10000. They are the same: the grade here is right.
     ("10{,}000", "10000"): 1.0,
 }
 
@@ -21,38 +21,38 @@ def rows(*parts: str) -> list[dict]:
     return [json.loads(line) for line in real_data(*parts).read_text().splitlines()]
 
 
-def test_all_labelled_solutions_of_gsm8k_are_judged_as_labelled() -> None:
-    judge = maths_judge(answer_from=["label"])
+def test_all_labelled_solutions_of_gsm8k_are_graded_as_labelled() -> None:
+    verifier = maths_verifier(answer_from=["label"])
     found = rows("gsm8k", "labelled_solutions_dev.jsonl")
     assert len(found) == 1320
     for row in found:
-        verdict = judge.judge(Answer(text=row["solution"], prompt=row["question"], reference=row["gold"]))
-        assert (verdict.score == 1.0) is row["is_correct"], row
-        assert verdict.components["undecided"] == 0.0
+        grade = verifier.grade(Answer(text=row["solution"], prompt=row["question"], reference=row["gold"]))
+        assert (grade.score == 1.0) is row["is_correct"], row
+        assert grade.components["undecided"] == 0.0
 
 
-def test_labelled_latex_answers_are_judged_as_labelled_but_for_those_in_the_table() -> None:
-    judge = maths_judge()
+def test_labelled_latex_answers_are_graded_as_labelled_but_for_those_in_the_table() -> None:
+    verifier = maths_verifier()
     found = rows("math", "math_cot_labelled_dev.jsonl")
     assert len(found) == 400
     differences = Counter()
     for row in found:
-        verdict = judge.judge(Answer(text=row["response"], prompt=row["question"], reference=row["gold"]))
-        assert verdict.components == {"parsed": 1.0, "by_symbols": 0.0, "undecided": 0.0}, row
-        if (verdict.score == 1.0) is not row["score"]:
+        grade = verifier.grade(Answer(text=row["response"], prompt=row["question"], reference=row["gold"]))
+        assert grade.components == {"parsed": 1.0, "by_symbols": 0.0, "undecided": 0.0}, row
+        if (grade.score == 1.0) is not row["score"]:
             differences[row["gold"], row["pred"]] += 1
-            assert DIFFERENCES[row["gold"], row["pred"]] == verdict.score
+            assert DIFFERENCES[row["gold"], row["pred"]] == grade.score
     assert differences == Counter(dict.fromkeys(DIFFERENCES, 1))
 
 
 def test_the_answers_of_math_500_equal_themselves_and_the_boxes_of_their_solutions() -> None:
-    judge = maths_judge()
+    verifier = maths_verifier()
     found = rows("math", "math500_dev.jsonl")
     assert len(found) == 250
     for row in found:
-        judge.check_row(row["answer"], {})
+        verifier.check_row(row["answer"], {})
         assert equivalent(row["answer"], row["answer"]) is True
-        solution = judge.judge(Answer(text=row["solution"], prompt=row["problem"], reference=row["answer"]))
+        solution = verifier.grade(Answer(text=row["solution"], prompt=row["problem"], reference=row["answer"]))
         assert solution.score == 1.0, row["answer"]
     words = [row["answer"] for row in found if not readings(row["answer"], percent=True).values]
     assert words == ["\\text{east}", "\\text{ellipse}"]

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from maths_judges import judged
+from maths_verifiers import graded
 
 from proximo.rewards.maths.symbols import OutOfTimeError, SymbolicComparison, bounded, is_fit, is_installed
 
@@ -81,28 +81,28 @@ def test_sympy_sees_ordinary_answers(text: str) -> None:
 @pytest.mark.parametrize(("pairs", "right"), [(SAME, True), (DIFFERENT, False)])
 def test_math_verify_decides_what_the_grammar_does_not(pairs: tuple[tuple[str, str], ...], right: bool) -> None:
     for reference, answer in pairs:
-        verdict = judged(f"\\boxed{{{answer}}}", reference, symbolic="always", symbolic_cpu_seconds=10.0)
-        assert verdict.score == float(right), (reference, answer)
-        assert verdict.components["by_symbols"] == 1.0
+        grade = graded(f"\\boxed{{{answer}}}", reference, symbolic="always", symbolic_cpu_seconds=10.0)
+        assert grade.score == float(right), (reference, answer)
+        assert grade.components["by_symbols"] == 1.0
 
 
 @INSTALLED
 @pytest.mark.parametrize(("reference", "answer"), ROUNDED)
 def test_the_first_digits_of_a_number_are_not_the_number(reference: str, answer: str) -> None:
     """math-verify compares them to six places."""
-    assert judged(f"\\boxed{{{answer}}}", reference, symbolic="always").score == 0.0
-    assert judged(f"\\boxed{{{reference}}}", answer, symbolic="always").score == 0.0
+    assert graded(f"\\boxed{{{answer}}}", reference, symbolic="always").score == 0.0
+    assert graded(f"\\boxed{{{reference}}}", answer, symbolic="always").score == 0.0
 
 
 @INSTALLED
 def test_math_verify_is_stopped_after_its_processor_time() -> None:
     text = "\\boxed{\\sin^{99}(x^{99}+\\cos^{99}(x^{99}))}"
-    judged("\\boxed{\\cos x}", "\\sin x", symbolic="always")  # loads sympy
+    graded("\\boxed{\\cos x}", "\\sin x", symbolic="always")  # loads sympy
     start = time.process_time()
-    verdict = judged(text, "5", symbolic="always", symbolic_cpu_seconds=0.2, wrong=-1.0)
+    grade = graded(text, "5", symbolic="always", symbolic_cpu_seconds=0.2, incorrect_score=-1.0)
     assert time.process_time() - start < 0.6
-    assert verdict.score == -1.0
-    assert verdict.reason == "math-verify took too long to compare it"
+    assert grade.score == -1.0
+    assert grade.reason == "math-verify took too long to compare it"
 
 
 @INSTALLED

@@ -15,20 +15,20 @@ from proximo.config.loader import recipe_schema
 from proximo.errors import DataError, MissingExtraError
 from proximo.records import ScoreState
 from proximo.rewards.maths.symbols import is_installed
-from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.verifier_reward import VerifierReward
 from proximo.run.build.models import Place, build_reward_source
 from recipe_files import PPO
 from records_made import prompt, response
 
 
 @contextmanager
-def source(**section: Any) -> Iterator[JudgedReward]:
+def source(**section: Any) -> Iterator[VerifierReward]:
     """The source of a recipe with this section, with one worker."""
     section = {"workers": 1, **section}
     recipe = recipe_schema("ppo").model_validate({**yaml.safe_load(PPO), "reward": [section]})
     place = Place(device=torch.device("cpu"), precision="float32", seed=0)
     built = build_reward_source(recipe.reward[0], tiny_tokenizer(), place=place, tokens_per_microbatch=100)
-    assert isinstance(built, JudgedReward)
+    assert isinstance(built, VerifierReward)
     try:
         yield built
     finally:
@@ -39,19 +39,19 @@ def test_sources_of_both_kinds_score_through_workers() -> None:
     asked = prompt(answer="\\frac12", metadata={"nums": [2, 3], "target": 6})
     texts = ("\\boxed{0.5}", "\\boxed{2}", "\\boxed{2 * 3}", "\\boxed{10^{10^{10}}}", "nothing")
     responses = [response(to=asked, text=text) for text in texts]
-    with source(kind="maths", name="correct", symbolic="never", no_answer=-1.0) as maths:
+    with source(kind="maths", name="correct", symbolic="never", no_answer_score=-1.0) as maths:
         found = maths.score(responses)
         assert maths.name == "correct"
     assert [each.score for each in found] == [1.0, 0.0, 0.0, 0.0, -1.0]
     assert [each.state for each in found[:3]] == [ScoreState.SCORED] * 3
     assert [each.state for each in found[3:]] == [ScoreState.MODEL_FAULT] * 2
-    with source(kind="countdown", name="made", wrong=0.1, no_answer=-1.0) as countdown:
+    with source(kind="countdown", name="made", incorrect_score=0.1, no_answer_score=-1.0) as countdown:
         found = countdown.score(responses)
         assert countdown.name == "made"
     assert [each.score for each in found] == [-1.0, 0.1, 1.0, -1.0, -1.0]
 
 
-def test_a_row_that_cannot_be_judged_is_named_before_the_run() -> None:
+def test_a_row_that_cannot_be_graded_is_named_before_the_run() -> None:
     with source(kind="maths", symbolic="never") as maths, pytest.raises(DataError, match=r"row 7.*no.*`answer`"):
         maths.check_prompts([prompt("p7")], {"p7": "row 7"})
     with source(kind="countdown") as countdown, pytest.raises(DataError, match=r"row 7.*column 'nums'"):
@@ -59,7 +59,7 @@ def test_a_row_that_cannot_be_judged_is_named_before_the_run() -> None:
 
 
 def test_a_pattern_that_never_ends_costs_a_worker_and_the_answer_its_score() -> None:
-    section = {"answer_from": ["pattern"], "pattern": "((?:a+)+b)", "answer_seconds": 0.5, "wrong": -1.0}
+    section = {"answer_from": ["pattern"], "pattern": "((?:a+)+b)", "answer_seconds": 0.5, "incorrect_score": -1.0}
     with source(kind="maths", symbolic="never", **section) as maths:
         found = maths.score([response(to=prompt(answer="aab"), text=text) for text in ("a" * 40, "aab")])
     assert [each.score for each in found] == [-1.0, 1.0]

@@ -37,7 +37,7 @@ def one(text, facts):
 RECIPE = """
 reward:
 - {kind: function, name: mine, function: 'service_reward:score', weight: 2}
-- {kind: repetition, name: judged, ngram: 1, workers: 1}
+- {kind: repetition, name: graded, ngram: 1, workers: 1}
 """
 
 
@@ -151,14 +151,14 @@ def reply(body: bytes, status: str = "200 OK", *headers: str, claimed: int | Non
     return behave
 
 
-def verdicts(scores: Sequence[Any], **more: Any) -> bytes:
+def grades(scores: Sequence[Any], **more: Any) -> bytes:
     found = [{"id": i, "state": "scored", "score": score, **more} for i, score in enumerate(scores)]
-    return json.dumps({"format": SCHEMA, "verdicts": found}).encode()
+    return json.dumps({"format": SCHEMA, "grades": found}).encode()
 
 
 def good(connection: socket.socket, count: int) -> None:
     """A score of 1 for each."""
-    reply(verdicts([1.0] * count))(connection, count)
+    reply(grades([1.0] * count))(connection, count)
 
 
 def silent(connection: socket.socket, _: int) -> None:

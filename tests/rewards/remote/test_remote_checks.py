@@ -1,4 +1,4 @@
-"""What a client asks a reward service before a run: whether it is there, and whether rows can be judged."""
+"""What a client asks a reward service before a run: whether it is there, and whether rows can be graded."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reward_services import ScriptedService, good, make_folder, real_service, reply, silent, verdicts
+from reward_services import ScriptedService, good, grades, make_folder, real_service, reply, silent
 
 from proximo.errors import ConfigError, DataError
 from proximo.rewards import remote
@@ -31,7 +31,7 @@ def closed() -> Iterator[None]:
 
 
 def source(url: str, **limits: Any) -> RemoteReward:
-    made = RemoteReward(url, name="far", limits=RemoteLimits(first_pause_seconds=0.01, **limits))
+    made = RemoteReward(url, name="far", limits=RemoteLimits(initial_backoff_seconds=0.01, **limits))
     MADE.append(made)
     assert isinstance(made, CheckingSource)
     return made
@@ -74,7 +74,7 @@ def test_rows_are_asked_about_in_parts_with_their_places_and_the_first_problem_i
         reply(b"", "404 Not Found"),
         reply(b"", "405 Method Not Allowed"),
         reply(b'{"detail": "what?"}', "400 Bad Request"),
-        reply(verdicts([])),
+        reply(grades([])),
         reply(b"", "500 No"),
         silent,
     ],
@@ -94,7 +94,7 @@ def test_a_failing_check_is_said_and_rows_that_are_too_large_are_refused(caplog:
             made.check_prompts(ROWS, ORIGINS)
 
 
-def test_the_real_service_names_the_row_that_its_judge_could_say_nothing_about(tmp_path: Path) -> None:
+def test_the_real_service_names_the_row_that_its_verifier_could_say_nothing_about(tmp_path: Path) -> None:
     make_folder(tmp_path)
     sources = [
         {"kind": "maths", "name": "sums", "workers": 1},

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from reward_services import ScriptedService, dripping, dripping_headers, good, hang_up, reply, silent, verdicts
+from reward_services import ScriptedService, dripping, dripping_headers, good, grades, hang_up, reply, silent
 
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.records import Response, Scored, ScoreState
@@ -18,7 +18,7 @@ from proximo.rewards.remote import RemoteLimits, RemoteReward
 from records_made import prompt, response
 
 FAULT = ScoreState.INFRASTRUCTURE_FAULT
-QUICK: dict[str, Any] = {"first_pause_seconds": 0.01, "attempts": 2, "request_seconds": 15, "step_seconds": 15}
+QUICK: dict[str, Any] = {"initial_backoff_seconds": 0.01, "attempts": 2, "request_seconds": 15, "step_seconds": 15}
 TOKEN = "s3cret-token"
 
 
@@ -48,13 +48,13 @@ def states(scored: Sequence[Scored]) -> list[ScoreState]:
     return [each.state for each in scored]
 
 
-def test_batches_are_cut_to_size_and_verdicts_come_back_in_order() -> None:
+def test_batches_are_cut_to_size_and_grades_come_back_in_order() -> None:
     def by_number(connection, count):
         numbers = [float(text.split()[1]) for text in texts(service.requests[-1])]
-        reply(verdicts(numbers))(connection, count)
+        reply(grades(numbers))(connection, count)
 
     with ScriptedService(by_number) as service:
-        scored = source(service.url, responses_per_request=3, requests_at_once=1).score(asked(8))
+        scored = source(service.url, responses_per_request=3, max_concurrent_requests=1).score(asked(8))
         assert [each.score for each in scored] == list(range(8))
         assert [len(texts(request)) for request in service.requests] == [3, 3, 2]
         assert [each.response.text for each in scored] == [f"answer {n}" for n in range(8)]
@@ -70,24 +70,24 @@ def test_nothing_is_asked_about_nothing() -> None:
         assert service.requests == []
 
 
-NAN = verdicts([float("nan")])
+NAN = grades([float("nan")])
 BAD_REPLIES = {
     "garbage": (b"<html>oops</html>", "Invalid JSON"),
     "nothing": (b"", "Invalid JSON"),
-    "wrong count": (verdicts([1.0, 1.0]), "verdicts on 1 responses"),
-    "no verdict": (verdicts([]), "verdicts on 1 responses"),
-    "other ids": (verdicts([1.0]).replace(b'"id": 0', b'"id": 1'), "verdicts on 1 responses"),
+    "wrong count": (grades([1.0, 1.0]), "grades on 1 responses"),
+    "no grade": (grades([]), "grades on 1 responses"),
+    "other ids": (grades([1.0]).replace(b'"id": 0', b'"id": 1'), "grades on 1 responses"),
     "NaN": (NAN, "finite number"),
     "infinity": (NAN.replace(b"NaN", b"1e999"), "finite number"),
     "text for a number": (NAN.replace(b"NaN", b'"1"'), "valid number"),
     "true for a number": (NAN.replace(b"NaN", b"true"), "valid number"),
-    "no score": (verdicts([None]), "is scored with score None"),
-    "score of a fault": (verdicts([1.0], state="infrastructure_fault"), "infrastructure_fault with score 1.0"),
-    "no such state": (verdicts([1.0], state="fine"), "state"),
-    "component of no name": (verdicts([1.0], components={"a b": 1}), "cannot name a metric"),
+    "no score": (grades([None]), "is scored with score None"),
+    "score of a fault": (grades([1.0], state="infrastructure_fault"), "infrastructure_fault with score 1.0"),
+    "no such state": (grades([1.0], state="fine"), "state"),
+    "component of no name": (grades([1.0], components={"a b": 1}), "cannot name a metric"),
     "component of no number": (NAN.replace(b"NaN", b'1, "components": {"a": NaN}'), "not finite"),
-    "too few token rewards": (verdicts([1.0], token_rewards=[1.0]), "each of 3 tokens"),
-    "unknown key": (verdicts([1.0], verdict=1), "verdict"),
+    "too few token rewards": (grades([1.0], token_rewards=[1.0]), "each of 3 tokens"),
+    "unknown key": (grades([1.0], grade=1), "grade"),
 }
 
 
@@ -113,7 +113,7 @@ def test_nonsense_is_asked_for_again_and_then_has_no_score(name: str) -> None:
         (reply(b"", "429 Too Many Requests"), "status 429"),
         (reply(b"", "408 Request Timeout"), "status 408"),
         (hang_up, "RemoteProtocolError"),
-        (reply(verdicts([1.0])[:20], claimed=500), "RemoteProtocolError"),
+        (reply(grades([1.0])[:20], claimed=500), "RemoteProtocolError"),
         (reply(b"x", "200 OK", "Content-Encoding: gzip"), "compressed"),
         (silent, "no whole answer within 0.2 s"),
         (dripping, "no whole answer within 0.2 s"),
@@ -177,11 +177,11 @@ def test_a_step_ends_at_its_deadline_and_every_response_is_accounted_for(behavio
         reward = source(
             service.url,
             responses_per_request=2,
-            requests_at_once=3,
+            max_concurrent_requests=3,
             request_seconds=0.5,
             step_seconds=0.5,
             attempts=1000,
-            first_pause_seconds=0.05,
+            initial_backoff_seconds=0.05,
         )
         start = time.monotonic()
         found = states(reward.score(asked(9)))
@@ -201,7 +201,7 @@ def test_pauses_double_and_are_the_same_in_every_run(monkeypatch: pytest.MonkeyP
     def pauses() -> list[float]:
         found: list[float] = []
         with ScriptedService(reply(b"", "500 No")) as service:
-            reward = source(service.url, attempts=5, first_pause_seconds=0.02)
+            reward = source(service.url, attempts=5, initial_backoff_seconds=0.02)
             call = remote._Call(time.monotonic() + 60)
             monkeypatch.setattr(call.over, "wait", found.append)
             with pytest.raises(remote_requests.UnansweredError):
@@ -224,7 +224,7 @@ def test_pauses_double_and_are_the_same_in_every_run(monkeypatch: pytest.MonkeyP
         (reply(b"", "400 Bad Request"), ("status 400",)),
         (reply(b"", "302 Found", "Location: http://127.0.0.1:9/"), ("status 302", "not followed")),
         (reply(b'{"format": "proximo.reward/2", "x": 1}'), ("'proximo.reward/2'", "use one version")),
-        (reply(verdicts([1.0]).replace(b"reward/1", b"reward/9")), ("'proximo.reward/9'", "use one version")),
+        (reply(grades([1.0]).replace(b"reward/1", b"reward/9")), ("'proximo.reward/9'", "use one version")),
     ],
 )
 def test_a_service_that_calls_the_request_wrong_stops_the_run_at_once(behaviour: Any, pieces: Sequence[str]) -> None:
@@ -286,7 +286,7 @@ def test_metadata_that_json_cannot_say_is_an_error_of_the_data() -> None:
 
 
 def test_token_rewards_and_faults_of_the_model_come_through() -> None:
-    body = verdicts([-1.0], state="model_fault", reason="r" * 2000, components={"a.b": 2}, token_rewards=[0, 0, -1.0])
+    body = grades([-1.0], state="model_fault", reason="r" * 2000, components={"a.b": 2}, token_rewards=[0, 0, -1.0])
     with ScriptedService(reply(body)) as service:
         (found,) = source(service.url).score(asked(1))
     assert (found.score, found.state, dict(found.components)) == (-1.0, ScoreState.MODEL_FAULT, {"a.b": 2.0})
@@ -295,9 +295,9 @@ def test_token_rewards_and_faults_of_the_model_come_through() -> None:
 
 
 def test_what_was_done_is_counted_by_response_and_then_forgotten() -> None:
-    broken, half = reply(b"", "500 No"), reply(verdicts([0.0, 1.0], state="model_fault"))
+    broken, half = reply(b"", "500 No"), reply(grades([0.0, 1.0], state="model_fault"))
     with ScriptedService(broken, half, silent) as service:
-        reward = source(service.url, responses_per_request=2, requests_at_once=1, request_seconds=1.0)
+        reward = source(service.url, responses_per_request=2, max_concurrent_requests=1, request_seconds=1.0)
         states(reward.score(asked(5)))
         found = reward.statistics()
     value = {name.removeprefix("source/remote/"): metric.value for name, metric in found.items()}

@@ -1,4 +1,4 @@
-"""The section of a remote reward: what reaches the client, what is refused, and a PPO run that is judged elsewhere."""
+"""The section of a remote reward: what reaches the client, what is refused, and a PPO run that is graded elsewhere."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from reward_services import ScriptedService, good, reply, verdicts
+from reward_services import ScriptedService, good, grades, reply
 
 from proximo.cli import main
 from proximo.commands import pipeline
@@ -28,11 +28,11 @@ def test_every_key_of_the_section_reaches_the_client(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("REWARD_TOKEN", "s3cret")
     limits: dict[str, Any] = {
         "responses_per_request": 3,
-        "requests_at_once": 5,
+        "max_concurrent_requests": 5,
         "request_seconds": 7.0,
         "step_seconds": 11.0,
         "attempts": 13,
-        "first_pause_seconds": 0.17,
+        "initial_backoff_seconds": 0.17,
     }
     assert set(RemoteRewardConfig.model_fields) - set(limits) == {"kind", "name", "url", "token_env", "weight"}
     with ScriptedService(good) as service:
@@ -97,25 +97,25 @@ def recipe_with(inputs: Path, folder: Path, url: str, **more: Any) -> Any:
     return changed(recipe_of("ppo", inputs), changes)
 
 
-def test_a_run_is_judged_elsewhere_and_says_how_that_went(inputs: Path, tmp_path: Path) -> None:
+def test_a_run_is_graded_elsewhere_and_says_how_that_went(inputs: Path, tmp_path: Path) -> None:
     refusals = iter([*[False] * 4, True])
 
     def mostly_good(connection: Any, count: int) -> None:
         bad = next(refusals, False)
-        reply(b"", "500 No")(connection, count) if bad else reply(verdicts([0.5] * count))(connection, count)
+        reply(b"", "500 No")(connection, count) if bad else reply(grades([0.5] * count))(connection, count)
 
     with ScriptedService(mostly_good) as service:
-        recipe = recipe_with(inputs, tmp_path / "run", service.url, **{"ppo.guards.max_faulty_fraction": 1.0})
+        recipe = recipe_with(inputs, tmp_path / "run", service.url, **{"ppo.guards.max_unscored_fraction": 1.0})
         assert run_recipe("ppo", recipe, RunOptions(quiet=True)) == 0
     lines = read_lines(tmp_path / "run" / "metrics.jsonl")
     failed = [line["source/remote/failure_fraction"] for line in lines if "source/remote/failure_fraction" in line]
     assert sum(share > 0 for share in failed) == 1
-    assert sum(line.get("response/faulty", 0) for line in lines) <= 1
+    assert sum(line.get("response/unscored", 0) for line in lines) <= 1
     assert all(line["source/remote/seconds_p50"] > 0 for line in lines if "source/remote/seconds_p50" in line)
     assert {line["score/remote/mean"] for line in lines if line.get("score/remote/mean") is not None} == {0.5}
 
 
-def test_a_row_that_the_service_could_not_judge_stops_the_run_before_a_model_is_loaded(
+def test_a_row_that_the_service_could_not_verifier_stops_the_run_before_a_model_is_loaded(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(from_recipe, "build_language_model", lambda *_, **__: pytest.fail("a model was loaded"))
@@ -164,7 +164,7 @@ def test_a_service_that_is_gone_stops_the_run_by_the_rate_of_faults_and_not_by_h
 ) -> None:
     with ScriptedService(good, reply(b"", "500 No")) as service:
         recipe = recipe_with(inputs, tmp_path / "run", service.url)
-        with pytest.raises(TrainingError, match="max_faulty_fraction"):
+        with pytest.raises(TrainingError, match="max_unscored_fraction"):
             run_recipe("ppo", recipe, RunOptions(quiet=True))
 
 

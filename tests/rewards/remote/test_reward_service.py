@@ -50,7 +50,7 @@ def closed() -> Iterator[None]:
 
 
 def source(url: str, token: str | None = TOKEN, **limits: Any) -> RemoteReward:
-    limits = {"first_pause_seconds": 0.05, **limits}
+    limits = {"initial_backoff_seconds": 0.05, **limits}
     made = RemoteReward(url, limits=RemoteLimits(**limits), token=token, token_env=token and "REWARD_TOKEN")
     MADE.append(made)
     return made
@@ -77,11 +77,11 @@ def metrics(service: Service) -> dict[str, Any]:
     return found.raise_for_status().json()
 
 
-def test_verdicts_are_those_of_the_same_sources_here(service: Service, folder: Path) -> None:
+def test_grades_are_those_of_the_same_sources_here(service: Service, folder: Path) -> None:
     namespace: dict[str, Any] = {}
     exec((folder / "service_reward.py").read_text(), namespace)
-    judge = RepetitionRewardConfig(kind="repetition", name="judged", ngram=1, workers=1)
-    sources = [(0.5, FunctionReward(namespace["score"], name="mine")), (1.0, build_source_without_model(judge))]
+    verifier = RepetitionRewardConfig(kind="repetition", name="graded", ngram=1, workers=1)
+    sources = [(0.5, FunctionReward(namespace["score"], name="mine")), (1.0, build_source_without_model(verifier))]
     with closing(WeightedReward(sources)) as local:
         asked = some_responses()
         here = local.score(asked)
@@ -94,15 +94,15 @@ def test_verdicts_are_those_of_the_same_sources_here(service: Service, folder: P
     assert there[2].token_rewards == (0.25, 0.25, 0.25)
 
 
-def test_the_metrics_count_requests_verdicts_and_refusals(service: Service) -> None:
+def test_the_metrics_count_requests_grades_and_refusals(service: Service) -> None:
     before = metrics(service)
     source(service.url).score(some_responses())
     with pytest.raises(ConfigError):
         source(service.url, token="wrong").check()
     after = metrics(service)
     assert after["requests"] == before["requests"] + 1
-    assert after["verdicts"]["scored"] == before["verdicts"].get("scored", 0) + 5
-    assert after["verdicts"]["infrastructure_fault"] == before["verdicts"].get("infrastructure_fault", 0) + 1
+    assert after["grades"]["scored"] == before["grades"].get("scored", 0) + 5
+    assert after["grades"]["infrastructure_fault"] == before["grades"].get("infrastructure_fault", 0) + 1
     assert after["refused"]["401"] == before["refused"].get("401", 0) + 1
     assert 0 < after["latency_seconds"]["p50"] <= after["latency_seconds"]["p99"]
     assert (after["running"], after["waiting"]) == (0, 0)
@@ -147,7 +147,7 @@ def test_a_request_that_is_too_large_stops_the_run_with_advice(service: Service)
 
 def test_a_full_service_sends_requests_away_and_they_come_back(service: Service) -> None:
     before = metrics(service)["refused"].get("503", 0)
-    reward = source(service.url, responses_per_request=1, requests_at_once=8, attempts=50)
+    reward = source(service.url, responses_per_request=1, max_concurrent_requests=8, attempts=50)
     scored = reward.score([response(text=f"wait 0.05 {n}") for n in range(12)])
     assert {each.state for each in scored} == {ScoreState.SCORED}
     assert metrics(service)["refused"]["503"] > before
@@ -192,7 +192,7 @@ def test_a_killed_service_costs_scores_and_one_that_is_asked_to_end_finishes_fir
 
 @contextmanager
 def asking(reward: RemoteReward, text: str, folder: Path) -> Iterator[list[Scored]]:
-    """The body is run when the service has begun on a response of that text; the verdicts are there after it."""
+    """The body is run when the service has begun on a response of that text; the grades are there after it."""
     found: list[Scored] = []
     thread = threading.Thread(target=lambda: found.extend(reward.score([response(text=text)])))
     thread.start()

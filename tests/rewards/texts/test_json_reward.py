@@ -10,8 +10,8 @@ import pytest
 from proximo.enums import ScoreState
 from proximo.errors import ConfigError
 from proximo.rewards.texts.json_reading import MAX_INTEGER_DIGITS, BadJSONError, nesting, read_json
-from proximo.rewards.texts.json_schema import JSONSchemaJudge
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.texts.json_schema import JSONSchemaVerifier
+from proximo.rewards.verifier import Answer, Grade
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -22,8 +22,8 @@ CITY: dict[str, Any] = {
 PARIS = '{"name": "Paris", "people": 2100000}'
 
 
-def verdict(text: str, schema: Any = CITY, **options: Any) -> Verdict:
-    return JSONSchemaJudge(satisfies=schema, **options).judge(Answer(text=text, prompt="?"))
+def grade(text: str, schema: Any = CITY, **options: Any) -> Grade:
+    return JSONSchemaVerifier(json_schema=schema, **options).grade(Answer(text=text, prompt="?"))
 
 
 def read(text: str) -> Any:
@@ -33,29 +33,29 @@ def read(text: str) -> Any:
 def test_the_last_fenced_block_is_read() -> None:
     wrong = "```json\n{}\n```"
     right = f"```json\n{PARIS}\n```"
-    assert verdict(f"Here:\n{wrong}\nor rather\n{right}\nYes.").score == 1
-    assert verdict(f"Here:\n{right}\nor rather\n{wrong}").score == 0
-    assert verdict(f"```\n{PARIS}\n```").score == 1
-    assert verdict(f"```json\r\n{PARIS}\r\n```".replace("\r\n", "\n")).score == 1
+    assert grade(f"Here:\n{wrong}\nor rather\n{right}\nYes.").score == 1
+    assert grade(f"Here:\n{right}\nor rather\n{wrong}").score == 0
+    assert grade(f"```\n{PARIS}\n```").score == 1
+    assert grade(f"```json\r\n{PARIS}\r\n```".replace("\r\n", "\n")).score == 1
 
 
 @pytest.mark.parametrize("text", [PARIS, f"```json\n{PARIS}", f"``` {PARIS} ```", ""])
 def test_without_a_whole_fenced_block_the_answer_is_at_fault(text: str) -> None:
-    found = verdict(text)
+    found = grade(text)
     assert (found.score, found.state, found.reason) == (0, ScoreState.MODEL_FAULT, "no fenced block")
     assert found.components == {"parsed": 0.0}
 
 
 def test_the_whole_response_may_be_asked_for() -> None:
-    assert verdict(f" {PARIS}\n", reads="response").score == 1
-    assert verdict(f"Here: {PARIS}", reads="response").reason == "no JSON: Expecting value at character 1"
+    assert grade(f" {PARIS}\n", reads="response").score == 1
+    assert grade(f"Here: {PARIS}", reads="response").reason == "no JSON: Expecting value at character 1"
 
 
 def test_what_breaks_the_schema_was_read_and_says_where() -> None:
-    found = verdict('{"name": "Paris", "people": -1}', reads="response")
+    found = grade('{"name": "Paris", "people": -1}', reads="response")
     assert (found.score, found.reason) == (0, "$.people fails 'minimum'")
     assert found.components == {"parsed": 1.0}
-    assert verdict('{"name": "Paris", "people": true}', reads="response").score == 0
+    assert grade('{"name": "Paris", "people": true}', reads="response").score == 0
 
 
 @pytest.mark.parametrize(
@@ -105,15 +105,15 @@ def test_brackets_in_strings_are_no_nesting() -> None:
     ],
 )
 @pytest.mark.parametrize("text", ["9" * MAX_INTEGER_DIGITS, "1.7e308", "1e-320", "[1, 1.0, true]", '"\\ud800"'])
-def test_no_number_of_an_answer_makes_the_judge_fail(schema: Any, text: str) -> None:
-    assert verdict(text, schema, reads="response").state is not ScoreState.INFRASTRUCTURE_FAULT
+def test_no_number_of_an_answer_makes_the_verifier_fail(schema: Any, text: str) -> None:
+    assert grade(text, schema, reads="response").state is not ScoreState.INFRASTRUCTURE_FAULT
 
 
 def test_a_schema_may_refer_to_its_own_parts_and_to_itself() -> None:
     tree = {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#/$defs/leaf"}}}
     schema = {**tree, "$defs": {"leaf": {"type": "integer"}}}
-    assert verdict('{"left": {"left": {}, "right": 3}}', schema, reads="response").score == 1
-    assert verdict('{"left": {"left": 1}}', schema, reads="response").score == 0
+    assert grade('{"left": {"left": {}, "right": 3}}', schema, reads="response").score == 1
+    assert grade('{"left": {"left": 1}}', schema, reads="response").score == 0
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_a_schema_that_cannot_be_used_is_refused_and_nothing_is_fetched(
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     with pytest.raises(ConfigError, match=problem):
-        JSONSchemaJudge(satisfies=schema)
+        JSONSchemaVerifier(json_schema=schema)
 
 
 def test_an_older_draft_is_read_as_it_was_meant() -> None:
     schema = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}
-    assert verdict('["a", 1]', schema, reads="response").score == 1
-    assert verdict("[1]", schema, reads="response").score == 0
+    assert grade('["a", 1]', schema, reads="response").score == 1
+    assert grade("[1]", schema, reads="response").score == 0
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_an_older_draft_is_read_as_it_was_meant() -> None:
     "draft", ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#"]
 )
 def test_unique_items_are_those_that_no_other_item_equals(items: str, unique: bool, draft: str) -> None:
-    found = verdict(items, {"$schema": draft, "uniqueItems": True}, reads="response")
+    found = grade(items, {"$schema": draft, "uniqueItems": True}, reads="response")
     assert (found.score, found.reason) == ((1, None) if unique else (0, "$ fails 'uniqueItems'"))
-    assert verdict(items, {"$schema": draft, "uniqueItems": False}, reads="response").score == 1
+    assert grade(items, {"$schema": draft, "uniqueItems": False}, reads="response").score == 1
 
 
 def test_unique_items_are_found_without_comparing_every_two() -> None:
@@ -177,11 +177,11 @@ def test_unique_items_are_found_without_comparing_every_two() -> None:
     mixed = json.dumps([number if number % 2 else str(number) for number in range(6000)])
     started = time.process_time()
     for text in (objects, mixed):
-        assert verdict(text, {"uniqueItems": True}, reads="response").score == 1
+        assert grade(text, {"uniqueItems": True}, reads="response").score == 1
     assert time.process_time() - started < 5.0  # a minute where every two are compared
 
 
 def test_fences_without_end_take_no_time_in_proportion_to_their_square() -> None:
     started = time.process_time()
-    assert verdict("```a\n" * 40_000).score == 0
+    assert grade("```a\n" * 40_000).score == 0
     assert time.process_time() - started < 5.0

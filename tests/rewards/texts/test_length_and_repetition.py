@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from proximo.enums import ScoreState
-from proximo.rewards.texts.length import LengthJudge
-from proximo.rewards.texts.repetition import RepetitionJudge, longest_run, repeated_share
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.texts.length import LengthVerifier
+from proximo.rewards.texts.repetition import RepetitionVerifier, longest_run, repeated_share
+from proximo.rewards.verifier import Answer, Grade
 
 
 def words(count: int) -> Answer:
@@ -18,30 +18,30 @@ def words(count: int) -> Answer:
     ("length", "score"), [(0, 0.0), (5, 0.0), (6, 0.2), (9, 0.8), (10, 1.0), (20, 1.0), (21, 0.8), (25, 0.0), (99, 0.0)]
 )
 def test_the_range_is_inclusive_and_the_score_falls_linearly_outside(length: int, score: float) -> None:
-    found = LengthJudge(shortest=10, longest=20, slack=5).judge(words(length))
+    found = LengthVerifier(shortest=10, longest=20, slack=5).grade(words(length))
     assert found.score == pytest.approx(score, abs=1e-12)
     assert found.components == {"length": float(length)}
 
 
 def test_without_slack_the_score_is_one_or_zero() -> None:
-    judge = LengthJudge(shortest=10, longest=20)
-    assert [judge.judge(words(n)).score for n in (9, 10, 20, 21)] == [0, 1, 1, 0]
+    verifier = LengthVerifier(shortest=10, longest=20)
+    assert [verifier.grade(words(n)).score for n in (9, 10, 20, 21)] == [0, 1, 1, 0]
 
 
 def test_one_side_may_be_open_and_both_may_be_one_target() -> None:
-    assert [LengthJudge(shortest=3).judge(words(n)).score for n in (2, 3, 1000)] == [0, 1, 1]
-    assert [LengthJudge(longest=3).judge(words(n)).score for n in (0, 3, 4)] == [1, 1, 0]
-    target = LengthJudge(shortest=4, longest=4, slack=4)
-    assert [target.judge(words(n)).score for n in (0, 2, 4, 5, 8)] == [0, 0.5, 1, 0.75, 0]
+    assert [LengthVerifier(shortest=3).grade(words(n)).score for n in (2, 3, 1000)] == [0, 1, 1]
+    assert [LengthVerifier(longest=3).grade(words(n)).score for n in (0, 3, 4)] == [1, 1, 0]
+    target = LengthVerifier(shortest=4, longest=4, slack=4)
+    assert [target.grade(words(n)).score for n in (0, 2, 4, 5, 8)] == [0, 0.5, 1, 0.75, 0]
 
 
 @pytest.mark.parametrize(("unit", "length"), [("words", 3), ("characters", 11), ("tokens", 6)])
 def test_what_is_counted(unit: Any, length: int) -> None:
-    assert LengthJudge(unit=unit, shortest=0).judge(words(3)).components == {"length": float(length)}
+    assert LengthVerifier(unit=unit, shortest=0).grade(words(3)).components == {"length": float(length)}
 
 
-def repetition(text: str, **options: Any) -> Verdict:
-    return RepetitionJudge(**options).judge(Answer(text=text, prompt="?"))
+def repetition(text: str, **options: Any) -> Grade:
+    return RepetitionVerifier(**options).grade(Answer(text=text, prompt="?"))
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import pytest
 
 from proximo.enums import ScoreState
 from proximo.errors import ConfigError
-from proximo.rewards.texts.pattern import PatternJudge
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.texts.pattern import PatternVerifier
+from proximo.rewards.verifier import Answer, Grade
 
 
-def verdict(text: str, pattern: str, **options: Any) -> Verdict:
-    return PatternJudge(pattern=pattern, **options).judge(Answer(text=text, prompt="?"))
+def grade(text: str, pattern: str, **options: Any) -> Grade:
+    return PatternVerifier(pattern=pattern, **options).grade(Answer(text=text, prompt="?"))
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ def verdict(text: str, pattern: str, **options: Any) -> Verdict:
     ],
 )
 def test_the_score_is_that_of_the_matches_that_count(text: str, pattern: str, options: dict, score: float) -> None:
-    assert verdict(text, pattern, **options).score == score
+    assert grade(text, pattern, **options).score == score
 
 
 @pytest.mark.parametrize("match", ["full", "search"])
 def test_a_search_without_an_end_is_given_up_in_time_and_is_the_answers_fault(match: Any) -> None:
     started = time.process_time()
-    found = verdict("a" * 64 + "!", r"^(a|a)*(a|a)*(a|aa)+$", match=match, match_seconds=0.2, no_match_score=-1)
+    found = grade("a" * 64 + "!", r"^(a|a)*(a|a)*(a|aa)+$", match=match, match_seconds=0.2, no_match_score=-1)
     assert time.process_time() - started < 1
     assert (found.score, found.state) == (-1.0, ScoreState.MODEL_FAULT)
     assert found.reason == "the pattern took more than 0.2 s"
@@ -48,4 +48,4 @@ def test_a_search_without_an_end_is_given_up_in_time_and_is_the_answers_fault(ma
 
 def test_what_is_no_expression_is_refused_with_the_place() -> None:
     with pytest.raises(ConfigError, match=r"'a\(b' is no regular expression: missing \) at character 4"):
-        PatternJudge(pattern="a(b")
+        PatternVerifier(pattern="a(b")

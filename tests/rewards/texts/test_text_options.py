@@ -1,4 +1,4 @@
-"""Every key of the sections that read texts reaches its judge: with another value another verdict comes out."""
+"""Every key of the sections that read texts reaches its verifier: with another value another grade comes out."""
 
 import importlib
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from proximo.config.rewards.kinds import WatchedSourceConfig
-from proximo.config.rewards.sources import JudgedRewardConfig
+from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.config.rewards.texts import (
     JSONSchemaRewardConfig,
     LengthRewardConfig,
@@ -16,16 +16,16 @@ from proximo.config.rewards.texts import (
     RepetitionRewardConfig,
     ThinkAnswerRewardConfig,
 )
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.verifier import Answer, Grade
 
 GOOD = "<think>a</think><answer>41</answer>"
 SLOW = {"kind": "pattern", "pattern": r"^(a|a)*(a|a)*(a|aa)+$", "match_seconds": 0.05}
 PATTERN = {"kind": "pattern", "pattern": "a"}
 LENGTH = {"kind": "length", "shortest": 2, "longest": 3}
 REPETITION = {"kind": "repetition", "ngram": 2}
-JSON = {"kind": "json_schema", "satisfies": {"type": "array"}}
+JSON = {"kind": "json_schema", "json_schema": {"type": "array"}}
 CODE = {"kind": "code", "form": "asserts"}
-WRONG = {"kind": "think_answer", "right": {"kind": "pattern", "pattern": "42"}}
+WRONG = {"kind": "think_answer", "verifier": {"kind": "pattern", "pattern": "42"}}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ OPTIONS = [
     Option("match_score", 3, PATTERN, "a"),
     Option("no_match_score", -1, PATTERN, "b"),
     Option("match_seconds", 0.1, SLOW, "a" * 64 + "!"),
-    Option("satisfies", {"type": "object"}, JSON, "```\n[]\n```"),
+    Option("json_schema", {"type": "object"}, JSON, "```\n[]\n```"),
     Option("reads", "response", JSON, "[]"),
     Option("max_bytes", 3, JSON, "```\n[1, 2]\n```"),
     Option("max_nesting", 2, JSON, "```\n[[[]]]\n```"),
@@ -56,13 +56,13 @@ OPTIONS = [
     Option("unit", "characters", REPETITION, "haha"),
     Option("ngram", 1, REPETITION, "a a"),
     Option("longest_run", 2, REPETITION, "a a a"),
-    Option("right", {"kind": "pattern", "pattern": "41"}, WRONG, GOOD),
-    Option("right_reads", "answer", {**WRONG, "right": {"kind": "pattern", "pattern": "a"}}, GOOD),
-    Option("well_formed_credit", 0.5, WRONG, GOOD),
-    Option("zero_as_minus_one", True, WRONG, GOOD),
-    Option("opened_by_prompt", True, {"kind": "think_answer"}, GOOD),
+    Option("verifier", {"kind": "pattern", "pattern": "41"}, WRONG, GOOD),
+    Option("verifier_input", "answer", {**WRONG, "verifier": {"kind": "pattern", "pattern": "a"}}, GOOD),
+    Option("format_bonus", 0.5, WRONG, GOOD),
+    Option("min_score", -1.0, WRONG, GOOD),
+    Option("think_in_prompt", True, {"kind": "think_answer"}, GOOD),
 ]
-SECTIONS: dict[str, type[JudgedRewardConfig]] = {
+SECTIONS: dict[str, type[VerifierRewardConfig]] = {
     "pattern": PatternRewardConfig,
     "json_schema": JSONSchemaRewardConfig,
     "length": LengthRewardConfig,
@@ -71,21 +71,21 @@ SECTIONS: dict[str, type[JudgedRewardConfig]] = {
 }
 
 
-def verdict(section: dict[str, Any], text: str) -> Verdict:
+def grade(section: dict[str, Any], text: str) -> Grade:
     config = TypeAdapter(WatchedSourceConfig).validate_python(section)
     assert type(config) is SECTIONS[section["kind"]]
-    module, _, name = config.judge_path().partition(":")
-    judge = getattr(importlib.import_module(module), name)(**config.judge_options())
-    return judge.judge(Answer(text=text, prompt="?"))
+    module, _, name = config.verifier_path().partition(":")
+    verifier = getattr(importlib.import_module(module), name)(**config.verifier_options())
+    return verifier.grade(Answer(text=text, prompt="?"))
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: f"{option.base['kind']}.{option.name}")
-def test_a_key_with_another_value_gives_another_verdict(option: Option) -> None:
-    assert verdict({**option.base, option.name: option.other}, option.text) != verdict(option.base, option.text)
+def test_a_key_with_another_value_gives_another_grade(option: Option) -> None:
+    assert grade({**option.base, option.name: option.other}, option.text) != grade(option.base, option.text)
 
 
 def test_no_key_of_a_text_reward_is_left_out() -> None:
-    shared = {*JudgedRewardConfig.model_fields}
+    shared = {*VerifierRewardConfig.model_fields}
     for kind, section in SECTIONS.items():
         shown = {option.name for option in OPTIONS if option.base["kind"] == kind}
         assert shown == set(section.model_fields) - shared, kind
@@ -97,15 +97,18 @@ def test_no_key_of_a_text_reward_is_left_out() -> None:
         ({"kind": "pattern", "pattern": "a("}, "is no regular expression"),
         ({**PATTERN, "match": "full", "max_matches": 2}, "max_matches needs match: search"),
         ({**PATTERN, "match_seconds": 10}, "must be below answer_seconds"),
-        ({"kind": "json_schema", "satisfies": {"type": "objct"}}, "no JSON schema"),
+        ({"kind": "json_schema", "json_schema": {"type": "objct"}}, "no JSON schema"),
         ({"kind": "length"}, "needs shortest, longest or both"),
         ({"kind": "length", "shortest": 3, "longest": 2}, r"shortest \(3\) must not exceed longest \(2\)"),
-        ({"kind": "think_answer", "well_formed_credit": 0.1}, "give right, or leave them out"),
-        ({"kind": "think_answer", "right_reads": "answer"}, "give right, or leave them out"),
-        ({"kind": "think_answer", "right": {**PATTERN, "workers": 2}}, "workers holds for both: move it out"),
-        ({"kind": "think_answer", "right": PATTERN, "answer_seconds": 0.5}, "must be below answer_seconds"),
-        ({"kind": "think_answer", "right": CODE, "answer_seconds": 26}, "answer_seconds .26. must be above 26"),
-        ({"kind": "think_answer", "right": CODE, "answer_seconds": 81, "worker_memory_mib": 511}, "memory_mib .512."),
+        ({"kind": "think_answer", "format_bonus": 0.1}, "set verifier, or remove them"),
+        ({"kind": "think_answer", "verifier_input": "answer"}, "set verifier, or remove them"),
+        ({"kind": "think_answer", "verifier": {**PATTERN, "workers": 2}}, "workers holds for both: move it out"),
+        ({"kind": "think_answer", "verifier": PATTERN, "answer_seconds": 0.5}, "must be below answer_seconds"),
+        ({"kind": "think_answer", "verifier": CODE, "answer_seconds": 26}, "answer_seconds .26. must be above 26"),
+        (
+            {"kind": "think_answer", "verifier": CODE, "answer_seconds": 81, "worker_memory_mib": 511},
+            "memory_mib .512.",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(section: dict[str, Any], problem: str) -> None:
@@ -116,12 +119,13 @@ def test_what_makes_no_sense_is_refused(section: dict[str, Any], problem: str) -
 @pytest.mark.parametrize("right", [PATTERN, {**CODE, "memory_mib": 8192, "cpu_seconds": 30}])
 def test_a_verifier_has_the_worker_of_the_form_and_survives_being_written_down(right: dict[str, Any]) -> None:
     """As runs, pipelines and checkpoints write a recipe: with every key, the verifier's among them."""
-    section = {"kind": "think_answer", "answer_seconds": 700, "worker_memory_mib": 8192, "right": right}
+    section = {"kind": "think_answer", "answer_seconds": 700, "worker_memory_mib": 8192, "verifier": right}
     config = ThinkAnswerRewardConfig.model_validate(section)
-    assert config.right is not None
-    assert (config.right.answer_seconds, config.right.worker_memory_mib) == (700, 8192)
+    assert config.verifier is not None
+    assert (config.verifier.answer_seconds, config.verifier.worker_memory_mib) == (700, 8192)
     assert ThinkAnswerRewardConfig.model_validate(config.model_dump(mode="json")) == config
     made = TypeAdapter(WatchedSourceConfig).validate_python(right | {"answer_seconds": 700, "worker_memory_mib": 8192})
     assert (
-        ThinkAnswerRewardConfig(kind="think_answer", answer_seconds=700, worker_memory_mib=8192, right=made) == config
+        ThinkAnswerRewardConfig(kind="think_answer", answer_seconds=700, worker_memory_mib=8192, verifier=made)
+        == config
     )  # ty: ignore

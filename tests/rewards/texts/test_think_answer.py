@@ -10,16 +10,16 @@ import pytest
 from proximo.config.rewards.texts import ThinkAnswerRewardConfig
 from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError
-from proximo.rewards.texts.think_answer import ThinkAnswerJudge, read_form
-from proximo.rewards.verdicts import Answer, Judge, Verdict
+from proximo.rewards.texts.think_answer import ThinkAnswerVerifier, read_form
+from proximo.rewards.verifier import Answer, Grade, Verifier
 
 GOOD = "<think>two and two</think>\n<answer>4</answer>"
-FORTY_TWO = {"judge": "proximo.rewards.texts.pattern:PatternJudge", "options": {"pattern": "42"}}
-AREAL = {"right": FORTY_TWO, "zero_as_minus_one": True}
+FORTY_TWO = {"verifier": "proximo.rewards.texts.pattern:PatternVerifier", "options": {"pattern": "42"}}
+AREAL = {"verifier": FORTY_TWO, "min_score": -1.0}
 
 
-def verdict(text: str, **options: Any) -> Verdict:
-    return ThinkAnswerJudge(**options).judge(Answer(text=text, prompt="?"))
+def grade(text: str, **options: Any) -> Grade:
+    return ThinkAnswerVerifier(**options).grade(Answer(text=text, prompt="?"))
 
 
 @pytest.mark.parametrize(
@@ -54,16 +54,16 @@ def test_what_is_well_formed(text: str, problem: str | None) -> None:
 
 def test_a_prompt_that_opened_the_thought_leaves_the_rest_to_the_response() -> None:
     rest = GOOD.removeprefix("<think>")
-    assert read_form(rest, opened_by_prompt=True) == (None, "4")
-    assert read_form(GOOD, opened_by_prompt=True)[0] == "tags repeated or out of order"
-    assert verdict(rest, opened_by_prompt=True).score == 1
+    assert read_form(rest, think_in_prompt=True) == (None, "4")
+    assert read_form(GOOD, think_in_prompt=True)[0] == "tags repeated or out of order"
+    assert grade(rest, think_in_prompt=True).score == 1
 
 
-@pytest.mark.parametrize(("minus_one", "floor"), [(False, 0.0), (True, -1.0)])
-def test_alone_the_form_is_worth_one_and_anything_else_zero_or_minus_one(minus_one: bool, floor: float) -> None:
-    good, bad = verdict(GOOD, zero_as_minus_one=minus_one), verdict("4", zero_as_minus_one=minus_one)
+@pytest.mark.parametrize("min_score", [0.0, -1.0])
+def test_alone_the_form_is_worth_one_and_anything_else_zero_or_minus_one(min_score: float) -> None:
+    good, bad = grade(GOOD, min_score=min_score), grade("4", min_score=min_score)
     assert (good.score, good.state, good.components) == (1.0, ScoreState.SCORED, {"well_formed": 1.0})
-    assert (bad.score, bad.state, bad.reason) == (floor, ScoreState.MODEL_FAULT, "no <think>")
+    assert (bad.score, bad.state, bad.reason) == (min_score, ScoreState.MODEL_FAULT, "no <think>")
 
 
 @pytest.mark.parametrize(
@@ -77,37 +77,37 @@ def test_alone_the_form_is_worth_one_and_anything_else_zero_or_minus_one(minus_o
     ],
 )
 def test_with_a_verifier_the_table_is_that_of_areal(text: str, score: float) -> None:
-    assert verdict(text, **AREAL).score == pytest.approx(score, abs=1e-12)
+    assert grade(text, **AREAL).score == pytest.approx(score, abs=1e-12)
 
 
 def test_the_form_of_a_right_answer_neither_costs_nor_earns_anything() -> None:
-    found = verdict("it is 42", **AREAL)
+    found = grade("it is 42", **AREAL)
     assert (found.score, found.state, found.reason) == (1.0, ScoreState.SCORED, None)
-    assert found.components == {"well_formed": 0.0, "right": 1.0, "right.matches": 1.0}
+    assert found.components == {"well_formed": 0.0, "correct": 1.0, "verifier.matches": 1.0}
 
 
 def test_without_minus_one_the_credit_counts_from_zero() -> None:
-    assert verdict("<think>a</think><answer>41</answer>", right=FORTY_TWO).score == 0.2
-    assert verdict("<think>a</think><answer>41</answer>", right=FORTY_TWO, well_formed_credit=0.5).score == 0.5
-    assert verdict("41", right=FORTY_TWO, well_formed_credit=0.5).score == 0
+    assert grade("<think>a</think><answer>41</answer>", verifier=FORTY_TWO).score == 0.2
+    assert grade("<think>a</think><answer>41</answer>", verifier=FORTY_TWO, format_bonus=0.5).score == 0.5
+    assert grade("41", verifier=FORTY_TWO, format_bonus=0.5).score == 0
 
 
 def test_a_verifier_of_the_answer_part_does_not_see_the_thought() -> None:
     thought = "<think>42</think><answer>41</answer>"
-    assert verdict(thought, **AREAL, right_reads="answer").components["right"] == 0
-    assert verdict("<think>41</think><answer> 42 </answer>", **AREAL, right_reads="answer").score == 1
-    assert verdict("malformed 42", **AREAL, right_reads="answer").score == 1
+    assert grade(thought, **AREAL, verifier_input="answer").components["correct"] == 0
+    assert grade("<think>41</think><answer> 42 </answer>", **AREAL, verifier_input="answer").score == 1
+    assert grade("malformed 42", **AREAL, verifier_input="answer").score == 1
 
 
-class HalfRight(Judge):
-    """A judge with a partial score, which wants rows with a reference."""
+class HalfRight(Verifier):
+    """A verifier with a partial score, which wants rows with a reference."""
 
     closed = False
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         if answer.text == "lost":
-            return Verdict(score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason="gone")
-        return Verdict(score=0.5, state=ScoreState.MODEL_FAULT, reason="half", components={"passed": 0.5})
+            return Grade(score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason="gone")
+        return Grade(score=0.5, state=ScoreState.MODEL_FAULT, reason="half", components={"passed": 0.5})
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
         if reference is None:
@@ -117,35 +117,35 @@ class HalfRight(Judge):
         HalfRight.closed = True
 
 
-HALF = {"judge": f"{__name__}:HalfRight", "options": {}}
+HALF = {"verifier": f"{__name__}:HalfRight", "options": {}}
 
 
 def test_half_right_is_wrong_and_both_reasons_are_told() -> None:
-    good, bad = verdict(GOOD, right=HALF), verdict("4", right=HALF)
+    good, bad = grade(GOOD, verifier=HALF), grade("4", verifier=HALF)
     assert (good.score, good.reason) == (0.2, "half")
     assert (bad.score, bad.reason) == (0.0, "no <think>; half")
-    assert good.components == {"well_formed": 1.0, "right": 0.0, "right.passed": 0.5}
+    assert good.components == {"well_formed": 1.0, "correct": 0.0, "verifier.passed": 0.5}
 
 
 def test_a_verifier_that_cannot_tell_leaves_no_score() -> None:
-    found = verdict("lost", right=HALF)
+    found = grade("lost", verifier=HALF)
     assert found.state is ScoreState.INFRASTRUCTURE_FAULT
     assert math.isnan(found.score)
 
 
 def test_rows_are_checked_and_what_was_started_is_ended_by_the_verifier() -> None:
-    judge = ThinkAnswerJudge(right=HALF)
+    verifier = ThinkAnswerVerifier(verifier=HALF)
     with pytest.raises(DataError, match="no reference"):
-        judge.check_row(None, {})
-    judge.close()
+        verifier.check_row(None, {})
+    verifier.close()
     assert HalfRight.closed
-    ThinkAnswerJudge().check_row(None, {})
+    ThinkAnswerVerifier().check_row(None, {})
 
 
-def test_the_section_names_the_judge_of_its_verifier() -> None:
+def test_the_section_names_the_verifier_of_its_verifier() -> None:
     right = {"kind": "pattern", "pattern": "42"}
-    config = ThinkAnswerRewardConfig(kind="think_answer", right=right, zero_as_minus_one=True)  # ty: ignore
-    found = ThinkAnswerJudge(**config.judge_options()).judge(Answer(text="41", prompt="?"))
+    config = ThinkAnswerRewardConfig(kind="think_answer", verifier=right, min_score=-1.0)  # ty: ignore
+    found = ThinkAnswerVerifier(**config.verifier_options()).grade(Answer(text="41", prompt="?"))
     assert found.score == -1
 
 
@@ -153,12 +153,12 @@ def test_the_section_names_the_judge_of_its_verifier() -> None:
     ("right", "refused"),
     [
         ({"kind": "maths"}, False),
-        ({"kind": "maths", "right": 0.5}, True),
-        ({"kind": "maths", "right": 2.0, "wrong": 1.0}, True),
-        ({"kind": "countdown", "right": 0.9, "wrong": 0.1}, True),
-        ({"kind": "countdown", "wrong": 0.1}, False),
-        ({"kind": "code", "form": "asserts", "cpu_seconds": 0.1, "idle_seconds": 0.1, "right": 0.5}, True),
-        ({"kind": "json_schema", "satisfies": {"type": "object"}}, False),
+        ({"kind": "maths", "correct_score": 0.5}, True),
+        ({"kind": "maths", "correct_score": 2.0, "incorrect_score": 1.0}, True),
+        ({"kind": "countdown", "correct_score": 0.9, "incorrect_score": 0.1}, True),
+        ({"kind": "countdown", "incorrect_score": 0.1}, False),
+        ({"kind": "code", "form": "asserts", "cpu_seconds": 0.1, "idle_seconds": 0.1, "correct_score": 0.5}, True),
+        ({"kind": "json_schema", "json_schema": {"type": "object"}}, False),
         ({"kind": "pattern", "pattern": "42", "match_score": 0.5}, True),
         ({"kind": "pattern", "pattern": "42", "match_score": 0.5, "max_matches": 2}, False),
         ({"kind": "pattern", "pattern": "42", "match_score": 0.0, "no_match_score": 1.0}, False),
@@ -166,6 +166,6 @@ def test_the_section_names_the_judge_of_its_verifier() -> None:
     ],
 )
 def test_a_verifier_that_could_not_be_right_or_not_be_wrong_is_refused(right: dict[str, Any], refused: bool) -> None:
-    refusal = pytest.raises(ConfigError, match="right is what it scores 1 or more")
+    refusal = pytest.raises(ConfigError, match="takes a score of 1 or more as correct")
     with refusal if refused else contextlib.nullcontext():
-        ThinkAnswerRewardConfig(kind="think_answer", right=right)  # ty: ignore
+        ThinkAnswerRewardConfig(kind="think_answer", verifier=right)  # ty: ignore

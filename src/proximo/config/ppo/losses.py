@@ -137,7 +137,7 @@ class GuardConfig(Section):
     step, itself included; those of a value model of its own go on."""
     max_skipped_fraction: float = Field(0.5, gt=0, le=1)
     """The run stops when more than this fraction of the updates of a step is skipped."""
-    max_faulty_fraction: float = Field(0.2, ge=0, le=1)
+    max_unscored_fraction: float = Field(0.2, ge=0, le=1)
     """The run stops when more than this fraction of a batch could not be scored; of an evaluation as well."""
     max_equal_steps: int | None = Field(None, ge=2)
     """The run stops when all scores of this many steps in a row are one and the same number: a verifier that is dead,

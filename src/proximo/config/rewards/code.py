@@ -4,29 +4,28 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from proximo.config.rewards.sources import JudgedRewardConfig
+from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.metrics.definitions import COMPONENT
 from proximo.sandbox.guarantees import check_names
 
 LEAST_WALL_PER_CPU = 2.0
-"""As in rewards/code/judge.py."""
+"""As in rewards/code/verifier.py."""
 
 
-class CodeRewardConfig(JudgedRewardConfig):
+class CodeRewardConfig(VerifierRewardConfig):
     """Scores from tests that a program has to pass, run in a sandbox."""
 
-    judge: ClassVar[str] = "proximo.rewards.code.judge:CodeJudge"
+    implementation: ClassVar[str] = "proximo.rewards.code.verifier:CodeVerifier"
 
     kind: Literal["code"]
     """A program and tests."""
     name: str = Field("code", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     answer_seconds: float = Field(120.0, gt=0)
-    """Wall-clock limit of one answer with all its tests, from when its judge begins with it; in line it may wait for as
-    long as `step_seconds` let it. 0.45 of it are the wall-clock limit of a run, so that there is time for a second one
-    where the machine kept the first waiting. More than 4 times `cpu_seconds` and 2 times `idle_seconds`; with
-    `limit_each_test` `cpu_seconds` count for each test of a row, and a row with more tests stops the run before it
-    starts."""
+    """Wall-clock limit of one answer with all its tests, counted from when its grading begins; the time in the queue is
+    limited by `step_seconds` alone. A program gets 0.45 of it, so that a program which the machine kept waiting can be
+    run a second time. Must exceed 4 times `cpu_seconds` plus 2 times `idle_seconds`. With `limit_per_test`,
+    `cpu_seconds` count once per test, and a row with too many tests stops the run before it starts."""
     form: Literal["asserts", "check", "stdio", "input_output"]
     """What tests a row has. `asserts`: statements that call a function (MBPP). `check`: a function `check(candidate)`
     (HumanEval). `stdio`: inputs and outputs in two columns. `input_output`: both in one column of JSON, with `fn_name`
@@ -46,14 +45,14 @@ class CodeRewardConfig(JudgedRewardConfig):
     program: Literal["last_block", "first_block", "all_blocks", "text", "completion"] = "last_block"
     """What of an answer is the program: a fenced block, all of them joined, the whole text, or the prompt's code and
     the answer after it."""
-    unfenced: bool = False
+    allow_unfenced: bool = False
     """An answer without a fenced block is taken whole. Without it such an answer has no program."""
     cpu_seconds: float = Field(4.0, gt=0)
     """CPU time that a program may use on all of a row's tests together."""
     idle_seconds: float = Field(5.0, gt=0)
     """Wall-clock time that a program may be idle on all of a row's tests together: neither computing nor waiting for a
     processor, as one that sleeps."""
-    limit_each_test: bool = False
+    limit_per_test: bool = False
     """`cpu_seconds` are for each test: where a program runs once for each input exactly, else as one limit that is
     multiplied by their number."""
     memory_mib: int = Field(512, ge=160)
@@ -63,12 +62,13 @@ class CodeRewardConfig(JudgedRewardConfig):
     """How far a number of the output, or of a returned value, may be from the expected one, absolutely or as a part of
     it; null for outputs that are equal. Tests in Python compare by themselves."""
     partial: bool = False
-    """The score grows from `wrong` to `right` with the share of tests that pass. Without it `right` needs all."""
-    right: float = 1.0
+    """The score grows from `incorrect_score` to `correct_score` with the share of tests that pass. Without it every
+    test must pass for `correct_score`."""
+    correct_score: float = 1.0
     """Score where every test passes."""
-    wrong: float = 0.0
+    incorrect_score: float = 0.0
     """Score where one does not."""
-    no_program: float = 0.0
+    no_program_score: float = 0.0
     """Score of an answer without a program."""
     packages: list[str] = Field(default_factory=list)
     """Installed packages that programs and tests may import beside the standard library, by the name that is imported
@@ -93,9 +93,9 @@ class CodeRewardConfig(JudgedRewardConfig):
             )
         return self
 
-    def judge_options(self) -> dict[str, Any]:
+    def verifier_options(self) -> dict[str, Any]:
         """With the time of an answer, which the limits of a program have to fit into."""
-        return {**super().judge_options(), "answer_seconds": self.answer_seconds}
+        return {**super().verifier_options(), "answer_seconds": self.answer_seconds}
 
     @property
     def shortest_answer_seconds(self) -> float:
@@ -124,8 +124,9 @@ class CodeRewardConfig(JudgedRewardConfig):
 
     @model_validator(mode="after")
     def _scores_in_order(self) -> Self:
-        if not max(self.wrong, self.no_program) < self.right:
+        if not max(self.incorrect_score, self.no_program_score) < self.correct_score:
             raise ValueError(
-                f"right ({self.right:g}) must be above wrong ({self.wrong:g}) and no_program ({self.no_program:g})"
+                f"correct_score ({self.correct_score:g}) must be above incorrect_score ({self.incorrect_score:g}) and "
+                f"no_program_score ({self.no_program_score:g})"
             )
         return self

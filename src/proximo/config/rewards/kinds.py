@@ -3,7 +3,7 @@
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import FunctionRewardConfig, JudgeRewardConfig, ModelRewardConfig
+from proximo.config.rewards.sources import CustomVerifierRewardConfig, FunctionRewardConfig, ModelRewardConfig
 from proximo.config.rewards.texts import (
     JSONSchemaRewardConfig,
     LengthRewardConfig,
@@ -14,7 +14,7 @@ from proximo.config.rewards.texts import (
 
 WatchedSourceConfig = (
     FunctionRewardConfig
-    | JudgeRewardConfig
+    | CustomVerifierRewardConfig
     | CodeRewardConfig
     | MathsRewardConfig
     | CountdownRewardConfig

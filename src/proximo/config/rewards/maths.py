@@ -1,4 +1,4 @@
-"""The reward sources that judge mathematics: answers against a reference, and countdown. Not how they judge."""
+"""The reward sources that grade mathematics: answers against a reference, and countdown. Not how they grade."""
 
 import re
 from importlib.util import find_spec
@@ -6,17 +6,17 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from proximo.config.rewards.sources import JudgedRewardConfig
+from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.metrics.definitions import COMPONENT
 
-AnswerPlace = Literal["boxed", "tags", "hash", "phrase", "label", "number", "pattern", "whole"]
+AnswerPlace = Literal["boxed", "tags", "hash", "phrase", "label", "number", "pattern", "response"]
 Operator = Literal["+", "-", "*", "/"]
 
 
-class MathsRewardConfig(JudgedRewardConfig):
+class MathsRewardConfig(VerifierRewardConfig):
     """Scores of answers that are compared with the row's reference answer. docs/maths.md."""
 
-    judge: ClassVar[str] = "proximo.rewards.maths.judge:MathsJudge"
+    implementation: ClassVar[str] = "proximo.rewards.maths.verifier:MathsVerifier"
 
     kind: Literal["maths"]
     """A mathematical answer, compared exactly."""
@@ -26,11 +26,11 @@ class MathsRewardConfig(JudgedRewardConfig):
     """Where the answer is looked for; the first place that has one counts. `boxed`: \\boxed{}; `tags`:
     <answer>...</answer>; `hash`: behind ####;
     `phrase`: behind "the answer is"; `label`: a line `A: ...`; `number`: the last number; `pattern`: the key `pattern`;
-    `whole`: the whole response."""
+    `response`: the whole response."""
     answers_column: str | None = "answers"
     """Column with a list of reference answers, beside the row's own; right is what equals any of them. A row without
     that column has its own alone, and null is for all rows the same."""
-    several_boxes: Literal["last", "first", "agree"] = "last"
+    multiple_answers: Literal["last", "first", "agree"] = "last"
     """Which of several answers in one place counts. `agree`: all must be the same, else there is none."""
     pattern: str | None = None
     """A regular expression, for `answer_from: [pattern]`; the answer is its first group, or all of it without groups.
@@ -42,11 +42,11 @@ class MathsRewardConfig(JudgedRewardConfig):
     `always`: it must be installed."""
     symbolic_cpu_seconds: float = Field(0.8, gt=0)
     """Processor time that math-verify has for one answer; then the answer is wrong."""
-    right: float = 1.0
+    correct_score: float = 1.0
     """Score of a right answer."""
-    wrong: float = 0.0
+    incorrect_score: float = 0.0
     """Score of a wrong answer."""
-    no_answer: float = 0.0
+    no_answer_score: float = 0.0
     """Score of a response in which no answer is found."""
 
     def caveats(self) -> tuple[str, ...]:
@@ -74,33 +74,33 @@ class MathsRewardConfig(JudgedRewardConfig):
         return self
 
 
-class CountdownRewardConfig(JudgedRewardConfig):
+class CountdownRewardConfig(VerifierRewardConfig):
     """Scores of countdown: an expression of the given numbers that makes the target. docs/maths.md."""
 
-    judge: ClassVar[str] = "proximo.rewards.maths.countdown:CountdownJudge"
+    implementation: ClassVar[str] = "proximo.rewards.maths.countdown:CountdownVerifier"
 
     kind: Literal["countdown"]
     """An expression, parsed and computed exactly."""
     name: str = Field("countdown", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
-    answer_from: tuple[Literal["tags", "boxed", "last_line", "whole"], ...] = Field(
+    answer_from: tuple[Literal["tags", "boxed", "last_line", "response"], ...] = Field(
         ("tags", "boxed", "last_line"), min_length=1
     )
     """Where the expression is looked for; the first place that has one counts, and its last. `tags`:
-    <answer>...</answer>; `boxed`: \\boxed{}; `last_line`: the last line; `whole`: the whole response."""
+    <answer>...</answer>; `boxed`: \\boxed{}; `last_line`: the last line; `response`: the whole response."""
     numbers_column: str = "nums"
     """Column of the row with the list of whole numbers."""
     target_column: str = "target"
     """Column of the row with the whole number to make."""
-    each_number: Literal["exactly_once", "at_most_once"] = "exactly_once"
+    number_usage: Literal["exactly_once", "at_most_once"] = "exactly_once"
     """How often each of the numbers is to be used."""
     operators: tuple[Operator, ...] = Field(("+", "-", "*", "/"), min_length=1)
     """The operators that are allowed."""
-    right: float = 1.0
+    correct_score: float = 1.0
     """Score of an expression that makes the target."""
-    wrong: float = 0.0
+    incorrect_score: float = 0.0
     """Score of any other expression: a small one rewards the form."""
-    no_answer: float = 0.0
+    no_answer_score: float = 0.0
     """Score of a response without an expression."""
 
     @model_validator(mode="after")
@@ -110,7 +110,8 @@ class CountdownRewardConfig(JudgedRewardConfig):
 
 
 def _check_order(section: MathsRewardConfig | CountdownRewardConfig) -> None:
-    if not max(section.wrong, section.no_answer) < section.right:
+    if not max(section.incorrect_score, section.no_answer_score) < section.correct_score:
         raise ValueError(
-            f"right ({section.right:g}) must be above wrong ({section.wrong:g}) and no_answer ({section.no_answer:g})"
+            f"correct_score ({section.correct_score:g}) must be above incorrect_score ({section.incorrect_score:g}) "
+            f"and no_answer_score ({section.no_answer_score:g})"
         )

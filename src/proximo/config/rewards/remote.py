@@ -23,15 +23,15 @@ class RemoteRewardConfig(Section):
     """Name of the environment variable that has the service's token; null for a service without one."""
     responses_per_request: int = Field(16, ge=1)
     """Responses that are asked about at once."""
-    requests_at_once: int = Field(4, ge=1)
+    max_concurrent_requests: int = Field(4, ge=1)
     """Requests under way at the same time."""
     request_seconds: float = Field(120.0, gt=0)
     """Wall-clock limit of a request; then it is sent again."""
     step_seconds: float = Field(600.0, gt=0)
-    """Wall-clock limit of all responses of a step. What has no verdict by then has no score."""
+    """Wall-clock limit of all responses of a step. What has no grade by then has no score."""
     attempts: int = Field(5, ge=1)
     """How often a request is sent that gets no usable answer, before its responses are left without a score."""
-    first_pause_seconds: float = Field(0.5, ge=0)
+    initial_backoff_seconds: float = Field(0.5, ge=0)
     """Pause before the second attempt; each later one is twice as long, 30 seconds at most."""
     weight: float = 1.0
     """Factor of this source in the sum."""

@@ -1,4 +1,4 @@
-"""The first kinds of reward sources, and what judged ones share. Not what PPO does to a score: that is ppo/score.py."""
+"""The first kinds of reward sources, and what graded ones share. Not what PPO does to a score: that is ppo/score.py."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -8,11 +8,11 @@ from proximo.config.schema.base import Section
 from proximo.metrics.definitions import COMPONENT
 
 
-class JudgedRewardConfig(Section):
-    """What all sources share whose verdicts come from worker processes."""
+class VerifierRewardConfig(Section):
+    """What all sources share whose grades come from worker processes."""
 
-    judge: ClassVar[str]
-    """`package.module:Class` of the judge, which a worker makes with `judge_options`."""
+    implementation: ClassVar[str]
+    """`package.module:Class` of the verifier, which a worker makes with `verifier_options`."""
 
     kind: str
     """What tells the sources of a recipe apart."""
@@ -26,23 +26,23 @@ class JudgedRewardConfig(Section):
     """Wall-clock limit of one answer. A worker that exceeds it is killed and the answer is tried once more alone; then
     it is the answer's fault."""
     step_seconds: float = Field(600.0, gt=0)
-    """Wall-clock limit of all answers of a step. What was not judged by then has no score."""
+    """Wall-clock limit of all answers of a step. What was not graded by then has no score."""
     attempts: int = Field(3, ge=1)
-    """How often an answer is tried whose worker died or whose judge failed, before it is left without a score."""
+    """How often an answer is tried whose worker died or whose verifier failed, before it is left without a score."""
     worker_memory_mib: int | None = Field(4096, ge=128)
     """Address space of a worker, and of each process that it starts; null for no limit. What needs more fails."""
 
-    def judge_path(self) -> str:
-        """`package.module:Class` of the judge."""
-        return self.judge
+    def verifier_path(self) -> str:
+        """`package.module:Class` of the verifier."""
+        return self.implementation
 
     def caveats(self) -> tuple[str, ...]:
         """What the user is to hear when the source is built, and what it will do without on this machine."""
         return ()
 
-    def judge_options(self) -> dict[str, Any]:
-        """The keyword arguments of the judge, as plain values: the fields that only this kind of source has."""
-        shared = {*JudgedRewardConfig.model_fields, "kind", "name"}
+    def verifier_options(self) -> dict[str, Any]:
+        """The keyword arguments of the verifier, as plain values: the fields that only this kind of source has."""
+        shared = {*VerifierRewardConfig.model_fields, "kind", "name"}
         return self.model_dump(mode="json", exclude=shared)
 
 
@@ -92,25 +92,25 @@ class FunctionRewardConfig(Section):
     """The run stops, and says so, when the function has not answered for a batch after this long."""
     process: bool = False
     """The function runs in a process of its own. One that hangs, raises or crashes there is ended and tried again; then
-    the batch has no scores (`ppo.guards.max_faulty_fraction`)."""
+    the batch has no scores (`ppo.guards.max_unscored_fraction`)."""
     weight: float = 1.0
     """Factor of this source in the sum."""
 
 
-class JudgeRewardConfig(JudgedRewardConfig):
-    """Scores from a judge of your own, in worker processes."""
+class CustomVerifierRewardConfig(VerifierRewardConfig):
+    """Scores from a verifier of your own, in worker processes."""
 
-    kind: Literal["judge"]
-    """A class named by its import path. docs/rewards.md, "A judge of your own"."""
-    name: str = Field("judge", pattern=f"^{COMPONENT}$")
+    kind: Literal["verifier"]
+    """A class named by its import path. docs/rewards.md, "A verifier of your own"."""
+    name: str = Field("verifier", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
-    judge_class: str
-    """`package.module:Class`, with a method `judge`; made in each worker."""
+    verifier_class: str
+    """`package.module:Class`, with a method `grade`; made in each worker."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
 
-    def judge_path(self) -> str:
-        return self.judge_class
+    def verifier_path(self) -> str:
+        return self.verifier_class
 
-    def judge_options(self) -> dict[str, Any]:
+    def verifier_options(self) -> dict[str, Any]:
         return dict(self.arguments)

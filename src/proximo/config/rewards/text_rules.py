@@ -1,4 +1,4 @@
-"""Whether a regular expression and a JSON schema of a recipe can be used. Imports no pydantic: judges ask too."""
+"""Whether a regular expression and a JSON schema of a recipe can be used. Imports no pydantic: verifiers ask too."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -8,15 +8,15 @@ from pydantic import Field, field_validator, model_validator
 
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
-from proximo.config.rewards.sources import JudgedRewardConfig
+from proximo.config.rewards.sources import VerifierRewardConfig
 from proximo.config.rewards.text_rules import pattern_problem, schema_problem
 from proximo.metrics.definitions import COMPONENT
 
-JUDGES = "proximo.rewards.texts"
+VERIFIERS = "proximo.rewards.texts"
 
 
-class QuickRewardConfig(JudgedRewardConfig):
-    """What judges share that take a fraction of a millisecond for an answer."""
+class QuickRewardConfig(VerifierRewardConfig):
+    """What verifiers share that take a fraction of a millisecond for an answer."""
 
     workers: int | None = Field(1, ge=1)
     """Worker processes of this source; null for one per core."""
@@ -25,7 +25,7 @@ class QuickRewardConfig(JudgedRewardConfig):
 class PatternRewardConfig(QuickRewardConfig):
     """A regular expression that responses should match, or should not. docs/text-rewards.md."""
 
-    judge: ClassVar[str] = f"{JUDGES}.pattern:PatternJudge"
+    implementation: ClassVar[str] = f"{VERIFIERS}.pattern:PatternVerifier"
 
     kind: Literal["pattern"]
     """Score by matches of a regular expression."""
@@ -71,13 +71,13 @@ class PatternRewardConfig(QuickRewardConfig):
 class JSONSchemaRewardConfig(QuickRewardConfig):
     """JSON that satisfies a schema. docs/text-rewards.md."""
 
-    judge: ClassVar[str] = f"{JUDGES}.json_schema:JSONSchemaJudge"
+    implementation: ClassVar[str] = f"{VERIFIERS}.json_schema:JSONSchemaVerifier"
 
     kind: Literal["json_schema"]
     """1 for JSON that satisfies the schema, else 0. Needs the extra json-schema."""
     name: str = Field("json", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
-    satisfies: dict[str, Any]
+    json_schema: dict[str, Any]
     """The JSON schema, written out here. It may refer to its own parts (`#/$defs/...`) and to nothing else."""
     reads: Literal["last_block", "response"] = "last_block"
     """The last block between lines of three backticks, or the whole response."""
@@ -86,7 +86,7 @@ class JSONSchemaRewardConfig(QuickRewardConfig):
     max_nesting: int = Field(32, ge=1, le=64)
     """JSON with lists and objects deeper within each other is refused unread."""
 
-    @field_validator("satisfies")
+    @field_validator("json_schema")
     @classmethod
     def _is_a_schema(cls, schema: dict[str, Any]) -> dict[str, Any]:
         if problem := schema_problem(schema):
@@ -97,7 +97,7 @@ class JSONSchemaRewardConfig(QuickRewardConfig):
 class LengthRewardConfig(QuickRewardConfig):
     """A range that a response's length should be in. docs/text-rewards.md."""
 
-    judge: ClassVar[str] = f"{JUDGES}.length:LengthJudge"
+    implementation: ClassVar[str] = f"{VERIFIERS}.length:LengthVerifier"
 
     kind: Literal["length"]
     """1 within the range, both ends included; outside it falls to 0 over `slack` units. What the limit of the rollout
@@ -125,7 +125,7 @@ class LengthRewardConfig(QuickRewardConfig):
 class RepetitionRewardConfig(QuickRewardConfig):
     """A penalty for repeating oneself. docs/text-rewards.md."""
 
-    judge: ClassVar[str] = f"{JUDGES}.repetition:RepetitionJudge"
+    implementation: ClassVar[str] = f"{VERIFIERS}.repetition:RepetitionVerifier"
 
     kind: Literal["repetition"]
     """Minus the share of n-grams that came before in the response: from 0 down to nearly -1."""
@@ -139,90 +139,93 @@ class RepetitionRewardConfig(QuickRewardConfig):
     """-1 where a block of up to `ngram` units stands more often in a row; null for no such limit."""
 
 
-Verifier = Annotated[
+VerifierConfig = Annotated[
     PatternRewardConfig | JSONSchemaRewardConfig | MathsRewardConfig | CountdownRewardConfig | CodeRewardConfig,
     Field(discriminator="kind"),
 ]
-"""What can say within `think_answer` that an answer is right: a score of 1 or more."""
+"""The verifiers that `think_answer` can use; an answer is correct if the verifier scores it 1 or more."""
 
 
-def _scores_of(verifier: Verifier) -> tuple[float, float]:
-    """The highest score of a verifier, and the highest of what is wrong; of a pattern, which may be one for wrong
-    answers, the lowest."""
+def _scores_of(verifier: VerifierConfig) -> tuple[float, float]:
+    """(the highest score of a verifier, the highest score of a wrong answer).
+
+    A pattern may describe wrong answers, with a score below that of no match; its second number is its lowest score.
+    """
     match verifier:
         case MathsRewardConfig() | CountdownRewardConfig():
-            return verifier.right, max(verifier.wrong, verifier.no_answer)
+            return verifier.correct_score, max(verifier.incorrect_score, verifier.no_answer_score)
         case CodeRewardConfig():
-            return verifier.right, max(verifier.wrong, verifier.no_program)
+            return verifier.correct_score, max(verifier.incorrect_score, verifier.no_program_score)
         case PatternRewardConfig():
             scores = (verifier.match_score * verifier.max_matches, verifier.match_score, verifier.no_match_score)
             return max(scores), min(scores)
     return 1.0, 0.0
 
 
-class ThinkAnswerRewardConfig(JudgedRewardConfig):
+class ThinkAnswerRewardConfig(VerifierRewardConfig):
     """The form `<think>…</think><answer>…</answer>`, alone or beside a verifier. docs/text-rewards.md."""
 
-    judge: ClassVar[str] = f"{JUDGES}.think_answer:ThinkAnswerJudge"
+    implementation: ClassVar[str] = f"{VERIFIERS}.think_answer:ThinkAnswerVerifier"
 
     kind: Literal["think_answer"]
-    """1 for a response of that form, else 0. With a verifier in `right`, 1 where the answer is right in whatever form,
-    and the form counts among the wrong ones."""
+    """1 for a response of that form, else `min_score`. With `verifier`, 1 for a correct answer in any form; the form
+    then distinguishes incorrect answers only."""
     name: str = Field("form", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
-    right: Verifier | None = None
-    """A verifier with its own keys, such as `{kind: pattern, pattern: ...}`: right is what it scores 1 or more."""
-    right_reads: Literal["response", "answer"] = "response"
-    """What the verifier is shown: the whole response, or of a well-formed one what stands between the answer tags."""
-    well_formed_credit: float | None = Field(None, ge=0)
-    """What a wrong answer in good form gets above one in bad form; null for 0.2. With a verifier only."""
-    zero_as_minus_one: bool = False
-    """-1 in place of 0, from which the credit then counts: AReaL's 1, -0.8 and -1."""
-    opened_by_prompt: bool = False
-    """The prompt's text (its chat template) ends in `<think>`, so that responses begin behind it."""
+    verifier: VerifierConfig | None = None
+    """A verifier with its own keys, such as `{kind: pattern, pattern: ...}`. An answer is correct if it scores 1 or
+    more."""
+    verifier_input: Literal["response", "answer"] = "response"
+    """What the verifier reads: the whole response, or the text between the answer tags of a well-formed response."""
+    format_bonus: float | None = Field(None, ge=0)
+    """Added to `min_score` for an incorrect answer in the right form; null for 0.2. Needs `verifier`."""
+    min_score: float = Field(0.0, le=0)
+    """Score of a malformed response that is not correct. AReaL's scores of 1, -0.8 and -1 need -1."""
+    think_in_prompt: bool = False
+    """The chat template ends the prompt with `<think>`, so a response begins inside the thought."""
 
     @model_validator(mode="before")
     @classmethod
     def _one_worker_for_both(cls, given: Any) -> Any:
-        """The verifier's name, worker and limits are those of the form, and its own checks hold for them."""
-        right = given.get("right") if isinstance(given, Mapping) else None
-        if isinstance(right, JudgedRewardConfig):
-            right = right.model_dump(exclude_unset=True)
-        if not isinstance(right, Mapping):
+        """Gives the nested verifier the name, worker and limits of this section, so that its own checks see them."""
+        verifier = given.get("verifier") if isinstance(given, Mapping) else None
+        if isinstance(verifier, VerifierRewardConfig):
+            verifier = verifier.model_dump(exclude_unset=True)
+        if not isinstance(verifier, Mapping):
             return given
-        names = {*JudgedRewardConfig.model_fields} - {"kind"}
+        names = {*VerifierRewardConfig.model_fields} - {"kind"}
         shared = {name: given.get(name, cls.model_fields[name].default) for name in names}
-        others = sorted(name for name in shared if name in right and right[name] != shared[name])
+        others = sorted(name for name in shared if name in verifier and verifier[name] != shared[name])
         if others:
             raise ValueError(
-                f"the verifier in right runs in the worker of the form, whose {', '.join(others)} holds for both: move "
-                f"{'them' if len(others) > 1 else 'it'} out of right"
+                f"verifier shares the worker of think_answer, whose {', '.join(others)} holds for both: move "
+                f"{'them' if len(others) > 1 else 'it'} out of verifier"
             )
-        return {**given, "right": {**right, **shared}}
+        return {**given, "verifier": {**verifier, **shared}}
 
     @model_validator(mode="after")
     def _needs_a_verifier(self) -> Self:
-        if self.right is None and (self.well_formed_credit is not None or self.right_reads == "answer"):
-            raise ValueError("well_formed_credit and right_reads are about a verifier: give right, or leave them out")
+        if self.verifier is None and (self.format_bonus is not None or self.verifier_input == "answer"):
+            raise ValueError("format_bonus and verifier_input need a verifier: set verifier, or remove them")
         return self
 
     @model_validator(mode="after")
     def _scores_on_both_sides_of_one(self) -> Self:
-        best, worst = (math.inf, -math.inf) if self.right is None else _scores_of(self.right)
+        best, worst = (math.inf, -math.inf) if self.verifier is None else _scores_of(self.verifier)
         if not worst < 1 <= best:
             raise ValueError(
-                f"the verifier in right scores {best:g} what is right and {worst:g} what is wrong, but right is what "
-                "it scores 1 or more, and nothing else: give it other scores"
+                f"verifier scores a correct answer {best:g} and an incorrect one {worst:g}, but think_answer takes a "
+                "score of 1 or more as correct and a lower one as incorrect: change its scores"
             )
         return self
 
     def caveats(self) -> tuple[str, ...]:
-        """Those of the verifier."""
-        return () if self.right is None else self.right.caveats()
+        """The caveats of the nested verifier."""
+        return () if self.verifier is None else self.verifier.caveats()
 
-    def judge_options(self) -> dict[str, Any]:
-        """With the verifier's judge and options in place of its section."""
-        if self.right is None:
-            return {**super().judge_options(), "right": None}
-        verifier = {"judge": self.right.judge, "options": self.right.judge_options()}
-        return {**super().judge_options(), "right": verifier}
+    def verifier_options(self) -> dict[str, Any]:
+        """The options, with import path and options of the nested verifier in place of its section."""
+        if self.verifier is None:
+            return {**super().verifier_options(), "verifier": None}
+        verifier = {"verifier": self.verifier.implementation, "options": self.verifier.verifier_options()}
+        return {**super().verifier_options(), "verifier": verifier}

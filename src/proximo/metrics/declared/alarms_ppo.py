@@ -51,11 +51,11 @@ PPO_RULES = (
     ),
     Rule(
         title="Responses were left out",
-        when="response/faulty or evaluation/faulty is above 0 anywhere",
+        when="response/unscored or evaluation/unscored is above 0 anywhere",
         advice="samples.jsonl says why (`reason`), for at least one of each step: a reward source that fails, or an "
         "engine that gives up. If it is one kind of answer that fails, the policy learns nothing of that kind.",
         severity=Severity.WARNING,
-        check=lambda run: counted(run, "Responses", "response/faulty", "evaluation/faulty"),
+        check=lambda run: counted(run, "Responses", "response/unscored", "evaluation/unscored"),
     ),
     Rule(
         title=LEFT_OUT,

@@ -103,7 +103,7 @@ GENERATED = (
         phase=Phase.EVALUATION,
     ),
     Metric(
-        name="evaluation/faulty",
+        name="evaluation/unscored",
         reduction=Sum,
         unit="responses",
         definition="Answers left out of all of these because of a fault that is not theirs.",

@@ -48,7 +48,7 @@ ROLLOUT = (
         phase=Phase.ROLLOUT,
     ),
     Metric(
-        name="response/faulty",
+        name="response/unscored",
         reduction=Sum,
         unit="responses",
         definition="Responses left out of loss, baseline and statistics, because the engine gave up on them or a "
@@ -65,7 +65,7 @@ ROLLOUT = (
         phase=Phase.ROLLOUT,
     ),
     Metric(
-        name="response/sampled_faulty",
+        name="response/sampled_unscored",
         reduction=Sum,
         unit="responses",
         definition="How many of all that were sampled have no score for a reason that is not theirs. Only with "

@@ -51,7 +51,7 @@ def _named(sources: object) -> str:
     if not isinstance(sources, Sequence):
         return ""
     return ", ".join(
-        str(source.get("path") or source.get("function") or source.get("judge_class") or source.get("name"))
+        str(source.get("path") or source.get("function") or source.get("verifier_class") or source.get("name"))
         for source in sources
         if isinstance(source, Mapping)
     )

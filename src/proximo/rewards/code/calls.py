@@ -53,10 +53,10 @@ def run_comparisons(
 def _run(runner: Runner, source: str, tests: Sequence[Wrong], limits: Limits) -> Findings:
     outcome, written = _outcome_and_results(runner, source, limits, num_messages=1 + len(tests))
     stopped = ended_at(outcome, limits) if outcome.ending is not Ending.KILLED else None
-    return with_outcome(_judged(_messages(written), tests, stopped), outcome, limits)
+    return with_outcome(_graded(_messages(written), tests, stopped), outcome, limits)
 
 
-def _judged(messages: Iterator[Message], tests: Sequence[Wrong], stopped: str | None) -> Findings:
+def _graded(messages: Iterator[Message], tests: Sequence[Wrong], stopped: str | None) -> Findings:
     found = Findings(num_tests=len(tests))
     match next(messages, None):
         case ["failed", "compile", str(why)]:

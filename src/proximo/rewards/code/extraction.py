@@ -25,12 +25,14 @@ class Block:
     closed: bool
 
 
-def program_of(text: str, which: Which, *, unfenced: bool, prompt: str = "", function: str | None = None) -> str | None:
+def program_of(
+    text: str, which: Which, *, allow_unfenced: bool, prompt: str = "", function: str | None = None
+) -> str | None:
     """The program that an answer gives, or None where there is none.
 
-    Of fenced blocks those count that say Python; where none does, those that name no language; else all. `unfenced`
-    takes an answer without any block whole. For `completion` the last block, or the whole answer, goes on from
-    `prompt`; an answer that defines `function` anew stands on its own, below what the prompt has before it.
+    Of fenced blocks those count that say Python; where none does, those that name no language; else all.
+    `allow_unfenced` takes an answer without any block whole. For `completion` the last block, or the whole answer, goes
+    on from `prompt`; an answer that defines `function` anew stands on its own, below what the prompt has before it.
     """
     text = text.replace("\r\n", "\n")
     if which == "text":
@@ -38,7 +40,7 @@ def program_of(text: str, which: Which, *, unfenced: bool, prompt: str = "", fun
     elif which == "completion":
         found = _completion(text, prompt.replace("\r\n", "\n"), function)
     else:
-        found = _from_blocks(text, which, unfenced=unfenced)
+        found = _from_blocks(text, which, allow_unfenced=allow_unfenced)
     # What cannot be encoded cannot be a program, and must not stop whoever hands it on.
     return found.encode("utf-8", "replace").decode() if found and found.strip() else None
 
@@ -86,10 +88,10 @@ def _joined(lines: Sequence[str], indent: int) -> str:
     return "\n".join(line[indent:] if not line[:indent].strip() else line for line in lines)
 
 
-def _from_blocks(text: str, which: Which, *, unfenced: bool) -> str | None:
+def _from_blocks(text: str, which: Which, *, allow_unfenced: bool) -> str | None:
     blocks = [block for block in fenced_blocks(text) if block.text.strip()]
     if not blocks:
-        return text if unfenced else None
+        return text if allow_unfenced else None
     python = [block for block in blocks if block.tag in PYTHON]
     chosen = python or [block for block in blocks if not block.tag] or blocks
     if which == "all_blocks":
@@ -98,7 +100,7 @@ def _from_blocks(text: str, which: Which, *, unfenced: bool) -> str | None:
 
 
 def _completion(text: str, prompt: str, function: str | None) -> str:
-    body = _from_blocks(text, "last_block", unfenced=True) or ""
+    body = _from_blocks(text, "last_block", allow_unfenced=True) or ""
     if function is None or _definition(body, function) is None:
         return prompt + body
     start = _definition(prompt, function)

@@ -8,31 +8,31 @@ from typing import Any, Final
 from proximo.rewards.code.parsed_asserts import Comparison
 
 INSIDE: Final = "proximo.rewards.code.inside"
-PRELOAD: Final = (f"{INSIDE}.program_side", f"{INSIDE}.judge_side", f"{INSIDE}.rehearsal")
+PRELOAD: Final = (f"{INSIDE}.program_process", f"{INSIDE}.tests_process", f"{INSIDE}.rehearsal")
 """What the sandbox has to have loaded: in it nothing of this package can be read."""
 RANDOM: Final = re.compile(r"\brandom\b")
 
 
 def program_that_serves(program: str, *, before: str, seeded: bool) -> str:
     """Runs `before` and the program, and answers calls of its functions on descriptor 3."""
-    return _call("program_side", "serve", repr(program), before=before, seeded=seeded)
+    return _call("program_process", "serve", repr(program), before=before, seeded=seeded)
 
 
 def program_that_calls(program: str, name: str, calls: Sequence[Any], *, before: str, seeded: bool) -> str:
     """Runs `before` and the program, calls one of its functions with each of `calls`, and writes to descriptor 3."""
     given = map(repr, (program, name, json.dumps(calls)))
-    return _call("program_side", "call_each", *given, before=before, seeded=seeded)
+    return _call("program_process", "call_each", *given, before=before, seeded=seeded)
 
 
 def program_that_is_tested(program: str, tests: Sequence[Comparison], *, before: str, seeded: bool) -> str:
     """As above for the calls of `tests`. Nothing else of them is in it: neither what they expect nor their messages."""
     calls = "".join(f"({test.name!r}, {test.function!r}, {test.arguments}), " for test in tests)
-    return _call("program_side", "call_as_tested", repr(program), f"[{calls}]", before=before, seeded=seeded)
+    return _call("program_process", "call_as_tested", repr(program), f"[{calls}]", before=before, seeded=seeded)
 
 
-def tests_that_judge(word: str, **facts: Any) -> str:
-    """Runs tests against the program behind descriptor 3, and writes verdicts that begin with `word`."""
-    return _call("judge_side", "run_tests", repr(word), **facts)
+def tests_that_verifier(word: str, **facts: Any) -> str:
+    """Runs tests against the program behind descriptor 3, and writes lines that begin with `word`."""
+    return _call("tests_process", "run_tests", repr(word), **facts)
 
 
 def tests_that_are_rehearsed(word: str, **facts: Any) -> str:
@@ -41,7 +41,7 @@ def tests_that_are_rehearsed(word: str, **facts: Any) -> str:
 
 
 def uses_random(source: str) -> bool:
-    """The generator of such a program starts from a fixed seed, so that one program has one verdict."""
+    """The generator of such a program starts from a fixed seed, so that one program has one grade."""
     return RANDOM.search(source) is not None
 
 

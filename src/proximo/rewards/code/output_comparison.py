@@ -8,12 +8,12 @@ SEPARATOR_LIMIT = 400
 
 
 def same_output(written: str, expected: str, *, tolerance: float | None) -> bool:
-    """As judges of programming contests compare: line by line, without the white space that ends a line and without
-    the empty lines that end the text.
+    """Compares outputs as the checkers of programming contests do: line by line, ignoring white space at the end of
+    each line and empty lines at the end of the text.
 
-    With a tolerance word by word, wherever the lines break: two words that are both finite decimal numbers are the same
-    where they differ by no more than `tolerance`, absolutely or as a part of the expected one; at least one of them
-    needs a point or an exponent.
+    With a tolerance the outputs may also be equal word by word, wherever the lines break. Two words that are both
+    finite decimal numbers, of which at least one has a point or an exponent, are equal if they differ by no more than
+    `tolerance`, absolutely or relative to the expected number.
     """
     if _lines(written) == _lines(expected):
         return True

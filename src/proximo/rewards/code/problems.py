@@ -1,4 +1,4 @@
-"""Problems as rows hold them: tests as asserts, a function `check`, or inputs and outputs. Not how they are judged."""
+"""Problems as rows hold them: tests as asserts, a function `check`, or inputs and outputs. Not how they are graded."""
 
 import ast
 import json
@@ -67,7 +67,7 @@ Problem = TestSuite | InputsOutputs | Calls
 
 
 def read_problem(form: Form, columns: Columns, metadata: Mapping[str, Any], prompt: str) -> Problem:
-    """Raises DataError, with the column and what is wrong with it, for what cannot be judged or has no test."""
+    """Raises DataError, with the column and what is wrong with it, for what cannot be graded or has no test."""
     if form == "asserts":
         tests = [text for name in columns.tests for text in _texts(metadata, name)]
         return _asserts(tuple(tests), _setup(columns, metadata))

@@ -1,4 +1,4 @@
-"""What came of running a program on its tests. Not what that is worth: that is judge.py."""
+"""What came of running a program on its tests. Not what that is worth: that is verifier.py."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -12,7 +12,7 @@ from proximo.errors import SandboxError
 from proximo.rewards.code.harness_source import (
     program_that_serves,
     tests_that_are_rehearsed,
-    tests_that_judge,
+    tests_that_verifier,
     uses_random,
 )
 from proximo.rewards.code.inside.rpc_peer import GONE
@@ -31,12 +31,12 @@ def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, li
     """What the tests say of the program.
 
     The program's process knows neither the tests nor what they expect, and has no descriptor but its end of the socket;
-    verdicts are the standard output of the tests' process. Raises SandboxError where nothing can be run.
+    grades are the standard output of the tests' process. Raises SandboxError where nothing can be run.
     """
     word = secrets.token_hex(8)
     seeded = uses_random(program + before)
     serving = program_that_serves(program, before=before, seeded=seeded)
-    judging = tests_that_judge(
+    grading = tests_that_verifier(
         word,
         modules=suite.modules,
         names=suite.names,
@@ -50,23 +50,23 @@ def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, li
     with _socketpair() as (ours, theirs):
         job = runner.start(Program(source=serving, descriptors={CHANNEL: ours.fileno()}, limits=limits))
         try:
-            asking = Program(source=judging, descriptors={CHANNEL: theirs.fileno()}, limits=tests_limits)
+            asking = Program(source=grading, descriptors={CHANNEL: theirs.fileno()}, limits=tests_limits)
             tests = runner.start(asking, helps=job)
         except SandboxError:
             job.kill()
             job.wait()
             raise
     # The socket closes with either process, which ends the other one.
-    verdicts = tests.wait()
-    if all(line[0] in ("pass", "end") for line in _lines(verdicts.stdout, word)):
+    grades = tests.wait()
+    if all(line[0] in ("pass", "end") for line in _lines(grades.stdout, word)):
         # Nobody waits for a right program that will not end; how a wrong one ends is its reason.
         job.kill()
     outcome = job.wait()
-    lines = list(_lines(verdicts.stdout, word))
+    lines = list(_lines(grades.stdout, word))
     if not lines or lines[-1] != ["end"]:
-        why = ended_at(verdicts, tests_limits) or "no verdict"
+        why = ended_at(grades, tests_limits) or "no grade"
         # Tests that hold for a right program reach a limit over what this one gives them: it must not pay to do so.
-        fault = Fault.PROGRAM if verdicts.ending in LIMITS_REACHED else Fault.TESTS
+        fault = Fault.PROGRAM if grades.ending in LIMITS_REACHED else Fault.TESTS
         reason = f"the tests did not end by themselves: {why}"
         found = Findings(num_tests=len(suite.tests), fault=fault, reason=reason)
     else:

@@ -1,4 +1,4 @@
-"""The judge of countdown: make the target from the numbers. The expression is parsed and counted, never evaluated."""
+"""The verifier of countdown problems. Expressions are parsed and computed exactly; nothing is evaluated as code."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from proximo.enums import ScoreState
 from proximo.errors import DataError
 from proximo.rewards.maths.expressions import Expression, MalformedError, read_equation
 from proximo.rewards.maths.extraction import FINDERS
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.verifier import Answer, Grade
 
 
-class CountdownJudge:
+class CountdownVerifier:
     """Right is an expression of the given numbers, with the allowed operators, whose exact value is the target.
 
     Of an equation one side is to be that, and all are to have one value.
@@ -24,21 +24,21 @@ class CountdownJudge:
         answer_from: Sequence[str],
         numbers_column: str,
         target_column: str,
-        each_number: str,
+        number_usage: str,
         operators: Sequence[str],
-        right: float,
-        wrong: float,
-        no_answer: float,
+        correct_score: float,
+        incorrect_score: float,
+        no_answer_score: float,
     ) -> None:
         """The options are the fields of config/rewards/maths.py."""
         self._answer_from = tuple(answer_from)
         self._columns = (numbers_column, target_column)
-        self._exactly = each_number == "exactly_once"
+        self._exactly = number_usage == "exactly_once"
         self._operators = frozenset(operators)
-        self._scores = {"right": right, "wrong": wrong, "no_answer": no_answer}
+        self._scores = {"correct": correct_score, "incorrect": incorrect_score, "no_answer": no_answer_score}
 
-    def judge(self, answer: Answer) -> Verdict:
-        """The verdict; components `well_formed` (an expression was read) and `numbers_right`."""
+    def grade(self, answer: Answer) -> Grade:
+        """The grade; components `well_formed` (an expression was read) and `numbers_correct`."""
         numbers, target = self._problem(answer.metadata)
         text = self._equation(answer.text)
         if text is None:
@@ -47,23 +47,23 @@ class CountdownJudge:
             sides = read_equation(text)
         except MalformedError as error:
             return self._fault(f"no expression: {error}")
-        usable = [side for side in sides if side.numbers and self._numbers_right(side, numbers)]
+        usable = [side for side in sides if side.numbers and self._numbers_correct(side, numbers)]
         holds = len({side.value for side in sides}) == 1
         right = holds and any(side.operators <= self._operators and side.value == target for side in usable)
-        return Verdict(
-            score=self._scores["right" if right else "wrong"],
+        return Grade(
+            score=self._scores["correct" if right else "incorrect"],
             state=ScoreState.SCORED if holds else ScoreState.MODEL_FAULT,
             reason=None if holds else "an equation that does not hold",
-            components={"well_formed": 1.0, "numbers_right": float(bool(usable))},
+            components={"well_formed": 1.0, "numbers_correct": float(bool(usable))},
         )
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002
         """The row must have a list of whole numbers and a whole target in its columns."""
         self._problem(metadata)
 
-    def timeout_verdict(self) -> Verdict:
+    def timeout_grade(self) -> Grade:
         """Of an answer on which the worker was killed: the lowest score, so that no other answer is worth less."""
-        return replace(self._fault("judging it took too long"), score=min(self._scores.values()))
+        return replace(self._fault("grading it took too long"), score=min(self._scores.values()))
 
     def close(self) -> None:
         """Nothing was started."""
@@ -95,16 +95,16 @@ class CountdownJudge:
                 return found.strip().removeprefix("**").removesuffix("**")
         return None
 
-    def _numbers_right(self, expression: Expression, numbers: Sequence[int]) -> bool:
+    def _numbers_correct(self, expression: Expression, numbers: Sequence[int]) -> bool:
         used, given = Counter(expression.numbers), Counter(numbers)
         return used == given if self._exactly else used <= given
 
-    def _fault(self, reason: str) -> Verdict:
-        return Verdict(
+    def _fault(self, reason: str) -> Grade:
+        return Grade(
             score=self._scores["no_answer"],
             state=ScoreState.MODEL_FAULT,
             reason=reason,
-            components={"well_formed": 0.0, "numbers_right": 0.0},
+            components={"well_formed": 0.0, "numbers_correct": 0.0},
         )
 
 

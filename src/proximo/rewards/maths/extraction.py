@@ -112,7 +112,7 @@ FINDERS: dict[str, Callable[..., list[str]]] = {
     "label": lambda text, _: _LABEL.findall(text),
     "number": lambda text, _: [found.rstrip(",") for found in _NUMBER.findall(text)],
     "pattern": _pattern,
-    "whole": lambda text, _: [text],
+    "response": lambda text, _: [text],
 }
 PLACES = tuple(FINDERS)
 """Where an answer may be looked for."""

@@ -9,10 +9,10 @@ from proximo.enums import ScoreState
 from proximo.errors import ConfigError
 from proximo.rewards.code.extraction import fenced_blocks
 from proximo.rewards.texts.json_reading import BadJSONError, read_json
-from proximo.rewards.verdicts import Answer, Judge, Verdict
+from proximo.rewards.verifier import Answer, Grade, Verifier
 
 
-class JSONSchemaJudge(Judge):
+class JSONSchemaVerifier(Verifier):
     """1 for JSON that satisfies the schema (JSON Schema, draft 2020-12 if `$schema` names no other), else 0.
 
     Read is the last fenced block, or the whole response. What is refused as JSON: see
@@ -23,35 +23,35 @@ class JSONSchemaJudge(Judge):
     def __init__(
         self,
         *,
-        satisfies: Mapping[str, Any],
+        json_schema: Mapping[str, Any],
         reads: Literal["last_block", "response"] = "last_block",
         max_bytes: int = 65536,
         max_nesting: int = 32,
     ) -> None:
         """Raises ConfigError for what is no schema, or where the package jsonschema is missing."""
-        self.validator = make_validator(satisfies)
+        self.validator = make_validator(json_schema)
         self.reads = reads
         self.max_bytes = max_bytes
         self.max_nesting = max_nesting
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         """`components`: `parsed`, which is 1 where JSON could be read. An answer that is no JSON is at fault."""
         try:
             value = read_json(self._document(answer.text), max_bytes=self.max_bytes, max_nesting=self.max_nesting)
         except BadJSONError as error:
-            return _verdict(parsed=False, reason=str(error))
+            return _grade(parsed=False, reason=str(error))
         try:
             problem = next(self.validator.iter_errors(value), None)
         except (ArithmeticError, RecursionError) as error:
             # A number or a depth that the validator cannot work with came with the answer.
-            return _verdict(parsed=True, reason=f"the schema cannot be checked: {type(error).__name__}")
+            return _grade(parsed=True, reason=f"the schema cannot be checked: {type(error).__name__}")
         if problem is None:
-            return Verdict(score=1.0, components={"parsed": 1.0})
-        return _verdict(parsed=True, reason=f"{problem.json_path:.80} fails {problem.validator!r}")
+            return Grade(score=1.0, components={"parsed": 1.0})
+        return _grade(parsed=True, reason=f"{problem.json_path:.80} fails {problem.validator!r}")
 
-    def timeout_verdict(self) -> Verdict:
+    def timeout_grade(self) -> Grade:
         """What an answer gets that the worker was killed over."""
-        return _verdict(parsed=False, reason="checking it took too long")
+        return _grade(parsed=False, reason="checking it took too long")
 
     def _document(self, text: str) -> str:
         if self.reads == "response":
@@ -95,5 +95,5 @@ def _canonical(value: Any) -> str:
     return json.dumps(value)
 
 
-def _verdict(*, parsed: bool, reason: str) -> Verdict:
-    return Verdict(score=0.0, state=ScoreState.MODEL_FAULT, reason=reason, components={"parsed": float(parsed)})
+def _grade(*, parsed: bool, reason: str) -> Grade:
+    return Grade(score=0.0, state=ScoreState.MODEL_FAULT, reason=reason, components={"parsed": float(parsed)})

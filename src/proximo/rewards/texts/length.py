@@ -3,12 +3,12 @@
 from typing import Literal
 
 from proximo.enums import ScoreState
-from proximo.rewards.verdicts import Answer, Judge, Verdict
+from proximo.rewards.verifier import Answer, Grade, Verifier
 
 Unit = Literal["tokens", "words", "characters"]
 
 
-class LengthJudge(Judge):
+class LengthVerifier(Verifier):
     """score = max(0, 1 - distance / `slack`): 1 within `shortest` to `longest`, both inclusive, and linear outside.
 
     `distance` is how many units the response is too short or too long; with a slack of 0 the score outside is 0. Words
@@ -23,18 +23,18 @@ class LengthJudge(Judge):
         self.longest = longest
         self.slack = slack
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         """`components`: `length`, in the unit."""
         length = measured(answer, self.unit)
         too_short = 0 if self.shortest is None else max(0, self.shortest - length)
         too_long = 0 if self.longest is None else max(0, length - self.longest)
         distance = too_short + too_long  # at most one of them is not 0
         score = max(0.0, 1 - distance / self.slack) if self.slack else float(distance == 0)
-        return Verdict(score=score, components={"length": float(length)})
+        return Grade(score=score, components={"length": float(length)})
 
-    def timeout_verdict(self) -> Verdict:
+    def timeout_grade(self) -> Grade:
         """What an answer gets that the worker was killed over."""
-        return Verdict(score=0.0, state=ScoreState.MODEL_FAULT, components={"length": 0.0})
+        return Grade(score=0.0, state=ScoreState.MODEL_FAULT, components={"length": 0.0})
 
 
 def measured(answer: Answer, unit: Unit) -> int:

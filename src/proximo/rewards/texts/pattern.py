@@ -8,10 +8,10 @@ import regex
 from proximo.config.rewards.text_rules import pattern_problem
 from proximo.enums import ScoreState
 from proximo.errors import ConfigError
-from proximo.rewards.verdicts import Answer, Judge, Verdict
+from proximo.rewards.verifier import Answer, Grade, Verifier
 
 
-class PatternJudge(Judge):
+class PatternVerifier(Verifier):
     """score = `match_score` * min(matches, `max_matches`), and `no_match_score` where there is no match.
 
     Matches do not overlap; `full` asks that the whole response matches. Expressions are those of the `regex` module,
@@ -39,19 +39,19 @@ class PatternJudge(Judge):
         self.no_match_score = no_match_score
         self.match_seconds = match_seconds
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         """`components`: `matches`, no more than `max_matches` of them."""
         try:
             matches = self._matches(answer.text)
         except TimeoutError:
-            return replace(self.timeout_verdict(), reason=f"the pattern took more than {self.match_seconds:g} s")
+            return replace(self.timeout_grade(), reason=f"the pattern took more than {self.match_seconds:g} s")
         score = self.match_score * matches if matches else self.no_match_score
-        return Verdict(score=score, components={"matches": float(matches)})
+        return Grade(score=score, components={"matches": float(matches)})
 
-    def timeout_verdict(self) -> Verdict:
+    def timeout_grade(self) -> Grade:
         """What an answer gets that took too long, lest it pay to hide matches that cost something."""
         lowest = min(self.no_match_score, self.match_score, self.match_score * self.max_matches)
-        return Verdict(score=lowest, state=ScoreState.MODEL_FAULT, components={"matches": 0.0})
+        return Grade(score=lowest, state=ScoreState.MODEL_FAULT, components={"matches": 0.0})
 
     def _matches(self, text: str) -> int:
         if self.match == "full":

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from proximo.enums import ScoreState
-from proximo.rewards.verdicts import Answer, Judge, Verdict
+from proximo.rewards.verifier import Answer, Grade, Verifier
 
 
-class RepetitionJudge(Judge):
+class RepetitionVerifier(Verifier):
     """score = -(1 - different n-grams / n-grams), from 0 where none comes twice to nearly -1.
 
     -1 where a block of up to `ngram` units stands more than `longest_run` times in a row. Units are words (what blanks
@@ -21,20 +21,20 @@ class RepetitionJudge(Judge):
         self.ngram = ngram
         self.longest_run = longest_run
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         """`components`: `repeated_share` and `longest_run`."""
         units: Sequence[str] = answer.text.split() if self.unit == "words" else answer.text
         share, run = repeated_share(units, self.ngram), longest_run(units, self.ngram)
         components = {"repeated_share": share, "longest_run": float(run)}
         if self.longest_run is not None and run > self.longest_run:
             reason = f"a block repeated {run} times in a row"
-            return Verdict(score=-1.0, state=ScoreState.MODEL_FAULT, reason=reason, components=components)
-        return Verdict(score=0.0 - share, components=components)  # 0.0 - 0.0 is 0.0, and -0.0 reads badly
+            return Grade(score=-1.0, state=ScoreState.MODEL_FAULT, reason=reason, components=components)
+        return Grade(score=0.0 - share, components=components)  # 0.0 - 0.0 is 0.0, and -0.0 reads badly
 
-    def timeout_verdict(self) -> Verdict:
+    def timeout_grade(self) -> Grade:
         """What an answer gets that the worker was killed over."""
         components = {"repeated_share": 0.0, "longest_run": 0.0}
-        return Verdict(score=-1.0, state=ScoreState.MODEL_FAULT, components=components)
+        return Grade(score=-1.0, state=ScoreState.MODEL_FAULT, components=components)
 
 
 def repeated_share(units: Sequence[str], n: int) -> float:

@@ -27,7 +27,7 @@ class WorkerFolder:
                 if _is_at(self.path, self._lock):
                     break
             os.close(self._lock)  # somebody swept it away before it was locked
-        # A judge may run programs as another user, who must get to what it makes there and need not look around.
+        # A verifier may run programs as another user, who must get to what it makes there and need not look around.
         os.chmod(self.path, 0o711)
 
     def remove(self) -> None:

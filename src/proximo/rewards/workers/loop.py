@@ -1,9 +1,9 @@
 """The one thread that runs a pool: it alone touches the workers. Not what callers see of it: that is pool.py.
 
-Each round hears the workers first and judges deadlines after, so that a reply that has come is never taken for a late
-one. Work is handed out a few pieces ahead where they are quick; the piece a worker is at is always the first of those
-it holds, because each reply is sent as soon as it is there. So it is known which piece hung or killed its worker: that
-one is tried again, and the others go back in line as if nothing had been.
+Each round first reads what the workers sent and then checks deadlines, so that a reply which has arrived is never
+treated as late. Quick work is handed out a few pieces ahead. A worker replies to each piece before it begins the next,
+so the piece it is working on is always the first of those it holds. The loop therefore knows which piece hung or killed
+its worker: that piece is retried, and the others return to the queue as if they had never been sent.
 """
 
 import selectors
@@ -31,7 +31,7 @@ MAX_AHEAD = 64
 LOOK_EVERY_SECONDS = 0.25
 """How often a worker is looked at that says nothing: something that it started may hold its pipe open."""
 CLOSE_SECONDS = 2.0
-"""For a judge to end what it started."""
+"""For a verifier to end what it started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +100,7 @@ class WorkerLoop:
             self._selector.close()
 
     def _dismiss_all(self) -> None:
-        """Idle workers close their judges; what is not gone in time is killed."""
+        """Idle workers close their verifiers; what is not gone in time is killed."""
         for worker in self._workers:
             worker.dismiss()
         patience = time.monotonic() + CLOSE_SECONDS
@@ -262,7 +262,7 @@ class WorkerLoop:
         ended = worker.kill()
         reason = reason or ended
         if not worker.is_ready:
-            told = f"a worker {reason} before it was ready to judge"
+            told = f"a worker {reason} before it was ready to grade"
             self._start_failed(worker.start_error or TrainingError(told))
             return
         self.num_restarts += 1

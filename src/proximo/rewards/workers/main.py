@@ -1,4 +1,4 @@
-"""The worker process: makes one judge (or finds one function) and answers requests until its pipe ends.
+"""The worker process: makes one verifier (or finds one function) and answers requests until its pipe ends.
 
 `python -m proximo.rewards.workers.main REQUESTS REPLIES PARENT`: two descriptors and the id of the process that started
 it. The first message says what to make; each one after it asks for something and gets one reply, in order. Needs no
@@ -20,27 +20,27 @@ from typing import Any, BinaryIO
 from proximo.callables import calling_problem, methods_problem
 from proximo.enums import Finish, ScoreState
 from proximo.errors import ConfigError, DataError, ProximoError
-from proximo.rewards.verdicts import Answer, PostponedError, Verdict
+from proximo.rewards.verifier import Answer, Grade, PostponedError
 from proximo.rewards.workers.frames import encode, read_frame
 
 Service = Callable[[Mapping[str, Any]], Any]
 """From a request to the value of its reply."""
 Made = tuple[Service, Any, Callable[[], Any]]
 """A service, what there is to say of it when it is ready, and what ends it."""
-JUDGE_METHODS = ("judge(answer)", "check_row(reference=..., metadata=...)", "close()")
+VERIFIER_METHODS = ("grade(answer)", "check_row(reference=..., metadata=...)", "close()")
 REASON_CHARACTERS = 300
 _PR_SET_PDEATHSIG = 1
 
 
-class NotJudgedError(ProximoError):
-    """A judge said itself that the infrastructure is at fault: as good as if it had raised."""
+class NotGradedError(ProximoError):
+    """A verifier said itself that the infrastructure is at fault: as good as if it had raised."""
 
 
 def main(arguments: list[str]) -> int:
     """Serve until the pipe ends; returns the exit status."""
     requests_fd, replies_fd, parent = map(int, arguments)
     for descriptor in (requests_fd, replies_fd):
-        os.set_inheritable(descriptor, False)  # what a judge starts has no business with the channel
+        os.set_inheritable(descriptor, False)  # what a verifier starts has no business with the channel
     die_with(parent)
     with open(requests_fd, "rb") as requests, open(replies_fd, "wb", buffering=0) as replies:
         wanted = read_frame(requests)
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
 def die_with(parent: int) -> None:
     """On Linux the kernel kills this process, and what it forks, when the one that started it ends, however it does."""
     if sys.platform != "linux":
-        return  # there the end of the pipe ends a worker, after the answer that it is judging
+        return  # there the end of the pipe ends a worker, after the answer that it is grading
     libc = ctypes.CDLL(None)
 
     def kill_when_the_parent_ends() -> None:
@@ -73,36 +73,36 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def judge_service(path: str, options: Mapping[str, Any]) -> Made:
-    """A judge at work, and the verdict that it wants for an answer on which it was killed for taking too long."""
+def verifier_service(path: str, options: Mapping[str, Any]) -> Made:
+    """A verifier at work, and the grade that it wants for an answer on which it was killed for taking too long."""
     make = _find(path)
     if problem := calling_problem(make, keywords=options):
         raise ConfigError(f"{path!r} is called with {', '.join(options) or 'no options'}, but {problem}")
-    judge = make(**options)
-    late = ("timeout_verdict()",) if hasattr(judge, "timeout_verdict") else ()
-    if problem := methods_problem(judge, (*JUDGE_METHODS, *late)):
-        raise ConfigError(f"{path!r} must make a judge ({', '.join(JUDGE_METHODS)}), but {problem}")
+    verifier = make(**options)
+    late = ("timeout_grade()",) if hasattr(verifier, "timeout_grade") else ()
+    if problem := methods_problem(verifier, (*VERIFIER_METHODS, *late)):
+        raise ConfigError(f"{path!r} must make a verifier ({', '.join(VERIFIER_METHODS)}), but {problem}")
 
     def serve(request: Mapping[str, Any]) -> Any:
         if "check" in request:
             try:
-                judge.check_row(**request["check"])
+                verifier.check_row(**request["check"])
             except DataError as error:
                 return str(error)
             return None
-        given = request["judge"]
+        given = request["grade"]
         first_turn = not request.get("postponed", False)
-        verdict = judge.judge(Answer(**(given | {"finish": Finish(given["finish"]), "first_turn": first_turn})))
-        if not isinstance(verdict, Verdict):
-            raise TypeError(f"judge(answer) must return a Verdict, it returned {verdict!r:.60}")
-        if verdict.state is ScoreState.INFRASTRUCTURE_FAULT:
-            raise NotJudgedError(verdict.reason or "the judge gave no reason")
-        return verdict_as_json(verdict)
+        grade = verifier.grade(Answer(**(given | {"finish": Finish(given["finish"]), "first_turn": first_turn})))
+        if not isinstance(grade, Grade):
+            raise TypeError(f"grade(answer) must return a Grade, it returned {grade!r:.60}")
+        if grade.state is ScoreState.INFRASTRUCTURE_FAULT:
+            raise NotGradedError(grade.reason or "the verifier gave no reason")
+        return grade_as_json(grade)
 
     about = None
-    if hasattr(judge, "timeout_verdict"):
-        about = verdict_as_json(judge.timeout_verdict())
-    return serve, about, judge.close
+    if hasattr(verifier, "timeout_grade"):
+        about = grade_as_json(verifier.timeout_grade())
+    return serve, about, verifier.close
 
 
 def function_service(path: str, options: Mapping[str, Any]) -> Made:
@@ -113,32 +113,32 @@ def function_service(path: str, options: Mapping[str, Any]) -> Made:
         raise ConfigError(f"{path!r} is called as function(prompts, responses, metadata{given}), but {problem}")
 
     def serve(request: Mapping[str, Any]) -> Any:
-        verdicts = function(*request["call"], **options)
-        if hasattr(verdicts, "tolist"):  # arrays of numpy and tensors
-            verdicts = verdicts.tolist()
-        return json.loads(json.dumps(verdicts, default=lambda value: value.tolist()))
+        grades = function(*request["call"], **options)
+        if hasattr(grades, "tolist"):  # arrays of numpy and tensors
+            grades = grades.tolist()
+        return json.loads(json.dumps(grades, default=lambda value: value.tolist()))
 
     return serve, None, lambda: None
 
 
 SERVICES: Mapping[str, Callable[[str, Mapping[str, Any]], Made]] = {
-    "judge": judge_service,
+    "verifier": verifier_service,
     "function": function_service,
 }
 
 
-def verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+def grade_as_json(grade: Grade) -> dict[str, Any]:
     """As it crosses to the trainer. Raises ValueError for a score that is no number although the state says so."""
-    numbers = {"score": float(verdict.score)} | {name: float(value) for name, value in verdict.components.items()}
+    numbers = {"score": float(grade.score)} | {name: float(value) for name, value in grade.components.items()}
     wrong = [name for name, number in numbers.items() if not math.isfinite(number)]
     if wrong:
-        raise ValueError(f"the judge said {verdict.state.value} with a {wrong[0]} of {numbers[wrong[0]]}")
+        raise ValueError(f"the verifier said {grade.state.value} with a {wrong[0]} of {numbers[wrong[0]]}")
     return {
         "score": numbers.pop("score"),
-        "state": verdict.state.value,
-        "reason": None if verdict.reason is None else _line(verdict.reason),
+        "state": grade.state.value,
+        "reason": None if grade.reason is None else _line(grade.reason),
         "components": numbers,
-        "by_clock": verdict.by_clock,
+        "by_clock": grade.by_clock,
     }
 
 
@@ -151,10 +151,10 @@ def _serve(service: Service, requests: BinaryIO, replies: BinaryIO) -> None:
             reply = encode({"value": service(request), "seconds": time.perf_counter() - start})
         except PostponedError:
             reply = encode({"postponed": True})
-        except BaseException as error:  # a judge that raises costs its answer, not the worker
-            leaving = isinstance(error, MemoryError)  # what is left of its memory is no place to judge in
+        except BaseException as error:  # a verifier that raises costs its answer, not the worker
+            leaving = isinstance(error, MemoryError)  # what is left of its memory is no place to grade in
             reply = encode({"raised": _described(error), "leaving": leaving})
-        if os.getpid() != own:  # a judge that forked and came back twice
+        if os.getpid() != own:  # a verifier that forked and came back twice
             os._exit(1)
         _write(replies, reply)
         if leaving:

@@ -44,10 +44,10 @@ class Work:
     outcome: Outcome | None = None
     done: threading.Event = field(default_factory=threading.Event)
     failures: int = 0
-    """How often its worker died with it, or its judge failed on it."""
+    """How often its worker died with it, or its verifier failed on it."""
     timeouts: int = 0
     is_postponed: bool = False
-    """It made its judge wait, and gave up its first turn."""
+    """It made its verifier wait, and gave up its first turn."""
     not_before: float = 0.0
     """Monotonic time; a retry waits until then."""
     _lock: threading.Lock = field(default_factory=threading.Lock)

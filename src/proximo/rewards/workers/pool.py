@@ -27,7 +27,7 @@ class WorkerPool:
     def __init__(self, job: Job, limits: PoolLimits, *, name: str) -> None:
         """Starts them and waits for the first. `name` stands in messages.
 
-        Raises what a worker met when it made its judge (ConfigError, MissingExtraError, SandboxError), TrainingError
+        Raises what a worker met when it made its verifier (ConfigError, MissingExtraError, SandboxError), TrainingError
         where it died of it.
         """
         self.name = name
@@ -86,7 +86,7 @@ class WorkerPool:
                     told = now
                     tell(self.name, sum(one.done.is_set() for one in work), len(work), now - start)
                 each.done.wait(min(start + seconds, told + TELL_EVERY_SECONDS) - now)
-        late = Failed(reason=f"not judged within {limit} = {seconds:g}")
+        late = Failed(reason=f"not graded within {limit} = {seconds:g}")
         if not all(each.done.is_set() for each in work):
             for each in work:
                 timed_out = TimedOut(seconds=self._answer_seconds, times=each.timeouts)

@@ -33,7 +33,7 @@ class Job:
     service: str
     """A key of `main.SERVICES`."""
     path: str
-    """`package.module:name` of the judge's class, or of the function."""
+    """`package.module:name` of the verifier's class, or of the function."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Its keyword arguments, plain values."""
     memory_bytes: int | None = None

@@ -8,20 +8,20 @@ from collections.abc import Iterable
 
 from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
-from proximo.config.rewards.sources import FunctionRewardConfig, JudgedRewardConfig
+from proximo.config.rewards.sources import FunctionRewardConfig, VerifierRewardConfig
 from proximo.errors import ConfigError
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.function_process import ProcessFunctionReward
 from proximo.rewards.remote import RemoteLimits, RemoteReward
 from proximo.rewards.source import RewardSource
-from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.verifier_reward import VerifierReward
 from proximo.run.environment_secrets import read_secret
 
 
 def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
     """A source with its workers at work, or whose service has answered once.
 
-    Raises ConfigError for a function or service that is not there, and what making a judge raises.
+    Raises ConfigError for a function or service that is not there, and what making a verifier raises.
     """
     match config:
         case FunctionRewardConfig(process=True):
@@ -40,8 +40,8 @@ def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
             )
         case RemoteRewardConfig():
             return _remote_reward(config)
-        case JudgedRewardConfig():
-            return _judged_reward(config)
+        case VerifierRewardConfig():
+            return _verifier_reward(config)
 
 
 def check_services(configs: Iterable[RewardSourceConfig]) -> None:
@@ -51,14 +51,14 @@ def check_services(configs: Iterable[RewardSourceConfig]) -> None:
             _remote_reward(config).close()
 
 
-def _judged_reward(config: JudgedRewardConfig) -> JudgedReward:
+def _verifier_reward(config: VerifierRewardConfig) -> VerifierReward:
     for caveat in config.caveats():
         warnings.warn(f"reward source {config.name!r}: {caveat}", stacklevel=3)
     memory = config.worker_memory_mib
-    return JudgedReward(
-        config.judge_path(),
+    return VerifierReward(
+        config.verifier_path(),
         name=config.name,
-        options=config.judge_options(),
+        options=config.verifier_options(),
         num_workers=config.workers or num_cores(),
         answer_seconds=config.answer_seconds,
         step_seconds=config.step_seconds,
@@ -75,11 +75,11 @@ def num_cores() -> int:
 def _remote_reward(config: RemoteRewardConfig) -> RemoteReward:
     limits = RemoteLimits(
         responses_per_request=config.responses_per_request,
-        requests_at_once=config.requests_at_once,
+        max_concurrent_requests=config.max_concurrent_requests,
         request_seconds=config.request_seconds,
         step_seconds=config.step_seconds,
         attempts=config.attempts,
-        first_pause_seconds=config.first_pause_seconds,
+        initial_backoff_seconds=config.initial_backoff_seconds,
     )
     token = None if config.token_env is None else read_secret(config.token_env)
     source = RemoteReward(config.url, name=config.name, limits=limits, token=token, token_env=config.token_env)

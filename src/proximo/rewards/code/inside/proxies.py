@@ -1,9 +1,9 @@
 """Stand-ins for objects of the other process. Not the messages that they send: that is rpc_peer.py.
 
 What is done with a handle is done where its object is, and a plain value or another handle comes back. Only what a
-program needs for an answer is asked of it. Whatever tells it what was expected is not: a `JudgedHandle` refuses to be
+program needs for an answer is asked of it. Whatever tells it what was expected is not: a `ProgramProxy` refuses to be
 compared, has no arithmetic (`abs(f(x) - 0.5)` would show it the 0.5), and is searched by Python's own `in`, which
-iterates over it and compares in the judge. Whether it is true, how long it is and what it holds may be asked: the
+iterates over it and compares in the verifier. Whether it is true, how long it is and what it holds may be asked: the
 program could have returned True, or such a list.
 
 Runs inside the sandbox as well: the standard library alone.
@@ -39,8 +39,8 @@ class Handle:
         return asked(self, "call", "", arguments, keywords)
 
 
-class JudgedHandle(Handle):
-    """A handle for whoever judges: much may be asked of it, but not how it compares with something else."""
+class ProgramProxy(Handle):
+    """A handle for the process that grades: much may be asked of it, but not how it compares with something else."""
 
     __slots__ = ()
 
@@ -93,4 +93,4 @@ def _forwarded(name: str) -> Callable[..., Any]:
 
 
 for _name in OPERATORS:
-    setattr(JudgedHandle, _name, _forwarded(_name))
+    setattr(ProgramProxy, _name, _forwarded(_name))

@@ -1,4 +1,4 @@
-"""What runs tests without a program, to find those that no program passes. Not the tests' verdicts: judge_side.py.
+"""What runs tests without a program, to find those that no program passes. Not the tests' grades: tests_process.py.
 
 In the place of what a program defines, and of whatever that would return, there are stand-ins. They note what they are
 compared with; a test that asks more of one ends there, and nothing is said of it.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from proximo.rewards.code.inside.codec import Encoder, RefusedError
-from proximo.rewards.code.inside.judge_side import Mute, Report
+from proximo.rewards.code.inside.tests_process import Mute, Report
 
 
 class UnknownError(BaseException):

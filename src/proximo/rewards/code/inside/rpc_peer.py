@@ -1,7 +1,7 @@
 """Two processes that call each other's functions over a socket. Not what crosses: that is codec.py.
 
-The program's process and the judge's each have a `Peer`. What is no plain value stays where it is, and the other side
-holds a handle of it (proxies.py).
+The program's process and the tests' process each have a `Peer`. What is no plain value stays in its process, and the
+other side holds a proxy of it (proxies.py).
 
 Runs inside the sandbox as well: the standard library alone.
 """

@@ -1,4 +1,4 @@
-"""A judge's verdicts through its workers: what it is handed, what becomes of what it says, and of what it does not."""
+"""A verifier's grades through its workers: what it is handed, what becomes of what it says, and of what it does not."""
 
 import json
 import math
@@ -15,14 +15,14 @@ from proximo.metrics.catalogue import CATALOGUE
 from proximo.records import Finish, Prompt, Response, ScoreState
 from proximo.rewards import verifier_reward
 from proximo.rewards.source import ClosableSource, ConcurrentSource, EagerSource, MeasuredSource, RewardSource
-from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.verifier_reward import VerifierReward
 from records_made import prompt, response
 
 
 @contextmanager
-def made(judge: str, **options: Any) -> Iterator[JudgedReward]:
+def made(verifier: str, **options: Any) -> Iterator[VerifierReward]:
     settings = {"name": "j", "answer_seconds": 5.0, "step_seconds": 20.0, **options}
-    source = JudgedReward(f"judges_made:{judge}", **settings)
+    source = VerifierReward(f"example_verifiers:{verifier}", **settings)
     try:
         yield source
     finally:
@@ -33,11 +33,11 @@ def texts(*given: str) -> list[Response]:
     return [response(text=text) for text in given]
 
 
-def numbers(source: JudgedReward) -> dict[str, float | None]:
+def numbers(source: VerifierReward) -> dict[str, float | None]:
     return {name.removeprefix("source/j/"): value.value for name, value in source.statistics().items()}
 
 
-def test_the_judge_sees_all_of_the_answer_and_the_trainer_all_of_the_verdict() -> None:
+def test_the_verifier_sees_all_of_the_answer_and_the_trainer_all_of_the_grade() -> None:
     asked = prompt(text=None, messages=({"role": "user", "content": "2+2?"},), answer="4", metadata={"level": [1]})
     with made("Everything") as source:
         (found,) = source.score([response([7, 8], to=asked, text="fo\udc80ur\n", finish=Finish.LENGTH)])
@@ -46,7 +46,7 @@ def test_the_judge_sees_all_of_the_answer_and_the_trainer_all_of_the_verdict() -
     assert told == ["fo\udc80ur\n", [{"role": "user", "content": "2+2?"}], "4", {"level": [1]}, "length", 2]
 
 
-def test_verdicts_keep_the_order_of_the_responses_and_their_components() -> None:
+def test_grades_keep_the_order_of_the_responses_and_their_components() -> None:
     given = [f"{'a' * (n % 7)}{n}" for n in range(300)]
     with made("Letters", num_workers=3, options={"letter": "a"}) as source:
         found = source.score(texts(*given))
@@ -58,7 +58,7 @@ def test_verdicts_keep_the_order_of_the_responses_and_their_components() -> None
     assert [dict(each.components) for each in found] == [{"length": float(len(text))} for text in given]
 
 
-def test_an_answer_is_judged_once_in_a_run_however_often_it_comes(tmp_path: Path) -> None:
+def test_an_answer_is_graded_once_in_a_run_however_often_it_comes(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     other = prompt("p1", metadata={"level": 2})
     with made("Letters", options={"seen": str(seen)}) as source:
@@ -66,11 +66,11 @@ def test_an_answer_is_judged_once_in_a_run_however_often_it_comes(tmp_path: Path
         assert numbers(source)["cache_hit_fraction"] == pytest.approx(1 / 3)
         source.score([*texts("x", "z"), response(text="x", to=other), response(text="x", finish=Finish.LENGTH)])
         assert numbers(source)["cache_hit_fraction"] == 0.25
-    # What a verdict depends on is told apart: the row, and how the response ended.
+    # What a grade depends on is told apart: the row, and how the response ended.
     assert [json.loads(line) for line in seen.read_text().splitlines()] == ["x", "y", "z", "x", "x"]
 
 
-def test_only_so_many_verdicts_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_so_many_grades_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifier_reward, "MAX_REMEMBERED", 2)
     seen = tmp_path / "seen"
     with made("Letters", options={"seen": str(seen)}) as source:
@@ -80,7 +80,7 @@ def test_only_so_many_verdicts_are_remembered(tmp_path: Path, monkeypatch: pytes
     assert [json.loads(line) for line in seen.read_text().splitlines()] == ["x", "y", "z", "y"]
 
 
-def test_what_was_begun_is_collected_and_judged_once(tmp_path: Path) -> None:
+def test_what_was_begun_is_collected_and_graded_once(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     given = texts("x", "y", "x")
     with made("Letters", options={"seen": str(seen)}) as source:
@@ -92,7 +92,7 @@ def test_what_was_begun_is_collected_and_judged_once(tmp_path: Path) -> None:
     assert sorted(json.loads(line) for line in seen.read_text().splitlines()) == ["never asked about", "x", "y"]
 
 
-def test_a_time_out_is_the_answers_fault_with_the_score_that_the_judge_wants() -> None:
+def test_a_time_out_is_the_answers_fault_with_the_score_that_the_verifier_wants() -> None:
     with made("Hostile", num_workers=2, answer_seconds=0.3) as source:
         found = source.score(texts("sleep", "spin", "fine"))
         counts = numbers(source)
@@ -102,7 +102,7 @@ def test_a_time_out_is_the_answers_fault_with_the_score_that_the_judge_wants() -
         (4.0, ScoreState.SCORED),
     ]
     assert [dict(each.components) for each in found] == [{"part": 0.0}, {"part": 0.0}, {}]
-    assert found[0].reason == "not judged within answer_seconds = 0.3, twice"
+    assert found[0].reason == "not graded within answer_seconds = 0.3, twice"
     assert counts["timeout_fraction"] == counts["model_fault_fraction"] == pytest.approx(2 / 3)
     assert (counts["seconds_p99"], counts["failure_fraction"]) == (0.3, 0)
     assert counts["retries"] == 2
@@ -124,13 +124,13 @@ def test_an_answer_that_timed_out_before_the_step_did_is_at_fault_and_one_never_
         counts = numbers(source)
     first, last = found[0], found[-1]
     assert (first.score, first.state, dict(first.components)) == (-0.5, ScoreState.MODEL_FAULT, {"part": 0.0})
-    assert first.reason == "not judged within answer_seconds = 0.8, and not again before step_seconds were over"
-    assert (last.state, last.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "not judged within step_seconds = 2")
+    assert first.reason == "not graded within answer_seconds = 0.8, and not again before step_seconds were over"
+    assert (last.state, last.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "not graded within step_seconds = 2")
     num_faults = sum(each.state is ScoreState.MODEL_FAULT for each in found)
     assert counts["timeout_fraction"] == counts["model_fault_fraction"] == num_faults / 4
 
 
-def test_what_the_clock_decided_is_judged_again(tmp_path: Path) -> None:
+def test_what_the_clock_decided_is_graded_again(tmp_path: Path) -> None:
     with made("Slow", answer_seconds=0.4, options={"folder": str(tmp_path), "times": 2}) as source:
         (late,) = source.score(texts("5"))
         numbers(source)
@@ -140,7 +140,7 @@ def test_what_the_clock_decided_is_judged_again(tmp_path: Path) -> None:
     assert (in_time.score, in_time.state) == (1.0, ScoreState.SCORED)
 
 
-def test_a_verdict_of_which_the_judge_says_that_the_clock_decided_is_not_remembered(tmp_path: Path) -> None:
+def test_a_grade_of_which_the_verifier_says_that_the_clock_decided_is_not_remembered(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     with made("Letters", options={"seen": str(seen), "by_clock": True}) as source:
         source.score(texts("x", "x"))
@@ -149,7 +149,7 @@ def test_a_verdict_of_which_the_judge_says_that_the_clock_decided_is_not_remembe
     assert len(seen.read_text().splitlines()) == 2
 
 
-def test_a_judge_without_a_verdict_for_time_outs_gives_them_0(tmp_path: Path) -> None:
+def test_a_verifier_without_a_grade_for_time_outs_gives_them_0(tmp_path: Path) -> None:
     with made("Slow", answer_seconds=0.2, options={"folder": str(tmp_path / "nowhere")}, attempts=1) as source:
         (fault,) = source.score(texts("5"))
     assert fault.state is ScoreState.INFRASTRUCTURE_FAULT, "a folder that is not there is nobody's slow answer"
@@ -174,7 +174,7 @@ def test_a_judge_without_a_verdict_for_time_outs_gives_them_0(tmp_path: Path) ->
         ("leave_a_child_and_die", "its worker"),
     ],
 )
-def test_what_a_judge_does_to_its_worker_is_no_score_and_harms_no_other_answer(text: str, reason: str) -> None:
+def test_what_a_verifier_does_to_its_worker_is_no_score_and_harms_no_other_answer(text: str, reason: str) -> None:
     with made("Hostile", memory_bytes=2**28, attempts=2) as source:
         found = source.score(texts("before", text, "after it"))
         counts = numbers(source)
@@ -187,14 +187,14 @@ def test_what_a_judge_does_to_its_worker_is_no_score_and_harms_no_other_answer(t
 
 
 @pytest.mark.parametrize("text", ["flood", "read", "fork", "leave_a_child"])
-def test_what_a_judge_does_beside_judging_does_not_reach_the_trainer(text: str, capfd: Any) -> None:
+def test_what_a_verifier_does_beside_grading_does_not_reach_the_trainer(text: str, capfd: Any) -> None:
     with made("Hostile") as source:
         found = source.score(texts(text, "after it", text))
     assert [each.score for each in found] == [float(len(text)), 8.0, float(len(text))]
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_fault_that_the_judge_itself_sees_is_tried_again_and_not_remembered() -> None:
+def test_a_fault_that_the_verifier_itself_sees_is_tried_again_and_not_remembered() -> None:
     with made("OfNoUse", attempts=3) as source:
         (found,) = source.score(texts("x"))
         counts = numbers(source)
@@ -205,7 +205,7 @@ def test_a_fault_that_the_judge_itself_sees_is_tried_again_and_not_remembered() 
             source.score(texts("name"))
     assert (found.state, found.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "the other machine is down")
     assert counts["retries"] == 2
-    assert other.reason == "ValueError: the judge said scored with a score of nan"
+    assert other.reason == "ValueError: the verifier said scored with a score of nan"
 
 
 def test_an_answer_whose_worker_died_is_tried_again(tmp_path: Path) -> None:
@@ -216,12 +216,12 @@ def test_an_answer_whose_worker_died_is_tried_again(tmp_path: Path) -> None:
     assert counts["retries"] == counts["worker_restarts"] == 20
 
 
-def test_what_is_not_judged_when_the_step_must_end_has_no_score_and_the_next_step_goes_on() -> None:
+def test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_step_goes_on() -> None:
     with made("Hostile", answer_seconds=60, step_seconds=0.5) as source:
         found = source.score(texts("fine", "sleep", "well"))
         assert [each.state for each in found[1:]] == [ScoreState.INFRASTRUCTURE_FAULT] * 2
         assert found[0].score == 4.0
-        assert found[2].reason == "not judged within step_seconds = 0.5"
+        assert found[2].reason == "not graded within step_seconds = 0.5"
         source.step_seconds = 20
         assert [each.score for each in source.score(texts("well"))] == [4.0]
 
@@ -242,7 +242,7 @@ def test_several_threads_may_ask_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("judge", "kind", "message"),
+    ("verifier", "kind", "message"),
     [
         ("needs_an_extra", MissingExtraError, "reward source 'j': install proximo.maths."),
         ("is_misconfigured", ConfigError, "the limit must be above 0"),
@@ -252,35 +252,35 @@ def test_several_threads_may_ask_at_once(tmp_path: Path) -> None:
             "Unfinished",
             ConfigError,
             r"no method check_row\(reference=..., metadata=...\) and no method close\(\); "
-            r"judge\(answer\) cannot be called, since its signature is \(\)",
+            r"grade\(answer\) cannot be called, since its signature is \(\)",
         ),
         ("Nowhere", ConfigError, "has nothing callable of the name 'Nowhere'"),
     ],
 )
-def test_a_judge_that_cannot_be_made_is_one_error_before_anything_is_judged(
-    judge: str, kind: type[Exception], message: str
+def test_a_verifier_that_cannot_be_made_is_one_error_before_anything_is_graded(
+    verifier: str, kind: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind, match=message), made(judge, num_workers=2):
+    with pytest.raises(kind, match=message), made(verifier, num_workers=2):
         pass
-    with pytest.raises(ConfigError, match="there is no module 'no_such_judges'"):
-        JudgedReward("no_such_judges:X", name="j")
+    with pytest.raises(ConfigError, match="there is no module 'no_such_verifiers'"):
+        VerifierReward("no_such_verifiers:X", name="j")
 
 
-def test_a_judge_that_returns_no_verdict_is_told_so() -> None:
+def test_a_verifier_that_returns_no_grade_is_told_so() -> None:
     with made("Wordless") as source:
         (scored,) = source.score([response("x")])
     assert not scored.valid
-    assert "must return a Verdict, it returned None" in str(scored.reason)
+    assert "must return a Grade, it returned None" in str(scored.reason)
 
 
-def test_rows_are_checked_by_the_judge_and_the_message_names_the_row() -> None:
+def test_rows_are_checked_by_the_verifier_and_the_message_names_the_row() -> None:
     fit, unfit = prompt("p0"), prompt("p1", metadata={"unfit": True})
     with made("Letters") as source:
         source.check_prompts([fit], {})
-        with pytest.raises(DataError, match=r"x.jsonl, row 2: reward source 'j': there is nothing to judge by"):
+        with pytest.raises(DataError, match=r"x.jsonl, row 2: reward source 'j': there is nothing to grade by"):
             source.check_prompts([fit, unfit], {"p1": "x.jsonl, row 2"})
         odd: Prompt = prompt("p2", metadata={"when": {1, 2}})
-        with pytest.raises(DataError, match="prompt 'p2': a judge is handed the row's columns as JSON"):
+        with pytest.raises(DataError, match="prompt 'p2': a verifier is handed the row's columns as JSON"):
             source.check_prompts([odd], {})
 
 

@@ -1,4 +1,4 @@
-"""Judges for tests: a good one, and one that does on demand whatever a judge must not. Made in worker processes."""
+"""Verifiers for tests: a good one, and one that misbehaves on demand. They are made in worker processes."""
 
 import json
 import os
@@ -10,58 +10,58 @@ from typing import Any
 
 from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError, MissingExtraError
-from proximo.rewards.verdicts import Answer, Judge, PostponedError, Verdict
+from proximo.rewards.verifier import Answer, Grade, PostponedError, Verifier
 
 
-class Letters(Judge):
+class Letters(Verifier):
     """The share of one letter; every call leaves a line in `seen`, where that is given."""
 
     def __init__(self, letter: str = "a", seen: str | None = None, by_clock: bool = False) -> None:
         self.letter, self.seen, self.by_clock = letter, seen, by_clock
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         if self.seen is not None:
             with Path(self.seen).open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(answer.text) + "\n")
         share = answer.text.count(self.letter) / (len(answer.text) + 1)
-        return Verdict(score=share, components={"length": float(len(answer.text))}, by_clock=self.by_clock)
+        return Grade(score=share, components={"length": float(len(answer.text))}, by_clock=self.by_clock)
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
         if metadata.get("unfit"):
-            raise DataError("there is nothing to judge by")
+            raise DataError("there is nothing to grade by")
 
 
 class Waiting(Letters):
     """Waits for answers with a `z`, but in their first turn."""
 
-    def judge(self, answer: Answer) -> Verdict:
-        verdict = super().judge(answer)
+    def grade(self, answer: Answer) -> Grade:
+        grade = super().grade(answer)
         if "z" in answer.text:
             if answer.first_turn:
                 raise PostponedError
             time.sleep(float(answer.text.count("z")))
-        return verdict
+        return grade
 
 
-class Everything(Judge):
+class Everything(Verifier):
     """Says what it was handed."""
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         told = [answer.text, answer.prompt, answer.reference, dict(answer.metadata), answer.finish, answer.num_tokens]
-        return Verdict(score=-1.0, state=ScoreState.MODEL_FAULT, reason=json.dumps(told))
+        return Grade(score=-1.0, state=ScoreState.MODEL_FAULT, reason=json.dumps(told))
 
 
-class Hostile(Judge):
+class Hostile(Verifier):
     """Does what the answer says; else its score is the answer's length."""
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         deed = getattr(self, f"do_{answer.text}", None)
         if deed is not None:
             deed()
-        return Verdict(score=float(len(answer.text)))
+        return Grade(score=float(len(answer.text)))
 
-    def timeout_verdict(self) -> Verdict:
-        return Verdict(score=-0.5, state=ScoreState.MODEL_FAULT, components={"part": 0.0})
+    def timeout_grade(self) -> Grade:
+        return Grade(score=-0.5, state=ScoreState.MODEL_FAULT, components={"part": 0.0})
 
     def do_sleep(self) -> None:
         time.sleep(1000)
@@ -130,70 +130,70 @@ class Hostile(Judge):
         os._exit(5)
 
 
-class OfNoUse(Judge):
+class OfNoUse(Verifier):
     """Cannot tell, or says what is no number."""
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         if answer.text == "nan":
-            return Verdict(score=float("nan"))
+            return Grade(score=float("nan"))
         if answer.text == "name":
-            return Verdict(score=1.0, components={"no/name": 1.0})
-        return Verdict(score=float("nan"), state=ScoreState.INFRASTRUCTURE_FAULT, reason="the other machine is down")
+            return Grade(score=1.0, components={"no/name": 1.0})
+        return Grade(score=float("nan"), state=ScoreState.INFRASTRUCTURE_FAULT, reason="the other machine is down")
 
 
-class Environment(Judge):
+class Environment(Verifier):
     """Fails with the names of the variables that it sees, and where it stands."""
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         facts = {"names": sorted(os.environ), "session": os.getsid(0) == os.getpid(), "folder": os.environ["TMPDIR"]}
         Path(os.environ["TMPDIR"], "left").write_text("x", encoding="utf-8")
-        return Verdict(score=0.0, state=ScoreState.MODEL_FAULT, reason=json.dumps(facts))
+        return Grade(score=0.0, state=ScoreState.MODEL_FAULT, reason=json.dumps(facts))
 
 
-class Flaky(Judge):
+class Flaky(Verifier):
     """Dies on every answer that no worker has died on yet."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         mark = self.folder / answer.text
         if not mark.exists():
             mark.touch()
             os._exit(1)
-        return Verdict(score=1.0)
+        return Grade(score=1.0)
 
 
-class Slow(Judge):
+class Slow(Verifier):
     """Takes as many seconds as the answer says, the first times; none after that."""
 
     def __init__(self, folder: str, times: int = 1) -> None:
         self.folder, self.times = Path(folder), times
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         with (self.folder / answer.text).open("a+b") as marks:
             if marks.tell() < self.times:
                 marks.write(b"x")
                 marks.flush()
                 time.sleep(float(answer.text))
-        return Verdict(score=1.0)
+        return Grade(score=1.0)
 
 
-class Late(Judge):
+class Late(Verifier):
     """Is ready after half a second."""
 
     def __init__(self) -> None:
         time.sleep(0.5)
 
 
-class Closing(Judge):
+class Closing(Verifier):
     """Writes a file when it is closed."""
 
     def __init__(self, mark: str) -> None:
         self.mark = Path(mark)
 
-    def judge(self, answer: Answer) -> Verdict:
-        return Verdict(score=1.0)
+    def grade(self, answer: Answer) -> Grade:
+        return Grade(score=1.0)
 
     def close(self) -> None:
         self.mark.touch()
@@ -248,23 +248,23 @@ def recites(
 
 
 class Unfinished:
-    """A judge of somebody who has read no page."""
+    """A verifier of somebody who has read no page."""
 
-    def judge(self) -> Verdict:
-        return Verdict(score=1.0)
+    def grade(self) -> Grade:
+        return Grade(score=1.0)
 
 
-class Wordless(Judge):
+class Wordless(Verifier):
     """Forgets to return."""
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         return None  # ty: ignore[invalid-return-type]
 
 
-class Dying(Judge):
+class Dying(Verifier):
     """Ends its worker on every second answer, or so."""
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         if sum(map(ord, answer.text)) % 2:
             os._exit(1)
-        return Verdict(score=float(len(answer.text)))
+        return Grade(score=float(len(answer.text)))

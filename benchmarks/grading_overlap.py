@@ -1,8 +1,8 @@
-"""Judging beside sampling: seconds of scoring that are left when sampling has ended, and answers per second of a pool.
+"""Grading beside sampling: seconds of scoring that are left when sampling has ended, and answers per second of a pool.
 
-    python benchmarks/judging.py [--milliseconds 5] [--steps 4]
+    python benchmarks/grading_overlap.py [--milliseconds 5] [--steps 4]
 
-The judge sleeps for so long on each answer, as one that waits for a program does, and so takes no core from sampling.
+The verifier sleeps for so long on each answer, as one that waits for a program does, so it takes no core from sampling.
 """
 
 import argparse
@@ -21,21 +21,21 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored
-from proximo.rewards.verdicts import Answer, Judge, Verdict
-from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.verifier import Answer, Grade, Verifier
+from proximo.rewards.verifier_reward import VerifierReward
 from records_made import response
 
 
-class Sleeper(Judge):
-    """Judges in so many seconds, without a core."""
+class Sleeper(Verifier):
+    """Verifiers in so many seconds, without a core."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def judge(self, answer: Answer) -> Verdict:
+    def grade(self, answer: Answer) -> Grade:
         """Its length."""
         time.sleep(self.seconds)
-        return Verdict(score=float(len(answer.text)))
+        return Grade(score=float(len(answer.text)))
 
 
 class Late:
@@ -43,7 +43,7 @@ class Late:
 
     name = "late"
 
-    def __init__(self, source: JudgedReward) -> None:
+    def __init__(self, source: VerifierReward) -> None:
         self.source = source
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
@@ -56,7 +56,7 @@ def step_seconds(early: bool, *, seconds: float, num_steps: int) -> tuple[float,
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     policy = LanguageModel(LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=256, **shape)))
-    source = JudgedReward("judging:Sleeper", name="sleeper", num_workers=2, options={"seconds": seconds})
+    source = VerifierReward("grading:Sleeper", name="sleeper", num_workers=2, options={"seconds": seconds})
     options = {"max_new_tokens": 48, "stop_token_ids": (6, 7, 8), "max_rows": 16}
     config = PPOConfig(num_steps=num_steps, prompts_per_step=64, rollout=options, kl={"place": "none"})
     trainer = PPOTrainer(policy, tiny_tokenizer(), reward=source if early else Late(source), config=config)
@@ -70,8 +70,8 @@ def step_seconds(early: bool, *, seconds: float, num_steps: int) -> tuple[float,
 
 
 def answers_per_second(num_answers: int = 20_000) -> float:
-    """Of one worker whose judge takes no time: what the pool costs."""
-    source = JudgedReward("judging:Sleeper", name="sleeper", num_workers=1, options={"seconds": 0.0})
+    """Of one worker whose verifier takes no time: what the pool costs."""
+    source = VerifierReward("grading:Sleeper", name="sleeper", num_workers=1, options={"seconds": 0.0})
     batch = [response(text=str(n)) for n in range(num_answers)]
     try:
         start = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Verdicts on honest, sleeping, flooding, forking and greedy programs, mixed, in two passes: what they should be, and
+"""Grades on honest, sleeping, flooding, forking and greedy programs, mixed, in two passes: what they should be, and
 whether both passes say the same.
 
-    python benchmarks/mixed_verdicts.py --programs 10000
+    python benchmarks/mixed_programs.py --programs 10000
 
-Exit status 1 where an honest program loses, another one wins, a verdict is missing, or the passes differ. How long it
-takes depends on what else the machine does; the verdicts must not.
+Exit status 1 where an honest program loses, another one wins, a grade is missing, or the passes differ. How long it
+takes depends on what else the machine does; the grades must not.
 """
 
 import argparse
@@ -20,14 +20,14 @@ import torch
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.enums import ScoreState
 from proximo.records import Finish, Prompt, Response
-from proximo.rewards.verifier_reward import JudgedReward
+from proximo.rewards.verifier_reward import VerifierReward
 
 RIGHT = "def double(x):\n    return 2 * x\n"
 COMPARED = {"test_list": ["assert double(1) == 2", "assert double(-3) == -6", "assert double(0) == 0"]}
 RUN = COMPARED | {"test_setup_code": "len('')"}
 """What says nothing, but has the tests run in a process of their own."""
 STEP = 500
-"""Programs that are judged at once, as in a step of a run."""
+"""Programs that are graded at once, as in a step of a run."""
 
 
 @dataclass(frozen=True)
@@ -70,31 +70,31 @@ def mixture(count: int, seed: int) -> list[tuple[Kind, Response]]:
     return [(kind, _response(number, kind, draw.choice((COMPARED, RUN)))) for number, kind in enumerate(kinds)]
 
 
-def judge(responses: Sequence[Response], config: CodeRewardConfig) -> list[tuple[float, ScoreState, str | None]]:
+def grade(responses: Sequence[Response], config: CodeRewardConfig) -> list[tuple[float, ScoreState, str | None]]:
     """Score, state and reason of each, in steps, by workers that are made for it."""
-    source = JudgedReward(
-        config.judge_path(),
+    source = VerifierReward(
+        config.verifier_path(),
         name=config.name,
-        options=config.judge_options(),
+        options=config.verifier_options(),
         num_workers=config.workers or 1,
         answer_seconds=config.answer_seconds,
         step_seconds=config.step_seconds,
     )
-    verdicts = []
+    grades = []
     try:
         for start in range(0, len(responses), STEP):
             scored = source.score(responses[start : start + STEP])
-            verdicts += [(each.score, each.state, each.reason) for each in scored]
+            grades += [(each.score, each.state, each.reason) for each in scored]
     finally:
         source.close()
-    return verdicts
+    return grades
 
 
-def misjudged(kinds: Sequence[Kind], verdicts: Sequence[tuple[float, ScoreState, str | None]]) -> list[str]:
-    """What each verdict that is not as it must be is about."""
+def misgraded(kinds: Sequence[Kind], grades: Sequence[tuple[float, ScoreState, str | None]]) -> list[str]:
+    """What each grade that is not as it must be is about."""
     return [
         f"{kind.name}: {score} ({state.value}, {reason})"
-        for kind, (score, state, reason) in zip(kinds, verdicts, strict=True)
+        for kind, (score, state, reason) in zip(kinds, grades, strict=True)
         if score != float(kind.wins)
     ]
 
@@ -114,7 +114,7 @@ def _response(number: int, kind: Kind, row: dict[str, object]) -> Response:
 
 
 def main() -> int:
-    """Prints a table, and what was misjudged."""
+    """Prints a table, and what was misgraded."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--workers", type=int, default=2)
@@ -135,18 +135,18 @@ def main() -> int:
     passes = []
     for number in (1, 2):
         start = time.monotonic()
-        passes.append(judge(responses, config))
+        passes.append(verifier(responses, config))
         seconds = time.monotonic() - start
         print(f"pass {number}: {len(responses)} programs in {seconds:.0f} s, {len(responses) / seconds:.1f} a second",
               flush=True)  # fmt: skip
-    wrong = [f"pass {number}: {line}" for number, done in enumerate(passes, 1) for line in misjudged(kinds, done)]
+    wrong = [f"pass {number}: {line}" for number, done in enumerate(passes, 1) for line in misgraded(kinds, done)]
     differ = [
         f"{kind.name}: {first[:2]} and {second[:2]}"
         for kind, first, second in zip(kinds, *passes, strict=True)
         if first[:2] != second[:2]
     ]
     missing = sum(state is ScoreState.INFRASTRUCTURE_FAULT for done in passes for _, state, _ in done)
-    print(f"{len(wrong)} misjudged, {missing} without a verdict, {len(differ)} that differ between the passes")
+    print(f"{len(wrong)} misgraded, {missing} without a grade, {len(differ)} that differ between the passes")
     print("| programs | how many | won in pass 1 | won in pass 2 | reasons in pass 2 |\n|---|---|---|---|---|")
     for kind in KINDS:
         mine = [number for number, each in enumerate(kinds) if each is kind]

@@ -1,4 +1,4 @@
-"""The judge of mathematical answers. It lives in a worker; reads a response, and says whether its answer is right."""
+"""The verifier of mathematical answers: finds the answer in a response and compares it with the reference."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from proximo.rewards.maths.equivalence import equivalent
 from proximo.rewards.maths.extraction import answers_in
 from proximo.rewards.maths.rational_functions import RefusedError
 from proximo.rewards.maths.symbols import OutOfTimeError, SymbolicComparison, is_installed
-from proximo.rewards.verdicts import Answer, Verdict
+from proximo.rewards.verifier import Answer, Grade
 
 MAX_BOXES = 20
 """More boxes than this never agree."""
@@ -19,7 +19,7 @@ MAX_REFERENCES = 100
 """Of one row; each is compared with."""
 
 
-class MathsJudge:
+class MathsVerifier:
     """Takes the answer out of a response and compares it with the reference, exactly where it can be read."""
 
     def __init__(  # noqa: PLR0913 - one for each key of its section
@@ -27,42 +27,42 @@ class MathsJudge:
         *,
         answer_from: Sequence[str],
         answers_column: str | None,
-        several_boxes: str,
+        multiple_answers: str,
         pattern: str | None,
         relative_tolerance: float | None,
         symbolic: str,
         symbolic_cpu_seconds: float,
-        right: float,
-        wrong: float,
-        no_answer: float,
+        correct_score: float,
+        incorrect_score: float,
+        no_answer_score: float,
     ) -> None:
         """The options are the fields of config/rewards/maths.py. Raises MissingExtraError."""
         self._answer_from = tuple(answer_from)
         self._answers_column = answers_column
-        self._several_boxes = several_boxes
+        self._multiple_answers = multiple_answers
         self._pattern = None if pattern is None else re.compile(pattern)
         self._tolerance = relative_tolerance
         asked = symbolic == "always" or (symbolic == "auto" and is_installed())
         self._symbols = SymbolicComparison(symbolic_cpu_seconds) if asked else None
-        self._scores = {"right": right, "wrong": wrong, "no_answer": no_answer}
+        self._scores = {"correct": correct_score, "incorrect": incorrect_score, "no_answer": no_answer_score}
 
-    def judge(self, answer: Answer) -> Verdict:
-        """The verdict; components `parsed` (an answer was found), `by_symbols` and `undecided` (who decided)."""
+    def grade(self, answer: Answer) -> Grade:
+        """The grade; components `parsed` (an answer was found), `by_symbols` and `undecided` (who decided)."""
         references = self._references(answer.reference, answer.metadata)
         found = answers_in(answer.text, self._answer_from, self._pattern)
         if not found:
             return self._fault("no answer found", parsed=0.0)
         try:
-            if self._several_boxes == "agree" and not self._agree(found):
+            if self._multiple_answers == "agree" and not self._agree(found):
                 return self._fault("several answers that differ", parsed=1.0)
-            given = found[0] if self._several_boxes == "first" else found[-1]
+            given = found[0] if self._multiple_answers == "first" else found[-1]
             same, by_symbols = self._same(references, given)
         except RefusedError as error:
-            return self._fault(f"{error}", parsed=1.0, score="wrong")
+            return self._fault(f"{error}", parsed=1.0, score="incorrect")
         except OutOfTimeError:
-            return self._fault("math-verify took too long to compare it", parsed=1.0, by_symbols=1.0, score="wrong")
-        return Verdict(
-            score=self._scores["right" if same else "wrong"],
+            return self._fault("math-verify took too long to compare it", parsed=1.0, by_symbols=1.0, score="incorrect")
+        return Grade(
+            score=self._scores["correct" if same else "incorrect"],
             components=_components(1.0, float(by_symbols), float(same is None)),
         )
 
@@ -80,9 +80,9 @@ class MathsJudge:
             if not clean(each):
                 raise DataError(f"the reference answer {each!r} has nothing in it to compare with")
 
-    def timeout_verdict(self) -> Verdict:
+    def timeout_grade(self) -> Grade:
         """Of an answer on which the worker was killed: a pattern of the user's own may take that long."""
-        return self._fault("judging it took too long", parsed=0.0, score="wrong")
+        return self._fault("grading it took too long", parsed=0.0, score="incorrect")
 
     def close(self) -> None:
         """Nothing was started."""
@@ -128,8 +128,8 @@ class MathsJudge:
             raise refused
         return (found, found is not None) if undecided else (False, False)
 
-    def _fault(self, reason: str, *, parsed: float, by_symbols: float = 0.0, score: str = "no_answer") -> Verdict:
-        return Verdict(
+    def _fault(self, reason: str, *, parsed: float, by_symbols: float = 0.0, score: str = "no_answer") -> Grade:
+        return Grade(
             score=self._scores[score],
             state=ScoreState.MODEL_FAULT,
             reason=reason,

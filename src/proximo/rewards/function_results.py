@@ -10,7 +10,7 @@ from proximo.metrics.definitions import COMPONENT
 from proximo.records import Finish, Response, Scored, ScoreState
 from proximo.rewards.dense import as_number, is_list, scored_by_token
 
-Verdict = float | int | Mapping[str, Any] | None
+FunctionResult = float | int | Mapping[str, Any] | None
 """A score; or a mapping with `score` or `token_rewards`, and components; or None where the function could not tell."""
 
 
@@ -20,30 +20,30 @@ def questions(responses: Sequence[Response]) -> tuple[list[Any], list[str], list
     return prompts, [r.text for r in responses], [_metadata(r) for r in responses]
 
 
-def as_scored(responses: Sequence[Response], verdicts: Any, *, name: str) -> list[Scored]:
+def as_scored(responses: Sequence[Response], results: Any, *, name: str) -> list[Scored]:
     """Each response with what the function said of it. Raises TrainingError for answers that are none."""
-    if hasattr(verdicts, "tolist"):  # arrays of numpy and tensors
-        verdicts = verdicts.tolist()
-    if not is_list(verdicts) or len(verdicts) != len(responses):
-        count = len(verdicts) if is_list(verdicts) else type(verdicts).__name__
+    if hasattr(results, "tolist"):  # arrays of numpy and tensors
+        results = results.tolist()
+    if not is_list(results) or len(results) != len(responses):
+        count = len(results) if is_list(results) else type(results).__name__
         raise TrainingError(
             f"reward function {name!r} must return one score per response: "
-            f"{len(responses)} were wanted, it returned {count}{_advice(verdicts)}"
+            f"{len(responses)} were wanted, it returned {count}{_advice(results)}"
         )
-    return [_scored(response, verdict, name=name) for response, verdict in zip(responses, verdicts, strict=True)]
+    return [_scored(response, result, name=name) for response, result in zip(responses, results, strict=True)]
 
 
-def _advice(verdicts: Any) -> str:
-    if isinstance(verdicts, Coroutine):
-        verdicts.close()  # or Python warns that nobody waited for it
+def _advice(results: Any) -> str:
+    if isinstance(results, Coroutine):
+        results.close()  # or Python warns that nobody waited for it
         return "; run it to its end, as with asyncio.run, and return its list"
-    if isinstance(verdicts, Iterable) and not isinstance(verdicts, str | bytes | Mapping | Sequence):
+    if isinstance(results, Iterable) and not isinstance(results, str | bytes | Mapping | Sequence):
         return "; return a list, in the order of the responses"
     return ""
 
 
-def _scored(response: Response, verdict: Verdict, *, name: str) -> Scored:
-    parts = dict(verdict) if isinstance(verdict, Mapping) else {"score": verdict}
+def _scored(response: Response, result: FunctionResult, *, name: str) -> Scored:
+    parts = dict(result) if isinstance(result, Mapping) else {"score": result}
     if ("score" in parts) == ("token_rewards" in parts):
         raise TrainingError(
             f"reward function {name!r} must return a mapping with either 'score' or 'token_rewards', whose "
@@ -55,10 +55,10 @@ def _scored(response: Response, verdict: Verdict, *, name: str) -> Scored:
     except (TypeError, ValueError) as error:
         raise TrainingError(
             f"reward function {name!r} must return a number, a mapping to numbers or None for each response, "
-            f"it returned {verdict!r:.80}"
+            f"it returned {result!r:.80}"
         ) from error
     if not all(math.isfinite(number) for number in numbers.values()):
-        reason = f"{name} returned {verdict!r}"
+        reason = f"{name} returned {result!r}"
         return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
     unnamed = [key for key in numbers if not re.fullmatch(COMPONENT, key)]
     if unnamed:

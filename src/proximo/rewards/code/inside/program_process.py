@@ -19,13 +19,13 @@ from proximo.rewards.code.inside.proxies import Handle
 from proximo.rewards.code.inside.rpc_peer import MAX_TEXT, Peer
 
 CHANNEL = 3
-"""The descriptor to the judge."""
+"""The descriptor to the verifier."""
 DOES = ("call", "get", "set", "operator")
 MISSING = object()
 
 
 def serve(program: str, *, before: str, seeded: bool) -> None:
-    """Runs the program, says how that went, and answers calls of what it defined until the judge is gone."""
+    """Runs the program, says how that went, and answers calls of what it defined until the verifier is gone."""
     module = ModuleType("program")
     peer = Peer(CHANNEL, opens=DOES, handle=Handle, roots=[module])
     peer.send(_load(module, program, before=before, seeded=seeded))

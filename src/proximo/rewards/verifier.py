@@ -1,4 +1,4 @@
-"""What a judge reads of a response and what it says of it: plain values, which cross to a worker as JSON.
+"""What a verifier reads of a response and what it says of it: plain values, which cross to a worker as JSON.
 
 Not a response's tokens and log-probs: those are in records.py, which needs torch, and a worker does without it.
 """
@@ -12,7 +12,7 @@ from proximo.enums import Finish, ScoreState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One response as a judge sees it."""
+    """One response as a verifier sees it."""
 
     text: str
     """The decoded response: it starts where the prompt's tokens end, and has no end-of-sequence token."""
@@ -26,16 +26,16 @@ class Answer:
     num_tokens: int = 0
     """Tokens of the response, end-of-sequence token included."""
     first_turn: bool = False
-    """The judge may raise PostponedError: it is asked again when the other answers have had their turn."""
+    """The verifier may raise PostponedError: it is asked again when the other answers have had their turn."""
 
 
 class PostponedError(Exception):
-    """An answer that makes its judge wait, in its first turn."""
+    """An answer that makes its verifier wait, in its first turn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """What a judge says of one answer. `score` is NaN where, and only where, the infrastructure is at fault."""
+class Grade:
+    """What a verifier says of one answer. `score` is NaN where, and only where, the infrastructure is at fault."""
 
     score: float
     state: ScoreState = ScoreState.SCORED
@@ -43,25 +43,25 @@ class Verdict:
     """Why, in a few words, where the state is a fault; must quote no more than a line of the answer."""
     components: Mapping[str, float] = field(default_factory=dict)
     by_clock: bool = False
-    """A limit of wall-clock time decided: on a machine with less to do it may be another verdict. Not remembered."""
+    """A limit of wall-clock time decided: on a machine with less to do it may be another grade. Not remembered."""
 
 
-class Judge(Protocol):
-    """Gives verdicts on single answers. It lives in a worker process that is killed when it takes too long.
+class Verifier(Protocol):
+    """Gives grades on single answers. It lives in a worker process that is killed when it takes too long.
 
-    Made as `JudgeClass(**options)` with plain options, once per worker. A verdict depends on the answer and the options
-    alone. An exception that leaves `judge` is a fault of the infrastructure: what the answer can cause, the judge
-    must catch and call the model's fault.
+    Made as `VerifierClass(**options)` with plain options, once per worker. A grade depends on the answer and the
+    options alone. An exception that leaves `grade` is a fault of the infrastructure: what the answer can cause, the
+    verifier must catch and call the model's fault.
     """
 
-    def judge(self, answer: Answer) -> Verdict:
-        """The verdict on one answer."""
+    def grade(self, answer: Answer) -> Grade:
+        """The grade on one answer."""
         ...
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
-        """Raises DataError, with what is missing, for a prompt that no answer to could be judged."""
+        """Raises DataError, with what is missing, for a prompt that no answer to could be graded."""
         ...
 
     def close(self) -> None:
-        """Ends what the judge started."""
+        """Ends what the verifier started."""
         ...

@@ -1,4 +1,4 @@
-"""Verdicts on programs. Not how a program is run: test_runner.py, stdio.py and calls.py."""
+"""Grades on programs. Not how a program is run: test_runner.py, stdio.py and calls.py."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from proximo.rewards.code.problems import (
 from proximo.rewards.code.result import Fault, Findings, printable
 from proximo.rewards.code.stdio import run_inputs
 from proximo.rewards.code.test_runner import rehearsed, run_suite
-from proximo.rewards.verdicts import Answer, PostponedError, Verdict
+from proximo.rewards.verifier import Answer, Grade, PostponedError
 from proximo.sandbox.jobs import MIB, Limits, Runner
 from proximo.sandbox.runner import Sandbox
 
@@ -49,21 +49,21 @@ class CodeOptions:
     entry_point_column: str = "entry_point"
     prompt_column: str | None = None
     program: Which = "last_block"
-    unfenced: bool = False
+    allow_unfenced: bool = False
     cpu_seconds: float = 4.0
     idle_seconds: float = 5.0
-    limit_each_test: bool = False
+    limit_per_test: bool = False
     memory_mib: int = 512
     float_tolerance: float | None = None
     partial: bool = False
-    right: float = 1.0
-    wrong: float = 0.0
-    no_program: float = 0.0
+    correct_score: float = 1.0
+    incorrect_score: float = 0.0
+    no_program_score: float = 0.0
     packages: Sequence[str] = ()
     sandbox_waived: Sequence[str] = ()
 
 
-class CodeJudge:
+class CodeVerifier:
     """Runs the program of an answer on the tests of its row, in a sandbox."""
 
     def __init__(self, *, runner: Runner | None = None, **options: Any) -> None:
@@ -78,21 +78,21 @@ class CodeJudge:
         )
         self._runner = _open_sandbox(self._options) if runner is None else runner
 
-    def judge(self, answer: Answer) -> Verdict:
-        """Raises DataError for a row that cannot be judged, SandboxError where no program can be run, PostponedError in
+    def grade(self, answer: Answer) -> Grade:
+        """Raises DataError for a row that cannot be graded, SandboxError where no program can be run, PostponedError in
         the first turn of an answer whose program is idle."""
         prompt = self._prompt(answer.metadata, answer.prompt)
         problem = read_problem(self._options.form, self._columns, answer.metadata, prompt)
         program = program_of(
             answer.text,
             self._options.program,
-            unfenced=self._options.unfenced,
+            allow_unfenced=self._options.allow_unfenced,
             prompt=prompt,
             function=answer.metadata.get(self._columns.entry_point),
         )
         if program is None or len(program) > MAX_PROGRAM_CHARACTERS:
             why = "no program in the answer" if program is None else "the program is too long"
-            return _nothing(self._options.no_program, why)
+            return _nothing(self._options.no_program_score, why)
         before = text_before(self._columns, answer.metadata)
         idle_seconds = self._options.idle_seconds
         if answer.first_turn and idle_seconds > FIRST_IDLE_SECONDS:
@@ -103,9 +103,9 @@ class CodeJudge:
             found = self._run(program, problem, before, idle_seconds)
             if found.kept_waiting:
                 found = self._run(program, problem, before, idle_seconds)
-        return self._verdict(found)
+        return self._grade(found)
 
-    def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - of every judge
+    def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - of every verifier
         """Raises DataError for a row without tests, with tests that cannot be read or that no program passes, or with
         more than there is time for."""
         problem = read_problem(self._options.form, self._columns, metadata, self._prompt(metadata, ""))
@@ -114,17 +114,17 @@ class CodeJudge:
         if (suite or before) and (wrong := rehearsed(self._runner, suite, before=before)) is not None:
             raise DataError(wrong)
         shortest = 2 * (LEAST_WALL_PER_CPU * self._cpu_seconds(problem) + self._options.idle_seconds)
-        if self._options.limit_each_test and self._options.answer_seconds <= shortest:
+        if self._options.limit_per_test and self._options.answer_seconds <= shortest:
             raise DataError(
                 f"the row has {_num_tests(problem)} tests of cpu_seconds ({self._options.cpu_seconds:g}) each, so that "
                 f"answer_seconds ({self._options.answer_seconds:g}) must be above {shortest:g}, four times their sum "
                 f"and twice idle_seconds ({self._options.idle_seconds:g}): "
-                "raise it, lower cpu_seconds, or do without limit_each_test"
+                "raise it, lower cpu_seconds, or do without limit_per_test"
             )
 
-    def timeout_verdict(self) -> Verdict:
-        """Of an answer that was not judged in its time, though each of its programs has limits of its own."""
-        return _nothing(self._options.wrong, "not judged within answer_seconds")
+    def timeout_grade(self) -> Grade:
+        """Of an answer that was not graded in its time, though each of its programs has limits of its own."""
+        return _nothing(self._options.incorrect_score, "not graded within answer_seconds")
 
     def close(self) -> None:
         """Ends the sandbox."""
@@ -152,7 +152,7 @@ class CodeJudge:
         )
         if isinstance(problem, InputsOutputs):
             source = f"{before}\n{program}" if before else program
-            each = options.cpu_seconds if options.limit_each_test else None
+            each = options.cpu_seconds if options.limit_per_test else None
             return run_inputs(runner, source, problem, limits=limits, cpu_seconds_each=each, tolerance=tolerance)
         if isinstance(problem, Calls):
             return run_calls(runner, program, problem, before=before, limits=limits, tolerance=tolerance)
@@ -162,17 +162,18 @@ class CodeJudge:
 
     def _cpu_seconds(self, problem: Problem) -> float:
         """Of a run with all its tests."""
-        return self._options.cpu_seconds * (_num_tests(problem) if self._options.limit_each_test else 1)
+        return self._options.cpu_seconds * (_num_tests(problem) if self._options.limit_per_test else 1)
 
-    def _verdict(self, found: Findings) -> Verdict:
+    def _grade(self, found: Findings) -> Grade:
         if found.fault is Fault.TESTS:
             fault = ScoreState.INFRASTRUCTURE_FAULT
-            return Verdict(score=float("nan"), state=fault, reason=printable(found.reason or ""))
+            return Grade(score=float("nan"), state=fault, reason=printable(found.reason or ""))
         share = found.num_passed / found.num_tests
         earned = share if self._options.partial else float(found.solved)
         state = ScoreState.MODEL_FAULT if found.fault is Fault.PROGRAM and not found.solved else ScoreState.SCORED
-        return Verdict(
-            score=self._options.wrong + earned * (self._options.right - self._options.wrong),
+        return Grade(
+            score=self._options.incorrect_score
+            + earned * (self._options.correct_score - self._options.incorrect_score),
             state=state,
             reason=None if found.solved or found.reason is None else printable(found.reason),
             components=dict(zip(COMPONENTS, (share, float(found.ran), float(found.compiled)), strict=True)),
@@ -187,9 +188,9 @@ def _open_sandbox(options: CodeOptions) -> Sandbox:
         raise ConfigError(f"sandbox_waived: {error}") from error
 
 
-def _nothing(score: float, reason: str) -> Verdict:
+def _nothing(score: float, reason: str) -> Grade:
     nothing = dict.fromkeys(COMPONENTS, 0.0)
-    return Verdict(score=score, state=ScoreState.MODEL_FAULT, reason=reason, components=nothing)
+    return Grade(score=score, state=ScoreState.MODEL_FAULT, reason=reason, components=nothing)
 
 
 def _num_tests(problem: Problem) -> int:

@@ -1,4 +1,4 @@
-"""Programs with asserts, and what a judge has to say of them."""
+"""Programs with asserts, and what a verifier has to say of them."""
 
 INC = {"test_list": ["assert inc(1) == 2", "assert inc(5) == 6", "assert inc(-1) == 0"]}
 RIGHT = "def inc(x):\n    return x + 1\n"
@@ -60,7 +60,7 @@ ASSERTS = (
     ("odd numbers", "def f(): return [float('inf'), 2 ** 200, 1j, -0.0]",
      {"test_list": ["assert f() == [float('inf'), 2 ** 200, 1j, 0.0]"]}, 1.0, None),
     ("a test that prints", RIGHT, {"test_list": ["print('x' * 100000)\nassert inc(1) == 2"]}, 1.0, None),
-    ("a test that writes where verdicts are written", RIGHT,
+    ("a test that writes where grades are written", RIGHT,
      {"test_list": ["import os\nos.write(1, b'x [\"fail\", 0]\\n[\"end\"]\\n')\nassert inc(1) == 2"]}, 1.0, None),
     ("random numbers are those of a fixed seed", "import random\ndef f(): return random.random()",
      {"test_list": ["assert f() == 0.8444218515250481"]}, 1.0, None),

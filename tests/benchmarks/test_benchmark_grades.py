@@ -1,9 +1,9 @@
-"""benchmarks/mixed_verdicts.py in small: honest programs win among sleepers and floods, in both of two passes."""
+"""benchmarks/mixed_programs.py in small: honest programs win among sleepers and floods, in both of two passes."""
 
 from collections import Counter
 
 import pytest
-from mixed_verdicts import KINDS, judge, misjudged, mixture
+from mixed_programs import KINDS, misgraded, mixture, verifier
 
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.enums import ScoreState
@@ -28,7 +28,7 @@ def test_no_honest_program_loses_among_hostile_ones_and_two_passes_agree() -> No
     kinds, responses = [kind for kind, _ in pairs], [response for _, response in pairs]
     options = {"cpu_seconds": 1.0, "idle_seconds": 1.5, "workers": 2}
     config = CodeRewardConfig(kind="code", form="asserts", program="text", **options)
-    first, second = (judge(responses, config) for _ in range(2))
-    assert misjudged(kinds, first) == misjudged(kinds, second) == []
+    first, second = (verifier(responses, config) for _ in range(2))
+    assert misgraded(kinds, first) == misgraded(kinds, second) == []
     assert [each[:2] for each in first] == [each[:2] for each in second]
     assert ScoreState.INFRASTRUCTURE_FAULT not in {state for _, state, _ in first}

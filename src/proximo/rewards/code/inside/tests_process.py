@@ -1,4 +1,4 @@
-"""What runs in the judge's process: the tests, with stand-ins for what the program defines. Not the program.
+"""What runs in the verifier's process: the tests, with stand-ins for what the program defines. Not the program.
 
 Says on its standard output what became of each test, in lines that begin with a word that only the trainer's side and
 this process know. The program's process has no descriptor of this one but the socket, on which values cross.
@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from proximo.rewards.code.inside.codec import RefusedError, TooLargeError
-from proximo.rewards.code.inside.proxies import JudgedHandle
+from proximo.rewards.code.inside.proxies import ProgramProxy
 from proximo.rewards.code.inside.rpc_peer import BROKE, ClosedError, Peer
 
 CHANNEL = 3
@@ -24,7 +24,7 @@ MAX_LINE = 200
 
 
 class Mute:
-    """Takes the place of standard output, so that a test that prints writes nothing between the verdicts."""
+    """Takes the place of standard output, so that a test that prints writes nothing between the grades."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -34,7 +34,7 @@ class Mute:
 
 
 class Report:
-    """Lines of verdicts."""
+    """Lines of grades."""
 
     def __init__(self, word: str) -> None:
         self._word = word
@@ -62,7 +62,7 @@ def run_tests(
     """
     sys.stdout = sys.stderr = Mute()
     report = Report(word)
-    peer = Peer(CHANNEL, opens=("call",), handle=JudgedHandle)
+    peer = Peer(CHANNEL, opens=("call",), handle=ProgramProxy)
     try:
         greeting = peer.receive()
     except ClosedError as closed:

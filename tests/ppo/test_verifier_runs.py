@@ -14,7 +14,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.commands.dry_run import describe
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.recipes import PPORecipe
-from proximo.config.rewards.sources import JudgeRewardConfig
+from proximo.config.rewards.sources import CustomVerifierRewardConfig
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.models.precision.placement import Precision
 from proximo.ppo import from_recipe
@@ -33,8 +33,8 @@ from worker_processes import workers_of
 QUIET = RunOptions(overwrite=True, quiet=True)
 
 
-def judge(name: str, **options: Any) -> dict[str, Any]:
-    return {"kind": "judge", "name": name, "workers": 1, **options}
+def verifier(name: str, **options: Any) -> dict[str, Any]:
+    return {"kind": "verifier", "name": name, "workers": 1, **options}
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +52,8 @@ def lines(place: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_counts_what_its_sources_do_and_leaves_no_worker(place: Path) -> None:
-    watched = judge("letters", judge_class="judges_made:Letters", arguments={"letter": "b"})
-    made = recipe(place, judge("letters", judge_class="judges_made:Letters"), gold=watched)
+    watched = verifier("letters", verifier_class="example_verifiers:Letters", arguments={"letter": "b"})
+    made = recipe(place, verifier("letters", verifier_class="example_verifiers:Letters"), gold=watched)
     assert run("ppo", made, QUIET) == 0
     for line in lines(place)[1:]:
         assert line["source/letters/failure_fraction"] == line["source/gold.letters/failure_fraction"] == 0
@@ -63,20 +63,20 @@ def test_a_run_counts_what_its_sources_do_and_leaves_no_worker(place: Path) -> N
 
 
 def test_a_run_whose_workers_die_ends_each_step_and_counts_the_failures(place: Path) -> None:
-    dying = judge("dying", judge_class="judges_made:Dying", attempts=2, step_seconds=600)
+    dying = verifier("dying", verifier_class="example_verifiers:Dying", attempts=2, step_seconds=600)
     start = time.monotonic()
-    assert run("ppo", recipe(place, dying, **{"ppo.guards.max_faulty_fraction": 1.0}), QUIET) == 0
+    assert run("ppo", recipe(place, dying, **{"ppo.guards.max_unscored_fraction": 1.0}), QUIET) == 0
     assert time.monotonic() - start < 300
     for line in lines(place)[1:]:
         # An evaluation in the same step asks the same source.
         asked, faults = (
             4 + line.get("evaluation/responses", 0),
-            line["response/faulty"] + line.get("evaluation/faulty", 0),
+            line["response/unscored"] + line.get("evaluation/unscored", 0),
         )
         assert line["source/dying/failure_fraction"] * asked == pytest.approx(faults)
         assert line["source/dying/worker_restarts"] >= faults
         assert line["score/mean"] == line["score/dying/mean"]
-    assert sum(line["response/faulty"] for line in lines(place)[1:]) >= 2
+    assert sum(line["response/unscored"] for line in lines(place)[1:]) >= 2
     samples = [json.loads(line) for line in (place / "run" / "samples.jsonl").read_text().splitlines()]
     faulty = [each for each in samples if each["score"] is None]
     assert {(each["state"], each["reason"]) for each in faulty} == {
@@ -89,17 +89,17 @@ def test_a_run_whose_workers_die_ends_each_step_and_counts_the_failures(place: P
     assert workers_of(os.getpid()) == []
 
 
-def test_a_row_that_cannot_be_judged_is_named_before_a_model_is_loaded(
+def test_a_row_that_cannot_be_graded_is_named_before_a_model_is_loaded(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(from_recipe, "build_language_model", lambda *_, **__: pytest.fail("a model was loaded"))
     rows = [{"prompt": "ab"}, {"prompt": "cd", "unfit": True}]
     path = place / "unfit.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    reward = judge("letters", judge_class="judges_made:Letters")
+    reward = verifier("letters", verifier_class="example_verifiers:Letters")
     for data in ({"sources": [{"path": str(path)}]}, {"evaluation_sources": [{"path": str(path)}]}):
         settings = {f"data.{key}": value for key, value in data.items()} | {"data.held_out_rows": 0}
-        with pytest.raises(DataError, match=r"unfit.jsonl, row 2: reward source 'letters': there is nothing to judge"):
+        with pytest.raises(DataError, match=r"unfit.jsonl, row 2: reward source 'letters': there is nothing to grade"):
             run("ppo", recipe(place, reward, **settings), QUIET)
     assert workers_of(os.getpid()) == []
 
@@ -111,17 +111,20 @@ def test_workers_end_where_the_models_cannot_be_built(place: Path, monkeypatch: 
 
     monkeypatch.setattr(from_recipe, "build_language_model", fails)
     with pytest.raises(TrainingError, match="no model today"):
-        run("ppo", recipe(place, judge("letters", judge_class="judges_made:Letters")), QUIET)
+        run("ppo", recipe(place, verifier("letters", verifier_class="example_verifiers:Letters")), QUIET)
     assert workers_of(os.getpid()) == []
 
 
-def test_a_dry_run_names_the_judge_and_its_limits_and_finds_one_that_is_not_there(place: Path) -> None:
-    known = PPORecipe.model_validate(recipe(place, judge("letters", judge_class="judges_made:Letters")))
+def test_a_dry_run_names_the_verifier_and_its_limits_and_finds_one_that_is_not_there(place: Path) -> None:
+    known = PPORecipe.model_validate(recipe(place, verifier("letters", verifier_class="example_verifiers:Letters")))
     text = describe(known)
-    assert "letters: judge judges_made:Letters in worker processes (1), 10 s for an answer, 600 s for a step" in text
+    assert (
+        "letters: verifier example_verifiers:Letters in worker processes (1), 10 s for an answer, 600 s for a step"
+        in text
+    )
     check_inputs(known)
-    missing = PPORecipe.model_validate(recipe(place, judge("letters", judge_class="judges_made:Letrers")))
-    with pytest.raises(Exception, match=r"reward.0.judge_class: .*judges_made.py defines no Letrers"):
+    missing = PPORecipe.model_validate(recipe(place, verifier("letters", verifier_class="example_verifiers:Letrers")))
+    with pytest.raises(Exception, match=r"reward.0.verifier_class: .*example_verifiers.py defines no Letrers"):
         check_inputs(missing)
 
 
@@ -135,13 +138,17 @@ def test_a_package_for_programs_that_is_not_installed_is_found_before_anything_s
 
 def test_what_a_recipe_says_of_workers_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
-    monkeypatch.setattr(reward_sources, "JudgedReward", lambda judge, **options: given.update(options, judge=judge))
-    config = JudgeRewardConfig(kind="judge", judge_class="m:J", workers=3, worker_memory_mib=200, arguments={"x": 1})
+    monkeypatch.setattr(
+        reward_sources, "VerifierReward", lambda verifier, **options: given.update(options, verifier=verifier)
+    )
+    config = CustomVerifierRewardConfig(
+        kind="verifier", verifier_class="m:J", workers=3, worker_memory_mib=200, arguments={"x": 1}
+    )
     place = build.Place(device=torch.device("cpu"), precision=Precision.FLOAT32, seed=0)
     build.build_reward_source(config, tiny_tokenizer(), place=place, tokens_per_microbatch=64)
     assert given == {
-        "judge": "m:J",
-        "name": "judge",
+        "verifier": "m:J",
+        "name": "verifier",
         "options": {"x": 1},
         "num_workers": 3,
         "answer_seconds": 10.0,

@@ -1,0 +1,110 @@
+"""What each verifier says of an answer that it was killed over: no part is missing, and nothing else is worth less."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proximo.enums import ScoreState
+from proximo.rewards.maths.countdown import CountdownVerifier
+from proximo.rewards.maths.verifier import MathsVerifier
+from proximo.rewards.texts.json_schema import JSONSchemaVerifier
+from proximo.rewards.texts.length import LengthVerifier
+from proximo.rewards.texts.pattern import PatternVerifier
+from proximo.rewards.texts.repetition import RepetitionVerifier
+from proximo.rewards.texts.think_answer import ThinkAnswerVerifier
+from proximo.rewards.verifier import Answer
+from proximo.rewards.verifier_reward import VerifierReward
+from proximo.rewards.workers.main import verifier_service
+from records_made import response
+
+COUNTDOWN = {
+    "answer_from": ["tags", "last_line"],
+    "numbers_column": "nums",
+    "target_column": "target",
+    "number_usage": "exactly_once",
+    "operators": ["+", "-"],
+    "correct_score": 1.0,
+    "incorrect_score": -1.0,
+    "no_answer_score": -0.5,
+}
+MATHS = {
+    "answer_from": ["boxed"],
+    "answers_column": None,
+    "multiple_answers": "last",
+    "pattern": None,
+    "relative_tolerance": None,
+    "symbolic": "never",
+    "symbolic_cpu_seconds": 1.0,
+    "correct_score": 1.0,
+    "incorrect_score": -1.0,
+    "no_answer_score": -1.0,
+}
+VERIFIER = {"verifier": "proximo.rewards.texts.pattern:PatternVerifier", "options": {"pattern": "42"}}
+VERIFIERS = [
+    CountdownVerifier(**COUNTDOWN),
+    MathsVerifier(**MATHS),
+    JSONSchemaVerifier(json_schema={"type": "object"}),
+    LengthVerifier(longest=3),
+    PatternVerifier(pattern="a"),
+    PatternVerifier(pattern="a", match_score=-0.5, max_matches=3),
+    RepetitionVerifier(ngram=1, longest_run=2),
+    ThinkAnswerVerifier(),
+    ThinkAnswerVerifier(verifier=VERIFIER, min_score=-1.0),
+]
+TEXTS = ["", "a", "a a a a a a", "1 + 2", "1 + 1", "\\boxed{3}", "\\boxed{4}", "{}", "<answer>42</answer>", "x" * 9]
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS, ids=lambda verifier: type(verifier).__name__)
+def test_a_time_out_names_every_part_and_beats_no_answer(verifier: Any) -> None:
+    given = verifier.timeout_grade()
+    facts = {"nums": [1, 2], "target": 3}
+    graded = [verifier.grade(Answer(text=text, prompt="", reference="3", metadata=facts)) for text in TEXTS]
+    names = {name for grade in graded for name in grade.components}
+    assert dict(given.components) == dict.fromkeys(names, 0.0)
+    assert given.state is ScoreState.MODEL_FAULT
+    assert given.score <= min(grade.score for grade in graded)
+
+
+def test_a_search_that_was_given_up_is_not_worth_more_than_matches_that_cost_something() -> None:
+    verifier = PatternVerifier(pattern=r"^(a|a)*(a|a)*(a|aa)+$", match_score=-0.5, match_seconds=0.1)
+    found = verifier.grade(Answer(text="a" * 64 + "!", prompt=""))
+    assert found == dataclasses.replace(verifier.timeout_grade(), reason="the pattern took more than 0.1 s")
+    assert found.score == -0.5
+
+
+def test_a_verifier_without_a_grade_for_time_outs_has_no_parts_in_it() -> None:
+    verifier = ThinkAnswerVerifier(verifier={"verifier": "example_verifiers:Letters", "options": {}})
+    assert dict(verifier.timeout_grade().components) == {"well_formed": 0.0, "correct": 0.0}
+
+
+def test_the_clock_of_a_verifier_is_that_of_the_whole_grade() -> None:
+    verifier = {"verifier": "example_verifiers:Letters", "options": {"by_clock": True}}
+    serve, about, _ = verifier_service("proximo.rewards.texts.think_answer:ThinkAnswerVerifier", {"verifier": verifier})
+    asked = {"text": "b", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
+    assert serve({"grade": asked})["by_clock"] is True
+    assert about["by_clock"] is False
+
+
+def test_answers_that_make_their_verifier_wait_come_after_all_others(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    source = VerifierReward("example_verifiers:Waiting", name="j", options={"seen": str(seen)}, answer_seconds=60.0)
+    try:
+        found = source.score([response(text=text) for text in ("z1", "a", "z2", "aa", "a1")])
+    finally:
+        source.close()
+    assert [json.loads(line) for line in seen.read_text().splitlines()] == ["z1", "a", "z2", "aa", "a1", "z1", "z2"]
+    assert {each.state for each in found} == {ScoreState.SCORED}
+
+
+def test_an_answer_that_gave_up_its_turn_is_at_fault_where_there_is_no_time_for_another() -> None:
+    source = VerifierReward("example_verifiers:Waiting", name="j", answer_seconds=600.0, step_seconds=3.0)
+    try:
+        found = source.score([response(text=text) for text in ("z" * 400, "z" * 401, "a")])
+    finally:
+        source.close()
+    assert [each.state for each in found] == [ScoreState.MODEL_FAULT, ScoreState.MODEL_FAULT, ScoreState.SCORED]
+    reason = "idle for longer than a first turn, and not asked again before step_seconds were over"
+    assert {each.reason for each in found[:2]} == {reason}
