@@ -17,7 +17,7 @@ from proximo.models.attention.packed import (
     no_mask,
     register_attention,
 )
-from proximo.models.attention.varlen import varlen_fits
+from proximo.models.attention.varlen import VarlenAttention
 from proximo.models.backbone import checkpoint_activations
 from proximo.models.packing import pack
 
@@ -176,8 +176,8 @@ def test_the_varlen_kernel_agrees_with_the_loop_over_sequences(window: int | Non
         generator = torch.Generator().manual_seed(5)
         inputs = [torch.randn(1, n, sum(LENGTHS), 16, generator=generator) for n in (4, key_heads, key_heads)]
         inputs = [each.to(torch.bfloat16).to(device, dtype).requires_grad_() for each in inputs]
-        assert varlen_fits(inputs[0], inputs[2], options) is (device == "cuda")
-        output = PackedLayout(LENGTHS).attend(*inputs, options)
+        assert VarlenAttention(LENGTHS).fits(*inputs, options) is (device == "cuda")
+        output = PackedLayout(LENGTHS, VarlenAttention).attend(*inputs, options)
         output.square().sum().backward()
         results.append([output, *(each.grad for each in inputs)])
     for found, expected in zip(*results, strict=True):

@@ -12,10 +12,11 @@ from architectures import build_architecture, random_sequences
 from builders import tiny_language_model, tiny_tokenizer
 from dtype_traces import DtypeTrace
 from proximo.learner.update import stepping_in_backward
-from proximo.models.attention import packed as attention
 from proximo.models.attention import varlen
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.attention.packed import AttentionLayout, AttentionOptions, PackedLayout
+from proximo.models.attention.varlen import VarlenAttention
+from proximo.models.fast_path import PATHS
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
@@ -99,12 +100,13 @@ def test_one_kernel_for_all_sequences_is_taken_in_training_and_given_one_type(mo
         assert query.shape[0] == sum(LENGTHS)
         heads = (each.transpose(0, 1)[None] for each in (query, key, value))
         layout = PackedLayout(bounds.diff().tolist())
-        return plain(layout, *heads, AttentionOptions(scaling=given["scale"]))[0]
+        return layout.attend(*heads, AttentionOptions(scaling=given["scale"]))[0]
 
-    model, plain = half(), PackedLayout._one_by_one
+    model = half()
     expected = gradients(model, batch())
     monkeypatch.setattr(varlen, "varlen_kernel", lambda: kernel)
-    monkeypatch.setattr(attention, "varlen_fits", lambda query, *_: query.dtype is torch.bfloat16)
+    monkeypatch.setattr(VarlenAttention, "fits", lambda _, query, *__: query.dtype is torch.bfloat16)
+    monkeypatch.setitem(PATHS, ("cpu", Precision.BF16), PATHS["cuda", Precision.BF16])
     found = gradients(model, batch())
     assert calls == [(torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)] * 2
     assert all(a.equal(b) for a, b in zip(found, expected, strict=True))

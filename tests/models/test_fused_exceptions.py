@@ -23,7 +23,7 @@ def sequences() -> Packed:
 
 def as_modules(model: LanguageModel, packed: Packed, cache: PromptCache | None = None) -> Tensor:
     """Hidden states by the model's own code."""
-    layout = PackedLayout(packed.lengths)
+    layout = PackedLayout(packed.lengths, model.backbone.path.attention)
     return model.backbone.run(packed.token_ids[None], packed.position_ids[None], layout=layout, cache=cache)[0]
 
 
@@ -156,7 +156,7 @@ def test_prompts_are_cached_under_the_names_and_in_the_space_of_the_modules() ->
     own, ours = PromptCache(packed.lengths), PromptCache(packed.lengths)
     with torch.inference_mode():
         as_modules(model, packed, own)
-        model.prefill(packed, ours, PackedLayout(packed.lengths))
+        model.prefill(packed, ours)
     assert ours.captured.keys() == own.captured.keys()
     for index, expected in own.captured.items():
         for tensor, by_module in zip(ours.captured[index], expected, strict=True):

@@ -37,7 +37,8 @@ def model_of(name: str) -> LanguageModel:
 
 def as_modules(model: LanguageModel, packed: Packed) -> Tensor:
     """Hidden states by the model's own code."""
-    return model.backbone.run(packed.token_ids[None], packed.position_ids[None], layout=PackedLayout(packed.lengths))[0]
+    layout = PackedLayout(packed.lengths, model.backbone.path.attention)
+    return model.backbone.run(packed.token_ids[None], packed.position_ids[None], layout=layout)[0]
 
 
 def gradients(model: LanguageModel, hidden: Tensor) -> dict[str, Tensor]:

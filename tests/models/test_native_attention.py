@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from proximo.models.attention import native as native_attention
 from proximo.models.attention.packed import AttentionOptions, PackedLayout, band_mask, explicit_attention
+from proximo.models.cpu import attention as cpu_attention
+from proximo.models.cpu.attention import KernelAttention
 from proximo.models.fake_tensor_profiler import shapes_only
 from proximo.native.library import library
 
@@ -35,13 +36,13 @@ def random_heads(lengths: Sequence[int], heads: tuple[int, int], width: int, *, 
 
 def with_gradients(given: Sequence[Tensor], lengths: Sequence[int], options: AttentionOptions = PLAIN) -> list[Tensor]:
     """Output [1, T, H, K], and the gradients from one that differs in every entry."""
-    output = PackedLayout(lengths).attend(given[0], given[1], given[2], options)
+    output = PackedLayout(lengths, KernelAttention).attend(given[0], given[1], given[2], options)
     assert was_native(output)
     return [output.detach(), *torch.autograd.grad(output, given, gradient_for(output))]
 
 
 def was_native(output: Tensor) -> bool:
-    return type(output.grad_fn).__name__ == "NativeAttentionBackward"
+    return type(output.grad_fn).__name__ == "_AttentionBackward"
 
 
 def gradient_for(output: Tensor) -> Tensor:
@@ -58,8 +59,8 @@ def by_definition(given: Sequence[Tensor], lengths: Sequence[int], options: Atte
     return [output.detach(), *torch.autograd.grad(output, exact, gradient_for(output))]
 
 
-def is_native(given: Sequence[Tensor], options: AttentionOptions = PLAIN, *, in_blocks: bool | None = None) -> bool:
-    output = PackedLayout([given[0].shape[2]], in_blocks=in_blocks).attend(given[0], given[1], given[2], options)
+def is_native(given: Sequence[Tensor], options: AttentionOptions = PLAIN) -> bool:
+    output = PackedLayout([given[0].shape[2]], KernelAttention).attend(given[0], given[1], given[2], options)
     return was_native(output)
 
 
@@ -91,7 +92,7 @@ def test_a_gradient_that_lies_in_another_way_gives_the_same_bits():
     lengths = (7, 40)
     given = random_heads(lengths, (2, 2), 8)
     expected = with_gradients(given, lengths)
-    output = PackedLayout(lengths).attend(*given, PLAIN)
+    output = PackedLayout(lengths, KernelAttention).attend(*given, PLAIN)
     gradient = gradient_for(output).transpose(1, 3).contiguous().transpose(1, 3)
     assert not gradient.is_contiguous()
     assert all(map(torch.equal, torch.autograd.grad(output, given, gradient), expected[1:]))
@@ -111,10 +112,10 @@ def test_threads_do_not_change_the_bits(heads):
 def test_neighbours_in_the_pack_do_not_change_the_bits():
     lengths = (40, 130, 6)
     given = random_heads(lengths, (4, 2), 16)
-    packed = PackedLayout(lengths).attend(*given, PLAIN)
+    packed = PackedLayout(lengths, KernelAttention).attend(*given, PLAIN)
     found = torch.autograd.grad(packed.square().sum(), given)
     alone = [each[:, :, 40:170].detach().requires_grad_() for each in given]
-    output = PackedLayout((130,)).attend(*alone, PLAIN)
+    output = PackedLayout((130,), KernelAttention).attend(*alone, PLAIN)
     assert output.equal(packed[:, 40:170])
     for whole, single in zip(found, torch.autograd.grad(output.square().sum(), alone), strict=True):
         assert single.equal(whole[:, :, 40:170])
@@ -123,7 +124,7 @@ def test_neighbours_in_the_pack_do_not_change_the_bits():
 def test_later_tokens_do_not_change_the_bits_of_earlier_ones():
     first, second = random_heads((200,), (2, 1), 16), random_heads((200,), (2, 1), 16, seed=3)
     mixed = [torch.cat([a[:, :, :100], b[:, :, 100:]], dim=2) for a, b in zip(first, second, strict=True)]
-    ours, theirs = (PackedLayout((200,)).attend(*given, PLAIN) for given in (first, mixed))
+    ours, theirs = (PackedLayout((200,), KernelAttention).attend(*given, PLAIN) for given in (first, mixed))
     assert ours[:, :100].equal(theirs[:, :100])
     assert not ours[:, 100:].equal(theirs[:, 100:])
 
@@ -131,8 +132,8 @@ def test_later_tokens_do_not_change_the_bits_of_earlier_ones():
 def test_a_pass_without_gradients_computes_the_same_bits():
     given = random_heads((70, 3), (4, 2), 16)
     with torch.inference_mode():
-        silent = PackedLayout((70, 3)).attend(*given, PLAIN)
-    assert silent.equal(PackedLayout((70, 3)).attend(*given, PLAIN))
+        silent = PackedLayout((70, 3), KernelAttention).attend(*given, PLAIN)
+    assert silent.equal(PackedLayout((70, 3), KernelAttention).attend(*given, PLAIN))
 
 
 @pytest.mark.parametrize("window", [None, 50])
@@ -173,7 +174,10 @@ def test_one_score_that_is_none_shows():
     given = random_heads((40,), (1, 1), 8)
     with torch.no_grad():
         given[1][0, 0, 17] = math.nan
-    assert PackedLayout((40,)).attend(*given, PLAIN)[0, :, 0, 0].isnan().tolist() == [False] * 17 + [True] * 23
+    assert (
+        PackedLayout((40,), KernelAttention).attend(*given, PLAIN)[0, :, 0, 0].isnan().tolist()
+        == [False] * 17 + [True] * 23
+    )
 
 
 def test_what_is_kept_grows_with_the_tokens_alone_and_copies_nothing():
@@ -185,7 +189,7 @@ def test_what_is_kept_grows_with_the_tokens_alone_and_copies_nothing():
 
     given = random_heads((500,), (4, 2), 8)
     with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
-        output = PackedLayout((500,)).attend(*given, PLAIN)
+        output = PackedLayout((500,), KernelAttention).attend(*given, PLAIN)
     assert given[0].untyped_storage().data_ptr() in kept
     assert output.untyped_storage().data_ptr() in kept
     assert sorted(each.numel() for each in kept.values() if each._base is None) == [500 * 4 * 2, 500 * 4 * 8]
@@ -199,7 +203,6 @@ def test_what_the_kernel_cannot_compute_goes_the_ways_of_torch():
     assert not any(is_native(given, options) for options in others)
     assert not is_native([each.double() for each in given])
     assert not is_native([given[0], given[1], given[2][..., :4]])
-    assert not any(is_native(given, in_blocks=asked) for asked in (True, False))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not is_native(given)
     with FlopCounterMode(display=False):
@@ -210,7 +213,7 @@ def test_what_the_kernel_cannot_compute_goes_the_ways_of_torch():
 
 def test_without_kernels_torch_does_the_work(monkeypatch):
     given = random_heads((12,), (2, 1), 8)
-    ours = PackedLayout((12,)).attend(*given, PLAIN)
-    monkeypatch.setattr(native_attention, "kernels_for", lambda _: None)
+    ours = PackedLayout((12,), KernelAttention).attend(*given, PLAIN)
+    monkeypatch.setattr(cpu_attention, "kernels_for", lambda _: None)
     assert not is_native(given)
-    torch.testing.assert_close(PackedLayout((12,)).attend(*given, PLAIN), ours, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(PackedLayout((12,), KernelAttention).attend(*given, PLAIN), ours, rtol=1e-5, atol=1e-6)

@@ -9,8 +9,7 @@ from torch import Tensor
 from architectures import build_architecture, random_sequences
 from proximo.errors import ModelError
 from proximo.models.attention.cache import PromptCache, RowCache
-from proximo.models.attention.packed import PackedLayout
-from proximo.models.cpu import native_decoding
+from proximo.models.cpu import decoding as cpu_decoding
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.probe import probe_language_model
@@ -35,7 +34,7 @@ def last_states(model: LanguageModel, rows: list[int], *, num_threads: int = 1) 
     cache = RowCache(num_rows=len(rows), initial_tokens=16, max_tokens=40)
     for i, each in enumerate(packed):
         captured = PromptCache(each.lengths)
-        model.prefill(each, captured, PackedLayout(each.lengths))
+        model.prefill(each, captured)
         cache.place(captured, 0, [i])
     decoder = model.decoder()
     torch.set_num_threads(num_threads)
@@ -66,14 +65,14 @@ def test_the_kernel_is_what_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_probe_holds_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = native_decoding._layer
+    plain = cpu_decoding._layer
 
     def wrongly_scaled(layer: object) -> native.Layer:
         found = plain(layer)
         found.scaling *= 1.01
         return found
 
-    monkeypatch.setattr(native_decoding, "_layer", wrongly_scaled)
+    monkeypatch.setattr(cpu_decoding, "_layer", wrongly_scaled)
     with pytest.raises(ModelError, match="hidden states decoded with a cache differ by"):
         probe_language_model(LanguageModel(build_architecture("llama")))
 
@@ -145,7 +144,7 @@ def test_what_a_hook_on_the_embeddings_keeps_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("indices", [(0, 0), (1, 0)])
-def test_layers_that_are_not_numbered_in_order_go_by_operators(
+def test_layers_that_are_not_numbered_in_order_decode_as_modules(
     indices: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "decode", None)
@@ -154,4 +153,4 @@ def test_layers_that_are_not_numbered_in_order_go_by_operators(
         layer.self_attn.layer_idx = index
     if indices == (1, 0):
         last_states(model, [0, 1])
-    assert model.decoder().__self__._native is None
+    assert model.decoder() == model.backbone.decode

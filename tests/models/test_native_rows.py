@@ -68,7 +68,7 @@ def gate_gradients(gates: Tensor, ups: Tensor, gradient: Tensor) -> list[Tensor]
 def judged(scores: Tensor, *, entropy: bool) -> list[Tensor]:
     normalisers, logprobs, entropies = (torch.zeros_like(scores[:, 0]) for _ in range(3))
     targets = (torch.arange(len(scores)) * 7) % scores.shape[1]
-    heads._judge(scores.clone(), targets, normalisers, logprobs, entropies if entropy else None)
+    heads._statistics(scores.clone(), targets, normalisers, logprobs, entropies if entropy else None)
     return [normalisers, logprobs, entropies]
 
 

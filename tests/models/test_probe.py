@@ -11,7 +11,7 @@ from architectures import ARCHITECTURES, LLAMA_LIKE, build_architecture
 from proximo.errors import ModelError
 from proximo.models.attention.cache import RowCache
 from proximo.models.attention.packed import ATTENTION
-from proximo.models.attention.short import ShortAttention
+from proximo.models.cpu.attention import KernelAttention
 from proximo.models.language import LanguageModel
 from proximo.models.loading import load_language_model
 from proximo.models.packing import pack
@@ -19,6 +19,7 @@ from proximo.models.precision.placement import Precision, use_tf32, without_tf32
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.native.library import library
 
 SMALL = {"vocab_size": 61, "hidden_size": 32}
 REFUSED = {
@@ -135,17 +136,18 @@ def test_running_out_of_memory_is_no_refusal_of_the_architecture(monkeypatch: py
         probe_language_model(LanguageModel(model))
 
 
-@pytest.mark.parametrize("way", ["scaled_dot_product_attention", "in blocks"])
-def test_each_way_of_attention_on_a_cpu_is_held(way: str, monkeypatch: pytest.MonkeyPatch):
-    """One sequence at a time, and many short ones in blocks."""
-    if way == "in blocks":
-        as_it_was = ShortAttention.apply
-        monkeypatch.setattr(ShortAttention, "apply", lambda *given: as_it_was(*given) * 1.1)
+@pytest.mark.parametrize("path", ["plain", "fast"])
+def test_attention_of_both_paths_is_held(path: str, monkeypatch: pytest.MonkeyPatch):
+    """One sequence at a time, and all of them by the kernel."""
+    if path == "fast":
+        if library() is None:
+            pytest.skip("there is no C compiler")
+        owner, name = KernelAttention, "attend"
     else:
-        kernel = torch.nn.functional.scaled_dot_product_attention
-        monkeypatch.setattr(torch.nn.functional, way, lambda *given, **options: kernel(*given, **options) * 1.1)
-    model = build_architecture("llama")
-    expect_refusal(model, "the hidden states of packed sequences differ")
+        owner, name = torch.nn.functional, "scaled_dot_product_attention"
+    as_it_was = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given, **options: as_it_was(*given, **options) * 1.1)
+    expect_refusal(build_architecture("llama"), "the hidden states of packed sequences differ")
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])

@@ -8,7 +8,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from builders import tiny_language_model
-from proximo.models.attention import packed as attention
 from proximo.models.dropout import disable_dropout
 from proximo.models.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, Rehearsal, rehearsable, shapes_only
 from proximo.models.freezing import freeze_layers
@@ -16,19 +15,8 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack_responses
 
-pytestmark = pytest.mark.usefixtures("attention_kind")
 LENGTHS = ((5, 40), (3, 30), (1, 20))
 TYPES = {"llama": {}, "gpt2": {"num_key_value_heads": None}, "qwen2": {"num_key_value_heads": 1}, "opt": {}}
-
-
-@pytest.fixture(params=["fused", "in blocks"])
-def attention_kind(request, monkeypatch) -> str:
-    """Both ways on a CPU, whatever the lengths ask for. The kernel in C, for which a rehearsal is no place, keeps about
-    what the fused one does."""
-    monkeypatch.setattr(attention, "is_short", lambda *_: request.param == "in blocks")
-    if request.param == "in blocks":
-        monkeypatch.setattr(attention, "native_fits", lambda *_: False)
-    return request.param
 
 
 def of_type(model_type: str) -> LanguageModel:
@@ -103,7 +91,7 @@ def test_checkpointed_and_frozen_layers_keep_less_as_they_really_do(model_type):
     assert rehearsed(checkpointed).peak < 0.8 * whole
 
 
-def test_operations_of_a_llama_are_those_of_the_formulas(attention_kind):
+def test_operations_of_a_llama_are_those_of_the_formulas():
     """6 per weight and token of training; a head that is computed twice; attention over the full square."""
     model = of_type("llama")
     width, vocabulary = model.head.weight.shape[1], model.head.weight.shape[0]
@@ -116,12 +104,12 @@ def test_operations_of_a_llama_are_those_of_the_formulas(attention_kind):
         if ".layers.1.mlp" in name or ".layers.1.self_attn.o" in name
     )
     products = layers * tokens - behind_attention * (tokens - targets)  # the last layer gives what is asked for
-    expected = 6 * products + 8 * targets * width * vocabulary + attention * (3.5 if attention_kind == "fused" else 3)
+    expected = 6 * products + 8 * targets * width * vocabulary + 3.5 * attention
     assert rehearsed(model).flops == expected
 
 
 @pytest.mark.parametrize("model_type", list(TYPES))
-def test_operations_are_those_that_torch_counts_in_a_real_pass(model_type, attention_kind):
+def test_operations_are_those_that_torch_counts_in_a_real_pass(model_type):
     model = of_type(model_type)
     model.model.train()
     # torch does not count the product that adds gradients up.
@@ -131,8 +119,6 @@ def test_operations_are_those_that_torch_counts_in_a_real_pass(model_type, atten
     # The attention that torch can count keeps its scores, which the fused one computes twice: 2 layers, 2 operations
     # for each pair and width.
     uncounted = 4 * sum((prompt + response) ** 2 for prompt, response in LENGTHS) * model.head.weight.shape[1]
-    if attention_kind == "in blocks":
-        uncounted = 0  # which keep their scores as well
     assert rehearsed(of_type(model_type)).flops == pytest.approx(counter.get_total_flops() + uncounted, rel=0.03)
 
 

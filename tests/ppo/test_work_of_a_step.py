@@ -13,8 +13,6 @@ from torch import nn
 from builders import tiny_language_model, tiny_tokenizer
 from counting import CountedTrainer, LiveBytes, Operations, Passes
 from proximo.config.ppo.options import PPOConfig
-from proximo.models.attention import packed
-from proximo.models.attention.short import Blocks
 from proximo.models.heads import CHUNK_TOKENS
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
@@ -106,35 +104,10 @@ def test_training_costs_the_operations_of_the_tokens_that_are_there(counted):
     assert trainer.counts["train_value"].matrices == pytest.approx(of_value, rel=0.03)
 
 
-def test_attention_in_training_reads_each_sequence_alone(monkeypatch):
-    """In blocks: exactly of what they hold, the sequences and little else; twice as much backwards as forward."""
-    shapes = []
-    of = Blocks.of
-
-    def noted(*given: Any) -> Blocks:
-        blocks = of(*given)
-        if torch.is_grad_enabled():
-            shapes.extend(blocks.shapes)
-        return blocks
-
-    monkeypatch.setattr(Blocks, "of", noted)
-    trainer = make_trainer(Operations)
-    outcome = trainer.run_step(prompts=prompts())
-    lengths = [sum(pair) for pair in zip(*sequence_lengths(outcome.experience), strict=True)]
-    head_width = WIDTH // trainer.policy.base.config.num_attention_heads
-    held = 3 * 4 * LAYERS * head_width * sum(count * length**2 for count, length in shapes)
-    counted = [trainer.counts[call].attention for call in ("train_policy", "train_value")]
-    assert sum(counted) == held
-    for each in counted:
-        assert 1 < each / (EPOCHS * 3 * squares(lengths)) < 1.25
-
-
-def test_attention_over_long_sequences_has_no_padding_at_all(monkeypatch):
-    """In the fused kernel the scores are made twice: 2.5 times as much backwards as forward."""
-    monkeypatch.setattr(packed, "is_short", lambda *_: False)
-    trainer = make_trainer(Operations)
-    outcome = trainer.run_step(prompts=prompts())
-    lengths = [sum(pair) for pair in zip(*sequence_lengths(outcome.experience), strict=True)]
+def test_attention_in_training_reads_each_sequence_alone_and_no_padding(counted):
+    """In torch's kernel the scores are made twice: 2.5 times as much backwards as forward."""
+    trainer, _, *parts = counted
+    lengths = [sum(pair) for pair in zip(*parts, strict=True)]
     for call in ("train_policy", "train_value"):
         assert trainer.counts[call].attention == pytest.approx(EPOCHS * 3.5 * squares(lengths), rel=1e-6)
 
@@ -190,12 +163,9 @@ def live() -> dict[str, LiveBytes]:
 
 
 def live_of_a_step(vocabulary: int) -> dict[str, LiveBytes]:
-    """With the fused attention: blocks keep squares of lengths, and another vocabulary samples other lengths."""
     torch.set_num_threads(1)
     trainer = make_trainer(LiveBytes, vocabulary=vocabulary)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "is_short", lambda *_: False)
-        _, response_lengths = sequence_lengths(trainer.run_step(prompts=prompts()).experience)
+    _, response_lengths = sequence_lengths(trainer.run_step(prompts=prompts()).experience)
     mean = sum(response_lengths) / len(response_lengths)
     assert MINIBATCH * mean > 1.25 * CHUNK_TOKENS, "the minibatches are too small to tell a chunk from a batch"
     return trainer.counts

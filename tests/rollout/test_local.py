@@ -282,9 +282,9 @@ def test_a_prompt_is_computed_once_for_all_its_samples(monkeypatch: pytest.Monke
     computed: list[int] = []
     original = LanguageModel.prefill
 
-    def counting(self, packed, cache, layout):
+    def counting(self, packed, cache):
         computed.extend(packed.token_ids.tolist())
-        return original(self, packed, cache, layout)
+        return original(self, packed, cache)
 
     monkeypatch.setattr(LanguageModel, "prefill", counting)
     generate(twin(), num_samples=7, engine={"max_rows": 3, "prefill_tokens": 20})

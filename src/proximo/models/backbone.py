@@ -4,7 +4,6 @@ Legend: T packed tokens, B rows of a decode step, D width.
 """
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,15 +23,11 @@ from proximo.models.attention.packed import (
 )
 from proximo.models.compilation import compile_layers
 from proximo.models.context_length import position_limit
-from proximo.models.cpu.decoding import DecodingLayers
-from proximo.models.cpu.fused_layers import FusedLayers
+from proximo.models.fast_path import Decoder, FastPath, PackedLayers, fast_path
 from proximo.models.packing import Packed
 from proximo.models.precision.compute import Compute, Products, cast_weight, computing
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.transformers_logging import quiet_transformers
-
-Decoder = Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
-"""token_ids [B], position_ids [B], cache and layout -> hidden states [B, D] of one more token for each row."""
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
@@ -97,6 +92,11 @@ class Backbone:
         return self.layers.device
 
     @property
+    def path(self) -> FastPath:
+        """How passes are computed on the device where the weights are."""
+        return fast_path(self.device.type, self.precision)
+
+    @property
     def is_compiled(self) -> bool:
         """True where passes with gradients run through torch.compile."""
         return self.training_layers is not self.layers
@@ -127,12 +127,12 @@ class Backbone:
         *,
         rows: Tensor | None = None,
         cache: Cache | None = None,
-        layout: AttentionLayout | None = None,
+        layout: PackedLayout | None = None,
     ) -> Tensor:
         """Hidden states after the final norm: [T, D], or [R, D] of the flat indices `rows` [R], each given once.
 
-        Where the layers can run fused, the last one computes what is asked for and no more. Raises ModelError for a
-        sequence beyond the positions.
+        A cache gets the keys and values of all tokens. `layout`: None for the one that suits the device. Raises
+        ModelError for a sequence beyond the positions.
         """
         longest = max(packed.lengths)
         if self.position_limit is not None and longest > self.position_limit:
@@ -140,7 +140,7 @@ class Backbone:
                 f"a sequence of {longest} tokens was given to a {self.layers.config.model_type} model that reads at "
                 f"most {self.position_limit} positions"
             )
-        layout = PackedLayout(packed.lengths) if layout is None else layout
+        layout = layout or PackedLayout(packed.lengths, self.path.attention)
         fused = self._fused_layers()
         if fused is not None:
             return fused.run(packed, layout, rows=rows, cache=cache)
@@ -148,18 +148,19 @@ class Backbone:
         return hidden if rows is None else hidden[rows]
 
     def decoder(self) -> Decoder:
-        """The fastest form of `decode` for the layers as they are now; their weights may move on in place."""
-        fused = self._fused_layers()
-        return self.decode if fused is None else DecodingLayers(fused).run
+        """The fastest form of `decode` for the layers as they are now. Weights may change in place while it is used."""
+        fused, make = self._fused_layers(), self.path.decoder
+        kernel = None if fused is None or make is None else make(fused, self.decode)
+        return self.decode if kernel is None else kernel.decode
 
     def decode(self, token_ids: Tensor, position_ids: Tensor, cache: Cache, layout: AttentionLayout) -> Tensor:
         """One more token for each row, by the modules: token_ids and position_ids [B] -> hidden states [B, D]."""
         return self.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)[:, 0]
 
-    def _fused_layers(self) -> FusedLayers | None:
-        if self.precision.is_half or self.is_compiled:
-            return None
-        return FusedLayers.of(self.layers)
+    def _fused_layers(self) -> PackedLayers | None:
+        """None where the modules run: on this path, for this model, or because they are compiled."""
+        of = self.path.layers
+        return None if of is None or self.is_compiled else of(self.layers)
 
     def run(
         self, token_ids: Tensor, position_ids: Tensor, *, layout: AttentionLayout, cache: Cache | None = None

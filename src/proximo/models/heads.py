@@ -26,7 +26,8 @@ _NO_SHARE = -1e4
 """Stands for any smaller log-prob: exp of it is 0, and so is their product, which for -inf would be NaN."""
 
 CHUNK_TOKENS = 256
-"""Positions whose logits exist at once. At 2 thousand to 150 thousand tokens this was within 5% of the fastest size."""
+"""Positions whose logits exist at once on a CPU, and the least elsewhere. On a CPU this was within 5% of the fastest
+size for vocabularies of 2 thousand to 150 thousand tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +42,15 @@ class OutputHead:
     softcap: float | None = None
     narrow: bool = False
     """Multiply bf16 operands, with float32 results; what is float64 stays so."""
+    chunk_tokens: int = CHUNK_TOKENS
+    """Positions whose logits exist at once, where those of many are asked for."""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, *, narrow: bool = False) -> "OutputHead":
-        """Read the head off a causal language model. Raises ModelError for one that is no plain linear layer."""
+    def of(cls, model: PreTrainedModel, *, narrow: bool = False, logits_bytes: int | None = None) -> "OutputHead":
+        """Read the head off a causal language model. Raises ModelError for one that is no plain linear layer.
+
+        `logits_bytes`: what the float32 logits of one chunk may take; None for `CHUNK_TOKENS` positions.
+        """
         layer = model.get_output_embeddings()
         if type(layer) is not nn.Linear:
             raise ModelError(
@@ -60,6 +66,7 @@ class OutputHead:
             logit_scale=multiplier / divisor,
             softcap=options.get("final_logit_softcapping"),  # Gemma
             narrow=narrow,
+            chunk_tokens=max(CHUNK_TOKENS, (logits_bytes or 0) // (4 * layer.weight.shape[0])),
         )
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -102,11 +109,11 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     entropy: bool = False,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> TokenLogprobs:
     """hidden [N, D], targets [N] int64 -> log-probs and, if asked, entropy; both differentiable once.
 
-    Gradients reach `hidden`, the head's weight and its bias.
+    Gradients reach `hidden`, the head's weight and its bias. `chunk_tokens`: None for the head's own.
     """
     wide = wide_dtype(hidden, head.weight)
     plan = _Plan(
@@ -114,7 +121,7 @@ def token_logprobs(
         softcap=head.softcap,
         temperature=temperature,
         entropy=entropy,
-        chunk_tokens=chunk_tokens,
+        chunk_tokens=chunk_tokens or head.chunk_tokens,
         narrow=head.narrow and wide is torch.float32,
     )
     with torch.autocast(hidden.device.type, enabled=False):
@@ -181,7 +188,7 @@ class _FusedHead(torch.autograd.Function):
         for rows in plan.chunks(hidden.shape[0]):
             scores = plan.scores(_product(hidden[rows], multiplied, bias))
             entropy = entropies[rows] if plan.entropy else None
-            _judge(scores, targets[rows], normalisers[rows], logprobs[rows], entropy)
+            _statistics(scores, targets[rows], normalisers[rows], logprobs[rows], entropy)
         ctx.plan = plan
         ctx.save_for_backward(hidden, multiplied, bias, targets, normalisers, entropies)
         if not plan.entropy:
@@ -219,7 +226,9 @@ def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return hidden @ weight.t() if bias is None else torch.addmm(bias, hidden, weight.t())
 
 
-def _judge(scores: Tensor, targets: Tensor, normalisers: Tensor, logprobs: Tensor, entropies: Tensor | None) -> None:
+def _statistics(
+    scores: Tensor, targets: Tensor, normalisers: Tensor, logprobs: Tensor, entropies: Tensor | None
+) -> None:
     """scores [C, V] and targets [C] fill the others, [C] each. Overwrites scores."""
     if (kernels := row_kernels_for(scores)) is not None:
         kernels.score_tokens(scores, targets, normalisers, logprobs, entropies)
@@ -261,7 +270,7 @@ def full_kl(
     reference_head: OutputHead,
     *,
     temperature: float = 1.0,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int | None = None,
 ) -> Tensor:
     """KL(policy || reference) over the whole vocabulary at each position, in nats: [N, D] twice -> [N].
 
@@ -285,6 +294,7 @@ def full_kl(
             reference = reference_head.logits(reference_rows) / temperature
         return kl.full_kl(head.logits(rows) / temperature, reference)
 
-    pieces = zip(hidden.split(chunk_tokens), reference_hidden.split(chunk_tokens), strict=True)
+    size = chunk_tokens or head.chunk_tokens
+    pieces = zip(hidden.split(size), reference_hidden.split(size), strict=True)
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     return torch.cat([checkpoint(of_chunk, mine, other, **options) for mine, other in pieces])

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from proximo.models.attention.packed import AttentionLayout
-from proximo.models.backbone import Backbone, Decoder, base_of, checkpoint_activations
+from proximo.models.backbone import Backbone, base_of, checkpoint_activations
+from proximo.models.fast_path import Decoder
 from proximo.models.heads import OutputHead, TokenLogprobs, token_logprobs
 from proximo.models.lora import LoRAOptions, add_adapter
 from proximo.models.packing import Packed, PackedResponses
@@ -35,7 +35,8 @@ class LanguageModel:
     @property
     def head(self) -> OutputHead:
         """Read anew each time, so that it follows weights that are moved or replaced."""
-        return OutputHead.of(self.base, narrow=self.precision is Precision.BF16)
+        path = self.backbone.path
+        return OutputHead.of(self.base, narrow=path.bf16_head, logits_bytes=path.logits_bytes)
 
     @property
     def has_adapter(self) -> bool:
@@ -81,12 +82,13 @@ class LanguageModel:
         """hidden [B, D] -> logits [B, V] in at least float32."""
         return self.head.logits(hidden)
 
-    def prefill(self, packed: Packed, cache: Cache, layout: AttentionLayout) -> Tensor:
+    def prefill(self, packed: Packed, cache: Cache) -> Tensor:
         """Hidden states of the last token of each packed prompt, [S, D]; the cache keeps the keys and values of all."""
-        return self.backbone.packed(packed, rows=packed.last_indices, cache=cache, layout=layout)
+        return self.backbone.packed(packed, rows=packed.last_indices, cache=cache)
 
     def decoder(self) -> Decoder:
-        """What computes one more token for each row, for the model as it is now: asked for once and used many times."""
+        """The function that decodes one more token for each row. Obtain it once per rollout; it is valid until modules,
+        hooks or adapters change."""
         return self.backbone.decoder()
 
     def use_activation_checkpointing(self) -> None:

@@ -13,9 +13,9 @@ from transformers import PreTrainedModel
 
 from proximo.errors import ModelError
 from proximo.models.attention.cache import PromptCache, RowCache
-from proximo.models.attention.packed import ATTENTION, AttentionOptions, PackedLayout
-from proximo.models.backbone import Decoder
+from proximo.models.attention.packed import ATTENTION, AttentionOptions, PackedKernel, PackedLayout
 from proximo.models.context_length import position_limit
+from proximo.models.fast_path import Decoder
 from proximo.models.language import LanguageModel
 from proximo.models.packing import Packed, pack
 from proximo.models.precision.placement import without_tf32
@@ -77,8 +77,8 @@ def probe_scalar_model(model: ScalarModel) -> None:
 class _RecordingLayout(PackedLayout):
     """Also keeps what each layer asked for."""
 
-    def __init__(self, lengths: tuple[int, ...], *, in_blocks: bool) -> None:
-        super().__init__(lengths, in_blocks=in_blocks)
+    def __init__(self, lengths: tuple[int, ...], kernel: type[PackedKernel] | None = None) -> None:
+        super().__init__(lengths, kernel)
         self.options: list[AttentionOptions] = []
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
@@ -145,13 +145,13 @@ def check_weights(base: PreTrainedModel) -> None:
 
 
 def _packed_passes(model: LanguageModel | ScalarModel, packed: Packed) -> Iterator[Tensor]:
-    """Hidden states [T, D] by the modules, each sequence by itself, and then by what may stand for both."""
+    """Hidden states [T, D] on the plain path, and then on the fast one of this device."""
     token_ids, position_ids = packed.token_ids[None], packed.position_ids[None]
-    layout = _RecordingLayout(packed.lengths, in_blocks=False)
+    layout = _RecordingLayout(packed.lengths)
     hidden = model.backbone.run(token_ids, position_ids, layout=layout)[0]
     _check_calls(model, layout)
     yield hidden
-    layout = _RecordingLayout(packed.lengths, in_blocks=True)
+    layout = _RecordingLayout(packed.lengths, model.backbone.path.attention)
     hidden = model.backbone.packed(packed, layout=layout)
     _check_calls(model, layout)
     yield hidden
@@ -192,7 +192,7 @@ def _decoded(model: LanguageModel, packed: Packed, decoder: Decoder) -> Tensor:
     sequences = [tokens.tolist() for tokens in packed.token_ids.split(packed.lengths)]
     prompts = pack([sequence[:-NUM_DECODED] for sequence in sequences], device=model.device)
     captured = PromptCache(prompts.lengths)
-    model.prefill(prompts, captured, PackedLayout(prompts.lengths))
+    model.prefill(prompts, captured)
     longest = max(packed.lengths)
     cache = RowCache(num_rows=len(sequences), initial_tokens=longest, max_tokens=longest)
     for index in range(len(sequences)):

@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.attention.cache import PromptCache, RowCache
-from proximo.models.attention.packed import PackedLayout
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.precision.compute import casting
@@ -200,7 +199,7 @@ class _Call:
             [self._samples[prompt][0].prompt.token_ids for prompt in prompt_indices], device=self._model.device
         )
         cache = PromptCache(packed.lengths)
-        hidden = self._model.prefill(packed, cache, PackedLayout(packed.lengths))
+        hidden = self._model.prefill(packed, cache)
         logits = self._head.logits(hidden)
         for index, prompt in enumerate(prompt_indices):
             self._computed[prompt] = _ComputedPrompt(cache=cache, index=index, logits=logits[index])

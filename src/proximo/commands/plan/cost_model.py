@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.attention.cache import PromptCache, RowCache
-from proximo.models.attention.packed import PackedLayout
 from proximo.models.batching import plan_batches
 from proximo.models.fake_tensor_profiler import Cost, Rehearsal
 from proximo.models.heads import full_kl, token_logprobs
@@ -248,7 +247,7 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
         cache = rows_for(lengths.prompt, num_rows=num_rows, max_new_tokens=lengths.response)
         packed = pack([[0] * lengths.prompt] * together)
         prompts = PromptCache(packed.lengths)
-        hidden = policy.prefill(packed, prompts, PackedLayout(packed.lengths))
+        hidden = policy.prefill(packed, prompts)
         for pair in prompts.captured.values():
             for tensor in pair:
                 rehearsal.claim(tensor, CACHE)

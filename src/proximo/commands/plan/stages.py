@@ -15,6 +15,7 @@ from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardR
 from proximo.errors import ModelError, ProximoError
 from proximo.models.context_length import position_limit
 from proximo.models.fake_tensor_profiler import building, rehearsable, shapes_only
+from proximo.models.fast_path import planning_for
 from proximo.models.narrowing import narrow_frozen
 from proximo.models.precision.placement import Precision, resolve_precision
 from proximo.models.pretrained.sources import first_part
@@ -41,7 +42,7 @@ def make_plans(recipe: Stage | PipelineRecipe, *, device: str = "cpu") -> list[P
     given = [stage for stage in stages if stage is not None]
     for stage in given:
         check_plannable(stage)
-    with shapes_only():
+    with shapes_only(), planning_for(device):
         return [_plan(stage, origins, device) for stage in given]
 
 

@@ -17,16 +17,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from proximo.errors import ModelError
-from proximo.models.attention.native import NativeAttention, Pieces, native_fits
-from proximo.models.attention.short import Blocks, ShortAttention, is_short
-from proximo.models.attention.varlen import varlen_attention, varlen_fits
-from proximo.models.packing import cumulative_lengths
 from proximo.models.precision.compute import Compute, computing, current_compute, to_compute_type
 
 ATTENTION = "proximo"
@@ -47,6 +42,11 @@ class AttentionOptions:
     """[H] one more logit per head in the softmax, which carries no value."""
     dropout: float = 0.0
     """Probability of dropping an attention weight; layers pass 0 in eval mode."""
+
+    @property
+    def is_plain(self) -> bool:
+        """True for scores that go into a softmax as they are and with no other: what kernels compute."""
+        return self.softcap is None and self.sinks is None and self.dropout == 0
 
 
 class AttentionLayout(Protocol):
@@ -131,27 +131,32 @@ def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
         raise ModelError("this model adds a mask function of its own to causal attention, which packing cannot honour")
 
 
+class PackedKernel(Protocol):
+    """One kernel for all sequences of a packed row. An object serves the layers of one pass."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        """`lengths`: tokens of each sequence."""
+        ...
+
+    def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
+        """True where it can compute what is asked. The answer is the same when a checkpointed layer runs again."""
+        ...
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
+        ...
+
+
 class PackedLayout:
-    """Each sequence of a packed row attends causally to itself alone.
+    """Each sequence of a packed row attends causally to itself alone: by a kernel where there is one that can compute
+    what is asked (`models/fast_path.py` chooses it), else by one call of torch's attention for each sequence."""
 
-    On a CPU the kernel in C (`native.py`), where it is there and computes what is asked; on CUDA one varlen
-    kernel, likewise. Else one fused call per sequence, or blocks for short ones on a CPU (`short.py`).
-    """
-
-    def __init__(self, lengths: Sequence[int], *, in_blocks: bool | None = None) -> None:
-        """`in_blocks`: False for one call per sequence, True for blocks wherever they compute what is asked, None for
-        the fastest way, which neither may be."""
+    def __init__(self, lengths: Sequence[int], kernel: type[PackedKernel] | None = None) -> None:
         self.lengths = tuple(lengths)
-        # Decided by the first layer of each head width: a layer that is computed again goes the same way.
-        self._prefers_blocks: dict[int, bool] = {}
-        self._in_blocks = in_blocks
         self.num_calls = 0
+        self._kernel = None if kernel is None else kernel(self.lengths)
         # One band mask per length and window serves all layers of the pass.
         self._masks: dict[tuple[int, int | None], Tensor] = {}
-        self._blocks: dict[tuple[int, int | None, torch.dtype], tuple[Blocks, Tensor]] = {}
-        self._pieces: Pieces | None = None
-        self._bounds: Tensor | None = None
-        self._is_native: dict[tuple[type, torch.dtype, int, int], bool] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
@@ -159,27 +164,12 @@ class PackedLayout:
             raise ModelError(
                 f"attention got {query.shape[2]} queries and {key.shape[2]} keys for {sum(self.lengths)} packed tokens"
             )
-        if varlen_fits(query, value, options):
-            self._bounds = cumulative_lengths(self.lengths, query.device) if self._bounds is None else self._bounds
-            return varlen_attention(query, key, value, options, bounds=self._bounds, longest=max(self.lengths))
-        if self._in_blocks is None and short_fits(query, options) and self._fits_natively(query, key, value):
-            self._pieces = self._pieces or Pieces(self.lengths)
-            return NativeAttention.apply(query, key, value, self._pieces, options.sliding_window, options.scaling)
-        if self._is_short(query, options):
-            return ShortAttention.apply(query, key, value, *self._as_blocks(query, options), options.scaling)
-        return self._one_by_one(query, key, value, options)
-
-    def _one_by_one(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        if self._kernel is not None and self._kernel.fits(query, key, value, options):
+            return self._kernel.attend(query, key, value, options)
         # split, not slices: the backward of each slice would fill a tensor of all T tokens (1.4 to 2.4 times as slow).
         pieces = [tensor.split(self.lengths, dim=2) for tensor in (query, key, value)]
         parts = [self._one_sequence(q, k, v, options).transpose(1, 2) for q, k, v in zip(*pieces, strict=True)]
         return torch.cat(parts, dim=1)
-
-    def _fits_natively(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
-        kind = type(query), query.dtype, query.shape[3], value.shape[3]
-        if kind not in self._is_native:  # as with blocks: what is computed again goes the same way
-            self._is_native[kind] = native_fits(query, key, value)
-        return self._is_native[kind]
 
     def _one_sequence(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """[1, H, L, K] each (fewer heads in key and value) -> [1, H, L, K]."""
@@ -199,40 +189,10 @@ class PackedLayout:
             enable_gqa=key.shape[1] != query.shape[1],
         )
 
-    def _is_short(self, query: Tensor, options: AttentionOptions) -> bool:
-        if not short_fits(query, options):
-            return False
-        if self._in_blocks is not None:
-            return self._in_blocks
-        width = query.shape[3]
-        if width not in self._prefers_blocks:
-            # A rehearsal does not know the threads of the run: it takes what holds more.
-            num_threads = 2 if isinstance(query, FakeTensor) else torch.get_num_threads()
-            self._prefers_blocks[width] = is_short(self.lengths, width, num_threads)
-        return self._prefers_blocks[width]
-
-    def _as_blocks(self, query: Tensor, options: AttentionOptions) -> tuple[Blocks, Tensor]:
-        wanted = query.shape[1], options.sliding_window, query.dtype
-        if wanted not in self._blocks:
-            seen = band_mask(max(self.lengths), options.sliding_window, query.device)
-            mask = query.new_zeros(seen.shape).masked_fill_(~seen, -math.inf)
-            self._blocks[wanted] = Blocks.of(self.lengths, query.shape[1], query), mask
-        return self._blocks[wanted]
-
     def _mask(self, length: int, window: int | None, device: torch.device) -> Tensor:
         if (length, window) not in self._masks:
             self._masks[length, window] = band_mask(length, window, device)
         return self._masks[length, window]
-
-
-def short_fits(query: Tensor, options: AttentionOptions) -> bool:
-    """True where blocks, and the kernel in C, compute what is asked: a CPU, full precision, no dropout, cap or sinks,
-    nothing compiled."""
-    if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64) or torch.compiler.is_compiling():
-        return False
-    if torch.is_autocast_enabled("cpu"):  # under which the fused kernel takes halves
-        return False
-    return options.softcap is None and options.sinks is None and options.dropout == 0
 
 
 def band_mask(length: int, window: int | None, device: torch.device) -> Tensor:

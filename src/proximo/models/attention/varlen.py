@@ -1,4 +1,4 @@
-"""All sequences of a packed row in one attention kernel of CUDA. Not the choice between this and other ways.
+"""All sequences of a packed row in one attention kernel of CUDA.
 
 Legend: T packed tokens, S sequences, H query heads, H_kv key heads, K head width.
 """
@@ -8,13 +8,13 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:  # it asks here what fits
-    from proximo.models.attention.packed import AttentionOptions
+from proximo.models.attention.packed import AttentionOptions
+from proximo.models.packing import cumulative_lengths
 
 
 @cache
@@ -27,32 +27,39 @@ def varlen_kernel() -> Callable[..., Tensor] | None:
     return kernel if {"scale", "window_size", "enable_gqa"} <= known.keys() else None
 
 
-def varlen_fits(query: Tensor, value: Tensor, options: "AttentionOptions") -> bool:
-    """True where the kernel computes what is asked: CUDA, half precision, no dropout, cap or sinks."""
-    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16) or varlen_kernel() is None:
-        return False
-    plain = options.softcap is None and options.sinks is None and options.dropout == 0
-    head_width = query.shape[-1]
-    return plain and head_width == value.shape[-1] and head_width <= 256 and head_width % 8 == 0
+class VarlenAttention:
+    """A `PackedKernel` for CUDA in half precision."""
 
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        self._lengths = lengths
+        self._bounds: Tensor | None = None
+        """[S + 1] int32, copied to the device once for all layers."""
 
-def varlen_attention(
-    query: Tensor, key: Tensor, value: Tensor, options: "AttentionOptions", *, bounds: Tensor, longest: int
-) -> Tensor:
-    """query [1, H, T, K], key and value [1, H_kv, T, K], bounds [S + 1] int32 on their device -> [1, T, H, K]."""
-    kernel = varlen_kernel()
-    assert kernel is not None, "varlen_fits has looked"
-    left = -1 if options.sliding_window is None else options.sliding_window - 1
-    output = kernel(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        bounds,
-        bounds,
-        longest,
-        longest,
-        scale=options.scaling,
-        window_size=(left, 0),
-        enable_gqa=key.shape[1] != query.shape[1],
-    )
-    return output.unsqueeze(0)
+    def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
+        """True for half precision on CUDA, heads of up to 256 numbers, no dropout, soft-cap or sinks."""
+        if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16) or varlen_kernel() is None:
+            return False
+        head_width = query.shape[-1]
+        one_width = head_width == key.shape[-1] == value.shape[-1]
+        return options.is_plain and one_width and head_width <= 256 and head_width % 8 == 0
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
+        kernel = varlen_kernel()
+        assert kernel is not None, "fits() comes first"
+        if self._bounds is None:
+            self._bounds = cumulative_lengths(self._lengths, query.device)
+        left = -1 if options.sliding_window is None else options.sliding_window - 1
+        output = kernel(
+            query[0].transpose(0, 1),
+            key[0].transpose(0, 1),
+            value[0].transpose(0, 1),
+            self._bounds,
+            self._bounds,
+            max(self._lengths),
+            max(self._lengths),
+            scale=options.scaling,
+            window_size=(left, 0),
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+        return output.unsqueeze(0)

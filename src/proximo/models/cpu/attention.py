@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from proximo.models.attention.packed import AttentionOptions
 from proximo.native.library import declare, kernels_for, library, pointer
 
 
@@ -45,7 +46,7 @@ def _as_rows(*columns: "np.ndarray[Any, np.dtype[np.int64]]") -> "np.ndarray[Any
     return np.ascontiguousarray(np.stack(columns, axis=1))
 
 
-class _Attention(ctypes.Structure):
+class _Work(ctypes.Structure):
     """As in attention.c."""
 
     _fields_ = (
@@ -62,8 +63,8 @@ class _Attention(ctypes.Structure):
 @cache
 def _kernels() -> ctypes.CDLL:
     found = library()
-    assert found is not None, "native_fits has looked"
-    work = ctypes.POINTER(_Attention)
+    assert found is not None, "fits() comes first"
+    work = ctypes.POINTER(_Work)
     declare(
         found,
         {
@@ -86,11 +87,33 @@ def _scratch_of(width: int, num_threads: int) -> int:
     return _scratch.memory.data_ptr()
 
 
-def native_fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """True where the kernel computes with tensors like these: [1, H, T, K], [1, G, T, K] twice, float32 on a CPU."""
-    if any(kernels_for(each) is None for each in (query, key, value)):
-        return False
-    return query.shape[3] == key.shape[3] == value.shape[3]
+class KernelAttention:
+    """A `PackedKernel` for float32 on a CPU."""
+
+    def __init__(self, lengths: tuple[int, ...]) -> None:
+        self._lengths = lengths
+        self._pieces: Pieces | None = None
+        self._known: dict[tuple[type, torch.dtype, int, int], bool] = {}
+
+    def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
+        """True for float32 on a CPU, where the kernels are there, without dropout, soft-cap or sinks.
+
+        Not under autocast, where attention is computed in halves, nor while torch compiles.
+        """
+        if not options.is_plain or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+            return False
+        kind = type(query), query.dtype, query.shape[3], value.shape[3]
+        # Asked once for each kind. Whether kernels may run also depends on who watches the operators of this thread,
+        # and a checkpointed layer that runs again must go the way that it went before.
+        if kind not in self._known:
+            one_width = query.shape[3] == key.shape[3] == value.shape[3]
+            self._known[kind] = one_width and None not in map(kernels_for, (query, key, value))
+        return self._known[kind]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        """query [1, H, T, K], key and value [1, G, T, K] -> [1, T, H, K]."""
+        self._pieces = self._pieces or Pieces(self._lengths)
+        return _Attention.apply(query, key, value, self._pieces, options.sliding_window, options.scaling)
 
 
 def _without_gaps(packed: Tensor) -> Tensor:
@@ -98,7 +121,7 @@ def _without_gaps(packed: Tensor) -> Tensor:
     return packed if packed.stride(3) == 1 else packed.contiguous()
 
 
-class NativeAttention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):
     """softmax(scaling * q k' + mask) v of each sequence, with gradients."""
 
     @staticmethod
@@ -138,11 +161,11 @@ class NativeAttention(torch.autograd.Function):
 
 def _work(  # noqa: PLR0917
     ctx: Any, query: Tensor, key: Tensor, value: Tensor, output: Tensor, normalisers: Tensor, pieces: Any
-) -> _Attention:
+) -> _Work:
     """For all three tensors and both passes alike."""
     num_threads = torch.get_num_threads()
     _, num_heads, _, width = query.shape
-    work = _Attention(num_heads, key.shape[1], width, ctx.window, len(pieces), num_threads)
+    work = _Work(num_heads, key.shape[1], width, ctx.window, len(pieces), num_threads)
     work.pieces = pieces.ctypes.data
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         setattr(work, name, tensor.data_ptr())

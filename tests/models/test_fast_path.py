@@ -1,0 +1,92 @@
+"""Which path is taken on which device, by models as they are."""
+
+import pytest
+import torch
+
+from architectures import build_architecture
+from fake_cuda import fake_cuda
+from proximo.models.attention.packed import AttentionOptions, PackedLayout
+from proximo.models.attention.varlen import VarlenAttention
+from proximo.models.cpu.attention import KernelAttention
+from proximo.models.fast_path import PATHS, fast_path, planning_for
+from proximo.models.heads import CHUNK_TOKENS
+from proximo.models.language import LanguageModel
+from proximo.models.precision.placement import Precision
+from proximo.native.library import library
+
+
+def test_every_precision_has_an_entry_for_every_device_that_offers_it() -> None:
+    assert {key for key in PATHS if key[1] is not Precision.TF32} == {
+        (device, precision)
+        for device in ("cpu", "cuda", "mps")
+        for precision in Precision
+        if precision is not Precision.TF32
+    }
+    assert [device for device, precision in PATHS if precision is Precision.TF32] == ["cuda"]
+
+
+@pytest.mark.parametrize("precision", Precision)
+def test_the_head_multiplies_bf16_operands_in_plain_bf16_alone(precision: Precision) -> None:
+    paths = [path for (_, each), path in PATHS.items() if each is precision]
+    assert {path.bf16_head for path in paths} == {precision is Precision.BF16}
+
+
+def test_only_float32_on_a_cpu_leaves_the_modules() -> None:
+    kernels = library() is not None
+    model = LanguageModel(build_architecture("llama"))
+    assert model.backbone._fused_layers() is not None
+    assert (model.decoder() != model.backbone.decode) is kernels
+    for device in ("cuda", "mps"):
+        with planning_for(device):
+            assert model.backbone._fused_layers() is None
+            assert model.decoder() == model.backbone.decode
+    half = LanguageModel(build_architecture("llama"), precision=Precision.BF16)
+    assert half.backbone._fused_layers() is None
+    assert half.decoder() == half.backbone.decode
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "expected"),
+    [
+        ("cpu", Precision.FLOAT32, KernelAttention),
+        ("cpu", Precision.BF16, None),
+        ("cuda", Precision.BF16, VarlenAttention),
+        ("cuda", Precision.BF16_FLOAT32_HEAD, VarlenAttention),
+        ("cuda", Precision.TF32, None),
+        ("mps", Precision.FLOAT32, None),
+    ],
+)
+def test_attention(device: str, precision: Precision, expected: type | None) -> None:
+    assert fast_path(device, precision).attention is expected
+
+
+def test_a_device_that_is_not_in_the_table_goes_the_plain_path() -> None:
+    path = fast_path("xpu", Precision.BF16_FLOAT32_HEAD)
+    assert (path.attention, path.layers, path.decoder) == (None, None, None)
+
+
+def test_the_path_follows_the_weights() -> None:
+    model = LanguageModel(build_architecture("llama"), precision=Precision.BF16)
+    assert model.backbone.path is PATHS["cpu", Precision.BF16]
+    with fake_cuda(model.model):
+        assert model.backbone.path is PATHS["cuda", Precision.BF16]
+
+
+def test_without_a_kernel_each_sequence_is_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths: list[int] = []
+    plain = PackedLayout._one_sequence
+    monkeypatch.setattr(
+        PackedLayout, "_one_sequence", lambda self, q, *given: (lengths.append(q.shape[2]), plain(self, q, *given))[1]
+    )
+    heads = [torch.randn(1, 2, 7, 8) for _ in range(3)]
+    PackedLayout((3, 4)).attend(*heads, AttentionOptions())
+    assert lengths == [3, 4]
+
+
+@pytest.mark.parametrize(("vocabulary", "expected"), [(151_936, 883), (32_000, 4194), (2**20, CHUNK_TOKENS)])
+def test_an_accelerator_takes_larger_chunks_of_the_head(vocabulary: int, expected: int) -> None:
+    model = LanguageModel(build_architecture("llama"))
+    model.base.lm_head = torch.nn.Linear(32, vocabulary, bias=False, device="meta")
+    assert model.head.chunk_tokens == CHUNK_TOKENS
+    with planning_for("cuda:1"):
+        assert model.head.chunk_tokens == expected
