@@ -26,15 +26,15 @@ GROUPS = 8
 CRITIC = {"value_optimizer": {"learning_rate": 5e-4}}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "PPO": {"ppo": {"advantage": "gae", **CRITIC}},
-    "PPO, shared trunk": {"ppo": {"advantage": "gae"}, "value": {"start": "trunk"}},
-    "GRPO": {"ppo": {"advantage": "group_standardised", "policy_loss": {"average": "responses"}}},
-    "Dr. GRPO": {"ppo": {"advantage": "group_centred", "policy_loss": {"average": "constant"}}},
+    "PPO, shared trunk": {"ppo": {"advantage": "gae"}, "value": {"init_from": "trunk"}},
+    "GRPO": {"ppo": {"advantage": "group_standardised", "policy_loss": {"aggregation": "response_mean"}}},
+    "Dr. GRPO": {"ppo": {"advantage": "group_centred", "policy_loss": {"aggregation": "constant"}}},
     "RLOO": {"ppo": {"advantage": "leave_one_out"}},
     "REINFORCE++": {"ppo": {"advantage": "return_to_go"}},
     "GSPO": {
         "ppo": {
             "advantage": "group_standardised",
-            "policy_loss": {"objective": "gspo", "average": "responses", "clip_low": 0.05, "clip_high": 0.05},
+            "policy_loss": {"objective": "gspo", "aggregation": "response_mean", "clip_low": 0.05, "clip_high": 0.05},
         }
     },
     "decoupled PPO, bf16": {
@@ -121,7 +121,7 @@ def sorting_ppo(folder: Path) -> dict[str, Any]:
         "ppo": {
             "num_steps": 48,
             "rollout": {"max_new_tokens": 16},
-            "kl": {"place": "none"},
+            "kl": {"apply_to": "none"},
             "policy_optimizer": {"learning_rate": 3e-4},
         },
     }

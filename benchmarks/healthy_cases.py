@@ -46,11 +46,11 @@ HEALTHY = {
     "digits-in-groups": Case(task="digits", changes={"ppo": GROUPS}),
     "digits-without-critic": Case(task="digits", changes={"ppo": {"advantage": "return_to_go"}}),
     "digits-solved": Case(task="digits", changes={"reward": rewarded("begins_well"), "ppo": {"num_steps": 80}}),
-    "digits-kl-in-loss": Case(task="digits", changes={"ppo": {"kl": {"place": "loss", "measure": "k2"}}}),
+    "digits-kl-in-loss": Case(task="digits", changes={"ppo": {"kl": {"apply_to": "loss", "estimator": "k2"}}}),
     "reviews": Case(task="reviews"),
     "reviews-again": Case(task="reviews", changes={"run": {"seed": 1}}),
     "reviews-in-groups": Case(task="reviews", changes={"ppo": {**GROUPS, "advantage": "leave_one_out"}}),
-    "reviews-on-one-trunk": Case(task="reviews", changes={"value": {"start": "trunk"}}),
+    "reviews-on-one-trunk": Case(task="reviews", changes={"value": {"init_from": "trunk"}}),
     "countdown": Case(task="countdown"),
     "countdown-again": Case(task="countdown", changes={"run": {"seed": 1}}),
     "countdown-solved": Case(task="countdown", changes={"data": EASY_COUNTDOWN, "ppo": {"num_steps": 50}}),
@@ -159,7 +159,7 @@ SICK = {
     "too-much-kl-in-loss": Case(
         task="digits",
         wrong="KL in the loss with a coefficient of 20, a thousand times",
-        changes={"ppo": {"kl": {"place": "loss", "measure": "k2", "coefficient": 20.0}}},
+        changes={"ppo": {"kl": {"apply_to": "loss", "estimator": "k2", "coefficient": 20.0}}},
         alarm="The KL in the loss outweighs the advantages",
     ),
     "rejected-tokens": Case(
@@ -170,7 +170,7 @@ SICK = {
             "ppo": {
                 "num_steps": 10,
                 "prompts_per_step": 32,
-                "policy_loss": {"rejection": {"measure": "k1", "over": "max", "limit": 1e-6}},
+                "policy_loss": {"rejection": {"estimator": "k1", "over": "max", "limit": 1e-6}},
             },
         },
         alarm="Most tokens are left out of the updates",
@@ -186,7 +186,7 @@ SICK = {
                 "num_steps": 80,
                 "prompts_per_step": 64,
                 "advantage": {"estimator": "return_to_go", "standardise": False},
-                "kl": {"place": "none"},
+                "kl": {"apply_to": "none"},
             },
         },
         alarm="Entropy collapses",
@@ -219,7 +219,7 @@ def recipe(folder: Path, name: str) -> dict[str, Any]:
     if variant:
         whole["policy"] = {"path": str(folder / "models" / "wrong end")}
     whole = merged(whole, case.changes)
-    if whole.get("value") == {"start": "trunk"}:
+    if whole.get("value") == {"init_from": "trunk"}:
         del whole["ppo"]["value_optimizer"]  # one optimizer trains both
     return whole
 

@@ -40,22 +40,27 @@ DRAWN = {
     "too-much-kl": ("reward/mean", "score minus penalty"),
     "no-kl": ("gold/mean", "gold score"),
     "reinforces-anything": ("response/distinct_2", "different pairs of tokens"),
-    "too-cold": ("group/equal_fraction", "groups of equal scores"),
+    "too-cold": ("group/zero_variance_fraction", "groups of equal scores"),
 }
 """Sick run -> the metric that tells, and its title."""
 READ = (
     *("score/mean", "score/std", "score/best_fraction", "score/length_correlation", "gold/mean"),
     *("kl/sequence", "kl/k3_per_token", "kl/coefficient", "advantage/std", "value/explained_variance", "value/loss"),
-    *("response/tokens_mean", "response/finished_fraction", "response/distinct_2", "response/repeated_4"),
-    *("group/equal_fraction", "policy/clip_fraction", "policy/approx_kl", "policy/entropy"),
-    *("policy/rejected_fraction", "policy/behaviour_beyond_cap"),
+    *("response/tokens_mean", "response/finished_fraction", "response/distinct_2", "response/repeat_4gram"),
+    *("group/zero_variance_fraction", "policy/clip_fraction", "policy/approx_kl", "policy/entropy"),
+    *("policy/rejected_fraction", "policy/behaviour_clip_fraction"),
     *("evaluation/score", "evaluation/gold", "evaluation/loss", "evaluation/pairs", "evaluation/pair_accuracy"),
     *("evaluation/calibration_error", "evaluation/logprob_chosen", "sft/loss"),
     *("reward_model/loss", "reward_model/pair_accuracy", "reward_model/pairs"),
     *("dpo/loss", "dpo/accuracy", "dpo/pairs"),
 )
 """The metrics that rules read."""
-COUNTED = ("response/unscored", "policy/skipped_updates", "first_minibatch/refused", "progress/non_finite_metrics")
+COUNTED = (
+    "response/unscored",
+    "policy/skipped_updates",
+    "first_minibatch/limit_exceeded",
+    "progress/non_finite_metrics",
+)
 """Those of which a run without any needs none."""
 SETTINGS = (
     *("num_steps", "epochs_per_step", "solved_score", "kl", "policy_optimizer", "rollout", "policy_loss", "advantage"),

@@ -72,7 +72,7 @@ def cases(place: Path) -> dict[str, tuple[str, dict[str, Any]]]:
         # Not looked at when the two shares for the process and the allocator were set.
         "sft-microbatches": ("sft", _sft(place, QWEN2_DEEP, max_tokens=512, examples=6)),
         "dpo": ("dpo", _dpo(place, {"config": {**QWEN2, "vocab_size": 48000}}, max_tokens=192, pairs=4)),
-        "ppo-trunk": ("ppo", _ppo(place, llama, prompt=224, rows=6, value={"start": "trunk"})),
+        "ppo-trunk": ("ppo", _ppo(place, llama, prompt=224, rows=6, value={"init_from": "trunk"})),
     }
 
 

@@ -112,7 +112,7 @@ def main() -> None:
         job = Job(folder, options.size, options.regime, precision=options.precision, threads=options.threads, steps=3)
         trainer, prompts = make_trainer(job)
         # The profiler sees one thread, so what it sees runs there, policy before value model.
-        config = config_of(job).model_copy(update={"side_by_side": False})
+        config = config_of(job).model_copy(update={"overlap_updates": False})
         profiled, _ = make_trainer(job, kind=Marked, config=config)
     trainer.run_step(prompts=prompts)
     print_floor(job, trainer.run_step(prompts=prompts))

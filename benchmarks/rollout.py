@@ -82,7 +82,7 @@ def compare(name: str, *, num_prompts: int, num_samples: int, num_eos: int, roun
     eos_token_ids = range(VOCABULARY - num_eos, VOCABULARY)
     prompts = torch.randint(1, VOCABULARY - num_eos, (num_prompts, PROMPT_TOKENS))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
-    engine = LocalEngine(LanguageModel(make_model()), tokenizer, eos_token_ids=eos_token_ids, max_rows=ROWS)
+    engine = LocalEngine(LanguageModel(make_model()), tokenizer, eos_token_ids=eos_token_ids, max_num_seqs=ROWS)
     model = make_model()
     sides: tuple[Callable[[], int], Callable[[], int]] = (
         lambda: run_engine(engine, prompts, num_samples),

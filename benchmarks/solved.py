@@ -26,11 +26,11 @@ LETTERS = "abcdef"
 LENGTH = 4
 RULES: dict[str, dict[str, Any]] = {"learn from every step": {"least_spread": None}, "least_spread 0.01": {}}
 KINDS: dict[str, dict[str, Any]] = {
-    "no KL": {"kl": {"place": "none"}},
+    "no KL": {"kl": {"apply_to": "none"}},
     "KL in the reward": {"kl": {"coefficient": 0.02}},
-    "scores a hundredth as large": {"kl": {"place": "none"}, "score": {"scale": 0.01}},
-    "running scores": {"kl": {"place": "none"}, "score": {"running": "standardise"}},
-    "a shared trunk": {"kl": {"place": "none"}},
+    "scores a hundredth as large": {"kl": {"apply_to": "none"}, "score": {"scale": 0.01}},
+    "running scores": {"kl": {"apply_to": "none"}, "score": {"normalise": "standardise"}},
+    "a shared trunk": {"kl": {"apply_to": "none"}},
 }
 
 

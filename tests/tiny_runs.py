@@ -141,7 +141,7 @@ def _dpo(place: Path) -> dict[str, Any]:
 def _ppo(place: Path) -> dict[str, Any]:
     return {
         "policy": {"config": LLAMA},
-        "value": {"start": "reward"},
+        "value": {"init_from": "reward"},
         "data": {"sources": [{"path": str(place / "prompts.jsonl")}], "held_out_rows": 2, "max_prompt_tokens": 12},
         "reward": [
             {"kind": "model", "path": str(place / "reward_model")},
@@ -155,7 +155,7 @@ def _ppo(place: Path) -> dict[str, Any]:
             "minibatch_responses": 3,
             "tokens_per_microbatch": 40,
             "kl": {"coefficient": 0.1, "target": 0.5, "horizon": 20},
-            "rollout": {"max_new_tokens": 4, "max_rows": 4},
+            "rollout": {"max_new_tokens": 4, "max_num_seqs": 4},
             "policy_optimizer": _optimizer(),
             "value_optimizer": _optimizer(),
         },

@@ -28,7 +28,7 @@ def config_of(race: Race) -> PPOConfig:
             "prompts_per_step": chosen.batch,
             "epochs_per_step": chosen.epochs,
             "minibatch_responses": chosen.minibatch,
-            "rollout": {"max_new_tokens": race.new_tokens, "max_rows": chosen.batch},
+            "rollout": {"max_new_tokens": race.new_tokens, "max_num_seqs": chosen.batch},
             "kl": {"coefficient": race.kl_coefficient},
             "policy_optimizer": {"learning_rate": chosen.policy_rate},
             **own,

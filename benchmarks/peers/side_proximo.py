@@ -35,7 +35,7 @@ def config_of(job: Job) -> PPOConfig:
             "responses_per_prompt": job.group,
             "epochs_per_step": job.epochs,
             "minibatch_responses": job.minibatch,
-            "rollout": {"max_new_tokens": job.new_tokens, "max_rows": job.num_responses},
+            "rollout": {"max_new_tokens": job.new_tokens, "max_num_seqs": job.num_responses},
             "policy_optimizer": rate,
             **({} if job.shared_trunk else {"value_optimizer": rate}),
         }

@@ -36,7 +36,7 @@ def test_weights_beyond_either_bound_are_cut_to_it_or_dropped():
 
 
 @pytest.mark.parametrize(
-    ("measure", "over", "limit", "kept"),
+    ("estimator", "over", "limit", "kept"),
     [
         ("k1", "token", 0.45, [1, 4, 5]),  # |log-ratio| of 0.5, 0.2, 1.0, 0.4, 0.1
         ("k2", "token", 0.1, [1, 4, 5]),  # half their squares: 0.125, 0.02, 0.5, 0.08, 0.005
@@ -50,8 +50,10 @@ def test_weights_beyond_either_bound_are_cut_to_it_or_dropped():
         ("k3", "max", 0.15, [0, 1, 5]),
     ],
 )
-def test_what_is_further_than_the_limit_is_left_out_alone_or_with_its_response(measure, over, limit, kept):
-    found = near_the_sampler(numbers(*CHANGES), torch.zeros(6), MASK, LENGTHS, measure=measure, over=over, limit=limit)
+def test_what_is_further_than_the_limit_is_left_out_alone_or_with_its_response(estimator, over, limit, kept):
+    found = near_the_sampler(
+        numbers(*CHANGES), torch.zeros(6), MASK, LENGTHS, estimator=estimator, over=over, limit=limit
+    )
     assert found.nonzero().flatten().tolist() == kept
 
 
@@ -59,5 +61,5 @@ def test_the_mean_of_k1_bounds_the_geometric_mean_of_the_ratios():
     """Ratios 2 and 0.6 have the geometric mean sqrt(1.2) = exp(0.0912)."""
     changes, mask = numbers(math.log(2), math.log(0.6)), torch.tensor([True, True])
     for limit, kept in ((0.0911, False), (0.0912, True)):
-        found = near_the_sampler(changes, torch.zeros(2), mask, (2,), measure="k1", over="mean", limit=limit)
+        found = near_the_sampler(changes, torch.zeros(2), mask, (2,), estimator="k1", over="mean", limit=limit)
         assert found.tolist() == [kept, kept]

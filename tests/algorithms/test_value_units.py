@@ -49,14 +49,14 @@ def test_a_batch_of_no_returns_changes_nothing():
 
 def test_the_scale_is_the_deviation_and_the_offset_stays():
     moments = ReturnMoments(weight=4.0, mean=7.0, variance=9.0)
-    assert followed_units(ValueUnits(), moments, claims_nothing=False) == ValueUnits(scale=3.0, offset=0.0)
-    units = ValueUnits(scale=2.0, offset=5.0)
-    assert followed_units(units, moments, claims_nothing=False) == ValueUnits(scale=3.0, offset=5.0)
+    assert followed_units(ValueUnits(), moments, claims_nothing=False) == ValueUnits(scale=3.0, shift=0.0)
+    units = ValueUnits(scale=2.0, shift=5.0)
+    assert followed_units(units, moments, claims_nothing=False) == ValueUnits(scale=3.0, shift=5.0)
 
 
 def test_a_model_that_claims_nothing_is_given_the_mean():
     moments = ReturnMoments(weight=4.0, mean=7.0, variance=9.0)
-    assert followed_units(ValueUnits(), moments, claims_nothing=True) == ValueUnits(scale=3.0, offset=7.0)
+    assert followed_units(ValueUnits(), moments, claims_nothing=True) == ValueUnits(scale=3.0, shift=7.0)
 
 
 def test_returns_that_hardly_differ_are_not_blown_up():
@@ -65,7 +65,7 @@ def test_returns_that_hardly_differ_are_not_blown_up():
 
 
 def test_values_and_outputs_are_inverse():
-    units = ValueUnits(scale=3.0, offset=5.0)
+    units = ValueUnits(scale=3.0, shift=5.0)
     outputs = torch.tensor([-1.0, 0.0, 2.0])
     assert units.to_values(outputs).tolist() == [2, 5, 11]
     assert units.to_outputs(units.to_values(outputs)).equal(outputs)

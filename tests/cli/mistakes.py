@@ -89,7 +89,7 @@ RECIPES = (
     _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
     _override("value that is a comment", "run.folder=#1", "begins with #", "quotes"),
     _override("estimator by the name of other tools", "ppo.advantage=grpo", "did you mean group_standardised?"),
-    _override("estimator in no section", "estimator=grpo", "did you mean ppo.advantage.estimator?"),
+    _override("estimator in no section", "estimator=grpo", "did you mean ppo.kl.estimator or ppo.advantage.estimator?"),
     _override("slip in a word that is offered", "ppo.policy_loss.objective=gsppo", "did you mean gspo?"),
     _override("rewards that weigh nothing", "reward.0.weight=0", "every source of reward has weight 0"),
     _override("file for a folder of tokens", "run.token_cache=r.yaml", "run.token_cache", "r.yaml is a file"),
@@ -109,19 +109,19 @@ RECIPES = (
     ),
     _override(
         "limits that end before they begin",
-        "ppo.rollout={max_new_tokens: 8, shortest_limit: 8}",
-        "shortest_limit (8) must be below max_new_tokens (8)",
+        "ppo.rollout={max_new_tokens: 8, random_limit_min: 8}",
+        "random_limit_min (8) must be below max_new_tokens (8)",
     ),
     _override(
         "limits below the minimum",
-        "ppo.rollout={max_new_tokens: 8, min_new_tokens: 6, shortest_limit: 5}",
-        "shortest_limit (5)",
+        "ppo.rollout={max_new_tokens: 8, min_new_tokens: 6, random_limit_min: 5}",
+        "random_limit_min (5)",
         "min_new_tokens (6)",
     ),
     _override(
         "limits that are penalised",
-        "ppo={rollout: {max_new_tokens: 8, shortest_limit: 3}, score: {min_tokens: 4, min_tokens_penalty: 1}}",
-        "score.min_tokens (4) exceeds rollout.shortest_limit (3)",
+        "ppo={rollout: {max_new_tokens: 8, random_limit_min: 3}, score: {min_tokens: 4, min_tokens_penalty: 1}}",
+        "score.min_tokens (4) exceeds rollout.random_limit_min (3)",
     ),
     _override(
         "many samples of the most likely response",
@@ -131,7 +131,7 @@ RECIPES = (
     ),
     _override(
         "a reference to compare with that is not there",
-        "ppo={evaluate_reference: true, kl: {place: none}}",
+        "ppo={evaluate_reference: true, kl: {apply_to: none}}",
         "evaluate_reference needs a reference that stays",
     ),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
@@ -143,11 +143,13 @@ RECIPES = (
         "advantage: gae",
     ),
     _override("warm-up to the end", "ppo.critic_warmup_steps=10", "leaves the policy no step", "below num_steps (10)"),
-    _override("KL form with another gradient", "ppo.kl={place: loss, measure: k3}", "k3 in the loss", "weighted_k3"),
+    _override(
+        "KL form with another gradient", "ppo.kl={apply_to: loss, estimator: k3}", "k3 in the loss", "weighted_k3"
+    ),
     _override("average that is not kept", "ppo.evaluate_average=true", "evaluate_average needs average_decay"),
     _override(
         "moving a reference that is not there",
-        "ppo.kl={place: none, reference_every_steps: 2}",
+        "ppo.kl={apply_to: none, reference_every_steps: 2}",
         "kl.reference_every_steps needs a reference",
     ),
     _recipe(
@@ -170,8 +172,8 @@ RECIPES = (
     ),
     _override(
         "centring without a place",
-        "reward={loss: divergence_window, centring: 0.1}",
-        "centring belongs to loss: bradley_terry",
+        "reward={loss: divergence_window, score_centring: 0.1}",
+        "score_centring belongs to loss: bradley_terry",
         kind="reward",
     ),
     _override("weight of no texts", "ppo.ptx={coefficient: 1}", "need both ptx_data and ppo.ptx", "give ptx_data"),
@@ -189,7 +191,7 @@ RECIPES = (
         "no file none.txt",
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
-    _override("bootstrap of scored answers", "ppo.truncated=bootstrap", "score.truncated: false"),
+    _override("bootstrap of scored answers", "ppo.truncation_value=bootstrap", "score.score_truncated: false"),
     _override("KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "stays 0", "start above 0"),
     _override(
         "KL coefficient that one step ends",
@@ -209,8 +211,8 @@ RECIPES = (
     ),
     _override(
         "penalty of what has no score",
-        "ppo.score={truncated: false, missing_eos_penalty: 1}",
-        "missing_eos_penalty needs truncated: true",
+        "ppo.score={score_truncated: false, missing_eos_penalty: 1}",
+        "missing_eos_penalty needs score_truncated: true",
     ),
     _override(
         "whitened rewards of groups",
@@ -287,14 +289,16 @@ RECIPES = (
     ),
     _override(
         "value head's own adapter on the policy's trunk",
-        "value={start: trunk, lora: {rank: 2}}",
+        "value={init_from: trunk, lora: {rank: 2}}",
         "on the policy's own layers",
         "set policy.lora instead",
     ),
-    _override("value head's own random start", "value={start: trunk, config: {model_type: llama}}", "policy.config"),
+    _override(
+        "value head's own random start", "value={init_from: trunk, config: {model_type: llama}}", "policy.config"
+    ),
     _override(
         "optimizer of a value head on the policy's trunk",
-        "value.start=trunk",
+        "value.init_from=trunk",
         "ppo.value_optimizer is not used on a shared trunk",
         "ppo.critic_warmup_steps",
         files={"r.yaml": PPO + "  value_optimizer: {learning_rate: 1.0e-4}\n"},
@@ -341,7 +345,7 @@ RECIPES = (
     _override("reference of DPO that is not there", "reference.path=./none", "no folder ./none", kind="dpo"),
     _override("DPO from nowhere", "model.path=null", "exactly one of path", kind="dpo"),
     _recipe("recipe of DPO for another command", DPO, "a recipe for `proximo dpo`, not for `proximo ppo`"),
-    _override("reward model from nowhere", "model={start: policy}", "needs path", kind="reward"),
+    _override("reward model from nowhere", "model={init_from: policy}", "needs path", kind="reward"),
 )
 OVERRIDES = (
     _override("sink of no known kind", "run.sinks=[{kind: comet}]", "wandb, mlflow, trackio, function", "got 'comet'"),
@@ -498,7 +502,7 @@ COMMANDS = (
         "cannot be written (File name too long)",
         files=MODEL,
     ),
-    _use("ratings to nowhere", "rate r.yaml no/a.jsonl", "there is no folder no", files={"r.yaml": PPO}),
+    _use("ratings to nowhere", "pass-rate r.yaml no/a.jsonl", "there is no folder no", files={"r.yaml": PPO}),
     _use("chat with tokens below one", "chat model --max-new-tokens 0", "--max-new-tokens", files=MODEL),
     _use("no samples", "generate model x --num-samples 0", "--num-samples", files=MODEL),
 )

@@ -25,7 +25,7 @@ from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 COMMANDS = (
     *("sft", "reward", "dpo", "ppo", "pipeline", "generate", "chat"),
-    *("evaluate", "export", "report", "recipes", "config", "serve-reward", "rate", "doctor"),
+    *("evaluate", "export", "report", "recipes", "config", "serve-reward", "pass-rate", "doctor"),
 )
 STARTS_QUICKLY = """
 import sys
@@ -160,7 +160,7 @@ def test_the_numbers_of_a_dry_run_are_those_of_the_recipe(folder, capsys):
 ONE_BASE = [
     "policy.lora.rank=4",
     "policy.quantisation=4bit",
-    "value.start=reward",
+    "value.init_from=reward",
     "reward.0.path=owner/scorer",
     "reward.0.share_base=true",
 ]
@@ -184,10 +184,10 @@ ONE_BASE = [
             "policy",
             "owner/model (Hub: nothing here has that name), LoRA of rank 4 on all-linear",
         ),
-        (["ppo.kl.place=none"], "reference", "none"),
+        (["ppo.kl.apply_to=none"], "reference", "none"),
         (["reference.path=owner/other"], "reference", "owner/other (Hub: nothing here has that name), frozen"),
         ([], "value", "backbone of the policy, fresh head"),
-        (["value.start=reward"], "value", "backbone and head of the reward model"),
+        (["value.init_from=reward"], "value", "backbone and head of the reward model"),
         (["value.path=owner/critic"], "value", "owner/critic (Hub: nothing here has that name)"),
         (["ppo.advantage=group_centred", "ppo.responses_per_prompt=2"], "value", "none: advantage group_centred"),
         (["ppo.advantage=return_to_go"], "value", "none: advantage return_to_go needs none"),
@@ -220,9 +220,12 @@ def test_a_dry_run_of_dpo_says_what_the_reference_is(folder, capsys, overrides, 
 
 
 def test_keys_that_do_nothing_are_noted_on_stderr(folder, capsys, started):
-    overrides = ["ppo.advantage.estimator=group_centred", "ppo.responses_per_prompt=2", "ppo.advantage.lam=0.5"]
+    overrides = ["ppo.advantage.estimator=group_centred", "ppo.responses_per_prompt=2", "ppo.advantage.gae_lambda=0.5"]
     assert main(["ppo", write_recipe(folder, PPO), *overrides]) == 143
-    assert capsys.readouterr().err == "note: ppo.advantage.lam has no effect: advantage group_centred has no critic\n"
+    assert (
+        capsys.readouterr().err
+        == "note: ppo.advantage.gae_lambda has no effect: advantage group_centred has no critic\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,7 +325,9 @@ def test_config_schema_is_json_schema_with_descriptions(capsys):
     assert main(["config", "schema", "ppo"]) == 0
     schema = json.loads(capsys.readouterr().out)
     assert schema["additionalProperties"] is False
-    assert schema["$defs"]["AdvantageConfig"]["properties"]["lam"]["description"].startswith("Decay of the advantage")
+    assert schema["$defs"]["AdvantageConfig"]["properties"]["gae_lambda"]["description"].startswith(
+        "Decay of the advantage"
+    )
     assert main(["config", "schema"]) == 0
     assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 5
 

@@ -48,17 +48,17 @@ BUILT = {
     "dpo": ("dpo", {}),
     "dpo of an adapter": ("dpo", {"model.lora": LORA}),
     "ppo": ("ppo", {}),
-    "a head on the policy's trunk": ("ppo", {"value": {"start": "trunk"}, "ppo.value_optimizer": SLOW}),
+    "a head on the policy's trunk": ("ppo", {"value": {"init_from": "trunk"}, "ppo.value_optimizer": SLOW}),
     "a head that warms up on an adapter": (
         "ppo",
-        {"value": {"start": "trunk"}, "policy.lora": LORA, "ppo.critic_warmup_steps": 1},
+        {"value": {"init_from": "trunk"}, "policy.lora": LORA, "ppo.critic_warmup_steps": 1},
     ),
     "a reference that shares frozen layers": (
         "ppo",
-        {"policy.config.num_hidden_layers": 2, "policy.frozen_layers": 1, "value": {"start": "reward"}},
+        {"policy.config.num_hidden_layers": 2, "policy.frozen_layers": 1, "value": {"init_from": "reward"}},
     ),
-    "four roles on one base": ("ppo", SHARED_BASE | {"value": {"start": "policy", "lora": LORA}}),
-    "a value model from a reward model on the base": ("ppo", SHARED_BASE | {"value": {"start": "reward"}}),
+    "four roles on one base": ("ppo", SHARED_BASE | {"value": {"init_from": "policy", "lora": LORA}}),
+    "a value model from a reward model on the base": ("ppo", SHARED_BASE | {"value": {"init_from": "reward"}}),
 }
 
 
@@ -98,7 +98,9 @@ def test_parameters_and_bytes_are_those_that_a_run_builds(place, name):
 def test_the_phases_of_a_step_are_the_calls_of_its_graph(place, plain):
     names = ["generate", "score", "reference_logprobs", "values", "train_policy", "train_value"]
     assert [phase.name for phase in plain["ppo"].phases] == names
-    joint = plan_of("ppo", place, {"value": {"start": "trunk"}, "ppo.value_optimizer": SLOW, "run.precision": "bf16"})
+    joint = plan_of(
+        "ppo", place, {"value": {"init_from": "trunk"}, "ppo.value_optimizer": SLOW, "run.precision": "bf16"}
+    )
     names = ["generate", "policy_logprobs_and_values", "score", "reference_logprobs", "train_policy_and_value"]
     assert [phase.name for phase in joint.phases] == names
 
@@ -172,12 +174,12 @@ MORE = [
     ("ppo", {"ppo.tokens_per_microbatch": 64}, "train_policy"),
     ("ppo", {"ppo.rollout.max_new_tokens": 40}, "train_policy"),
     ("ppo", {"data.max_prompt_tokens": 24}, "generate"),
-    ("ppo", {"ppo.prompts_per_step": 8, "ppo.rollout.max_rows": 8}, "generate"),
+    ("ppo", {"ppo.prompts_per_step": 8, "ppo.rollout.max_num_seqs": 8}, "generate"),
     ("ppo", {"ppo.average_decay": 0.9}, "score"),
     ("ppo", {"tokenizer.added_tokens": ["<a>", "<b>"]}, "generate"),
     ("ppo", {"policy.config.hidden_size": 32}, "generate"),
-    ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.kl": {"measure": "full"}}, "reference_logprobs"),
-    ("ppo", {"ppo.kl": {"place": "loss", "measure": "full"}}, "train_policy"),
+    ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.kl": {"estimator": "full"}}, "reference_logprobs"),
+    ("ppo", {"ppo.kl": {"apply_to": "loss", "estimator": "full"}}, "train_policy"),
     ("ppo", {"ppo.rollout.max_new_tokens": 40, "ppo.policy_loss.entropy_coefficient": 0.1}, "train_policy"),
     ("sft", {"data.max_tokens": 60}, "train"),
     ("sft", {"sft.tokens_per_microbatch": 200}, "train"),
@@ -187,16 +189,16 @@ MORE = [
 ]
 LESS = [
     ("ppo", {"policy.lora": {"rank": 2}}, "train_value"),
-    ("ppo", {"ppo.kl.place": "none", "ppo.kl.target": None}, "generate"),
+    ("ppo", {"ppo.kl.apply_to": "none", "ppo.kl.target": None}, "generate"),
     ("ppo", {"ppo.advantage": "group_centred", "ppo.responses_per_prompt": 2, "ppo.prompts_per_step": 2}, "score"),
     ("ppo", {"policy.config.num_hidden_layers": 2, "policy.frozen_layers": 1}, "train_policy"),
     ("ppo", {"policy.config.num_hidden_layers": 4, "policy.activation_checkpointing": True}, "train_policy"),
     (
         "ppo",
-        {"policy.config.num_hidden_layers": 4, "value.activation_checkpointing": True, "value.start": "policy"},
+        {"policy.config.num_hidden_layers": 4, "value.activation_checkpointing": True, "value.init_from": "policy"},
         "train_value",
     ),
-    ("ppo", {"ppo.rollout.max_rows": 2}, "generate"),
+    ("ppo", {"ppo.rollout.max_num_seqs": 2}, "generate"),
     ("ppo", {"ppo.minibatch_responses": 1}, "train_policy"),
     ("reward", {"reward.pairs_per_step": 1}, "train"),
     ("sft", {"sft.examples_per_step": 1, "sft.tokens_per_microbatch": 40}, "train"),
@@ -213,7 +215,7 @@ def test_what_costs_memory_is_seen(place, plain, kind, changes, phase):
 @pytest.mark.parametrize(("kind", "changes", "phase"), LESS)
 def test_what_saves_memory_is_seen(place, plain, kind, changes, phase):
     base = plain[kind]
-    models = {key: changes[key] for key in ("policy.config.num_hidden_layers", "value.start") if key in changes}
+    models = {key: changes[key] for key in ("policy.config.num_hidden_layers", "value.init_from") if key in changes}
     if models:
         base = plan_of(kind, place, models)
     assert phase_of(plan_of(kind, place, changes), phase).peak < phase_of(base, phase).peak
@@ -291,7 +293,7 @@ def test_the_advice_names_the_keys_of_the_largest_part(place, plain):
 def test_the_command_prints_a_table_or_json(place, capsys, tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text(json.dumps(recipe_of("ppo", place)))  # YAML
-    assert main(["plan", str(recipe), "ppo.rollout.max_rows=2", "--measure"]) == 0
+    assert main(["plan", str(recipe), "ppo.rollout.max_num_seqs=2", "--measure"]) == 0
     text = capsys.readouterr().out
     for piece in ("policy optimizer", "train_policy", "TFLOP", "peak", "of the process with its libraries", "at least"):
         assert piece in text

@@ -1,4 +1,4 @@
-"""`proximo rate`: a data set with measured pass rates, which the filter of prompts reads."""
+"""`proximo pass-rate`: a data set with measured pass rates, which the filter of prompts reads."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from proximo.config.recipes import PPORecipe
 RECIPE = {
     "run": {"folder": "run", "device": "cpu", "num_threads": 1, "tensorboard": False},
     "policy": {"path": "model"},
-    "value": {"start": "policy"},
+    "value": {"init_from": "policy"},
     "data": {"sources": [{"path": "rows.jsonl"}], "held_out_rows": 2, "max_prompt_tokens": 16},
     "reward": [
         {"kind": "function", "name": "right", "function": "test_rate:by_letter"},
@@ -23,7 +23,7 @@ RECIPE = {
     "ppo": {
         "num_steps": 1,
         "prompts_per_step": 3,
-        "outcome": "right",
+        "task_reward": "right",
         "solved_score": 1.0,
         "rollout": {"max_new_tokens": 4, "greedy": True},
         "kl": {"reference_every_steps": 1},
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rated(folder: Path, *more: str) -> list[dict]:
-    assert main(["rate", "recipe.yaml", "rated.jsonl", *more, "--samples-per-prompt", "4"]) == 0
+    assert main(["pass-rate", "recipe.yaml", "rated.jsonl", *more, "--samples-per-prompt", "4"]) == 0
     return [json.loads(line) for line in (folder / "rated.jsonl").read_text().splitlines()]
 
 
@@ -89,8 +89,8 @@ def test_held_out_prompts_are_not_rated_and_a_few_can_be_tried_first(folder: Pat
 
 def test_what_cannot_be_written_is_said_before_a_model_is_loaded(folder: Path, capsys: pytest.CaptureFixture) -> None:
     (folder / "there.jsonl").write_text("")
-    assert main(["rate", "recipe.yaml", "there.jsonl"]) == 2
-    assert main(["rate", "recipe.yaml", "nowhere/out.jsonl"]) == 2
+    assert main(["pass-rate", "recipe.yaml", "there.jsonl"]) == 2
+    assert main(["pass-rate", "recipe.yaml", "nowhere/out.jsonl"]) == 2
     told = capsys.readouterr().err
     assert "there.jsonl exists and is left as it is" in told
     assert "there is no folder nowhere" in told
@@ -99,7 +99,7 @@ def test_what_cannot_be_written_is_said_before_a_model_is_loaded(folder: Path, c
 def test_too_many_responses_without_a_score_end_it_and_leave_no_file(
     folder: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    assert main(["rate", "recipe.yaml", "rated.jsonl", "ppo.guards.max_unscored_fraction=0"]) == 1
+    assert main(["pass-rate", "recipe.yaml", "rated.jsonl", "ppo.guards.max_unscored_fraction=0"]) == 1
     assert "could not be scored" in capsys.readouterr().err
     assert not list(folder.glob("*rated*"))
     assert not list(folder.glob(".*rated*"))
@@ -107,6 +107,6 @@ def test_too_many_responses_without_a_score_end_it_and_leave_no_file(
 
 def test_rating_asks_for_no_model_but_the_policy() -> None:
     recipe = sampling_only(PPORecipe.model_validate(RECIPE))
-    assert (recipe.ppo.kl.place, recipe.ppo.uses_critic, recipe.gold) == ("none", False, None)
+    assert (recipe.ppo.kl.apply_to, recipe.ppo.uses_critic, recipe.gold) == ("none", False, None)
     greedy = PPORecipe.model_validate(RECIPE).ppo.rollout
     assert recipe.ppo.rollout == greedy.model_copy(update={"greedy": False}), "equal responses would rate nothing"

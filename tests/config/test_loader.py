@@ -34,9 +34,9 @@ def test_a_recipe_of_each_kind_loads(folder, kind):
 
 
 def test_the_kept_text_names_its_overrides_in_comments_and_loads_again(folder):
-    loaded = load_recipe("ppo", write_recipe(folder, PPO), ["run.seed=3", "ppo.advantage.lam=1"])
-    assert loaded.text == "# override: run.seed=3\n# override: ppo.advantage.lam=1\n" + PPO
-    assert (loaded.recipe.run.seed, loaded.recipe.ppo.advantage.lam) == (3, 1.0)
+    loaded = load_recipe("ppo", write_recipe(folder, PPO), ["run.seed=3", "ppo.advantage.gae_lambda=1"])
+    assert loaded.text == "# override: run.seed=3\n# override: ppo.advantage.gae_lambda=1\n" + PPO
+    assert (loaded.recipe.run.seed, loaded.recipe.ppo.advantage.gae_lambda) == (3, 1.0)
     assert load_recipe("ppo", write_recipe(folder, loaded.text)).recipe.run.seed == 0
 
 
@@ -71,13 +71,13 @@ def test_stages_of_a_pipeline_share_its_run(folder):
 
 def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder):
     text = PPO.replace("num_steps: 10", "num_stps: 10\n  advantage: {gamma: two}") + "run2: 3\n"
-    assert refusal(folder, text, "run.seed=-1", "ppo.kl.place=reword") == (
+    assert refusal(folder, text, "run.seed=-1", "ppo.kl.apply_to=reword") == (
         "/r.yaml has 5 mistakes:\n"
         "  line 13: ppo.num_stps is not a known key; did you mean ppo.num_steps?\n"
         "  line 14: ppo.advantage.gamma must be a number, got 'two'\n"
         "  line 15: run2 is not a known key; did you mean run?\n"
         "  override run.seed=-1: run.seed must be at least 0, got -1\n"
-        "  override ppo.kl.place=reword: ppo.kl.place must be 'reward', 'loss' or 'none', got 'reword'; did you "
+        "  override ppo.kl.apply_to=reword: ppo.kl.apply_to must be 'reward', 'loss' or 'none', got 'reword'; did you "
         "mean reward?"
     )
 
@@ -106,7 +106,7 @@ def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder
         ("policy.path=@sft", ["'@sft'", "in a pipeline only"]),
         ("run.precision=fp16", ["fp16 is refused", "bf16"]),
         ("ppo.minibatch_responses=65", ["minibatch_responses (65) exceeds", "64 responses"]),
-        ("value.start=path", ["value: exactly one of path and config"]),
+        ("value.init_from=path", ["value: exactly one of path and config"]),
     ],
 )
 def test_each_mistake_says_what_came_and_what_is_wanted(folder, override, pieces):
@@ -227,13 +227,13 @@ def test_keys_that_do_nothing_are_told(folder):
     overrides = [
         "ppo.advantage.estimator=group_centred",
         "ppo.responses_per_prompt=4",
-        "ppo.advantage.lam=0.9",
-        "value.start=reward",
+        "ppo.advantage.gae_lambda=0.9",
+        "value.init_from=reward",
     ]
-    overrides += ["ppo.kl.place=none", "ppo.kl.coefficient=0.1", "reference.path=a/b"]
+    overrides += ["ppo.kl.apply_to=none", "ppo.kl.coefficient=0.1", "reference.path=a/b"]
     told = unused_keys(load_recipe("ppo", path, overrides).recipe)
     assert [sentence.split(" has no effect")[0] for sentence in told] == [
-        "ppo.advantage.lam",
+        "ppo.advantage.gae_lambda",
         "ppo.kl.coefficient",
         "value",
         "reference",
@@ -243,9 +243,9 @@ def test_keys_that_do_nothing_are_told(folder):
     found = losses_without_effect(path, objective="m2po", clip_high=0.1, max_second_moment=1)
     assert found == ["policy_loss.clip_high"]
     assert losses_without_effect(path, max_second_moment=1) == ["policy_loss.max_second_moment"]
-    assert losses_without_effect(path, gate_negative=2, average_constant=9, behaviour_cap=3) == [
+    assert losses_without_effect(path, gate_negative=2, divisor=9, behaviour_cap=3) == [
         "policy_loss.gate_negative",
-        "policy_loss.average_constant",
+        "policy_loss.divisor",
         "policy_loss.behaviour_cap",
     ]
     others = ["ppo.value_loss.huber_delta=2", "ppo.guards.target_kl=0.1", "ppo.guards.max_kl=0.2"]
@@ -253,14 +253,14 @@ def test_keys_that_do_nothing_are_told(folder):
         "ppo.value_loss.huber_delta",
         "ppo.guards.max_kl",
     ]
-    adaptive = ["ppo.advantage={length_adaptive: 0.05, lam: 0.9}", "ppo.value_loss.normalise_decay=0.5"]
+    adaptive = ["ppo.advantage={length_adaptive: 0.05, gae_lambda: 0.9}", "ppo.value_loss.normalise_decay=0.5"]
     assert unused_keys(load_recipe("ppo", path, adaptive).recipe) == [
         "ppo.value_loss.normalise_decay has no effect: normalise is none",
-        "ppo.advantage.lam has no effect: length_adaptive sets the decay of each response",
+        "ppo.advantage.gae_lambda has no effect: length_adaptive sets the decay of each response",
     ]
-    to_go = ["ppo.advantage={estimator: return_to_go, gamma: 0.9, value_lam: 1.0}"]
+    to_go = ["ppo.advantage={estimator: return_to_go, gamma: 0.9, value_gae_lambda: 1.0}"]
     assert unused_keys(load_recipe("ppo", path, to_go).recipe) == [
-        "ppo.advantage.value_lam has no effect: advantage return_to_go has no critic"
+        "ppo.advantage.value_gae_lambda has no effect: advantage return_to_go has no critic"
     ]
     sampled = ["ppo.advantage={standardise: false, unbiased_variance: true}", "ppo.evaluate_greedy=true"]
     sampled += ["data.held_out_rows=2"]
@@ -273,7 +273,7 @@ def test_keys_that_do_nothing_are_told(folder):
     whitened = [*sampled[:1], "ppo.score.whiten_rewards=zero_mean"]
     assert unused_keys(load_recipe("ppo", path, whitened).recipe) == []
     pipeline = write_recipe(folder, PIPELINE, "p.yaml")
-    score = ["running=standardise", "bias=1", "scale=2", "overlong_penalty=2", "penalty_mode=replace"]
+    score = ["normalise=standardise", "bias=1", "scale=2", "overlong_penalty=2", "penalty_mode=replace"]
     told = unused_keys(load_recipe("ppo", path, [f"ppo.score.{each}" for each in score]).recipe)
     assert [sentence.split(" has no effect")[0] for sentence in told] == [
         "ppo.score.scale",
@@ -281,9 +281,9 @@ def test_keys_that_do_nothing_are_told(folder):
         "ppo.score.overlong_penalty",
         "ppo.score.penalty_mode",
     ]
-    masked = ["ppo.truncated=mask", "ppo.score.missing_eos_penalty=1"]
+    masked = ["ppo.truncation_value=mask", "ppo.score.missing_eos_penalty=1"]
     assert unused_keys(load_recipe("ppo", path, masked).recipe) == [
-        "ppo.score.missing_eos_penalty has no effect: truncated: mask leaves the responses out"
+        "ppo.score.missing_eos_penalty has no effect: truncation_value: mask leaves the responses out"
     ]
     constant = ["sft.sft.optimizer.schedule=constant", "sft.sft.optimizer.final_fraction=0.1"]
     assert unused_keys(load_recipe("pipeline", pipeline, constant).recipe) == [

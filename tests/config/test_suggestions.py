@@ -2,9 +2,10 @@
 
 import pytest
 
+from proximo.config.ppo.options import PPOConfig
 from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.schema.fields import key_paths
-from proximo.config.schema.suggestions import ELSEWHERE, suggestions
+from proximo.config.schema.suggestions import ELSEWHERE, RENAMED, suggestions
 
 RECIPES = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
 
@@ -26,7 +27,7 @@ def best(typed, schema=PPORecipe, tree=None):
         ("ppo.kl.coef", "ppo.kl.coefficient"),
         ("ppo.Num-Steps", "ppo.num_steps"),
         ("lr", "ppo.policy_optimizer.learning_rate"),
-        ("ppo.gae_lambda", "ppo.advantage.lam"),
+        ("ppo.gae_lambda", "ppo.advantage.gae_lambda"),
         ("run.output_dir", "run.folder"),
         ("tokeniser", "tokenizer"),
         ("reward.1.pth", "reward.1.path"),
@@ -36,6 +37,22 @@ def best(typed, schema=PPORecipe, tree=None):
 )
 def test_the_nearest_key_of_the_whole_recipe_is_found(typed, meant):
     assert best(typed, tree={"reward": [{"kind": "model"}, {"kind": "model"}]}) == meant
+
+
+@pytest.mark.parametrize(("former", "now"), RENAMED.items())
+def test_a_key_of_an_earlier_version_leads_to_the_one_of_today(former, now):
+    """In a recipe, in a pipeline, and in a section that is made in Python."""
+    schema = RewardRecipe if former == "model.start" else PPORecipe
+    within = {"rejection": ("ppo", "policy_loss")}.get(former.split(".")[0], ("ppo",))
+    prefix = () if former.split(".")[0] in ("value", "model") else within
+    path = ".".join((*prefix, former))
+    found = ".".join((*prefix, now))
+    tree = {"ppo": {"policy_loss": {"rejection": {}}}}
+    assert best(path, schema, tree) == found
+    if schema is PPORecipe:
+        assert best(f"ppo.{path}", PipelineRecipe, {"ppo": tree}) == f"ppo.{found}"
+    if prefix == ("ppo",):
+        assert best(former, PPOConfig) == now
 
 
 def test_in_a_pipeline_the_stage_that_was_meant_is_kept():

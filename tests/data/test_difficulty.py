@@ -85,16 +85,16 @@ def test_the_farthest_out_leave_first_and_the_share_is_rounded_down() -> None:
     found = made(below=0.3, above=0.6, max_fraction=0.5)
     scores = {0: [0.7], 1: [0.1], 2: [1.0], 3: [0.65], 4: [0.0], 5: [0.5]}
     deal(found, 6, scores)
-    assert (set(found.state.too_easy), set(found.state.too_hard), found.state.held_back) == ({2}, {1, 4}, 2)
+    assert (set(found.state.too_easy), set(found.state.too_hard), found.state.kept_beyond_bounds) == ({2}, {1, 4}, 2)
     deal(found, 3, scores)
-    assert (set(found.state.too_easy), found.state.held_back) == ({0, 2}, 1)
+    assert (set(found.state.too_easy), found.state.kept_beyond_bounds) == ({0, 2}, 1)
     assert not found.is_used_up
 
 
 def test_so_many_stay_that_a_step_repeats_none() -> None:
     found = made(min_prompts=4)
     deal(found, 6, {row: [0.91 + row / 100] for row in range(6)})
-    assert (set(found.state.too_easy), found.state.held_back) == ({4, 5}, 4)
+    assert (set(found.state.too_easy), found.state.kept_beyond_bounds) == ({4, 5}, 4)
     assert found.is_used_up
     for _ in range(3):
         assert set(deal(found, 4, {row: [1.0] for row in range(6)})) == {0, 1, 2, 3}

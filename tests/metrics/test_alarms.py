@@ -95,11 +95,11 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
         ),
         ("Nearly all answers are cut at the limit", {"response__finished_fraction": lambda part: 0.9 - 0.89 * part}),
         ("The policy repeats itself", {"response__distinct_2": lambda part: 0.4 - 0.35 * part, "score__mean": stuck}),
-        ("Most groups teach nothing", {"group__equal_fraction": lambda part: part, "score__mean": stuck}),
+        ("Most groups teach nothing", {"group__zero_variance_fraction": lambda part: part, "score__mean": stuck}),
         (
             "Form is rewarded and the task is not solved",
             {
-                "score__outcome_mean": lambda part: 0.1 + 0.02 * math.sin(900 * part),
+                "score__task_reward_mean": lambda part: 0.1 + 0.02 * math.sin(900 * part),
                 "score__form__mean": lambda part: min(1.0, 3 * part),
             },
         ),
@@ -107,14 +107,14 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
             "The score rises with the length of answers",
             {
                 "response__tokens_mean": lambda part: 30 + 60 * part,
-                "score__outcome_mean": lambda part: 0.3,
+                "score__task_reward_mean": lambda part: 0.3,
                 "score__form__mean": lambda part: part,
                 "score__warmth__mean": lambda part: part,
             },
         ),
         ("The score rises with the length of answers", {"response__tokens_mean": lambda part: 30 + 60 * part}),
-        ("Answers go round in circles", {"response__repeated_4": lambda part: 0.05 + 0.5 * part * part}),
-        ("The sampler and the learner disagree", {"first_minibatch__refused": lambda part: float(part == 0.5)}),
+        ("Answers go round in circles", {"response__repeat_4gram": lambda part: 0.05 + 0.5 * part * part}),
+        ("The sampler and the learner disagree", {"first_minibatch__limit_exceeded": lambda part: float(part == 0.5)}),
         ("Responses were left out", {"response__unscored": lambda part: float(part == 0.5)}),
         ("Updates were skipped", {"value__skipped_updates": lambda part: float(part > 0.9)}),
         ("Some metrics were not finite", {"progress__non_finite_metrics": lambda part: float(part == 1)}),
@@ -128,24 +128,24 @@ def test_a_sick_run_raises_that_alarm_and_no_other(title, curves):
     "curves",
     [
         # The task is learned after the form, beside a form that goes on rising, or was solved from the start.
-        {"score__outcome_mean": lambda part: part, "score__form__mean": lambda part: min(1.0, 3 * part)},
+        {"score__task_reward_mean": lambda part: part, "score__form__mean": lambda part: min(1.0, 3 * part)},
         {
-            "score__outcome_mean": lambda part: 0.1,
+            "score__task_reward_mean": lambda part: 0.1,
             "score__warmth__mean": lambda part: part,
             **{"score__form__mean": lambda part: part},
         },
         {
-            "score__outcome_mean": lambda part: 0.1,
+            "score__task_reward_mean": lambda part: 0.1,
             "score__form__mean": lambda part: 1.0,
             "score__warmth__mean": lambda part: 1.0,
         },
         # Longer answers that solve more, longer answers whose score stands still or falls.
-        {"response__tokens_mean": lambda part: 30 + 60 * part, "score__outcome_mean": lambda part: part},
+        {"response__tokens_mean": lambda part: 30 + 60 * part, "score__task_reward_mean": lambda part: part},
         {"response__tokens_mean": lambda part: 30 + 12 * part},
         # Lists and tables repeat themselves from the start.
-        {"response__repeated_4": lambda part: 0.4 + 0.1 * part},
-        {"response__repeated_4": lambda part: 0.01 + 0.2 * part},
-        {"group__equal_fraction": lambda part: 0.45, "group__zero_advantage_fraction": lambda part: 0.9},
+        {"response__repeat_4gram": lambda part: 0.4 + 0.1 * part},
+        {"response__repeat_4gram": lambda part: 0.01 + 0.2 * part},
+        {"group__zero_variance_fraction": lambda part: 0.45, "group__zero_advantage_fraction": lambda part: 0.9},
     ],
 )
 def test_what_looks_like_hacking_and_is_none_raises_no_alarm(curves):
@@ -289,7 +289,7 @@ def test_a_solved_run_raises_no_alarm(solved):
         "policy__entropy": lambda part: 0.8 * math.exp(-8 * part),
         "value__explained_variance": lambda part: min(0.4, part) if part < 0.25 else rng.gauss(-9, 4),
         "response__distinct_2": lambda part: 0.1 + 0.4 * math.exp(-8 * part),
-        "group__equal_fraction": lambda part: right(part) ** 8,
+        "group__zero_variance_fraction": lambda part: right(part) ** 8,
     }
     run = replace(ppo_run(**curves), config={"ppo": {"solved_score": solved}})
     assert titles(run) == []

@@ -114,7 +114,7 @@ def test_the_head_says_how_the_run_ended_and_a_failure_stands_above_all(tmp_path
 
 def test_alarms_that_another_explains_are_folded_under_it(tmp_path: Path):
     run = write_ppo_run(tmp_path / "run")
-    flat = {"score/mean": 1.0, "score/std": 0.0, "group/equal_fraction": 1.0}
+    flat = {"score/mean": 1.0, "score/std": 0.0, "group/zero_variance_fraction": 1.0}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     write_lines(run / "metrics.jsonl", [line | flat for line in lines])
     page = read_page(write_report(run))

@@ -32,14 +32,14 @@ def titles(settings: dict[str, Any], **metrics: float) -> list[str]:
 
 @pytest.mark.parametrize(("share", "found"), [(0.5, []), (0.51, [LEFT_OUT]), (1.0, [LEFT_OUT])])
 def test_a_rejection_of_most_tokens_is_said_in_the_fifth_step(share, found):
-    settings = {"policy_loss": {"rejection": {"measure": "k1", "over": "sum", "limit": 0.001}}}
+    settings = {"policy_loss": {"rejection": {"estimator": "k1", "over": "sum", "limit": 0.001}}}
     assert titles(settings, policy__rejected_fraction=share) == found
     assert [each.title for each in alarms(settings, num_steps=5, policy__rejected_fraction=share)] == found
     assert alarms(settings, num_steps=4, policy__rejected_fraction=share) == ()
 
 
 def test_it_is_told_with_the_limit():
-    settings = {"policy_loss": {"rejection": {"measure": "k1", "over": "sum", "limit": 0.001}}}
+    settings = {"policy_loss": {"rejection": {"estimator": "k1", "over": "sum", "limit": 0.001}}}
     (alarm,) = alarms(settings, policy__rejected_fraction=0.973)
     assert alarm.detail == "97% of the tokens that count, in the last fifth."
     assert alarm.advice.startswith("ppo.policy_loss.rejection.limit is 0.001. Nothing is learned of what is left out.")
@@ -48,7 +48,7 @@ def test_it_is_told_with_the_limit():
 @pytest.mark.parametrize(("weight", "found"), [("masked", [LEFT_OUT]), ("truncated", [])])
 def test_weights_that_are_cut_to_0_leave_out_as_well_and_those_cut_to_a_bound_do_not(weight, found):
     settings = {"policy_loss": {"behaviour_weight": weight, "behaviour_cap": 2.0}}
-    assert titles(settings, policy__behaviour_beyond_cap=0.7) == found
+    assert titles(settings, policy__behaviour_clip_fraction=0.7) == found
 
 
 GAE = {"estimator": "gae", "standardise": None}
@@ -69,7 +69,7 @@ GAE = {"estimator": "gae", "standardise": None}
     ],
 )
 def test_a_kl_in_the_loss_is_weighed_against_advantages(coefficient, advantage, found):
-    settings = {"kl": {"place": "loss"}, "advantage": advantage}
+    settings = {"kl": {"apply_to": "loss"}, "advantage": advantage}
     level = {"kl__k3_per_token": 0.005, "advantage__std": 0.3, "score__mean": 0.2, "score__std": 0.4}
     assert found == [
         each for each in titles(settings, kl__coefficient=coefficient, **level) if each != "The score does not rise"
@@ -78,11 +78,11 @@ def test_a_kl_in_the_loss_is_weighed_against_advantages(coefficient, advantage, 
 
 def test_it_explains_a_score_that_does_not_rise_and_is_silent_where_the_kl_is_in_the_reward():
     level = {"kl__k3_per_token": 0.005, "kl__coefficient": 12.0, "score__mean": 0.2, "score__std": 4.0}
-    (alarm,) = alarms({"kl": {"place": "loss"}, "advantage": GAE}, **level)
+    (alarm,) = alarms({"kl": {"apply_to": "loss"}, "advantage": GAE}, **level)
     assert alarm.title == OUTPULLS
     assert [each.title for each in alarm.consequences] == ["The score does not rise"]
     assert alarm.detail == (
         "The log-ratio of a token to the reference is about 0.10 nats, which pulls at it with 1.20 at a coefficient of "
         "12; its advantage pulls with 1.00."
     )
-    assert OUTPULLS not in titles({"kl": {"place": "reward"}, "advantage": GAE}, **level)
+    assert OUTPULLS not in titles({"kl": {"apply_to": "reward"}, "advantage": GAE}, **level)

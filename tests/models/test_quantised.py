@@ -120,7 +120,7 @@ def test_a_quantised_base_needs_an_adapter(section: type) -> None:
             "quantised base cannot train: give value.lora",
         ),
         (
-            {"value": {"start": "policy", "lora": LORA, "quantisation": "4bit"}},
+            {"value": {"init_from": "policy", "lora": LORA, "quantisation": "4bit"}},
             "give policy.quantisation and leave this",
         ),
         ({"reference": {"path": "p", "quantisation": "4bit"}}, "quantisation is for a base that an adapter trains"),
@@ -161,7 +161,7 @@ def test_a_ppo_step_on_a_quantised_base_moves_the_adapters_alone(
         prompts_per_step=4,
         epochs_per_step=1,
         minibatch_responses=2,
-        rollout={"max_new_tokens": 6, "max_rows": 3},
+        rollout={"max_new_tokens": 6, "max_num_seqs": 3},
         policy_optimizer={"learning_rate": 1e-2},
         value_optimizer={"learning_rate": 1e-2},
     )

@@ -60,8 +60,8 @@ def test_what_has_no_say_in_the_step_is_kept_last() -> None:
     assert keep([fault, scored(-2.0), fault]) == [0, 1]
     assert keep([empty, scored(-2.0), scored(-3.0)]) == [1, 2]
     assert keep([cut, scored(-2.0), scored(-3.0)]) == [0, 1]
-    assert keep([cut, scored(-2.0), scored(-3.0)], truncated="mask") == [1, 2]
-    assert keep([cut, scored(-2.0), scored(-3.0)], score={"truncated": False}) == [1, 2]
+    assert keep([cut, scored(-2.0), scored(-3.0)], truncation_value="mask") == [1, 2]
+    assert keep([cut, scored(-2.0), scored(-3.0)], score={"score_truncated": False}) == [1, 2]
 
 
 def test_best_of_asks_its_caller_who_has_a_say() -> None:
@@ -103,7 +103,7 @@ def test_a_loop_of_ones_own_chooses_as_train_does() -> None:
 
 
 def test_the_best_may_be_equal_while_the_source_is_alive_and_a_dead_one_still_stops_the_run() -> None:
-    guards = {"max_equal_steps": 2}
+    guards = {"max_constant_reward_steps": 2}
 
     def mostly_right(prompts: Any, responses: Sequence[str], metadata: Any) -> list[float]:
         return [float(index % 5 > 0) for index, _ in enumerate(responses)]

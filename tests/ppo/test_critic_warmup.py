@@ -61,7 +61,7 @@ def test_a_step_of_the_warmup_reports_no_policy_and_counts_one_model_in_its_spee
     assert not [name for name in first if name.startswith(("first_minibatch/", "policy/clip", "policy/loss"))]
     assert "time/train_policy_seconds" not in first
     assert first["throughput/train_tokens_per_second"] > 0
-    assert {"policy/loss", "first_minibatch/refused", "time/train_policy_seconds"} <= set(last)
+    assert {"policy/loss", "first_minibatch/limit_exceeded", "time/train_policy_seconds"} <= set(last)
 
 
 def test_a_policy_that_stands_still_does_not_lower_the_kl_coefficient() -> None:

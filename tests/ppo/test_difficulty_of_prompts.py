@@ -29,7 +29,7 @@ def test_a_prompt_is_judged_by_the_mean_of_its_responses_that_have_a_score() -> 
         "filter/active": Last(2),
         "filter/too_easy": Last(1),
         "filter/too_hard": Last(0),
-        "filter/held_back": Last(0),
+        "filter/kept_beyond_bounds": Last(0),
     }
 
 

@@ -22,7 +22,7 @@ PROMPTS = ["ab", "cde", "f"]
 ANSWERS = [[], [EOS], [7, 8, EOS], [EOS], [], []]
 """Two to each prompt: one group without a long answer, one without any token."""
 SHAPED = {
-    "running": "standardise",
+    "normalise": "standardise",
     "clip": 1.0,
     "missing_eos_penalty": 1.0,
     "min_tokens": 2,
@@ -62,13 +62,13 @@ def test_every_estimator_takes_them(estimator: str, score: dict) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"truncated": "mask"},
+        {"truncation_value": "mask"},
         {"score": {"whiten_rewards": "zero_mean"}},
-        {"score": {"truncated": False}, "truncated": "bootstrap"},
+        {"score": {"score_truncated": False}, "truncation_value": "bootstrap"},
         {"value_loss": {"normalise": "exponential"}},
         {"advantage": {"length_adaptive": 0.05}},
-        {"kl": {"measure": "full"}},
-        {"policy_loss": {"average": "responses"}},
+        {"kl": {"estimator": "full"}},
+        {"policy_loss": {"aggregation": "response_mean"}},
         {"policy_loss": {"objective": "gspo", "entropy_coefficient": 0.1}},
         {"policy_loss": {"objective": "m2po"}},
         {"responses_per_prompt": 1, "samples_per_prompt": 2},

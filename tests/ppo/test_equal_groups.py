@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.algorithms.advantages import equal_groups
+from proximo.algorithms.advantages import zero_variance_groups
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError, TrainingError
-from proximo.ppo.counted import outcome_of
+from proximo.ppo.counted import task_reward_of
 from proximo.ppo.inputs.coerce import as_prompts
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response, Scored, ScoreState
@@ -32,7 +32,7 @@ def trainer(**options: Any) -> PPOTrainer:
         "responses_per_prompt": 3,
         "epochs_per_step": 1,
         "minibatch_responses": 9,
-        "outcome": "right",
+        "task_reward": "right",
         "policy_optimizer": {"learning_rate": 1e-3, "max_gradient_norm": None, "weight_decay": 0.1},
     }
     return PPOTrainer(model, tiny_tokenizer(), config=PPOConfig(**(base | options)))
@@ -89,9 +89,9 @@ def test_groups_are_equal_by_their_valid_outcomes_alone() -> None:
     outcomes = torch.tensor([0.0, 1.0, 0.0, 5.0, float("nan"), 1.0, 2.0, 2.0])
     groups = torch.tensor([0, 1, 0, 2, 0, 1, 3, 3])
     valid = torch.tensor([True, True, True, True, False, True, True, False])
-    assert equal_groups(outcomes, groups, valid).tolist() == [True] * 8
+    assert zero_variance_groups(outcomes, groups, valid).tolist() == [True] * 8
     outcomes[5] = 0.0
-    assert equal_groups(outcomes, groups, valid).tolist() == [True, False, True, True, True, False, True, True]
+    assert zero_variance_groups(outcomes, groups, valid).tolist() == [True, False, True, True, True, False, True, True]
 
 
 @pytest.mark.parametrize("advantage", COMPARING)
@@ -102,14 +102,14 @@ def test_noise_of_form_in_groups_that_all_fail_teaches_nothing_once_they_are_exc
     gradient, metrics = take(kept, batch)
     assert gradient is not None
     assert gradient.norm() > 1e-2
-    assert (metrics["group/effective_fraction"], metrics["group/equal_fraction"]) == (0.0, 1.0)
-    made = trainer(advantage={"estimator": advantage, "equal_groups": "exclude"})
+    assert (metrics["group/effective_fraction"], metrics["group/zero_variance_fraction"]) == (0.0, 1.0)
+    made = trainer(advantage={"estimator": advantage, "zero_variance_groups": "exclude"})
     before = weights(made)
     gradient, metrics = take(made, batch)
     assert gradient is None
     assert torch.equal(weights(made), before), "neither momentum nor weight decay may move them"
     assert made.policy_version == 0
-    assert (metrics["group/effective_fraction"], metrics["group/equal_fraction"]) == (0.0, 1.0)
+    assert (metrics["group/effective_fraction"], metrics["group/zero_variance_fraction"]) == (0.0, 1.0)
     assert metrics["score/mean"] == pytest.approx(sum(NOISE) / 3)
     assert "policy/loss" not in metrics
     gradient, _ = take(made, [each for asked in prompts(made) for each in group(asked, (0, 1, 0))])
@@ -117,24 +117,24 @@ def test_noise_of_form_in_groups_that_all_fail_teaches_nothing_once_they_are_exc
 
 
 @pytest.mark.parametrize(
-    ("advantage", "average", "standardise", "kl"),
+    ("advantage", "aggregation", "standardise", "kl"),
     [
-        ("group_centred", "tokens", False, {"place": "none"}),
-        ("group_centred", "constant", True, {"place": "loss", "measure": "k2"}),
-        ("group_standardised", "responses", False, {"place": "loss", "measure": "k2"}),
-        ("group_standardised", "tokens", True, {"place": "reward"}),
-        ("leave_one_out", "constant", False, {"place": "reward"}),
-        ("group_return_to_go", "responses", True, {"place": "reward"}),
+        ("group_centred", "token_mean", False, {"apply_to": "none"}),
+        ("group_centred", "constant", True, {"apply_to": "loss", "estimator": "k2"}),
+        ("group_standardised", "response_mean", False, {"apply_to": "loss", "estimator": "k2"}),
+        ("group_standardised", "token_mean", True, {"apply_to": "reward"}),
+        ("leave_one_out", "constant", False, {"apply_to": "reward"}),
+        ("group_return_to_go", "response_mean", True, {"apply_to": "reward"}),
     ],
     ids=str,
 )
 def test_the_gradient_is_that_of_the_batch_without_the_group(
-    advantage: str, average: str, standardise: bool, kl: dict[str, str]
+    advantage: str, aggregation: str, standardise: bool, kl: dict[str, str]
 ) -> None:
     options = {
-        "policy_loss": {"average": average, "entropy_coefficient": 0.1},
+        "policy_loss": {"aggregation": aggregation, "entropy_coefficient": 0.1},
         "kl": {**kl, "coefficient": 0.3},
-        "advantage": {"estimator": advantage, "equal_groups": "exclude", "standardise": standardise},
+        "advantage": {"estimator": advantage, "zero_variance_groups": "exclude", "standardise": standardise},
     }
     asked = prompts(trainer())
     mixed = [*group(asked[0], (0, 1, 0)), *group(asked[1], (1, 1, 0), noise=(0.1, 0.4, -0.3))]
@@ -144,7 +144,7 @@ def test_the_gradient_is_that_of_the_batch_without_the_group(
     assert without is not None
     torch.testing.assert_close(whole, without, rtol=0, atol=1e-12)
     assert metrics["group/effective_fraction"] == pytest.approx(2 / 3)
-    options["advantage"]["equal_groups"] = "keep"
+    options["advantage"]["zero_variance_groups"] = "keep"
     kept, _ = take(trainer(**options), [*mixed[:3], *group(asked[2], (1, 1, 1)), *mixed[3:]])
     assert kept is not None
     assert (kept - without).norm() > 1e-4
@@ -152,30 +152,32 @@ def test_the_gradient_is_that_of_the_batch_without_the_group(
 
 def test_the_outcome_is_a_component_as_its_source_gave_it_and_the_score_without_a_name() -> None:
     """Shaping makes no group unequal: penalties and the running scale change rewards, and not what was solved."""
-    shaped = {"missing_eos_penalty": 1.0, "running": "standardise", "overlong_buffer_tokens": 100}
-    made = trainer(advantage={"estimator": "group_centred", "equal_groups": "exclude"}, outcome=None, score=shaped)
+    shaped = {"missing_eos_penalty": 1.0, "normalise": "standardise", "overlong_buffer_tokens": 100}
+    made = trainer(
+        advantage={"estimator": "group_centred", "zero_variance_groups": "exclude"}, task_reward=None, score=shaped
+    )
     batch = [each for asked in prompts(made) for each in group(asked, (0, 0, 0), noise=(0, 0, 0))]
     gradient, metrics = take(made, batch)
     assert (gradient, metrics["group/effective_fraction"]) == (None, 0.0)
     one = group(prompt(), (0.25, 0, 0))[0]
-    assert (outcome_of(one, "right"), outcome_of(one, None)) == (0.25, 0.55)
-    with pytest.raises(ConfigError, match=r"ppo\.outcome is maths, but .* it gave: form, right"):
-        outcome_of(one, "maths")
+    assert (task_reward_of(one, "right"), task_reward_of(one, None)) == (0.25, 0.55)
+    with pytest.raises(ConfigError, match=r"ppo\.task_reward is maths, but .* it gave: form, right"):
+        task_reward_of(one, "maths")
 
 
 def test_an_answer_at_fault_of_which_the_source_said_no_part_has_not_solved_its_task() -> None:
     fault = Scored(response=response(), score=-1.0, state=ScoreState.MODEL_FAULT)
-    assert (outcome_of(fault, "right"), outcome_of(fault, None)) == (0.0, -1.0)
+    assert (task_reward_of(fault, "right"), task_reward_of(fault, None)) == (0.0, -1.0)
 
 
 def test_responses_that_could_not_be_scored_have_no_say_in_whether_a_group_is_equal() -> None:
-    made = trainer(advantage={"estimator": "group_centred", "equal_groups": "exclude"})
+    made = trainer(advantage={"estimator": "group_centred", "zero_variance_groups": "exclude"})
     lost = ScoreState.INFRASTRUCTURE_FAULT
     first, second, _ = prompts(made)
     batch = [*group(first, (0, 0, 1)), *group(second, (0, 1, 1))]
     batch[2] = Scored(response=batch[2].response, score=float("nan"), state=lost)
     _, metrics = take(made, batch)
-    assert metrics["group/equal_fraction"] == 0.5
+    assert metrics["group/zero_variance_fraction"] == 0.5
     assert metrics["group/effective_fraction"] == pytest.approx(3 / 5)
     empty = [Scored(response=each.response, score=float("nan"), state=lost) for each in batch]
     with pytest.raises(TrainingError, match="no response has a token that counts"):
@@ -186,11 +188,13 @@ def test_a_run_goes_on_over_steps_in_which_every_group_is_equal() -> None:
     def graded(asked: Sequence[Any], responses: Sequence[str], metadata: Any) -> list[dict[str, float]]:
         return [{"score": len(text) / 10, "right": 0.0} for text in responses]
 
-    made = trainer(advantage={"estimator": "leave_one_out", "equal_groups": "exclude"}, rollout={"max_new_tokens": 4})
+    made = trainer(
+        advantage={"estimator": "leave_one_out", "zero_variance_groups": "exclude"}, rollout={"max_new_tokens": 4}
+    )
     before = weights(made)
     history = made.train(["ab", "cde", "f"], reward=graded)
     assert [line["group/effective_fraction"] for line in history] == [0.0] * 3
-    assert [line["score/outcome_mean"] for line in history] == [0.0] * 3
+    assert [line["score/task_reward_mean"] for line in history] == [0.0] * 3
     assert torch.equal(weights(made), before)
 
 
@@ -200,7 +204,7 @@ def test_a_dead_verifier_is_seen_behind_a_reward_of_form() -> None:
     def formal(asked: Sequence[Any], responses: Sequence[str], metadata: Any) -> list[dict[str, float]]:
         return [{"score": index / 10, "right": 0.0} for index in range(len(responses))]
 
-    made = trainer(advantage="group_centred", guards={"max_equal_steps": 2}, rollout={"max_new_tokens": 4})
+    made = trainer(advantage="group_centred", guards={"max_constant_reward_steps": 2}, rollout={"max_new_tokens": 4})
     with pytest.raises(TrainingError, match="all scores of 2 steps in a row are 0"):
         made.train(["ab", "cde", "f"], reward=formal)
 
@@ -208,4 +212,4 @@ def test_a_dead_verifier_is_seen_behind_a_reward_of_form() -> None:
 def test_only_estimators_that_compare_groups_can_leave_them_out() -> None:
     for estimator in ("gae", "return_to_go"):
         with pytest.raises(ValueError, match="always fails, or never does, is a lesson"):
-            PPOConfig(advantage={"estimator": estimator, "equal_groups": "exclude"})  # type: ignore[arg-type]
+            PPOConfig(advantage={"estimator": estimator, "zero_variance_groups": "exclude"})  # type: ignore[arg-type]

@@ -119,7 +119,7 @@ def test_too_few_scores_choose_no_best_checkpoint() -> None:
 
 @pytest.mark.parametrize("score", [1e300, -1e19])
 def test_a_score_that_float32_cannot_compute_with_is_named(score: float) -> None:
-    made = trainer(score={"running": "standardise"})
+    made = trainer(score={"normalise": "standardise"})
     reward = by_place(score, 1.0, 2.0)
     with pytest.raises(TrainingError, match=r"evaluation: a response was scored -?1e\+.*beyond 1e\+18"):
         evaluate(made, reward)

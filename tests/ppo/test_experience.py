@@ -34,13 +34,15 @@ def build(
         values=None if values is None else torch.tensor(values),
         full_kl=None if full_kl is None else torch.tensor(full_kl),
     )
-    config = PPOConfig(**({"advantage": {"standardise": False} | (advantage or {}), "kl": {"place": "none"}} | options))
+    config = PPOConfig(
+        **({"advantage": {"standardise": False} | (advantage or {}), "kl": {"apply_to": "none"}} | options)
+    )
     return make_experience(batch, passes, config=config, kl_coefficient=kl_coefficient)[0]
 
 
 def test_the_score_sits_once_on_the_last_token_and_the_kl_on_every_token() -> None:
     batch = [scored(2.0, of=response(logprobs=[-1.0, -2.0, -3.0]))]
-    made = build(batch, reference=[-1.5, -2.0, -2.0], values=[0.0] * 4, kl={"place": "reward"})
+    made = build(batch, reference=[-1.5, -2.0, -2.0], values=[0.0] * 4, kl={"apply_to": "reward"})
     torch.testing.assert_close(made.rewards, torch.tensor([-0.05, 0.0, 2.1]), **CLOSE)
 
 
@@ -50,13 +52,13 @@ def test_the_score_sits_once_on_the_last_token_and_the_kl_on_every_token() -> No
 def test_each_measure_of_the_kl_enters_the_reward(measure: str, penalty: float) -> None:
     """Of a token that the reference likes better, where no two of them are equal."""
     batch = [scored(0.0, of=response([2], logprobs=[-1.0]))]
-    kl = {"place": "reward", "measure": measure}
+    kl = {"apply_to": "reward", "estimator": measure}
     made = build(batch, reference=[-0.5], values=[0.0, 0.0], full_kl=[0.7], kl=kl, kl_coefficient=1.0)
     torch.testing.assert_close(made.rewards, torch.tensor([-penalty]), **CLOSE)
 
 
 def test_gae_with_gamma_and_lambda_one_gives_the_score_minus_the_value() -> None:
-    made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], advantage={"lam": 1.0})
+    made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], advantage={"gae_lambda": 1.0})
     torch.testing.assert_close(made.advantages, torch.tensor([0.8, 0.7, 0.6]), **CLOSE)
     torch.testing.assert_close(made.returns, torch.tensor([1.0, 1.0, 1.0]), **CLOSE)
     torch.testing.assert_close(token_values(made), torch.tensor([0.2, 0.3, 0.4]))
@@ -64,16 +66,20 @@ def test_gae_with_gamma_and_lambda_one_gives_the_score_minus_the_value() -> None
 
 def test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstraps() -> None:
     cut = scored(1.0, of=response(finish=Finish.LENGTH))
-    zero = build([cut], values=[0.0, 0.0, 0.0, 0.5], advantage={"lam": 1.0})
+    zero = build([cut], values=[0.0, 0.0, 0.0, 0.5], advantage={"gae_lambda": 1.0})
     bootstrap = build(
-        [cut], values=[0.0, 0.0, 0.0, 0.5], advantage={"lam": 1.0}, truncated="bootstrap", score={"truncated": False}
+        [cut],
+        values=[0.0, 0.0, 0.0, 0.5],
+        advantage={"gae_lambda": 1.0},
+        truncation_value="bootstrap",
+        score={"score_truncated": False},
     )
     ended = build(
         [scored(1.0)],
         values=[0.0, 0.0, 0.0, 0.5],
-        advantage={"lam": 1.0},
-        truncated="bootstrap",
-        score={"truncated": False},
+        advantage={"gae_lambda": 1.0},
+        truncation_value="bootstrap",
+        score={"score_truncated": False},
     )
     assert zero.advantages.tolist() == [1.0, 1.0, 1.0]
     assert bootstrap.advantages.tolist() == [0.5, 0.5, 0.5]
@@ -82,7 +88,7 @@ def test_the_value_after_the_last_token_counts_only_where_a_cut_response_bootstr
 
 def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
     batch = [scored(1.0), scored(50.0, of=response(finish=Finish.LENGTH)), scored(3.0)]
-    made = build(batch, values=[0.0] * 12, truncated="mask", advantage={"standardise": True, "lam": 1.0})
+    made = build(batch, values=[0.0] * 12, truncation_value="mask", advantage={"standardise": True, "gae_lambda": 1.0})
     assert made.mask.tolist() == [True] * 3 + [False] * 3 + [True] * 3
     assert made.advantages[3:6].tolist() == [0.0] * 3
     assert made.advantages[made.mask].mean().abs() < 1e-6
@@ -91,7 +97,7 @@ def test_a_cut_response_can_be_left_out_and_then_counts_nowhere() -> None:
 
 def test_advantages_and_returns_may_have_a_lambda_each() -> None:
     """Rewards 0, 0, 1; values 0.2, 0.3, 0.4: the deltas are 0.1, 0.1 and 0.6."""
-    made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], advantage={"lam": 0.5, "value_lam": 1.0})
+    made = build([scored(1.0)], values=[0.2, 0.3, 0.4, 9.0], advantage={"gae_lambda": 0.5, "value_gae_lambda": 1.0})
     torch.testing.assert_close(made.advantages, torch.tensor([0.1 + 0.05 + 0.15, 0.1 + 0.3, 0.6]), **CLOSE)
     torch.testing.assert_close(made.returns, torch.tensor([1.0, 1.0, 1.0]), **CLOSE)
 
@@ -100,7 +106,7 @@ def test_a_lambda_may_adapt_to_the_tokens_that_the_policy_wrote() -> None:
     """alpha 2 / 3: of three tokens 1 - 1 / 2, of two of them, with one by a tool between, 1 - 3 / 4."""
     tool = scored(1.0, of=response(mask=[True, False, True]))
     values = [0.2, 0.3, 0.4, 9.0]
-    options = {"length_adaptive": 2 / 3, "value_lam": 1.0, "least_spread": None}
+    options = {"length_adaptive": 2 / 3, "value_gae_lambda": 1.0, "least_spread": None}
     made = build([scored(1.0), tool], values=values * 2, advantage=options)
     wanted = torch.tensor([0.1 + 0.05 + 0.15, 0.1 + 0.3, 0.6, 0.2 + 0.25 * 0.6, 0.0, 0.6])
     torch.testing.assert_close(made.advantages, wanted, **CLOSE)
@@ -122,7 +128,7 @@ def to_go(estimator: str, **options) -> Experience:
     ]
     advantage = {"estimator": estimator, **options}
     reference = [-2.0, -2.0, -1.0, -2.0, -2.0, -1.0]
-    kl = {"place": "reward"}
+    kl = {"apply_to": "reward"}
     return build(batch, reference=reference, advantage=advantage, responses_per_prompt=2, kl=kl, kl_coefficient=0.5)
 
 
@@ -169,7 +175,9 @@ def test_of_pass_at_k_only_what_adds_to_the_best_of_k_counts() -> None:
 def test_a_clamped_kl_costs_no_more_than_its_limit_on_a_token() -> None:
     batch = [scored(2.0, of=response(logprobs=[-1.0, -2.0, -3.0]))]
     reference = [-9.0, -2.25, -2.0]
-    made = build(batch, reference=reference, values=[0.0] * 4, kl={"place": "reward", "clamp": 0.5}, kl_coefficient=2.0)
+    made = build(
+        batch, reference=reference, values=[0.0] * 4, kl={"apply_to": "reward", "clamp": 0.5}, kl_coefficient=2.0
+    )
     torch.testing.assert_close(made.rewards, torch.tensor([-1.0, -0.5, 3.0]), **CLOSE)
 
 
@@ -185,7 +193,10 @@ def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage:
     good = [replace(scored(score), answer_score=0.5) for score in (1.0, 3.0)]
     faulty = scored(math.nan, state=ScoreState.INFRASTRUCTURE_FAULT)
     standardise = advantage != "pass_at_k"
-    options = {"advantage": {"estimator": advantage, "lam": 1.0, "standardise": standardise}, "responses_per_prompt": 2}
+    options = {
+        "advantage": {"estimator": advantage, "gae_lambda": 1.0, "standardise": standardise},
+        "responses_per_prompt": 2,
+    }
     values = [0.1] * 8 if advantage == "gae" else None
     alone = build(good, values=values, **options)
     with_fault = build([*good, faulty], values=None if values is None else [*values, *[math.nan] * 4], **options)
@@ -196,7 +207,7 @@ def test_a_fault_of_the_infrastructure_changes_nothing_for_the_others(advantage:
 
 def test_tokens_that_a_tool_wrote_carry_no_reward_and_are_skipped() -> None:
     made = build(
-        [scored(1.0, of=response(mask=[True, False, True]))], values=[0.0, 7.0, 0.0, 0.0], advantage={"lam": 0.5}
+        [scored(1.0, of=response(mask=[True, False, True]))], values=[0.0, 7.0, 0.0, 0.0], advantage={"gae_lambda": 0.5}
     )
     assert made.rewards.tolist() == [0.0, 0.0, 1.0]
     torch.testing.assert_close(made.advantages, torch.tensor([0.5, 0.0, 1.0]), **CLOSE)
@@ -210,7 +221,7 @@ def test_groups_are_the_responses_to_one_prompt_and_the_kl_belongs_to_the_return
         reference=[-1.0, -3.0, -1.0],
         advantage={"estimator": "group_centred"},
         responses_per_prompt=2,
-        kl={"place": "reward"},
+        kl={"apply_to": "reward"},
         kl_coefficient=0.5,
     )
     torch.testing.assert_close(made.advantages, torch.tensor([-0.5, 0.5, 0.0]), **CLOSE)
@@ -231,5 +242,5 @@ def test_an_empty_response_has_no_token_to_learn_from() -> None:
 
 def test_scores_are_clipped_and_cut_responses_can_go_without_one() -> None:
     batch = [scored(9.0), scored(-9.0), scored(9.0, of=response(finish=Finish.LENGTH))]
-    made = build(batch, values=[0.0] * 12, score={"clip": 2.0, "truncated": False})
+    made = build(batch, values=[0.0] * 12, score={"clip": 2.0, "score_truncated": False})
     assert made.rewards[[2, 5, 8]].tolist() == [2.0, -2.0, 0.0]

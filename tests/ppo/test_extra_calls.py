@@ -92,7 +92,7 @@ def test_advantages_can_be_amended_before_anything_is_learned_from_them() -> Non
         return replace(experience, advantages=torch.zeros_like(experience.advantages))
 
     call = ExtraCall(name="silence", reads=("experience",), writes=("experience",), function=silenced)
-    made = trainer(call, kl={"place": "none"})
+    made = trainer(call, kl={"apply_to": "none"})
     before = weights(made)
     made.train(PROMPTS, reward=length)
     assert torch.equal(weights(made), before)

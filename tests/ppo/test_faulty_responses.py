@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gae, not standardised": {"advantage": {"estimator": "gae", "standardise": False}},
     "rewards whitened": CRITIC | {"score": {"whiten_rewards": "zero_mean"}},
     "rewards rescaled": CRITIC | {"score": {"whiten_rewards": "keep_mean"}},
-    "running moments": CRITIC | {"score": {"running": "standardise"}},
+    "running moments": CRITIC | {"score": {"normalise": "standardise"}},
     "group_centred": {"advantage": "group_centred"},
     "group_standardised": {"advantage": "group_standardised"},
     "leave_one_out": {"advantage": "leave_one_out"},
@@ -61,7 +61,7 @@ def batch(left_out: tuple[int, ...] = (), faulty: tuple[int, ...] = ()) -> list[
 def learn(scored: list[Scored], options: dict[str, Any], *, sizes: int) -> tuple[list[Tensor], dict[str, Any]]:
     """The gradients that policy and critic get from one update over all of it, and the metrics of the experience."""
     plain = {"prompts_per_step": 3, "responses_per_prompt": 3, "epochs_per_step": 1, "minibatch_responses": sizes}
-    config = PPOConfig(**(plain | {"kl": {"place": "reward", "coefficient": 0.1}} | options))
+    config = PPOConfig(**(plain | {"kl": {"apply_to": "reward", "coefficient": 0.1}} | options))
     policy = LanguageModel(tiny_language_model(dtype=torch.float64))
     value = scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
     frozen = LanguageModel(tiny_language_model(seed=9, dtype=torch.float64))

@@ -40,7 +40,7 @@ def language_model(*, adapter: bool = False) -> LanguageModel:
 
 
 def updates_of(policy: LanguageModel, value: ScalarModel, **options: Any) -> tuple[UpdateCalls, Experience]:
-    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": {"place": "none"}}
+    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": {"apply_to": "none"}}
     config = PPOConfig(**(base | options))
     roles = Roles(policy=policy, reference=None, value=value, engine=None)  # type: ignore[arg-type]
     calls, draw = InferenceCalls(roles, None, config), torch.Generator().manual_seed(0)
@@ -85,8 +85,11 @@ def separate(role: str, **options: Any) -> tuple[dict[str, Tensor], Report]:
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"policy_loss": {"average": "responses", "entropy_coefficient": 0.3}, "rollout": {"temperature": 0.6}},
-    {"kl": {"place": "loss", "measure": "k2"}, "policy_loss": {"objective": "gspo", "clip_low": 0.5, "clip_high": 0.5}},
+    {"policy_loss": {"aggregation": "response_mean", "entropy_coefficient": 0.3}, "rollout": {"temperature": 0.6}},
+    {
+        "kl": {"apply_to": "loss", "estimator": "k2"},
+        "policy_loss": {"objective": "gspo", "clip_low": 0.5, "clip_high": 0.5},
+    },
     {"value_loss": {"kind": "huber", "huber_delta": 0.2, "normalise": "cumulative"}},
 ]
 

@@ -40,7 +40,7 @@ def trainer(*, seed: int = 0, model_seed: int = 0, **options) -> PPOTrainer:
         "num_steps": 2,
         "prompts_per_step": 4,
         "responses_per_prompt": 2,
-        "rollout": {"max_new_tokens": 6, "max_rows": 3},
+        "rollout": {"max_new_tokens": 6, "max_num_seqs": 3},
         "policy_optimizer": {"learning_rate": 1e-2},
         "value_optimizer": {"learning_rate": 1e-2},
     }
@@ -161,7 +161,7 @@ def test_the_adaptive_coefficient_follows_the_kl() -> None:
 
 
 def test_the_moments_of_scores_are_those_of_all_steps() -> None:
-    made = trainer(score={"running": "scale"})
+    made = trainer(score={"normalise": "scale"})
     history = made.train(PROMPTS, reward=count_a)
     assert made.score_moments.count == 16
     assert made.score_moments.mean == pytest.approx((history[0]["score/mean"] + history[1]["score/mean"]) / 2)
@@ -172,7 +172,7 @@ def test_the_moments_of_scores_are_those_of_all_steps() -> None:
 
 
 def test_answers_that_are_left_out_as_cut_off_do_not_steer_the_kl_coefficient() -> None:
-    made = trainer(num_steps=1, truncated="mask", kl={"target": 1.0, "horizon": 10, "coefficient": 1.0})
+    made = trainer(num_steps=1, truncation_value="mask", kl={"target": 1.0, "horizon": 10, "coefficient": 1.0})
     base = {"response_mask": torch.ones(2, dtype=torch.bool), "policy_version": 0, "text": ""}
     cut, ended = (
         Response(prompt=prompt(), sample_index=0, token_ids=(5, 2), logprobs=torch.zeros(2), finish=finish, **base)
@@ -186,7 +186,7 @@ def test_answers_that_are_left_out_as_cut_off_do_not_steer_the_kl_coefficient() 
 
 
 def test_without_kl_there_is_no_reference() -> None:
-    made = trainer(num_steps=1, kl={"place": "none"})
+    made = trainer(num_steps=1, kl={"apply_to": "none"})
     assert made.roles.reference is None
     (line,) = made.train(PROMPTS, reward=count_a)
     assert "kl/sequence" not in line
@@ -220,7 +220,7 @@ def test_behaviour_weights_compare_the_policy_with_a_sampler_of_its_own_in_float
     responses = [replace(each, logprobs=each.logprobs - 0.1) for each in made.generate(PROMPTS)]
     line = made.step(PROMPTS, responses, count_a(None, [r.text for r in responses], None))
     assert line["policy/behaviour_weight"] == pytest.approx(math.exp(0.1), rel=1e-4)
-    assert line["policy/behaviour_beyond_cap"] == 0
+    assert line["policy/behaviour_clip_fraction"] == 0
     assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
 
 
@@ -245,7 +245,7 @@ def test_behaviour_weights_let_a_step_learn_from_responses_of_the_policy_before_
 
 @pytest.mark.parametrize("objective", ["ppo", "gspo", "cispo", "sapo", "m2po"])
 def test_every_objective_trains_and_its_clip_fraction_is_a_fraction(objective: str) -> None:
-    loss = {"objective": objective, "entropy_coefficient": 0.01, "average": "responses"}
+    loss = {"objective": objective, "entropy_coefficient": 0.01, "aggregation": "response_mean"}
     history = trainer(policy_loss=loss, advantage="group_centred").train(PROMPTS, reward=count_a)
     for line in history:
         assert line["policy/skipped_updates"] == 0
@@ -257,7 +257,7 @@ def test_every_objective_trains_and_its_clip_fraction_is_a_fraction(objective: s
 @pytest.mark.parametrize("measure", ["k2", "weighted_k3", "full"])
 def test_the_kl_in_the_loss_runs_with_every_measure(measure: str) -> None:
     kept = {"least_spread": None}  # all scores of a step may be 0
-    history = trainer(kl={"place": "loss", "measure": measure}, advantage=kept).train(PROMPTS, reward=count_a)
+    history = trainer(kl={"apply_to": "loss", "estimator": measure}, advantage=kept).train(PROMPTS, reward=count_a)
     assert history[-1]["policy/skipped_updates"] == 0
 
 
@@ -275,7 +275,7 @@ def test_the_full_kl_costs_one_pass_of_each_model(place: str, monkeypatch: pytes
 
 
 def full_kl(place: str) -> dict[str, str]:
-    return {"place": place, "measure": "full"}
+    return {"apply_to": place, "estimator": "full"}
 
 
 def counted(run, name: str, passes: list[str]):
@@ -287,7 +287,7 @@ def counted(run, name: str, passes: list[str]):
 
 
 def test_full_kl_in_the_reward_is_close_to_k1_on_average() -> None:
-    (_, line) = trainer(kl={"measure": "full"}).train(PROMPTS, reward=count_a)
+    (_, line) = trainer(kl={"estimator": "full"}).train(PROMPTS, reward=count_a)
     assert line["reward/mean"] <= line["score/mean"]
 
 

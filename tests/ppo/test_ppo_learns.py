@@ -19,7 +19,7 @@ GROUPS = {"prompts_per_step": 8, "responses_per_prompt": 8}
 DEFAULT = {"learning_rate": 1e-5}
 FORMS: dict[str, dict[str, Any]] = {
     "gae": {"prompts_per_step": 64},
-    "gae_kl_in_loss": {"prompts_per_step": 64, "kl": {"place": "loss", "measure": "k2", "coefficient": 0.02}},
+    "gae_kl_in_loss": {"prompts_per_step": 64, "kl": {"apply_to": "loss", "estimator": "k2", "coefficient": 0.02}},
     "gae_on_a_trunk": {"prompts_per_step": 64, "value_optimizer": DEFAULT},
     "group_centred": {**GROUPS, "advantage": "group_centred"},
     "group_standardised": {**GROUPS, "advantage": "group_standardised"},
@@ -28,7 +28,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "group_return_to_go": {**GROUPS, "advantage": "group_return_to_go"},
     "gae_of_vapo": {
         "prompts_per_step": 64,
-        "advantage": {"length_adaptive": 1.0, "value_lam": 1.0},
+        "advantage": {"length_adaptive": 1.0, "value_gae_lambda": 1.0},
         "value_loss": {"normalise": "exponential"},
         "critic_warmup_steps": 3,
     },

@@ -45,7 +45,10 @@ def made(batch: list[Scored], *, reference: list[float] | None = None, **options
         reference_logprobs=torch.tensor(reference) if reference else None,
         values=torch.zeros(len(old) + len(batch)),
     )
-    base = {"kl": {"place": "reward" if reference else "none"}, "advantage": {"standardise": False, "lam": 1.0}}
+    base = {
+        "kl": {"apply_to": "reward" if reference else "none"},
+        "advantage": {"standardise": False, "gae_lambda": 1.0},
+    }
     return make_experience(batch, passes, config=PPOConfig(**(base | options)), kl_coefficient=1.0)[0]
 
 
@@ -61,8 +64,8 @@ def test_the_score_of_a_cut_response_is_scaled_after_the_clip() -> None:
     """4 is clipped to 3, a tenth of which is left where the limit cut it; a penalty comes after."""
     found = shape([ended(4.0), cut(4.0), cut(-1.0)], clip=3.0, truncated_scale=0.1, missing_eos_penalty=0.5)
     assert found.values.tolist() == pytest.approx([3.0, 0.3 - 0.5, -0.1 - 0.5])
-    with pytest.raises(ValueError, match="truncated_scale needs truncated: true"):
-        PPOConfig(score={"truncated": False, "truncated_scale": 0.5})
+    with pytest.raises(ValueError, match="truncated_scale needs score_truncated: true"):
+        PPOConfig(score={"score_truncated": False, "truncated_scale": 0.5})
 
 
 def test_rewards_of_single_tokens_are_scaled_with_the_score_of_a_cut_response() -> None:
@@ -78,7 +81,7 @@ def test_everything_happens_in_the_documented_order() -> None:
     earlier = RunningMoments(count=1, mean=0.0, squares=0.0)
     batch = [replace(ended(5.0, num_tokens=6), answer_score=1.0)]
     # (5 - 1 + 2) * 3 = 18; with an earlier 0: deviation sqrt(162), 18 / 12.728 = 1.414; clipped to 1.
-    options = {"minus_reference_answer": True, "bias": 2.0, "scale": 3.0, "running": "scale", "clip": 1.0}
+    options = {"minus_reference_answer": True, "bias": 2.0, "scale": 3.0, "normalise": "scale", "clip": 1.0}
     found = shape(batch, moments=earlier, **options)
     assert found.moments.mean == pytest.approx(9.0)
     assert found.moments.deviation == pytest.approx(162**0.5)
@@ -93,22 +96,22 @@ def test_everything_happens_in_the_documented_order() -> None:
 
 
 def test_moments_grow_from_step_to_step_and_count_what_counts() -> None:
-    first = shape([ended(1.0), FAULTY, ended(3.0)], running="scale")
+    first = shape([ended(1.0), FAULTY, ended(3.0)], normalise="scale")
     assert first.values.tolist() == pytest.approx([1 / 2**0.5, 0, 3 / 2**0.5])
-    left_out = shape([ended(5.0), ended(99.0)], counts=[True, False], moments=first.moments, running="standardise")
+    left_out = shape([ended(5.0), ended(99.0)], counts=[True, False], moments=first.moments, normalise="standardise")
     assert left_out.moments.count == 3
     assert left_out.values[0].item() == 1.0
-    unscored = shape([ended(5.0), cut(99.0)], moments=first.moments, running="standardise", truncated=False)
+    unscored = shape([ended(5.0), cut(99.0)], moments=first.moments, normalise="standardise", score_truncated=False)
     assert unscored.moments == left_out.moments
 
 
 def test_a_single_first_score_is_neither_nan_nor_blown_up() -> None:
-    assert shape([ended(0.5)], running="scale").values.tolist() == [0.5]
-    assert shape([ended(0.5)], running="standardise").values.tolist() == [0.0]
+    assert shape([ended(0.5)], normalise="scale").values.tolist() == [0.5]
+    assert shape([ended(0.5)], normalise="standardise").values.tolist() == [0.0]
 
 
 def test_a_response_without_a_score_keeps_zero_whatever_is_done_to_the_others() -> None:
-    found = shape([cut(9.0), ended(1.0)], truncated=False, bias=2.0, min_tokens=5, min_tokens_penalty=7.0)
+    found = shape([cut(9.0), ended(1.0)], score_truncated=False, bias=2.0, min_tokens=5, min_tokens_penalty=7.0)
     assert found.values.tolist() == [0.0, -4.0]
     assert found.counted.tolist() == [False, True]
     assert found.penalised is not None
@@ -151,7 +154,7 @@ def test_tokens_that_do_not_count_have_no_part_in_the_whitening_and_leak_nothing
     plain = [ended(1.0), ended(-0.5, num_tokens=2)]
     with_tool = scored(1.0, of=response([7, 7, 7, 9], mask=[True, True, True, False]))
     others = [with_tool, plain[1], FAULTY, cut(50.0)]
-    options = {"score": {"whiten_rewards": mode}, "truncated": "mask"}
+    options = {"score": {"whiten_rewards": mode}, "truncation_value": "mask"}
     alone, among = made(plain, **options), made(others, **options)
     mask = torch.tensor([True] * 3 + [False] + [True] * 2 + [False] * 6)
     assert among.mask.equal(mask)
@@ -169,7 +172,7 @@ def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
         replace(scored(score, of=response([7] * 3, to=to[place])), answer_score=answer)
         for score, place, answer in [(5.0, 0, 1.0), (3.0, 0, 1.0), (2.0, 1, 4.0)]
     ]
-    options = {"minus_reference_answer": True, "running": "standardise", "min_tokens": 4, "min_tokens_penalty": 1.0}
+    options = {"minus_reference_answer": True, "normalise": "standardise", "min_tokens": 4, "min_tokens_penalty": 1.0}
     shaped = shape([*batch, FAULTY], **options)
     outcome = StepOutcome(
         experience=made([*batch, FAULTY]),
@@ -210,6 +213,6 @@ def test_steps_of_one_score_are_counted_and_others_begin_again() -> None:
 
 def test_the_run_stops_at_the_given_number_of_equal_steps_and_not_before() -> None:
     refuse_equal(EqualSteps(score=0.0, count=99), GuardConfig(), step=1)
-    refuse_equal(EqualSteps(score=0.0, count=2), GuardConfig(max_equal_steps=3), step=7)
+    refuse_equal(EqualSteps(score=0.0, count=2), GuardConfig(max_constant_reward_steps=3), step=7)
     with pytest.raises(TrainingError, match="step 8: all scores of 3 steps in a row are 0"):
-        refuse_equal(EqualSteps(score=0.0, count=3), GuardConfig(max_equal_steps=3), step=8)
+        refuse_equal(EqualSteps(score=0.0, count=3), GuardConfig(max_constant_reward_steps=3), step=8)

@@ -71,8 +71,11 @@ def four_roles(base: Path, *, shared: bool, checkpointing: bool) -> PPOTrainer:
         prompts_per_step=4,
         epochs_per_step=1,
         minibatch_responses=2,
-        kl={"place": "loss", "measure": "full"},  # the reference runs between the policy's forward and its backward
-        rollout={"max_new_tokens": 6, "max_rows": 3},
+        kl={
+            "apply_to": "loss",
+            "estimator": "full",
+        },  # the reference runs between the policy's forward and its backward
+        rollout={"max_new_tokens": 6, "max_num_seqs": 3},
         policy_optimizer={"learning_rate": 1e-2},
         value_optimizer={"learning_rate": 1e-2},
     )
@@ -159,7 +162,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def sharing(place: Path, **changes: Any) -> dict[str, Any]:
     """A recipe with four roles on one base."""
     scorer = {"kind": "model", "path": str(place / "reward_adapter"), "share_base": True}
-    own = {"policy.lora": LORA, "value": {"start": "policy", "lora": LORA}, "reward": [scorer]}
+    own = {"policy.lora": LORA, "value": {"init_from": "policy", "lora": LORA}, "reward": [scorer]}
     return changed(recipe_of("ppo", place), own | changes)
 
 
@@ -169,7 +172,7 @@ def build(recipe: Mapping[str, Any]):
 
 @pytest.mark.parametrize("start", ["policy", "reward"])
 def test_a_recipe_holds_one_base_and_says_so(place: Path, start: str) -> None:
-    task = build(sharing(place, value={"start": start} | ({"lora": LORA} if start == "policy" else {})))
+    task = build(sharing(place, value={"init_from": start} | ({"lora": LORA} if start == "policy" else {})))
     assert "one copy of the base serves the policy and reference, value, reward_model" in task.notes
     roles, (_, scorer) = task.ppo.roles, task.reward.sources[0]
     assert all(is_shared(model, roles.policy) for model in (roles.reference, roles.value, scorer.model))
@@ -208,8 +211,8 @@ def test_what_is_saved_loads_as_the_roles_that_were_trained(place: Path) -> None
     ("changes", "message"),
     [
         ({"policy": {"path": "p"}}, "share_base of a reward model needs policy.lora"),
-        ({"value": {"start": "reward", "lora": LORA}}, "the value model takes over and trains: remove value.lora"),
-        ({"value": {"start": "reward", "frozen_layers": 1}}, "remove value.lora and value.frozen_layers"),
+        ({"value": {"init_from": "reward", "lora": LORA}}, "the value model takes over and trains: remove value.lora"),
+        ({"value": {"init_from": "reward", "frozen_layers": 1}}, "remove value.lora and value.frozen_layers"),
     ],
 )
 def test_a_base_that_cannot_be_shared_is_refused_before_anything_is_loaded(

@@ -123,7 +123,7 @@ def test_before_anything_is_learned_of_a_step_the_ratio_is_one(precision: Precis
     lines = trainer(policy=policy).train(PROMPTS, reward=count_a)
     limit = 1e-2 if precision.is_half else 1e-5
     assert all(line["first_minibatch/max_abs_log_ratio"] < limit for line in lines)
-    assert all(line["first_minibatch/refused"] == 0 for line in lines)
+    assert all(line["first_minibatch/limit_exceeded"] == 0 for line in lines)
 
 
 def test_in_the_warmup_the_head_learns_at_its_own_rate_and_the_trunk_waits() -> None:
@@ -157,8 +157,8 @@ def test_rescaling_the_head_moves_no_value() -> None:
 
 def test_the_moving_average_and_the_full_kl_take_no_part_of_the_head() -> None:
     ended = {"max_new_tokens": 6, "stop_token_ids": list(range(6, 30))}
-    cut = {"truncated": "bootstrap", "score": {"truncated": False}}
-    made = trainer(average_decay=0.5, kl={"measure": "full"}, rollout=ended, **cut)
+    cut = {"truncation_value": "bootstrap", "score": {"score_truncated": False}}
+    made = trainer(average_decay=0.5, kl={"estimator": "full"}, rollout=ended, **cut)
     lines = made.train(PROMPTS, reward=count_a)
     names = {name for name, _ in made.policy.model.named_parameters()}
     assert made.followers.average is not None

@@ -83,7 +83,7 @@ def test_they_learn_the_same_and_a_repetition_has_the_same_bits(two_threads: Non
     again, _ = steps(trainer())
     assert all(torch.equal(together[name], again[name]) for name in together)
     lanes.clear()
-    alone, others = steps(trainer(side_by_side=False))
+    alone, others = steps(trainer(overlap_updates=False))
     assert set(lanes.values()) == {"MainThread"}
     for name, tensor in together.items():
         torch.testing.assert_close(tensor, alone[name], rtol=1e-4, atol=1e-5)
@@ -94,7 +94,7 @@ def test_they_learn_the_same_and_a_repetition_has_the_same_bits(two_threads: Non
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "extra pass": {"policy_loss": {"objective": "m2po"}},
-    "KL over all tokens in the loss": {"kl": {"place": "loss", "measure": "full"}},
+    "KL over all tokens in the loss": {"kl": {"apply_to": "loss", "estimator": "full"}},
     "micro-batches": {"tokens_per_microbatch": 20},
     "normalised values": {"value_loss": {"normalise": "exponential"}},
 }
@@ -204,7 +204,7 @@ def test_the_plan_has_the_memory_of_both_updates(threads: int, option: bool, bot
         (plan,) = make_plans(PPORecipe.model_validate(recipe))
         return {phase.name: phase.parts for phase in plan.phases}
 
-    found = phases(**{"run.num_threads": threads, "ppo.side_by_side": option})
+    found = phases(**{"run.num_threads": threads, "ppo.overlap_updates": option})
     alone = phases(**{"run.num_threads": 1})
     gradients = alone["train_policy"]["gradients"] + (alone["train_value"]["gradients"] if both else 0)
     assert found["train_policy"]["gradients"] == gradients
@@ -273,6 +273,6 @@ def test_in_a_run_the_last_updates_of_the_policy_have_all_threads(
     assert threads == {"MainThread": [1] * beside + [2] * (16 - beside), "second-lane": [1] * 16}
     again, _ = steps(trainer(**options), count=1)
     assert all(torch.equal(first[name], again[name]) for name in first)
-    alone, _ = steps(trainer(side_by_side=False, **options), count=1)
+    alone, _ = steps(trainer(overlap_updates=False, **options), count=1)
     for name, tensor in first.items():
         torch.testing.assert_close(tensor, alone[name], rtol=1e-4, atol=1e-5)

@@ -19,7 +19,7 @@ def made(batch: list[Scored], *, values: list[float], reference: list[float] | N
         reference_logprobs=None if reference is None else torch.tensor(reference),
         values=torch.tensor(values),
     )
-    config = PPOConfig(**({"kl": {"place": "none" if reference is None else "reward"}} | options))
+    config = PPOConfig(**({"kl": {"apply_to": "none" if reference is None else "reward"}} | options))
     return make_experience(batch, passes, config=config, kl_coefficient=0.2)[0]
 
 
@@ -58,7 +58,7 @@ def test_a_group_has_a_mean_and_a_deviation_of_its_own_over_its_tokens(unbiased:
     """At values of 0, gamma and lambda of 1 every token of a response has its score as advantage."""
     batch = [answer(group, score, n) for group, pair in SCORES.items() for score, n in zip(pair, LENGTHS, strict=True)]
     batch = [batch[0], batch[2], batch[1], batch[3]]  # groups need not stand together
-    options = {"lam": 1.0, "standardise": "group", "unbiased_variance": unbiased}
+    options = {"gae_lambda": 1.0, "standardise": "group", "unbiased_variance": unbiased}
     found = made(batch, values=[0.0] * 12, advantage=options, responses_per_prompt=2)
     spread = stdev if unbiased else pstdev
     tokens = {group: [pair[0], *[pair[1]] * 3] for group, pair in SCORES.items()}
@@ -72,7 +72,7 @@ def test_what_does_not_count_and_what_is_equal_has_no_part_in_a_group() -> None:
     fault = answer("a", 9.0, 2, state=ScoreState.INFRASTRUCTURE_FAULT)
     tool = scored(3.0, of=response([7, 7, 7], to=prompt("b"), mask=[True, False, True]))
     batch = [answer("a", 1.0, 1), fault, answer("a", 0.0, 1), tool, answer("b", 3.0, 1), answer("c", 2.0, 1)]
-    advantage = {"lam": 1.0, "standardise": "group"}
+    advantage = {"gae_lambda": 1.0, "standardise": "group"}
     found = made(batch, values=[0.0] * 15, advantage=advantage, responses_per_prompt=2).advantages
     torch.testing.assert_close(found, torch.tensor([1.0, 0, 0, -1.0, 0, 0, 0, 0, 0]), **CLOSE)
 

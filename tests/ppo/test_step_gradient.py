@@ -45,7 +45,7 @@ def model(seed: int) -> PreTrainedModel:
 
 def made_trainer(*, value: Any = None, **options: Any) -> PPOTrainer:
     alone = {"prompts_per_step": 1, "minibatch_responses": 1, "epochs_per_step": 1, "num_steps": 1}
-    plain = {"advantage": {"gamma": 1.0, "lam": 1.0, "standardise": False}}
+    plain = {"advantage": {"gamma": 1.0, "gae_lambda": 1.0, "standardise": False}}
     optimizer = {"learning_rate": 1e-9, "max_gradient_norm": None}
     policy = LanguageModel(model(1))
     return PPOTrainer(
@@ -126,18 +126,18 @@ def expected_gradient(*, temperature: float, **options: Any) -> Tensor:
 @pytest.mark.parametrize(
     ("kl", "of_sequences"),
     [
-        ({"place": "none"}, True),
-        ({"place": "reward", "measure": "k1"}, True),
-        ({"place": "loss", "measure": "k2"}, False),
-        ({"place": "loss", "measure": "weighted_k3"}, False),
-        ({"place": "loss", "measure": "full"}, False),
+        ({"apply_to": "none"}, True),
+        ({"apply_to": "reward", "estimator": "k1"}, True),
+        ({"apply_to": "loss", "estimator": "k2"}, False),
+        ({"apply_to": "loss", "estimator": "weighted_k3"}, False),
+        ({"apply_to": "loss", "estimator": "full"}, False),
     ],
     ids=lambda value: "-".join(value.values()) if isinstance(value, dict) else "",
 )
 def test_the_steps_of_all_responses_add_up_to_the_gradient_of_the_objective(
     kl: dict[str, str], of_sequences: bool, temperature: float
 ) -> None:
-    beta = 0.0 if kl["place"] == "none" else BETA
+    beta = 0.0 if kl["apply_to"] == "none" else BETA
     found = expected_gradient(temperature=temperature, kl={**kl, "coefficient": BETA})
     wanted = -objective(temperature=temperature, beta=beta, of_sequences=of_sequences)
     assert wanted.abs().max() > 1e-2
@@ -154,14 +154,14 @@ def test_the_steps_of_all_responses_add_up_to_the_gradient_of_the_objective(
         {"objective": "sapo", "gate_positive": 2.0, "gate_negative": 3.0},
         {"objective": "m2po"},
         {"dual_clip": 2.0},
-        {"average": "responses"},
+        {"aggregation": "response_mean"},
     ],
     ids=lambda loss: "-".join(map(str, loss.values())),
 )
 def test_the_first_update_of_every_objective_has_the_gradient_of_the_expected_score(loss: dict[str, Any]) -> None:
     """Before anything was learned the ratio is 1, where clip, weight and gate are one; gspo is in test_exact_gradients,
     since it has no credit for single tokens."""
-    found = expected_gradient(temperature=0.6, kl={"place": "none"}, policy_loss=loss)
+    found = expected_gradient(temperature=0.6, kl={"apply_to": "none"}, policy_loss=loss)
     torch.testing.assert_close(found, -objective(temperature=0.6, beta=0.0, of_sequences=True), rtol=0, atol=1e-10)
 
 
@@ -187,7 +187,7 @@ def test_on_a_shared_trunk_they_add_up_to_the_gradient_of_both_objectives(coeffi
     def on_trunk(policy: LanguageModel) -> ScalarModel:
         return scalar_on(policy, HeadStart.NORMAL, seed=3)
 
-    options = {"value_loss": {"coefficient": coefficient, "clip": None}, "kl": {"place": "none"}}
+    options = {"value_loss": {"coefficient": coefficient, "clip": None}, "kl": {"apply_to": "none"}}
     found = expected_gradient(temperature=1.0, value=on_trunk, **options)
     head = on_trunk(LanguageModel(model(1))).base.get_submodule("score")
     assert isinstance(head, nn.Linear)
@@ -198,10 +198,12 @@ def test_on_a_shared_trunk_they_add_up_to_the_gradient_of_both_objectives(coeffi
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("kl", [{"place": "none"}, {"place": "reward", "measure": "k1"}], ids=lambda kl: kl["place"])
+@pytest.mark.parametrize(
+    "kl", [{"apply_to": "none"}, {"apply_to": "reward", "estimator": "k1"}], ids=lambda kl: kl["apply_to"]
+)
 def test_returns_to_go_without_a_critic_add_up_to_the_same_gradient(kl: dict[str, str]) -> None:
     """What came before a token is left out of its return: that changes no expectation."""
     advantage = {"estimator": "return_to_go", "standardise": False}
     found = expected_gradient(temperature=1.0, kl={**kl, "coefficient": BETA}, advantage=advantage)
-    wanted = -objective(temperature=1.0, beta=0.0 if kl["place"] == "none" else BETA, of_sequences=True)
+    wanted = -objective(temperature=1.0, beta=0.0 if kl["apply_to"] == "none" else BETA, of_sequences=True)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10)

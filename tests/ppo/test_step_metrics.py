@@ -87,7 +87,7 @@ EXPECTED = {
     "response/finished_fraction": 0.5,
     # (7, 8), (8, 2) and once more (7, 8)
     "response/distinct_2": 2 / 3,
-    "response/repeated_4": 0.0,
+    "response/repeat_4gram": 0.0,
     "response/unscored": 1,
     # the mean of -log-prob over the five tokens that count
     "policy/entropy": (1 + 2 + 3 + 0.5 + 1.5) / 5,
@@ -284,6 +284,6 @@ def test_the_first_minibatch_says_how_far_the_learner_is_from_the_sampler(differ
             "first_minibatch/max_abs_log_ratio": difference,
             "first_minibatch/mean_abs_log_ratio": difference,
             "first_minibatch/clip_fraction": 0.0,
-            "first_minibatch/refused": refused,
+            "first_minibatch/limit_exceeded": refused,
         }
     )

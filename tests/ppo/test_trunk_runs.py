@@ -22,7 +22,7 @@ from proximo.run.checkpoint_lookup import find_checkpoint
 from proximo.run.options import RunOptions
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run
 
-TRUNK = {"value": {"start": "trunk"}, "ppo.num_steps": 2, "ppo.value_optimizer": {"learning_rate": 1e-5}}
+TRUNK = {"value": {"init_from": "trunk"}, "ppo.num_steps": 2, "ppo.value_optimizer": {"learning_rate": 1e-5}}
 PACKED = pack([[7, 8, 9, 10], [11, 12]])
 
 
@@ -89,7 +89,7 @@ def test_another_run_starts_from_the_head_or_from_the_whole_of_it(place: Path) -
     assert whole.roles.value is not None
     assert not whole.roles.shares_trunk
     torch.testing.assert_close(scores(whole.roles.value), scores(value), rtol=0, atol=1e-5)
-    on_trunk = task_of(place, {"value": {"start": "trunk", "path": str(folder / "value")}}).ppo
+    on_trunk = task_of(place, {"value": {"init_from": "trunk", "path": str(folder / "value")}}).ppo
     assert on_trunk.roles.shares_trunk
     assert on_trunk.roles.value is not None
     assert on_trunk.roles.value.trained_head()[0].equal(head)

@@ -35,7 +35,7 @@ class Gathered(Learner):
 
 
 def config(**options) -> PPOConfig:
-    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": {"place": "none"}}
+    base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": {"apply_to": "none"}}
     return PPOConfig(**(base | options))
 
 
@@ -93,7 +93,8 @@ def worst_difference(first: dict[str, Tensor], second: dict[str, Tensor]) -> flo
 
 
 @pytest.mark.parametrize(
-    "kl", [{"place": "none"}, {"place": "loss", "measure": "k2"}, {"place": "loss", "measure": "weighted_k3"}]
+    "kl",
+    [{"apply_to": "none"}, {"apply_to": "loss", "estimator": "k2"}, {"apply_to": "loss", "estimator": "weighted_k3"}],
 )
 @pytest.mark.parametrize("budget", [1, 17, 30])
 def test_the_policy_gradient_does_not_depend_on_the_micro_batches(budget: int, kl: dict) -> None:
@@ -115,10 +116,10 @@ OBJECTIVES = [
 ]
 
 
-@pytest.mark.parametrize("average", ["tokens", "responses", "constant"])
+@pytest.mark.parametrize("aggregation", ["token_mean", "response_mean", "constant"])
 @pytest.mark.parametrize("loss", OBJECTIVES, ids=lambda loss: "-".join(map(str, loss.values())))
-def test_no_objective_and_no_average_depends_on_the_micro_batches(loss: dict, average: str) -> None:
-    options = {"policy_loss": {**loss, "average": average}, "kl": {"place": "loss", "measure": "k2"}}
+def test_no_objective_and_no_average_depends_on_the_micro_batches(loss: dict, aggregation: str) -> None:
+    options = {"policy_loss": {**loss, "aggregation": aggregation}, "kl": {"apply_to": "loss", "estimator": "k2"}}
     whole = gradients("policy", **options)
     for budget in (1, 17):
         assert worst_difference(whole, gradients("policy", tokens_per_microbatch=budget, **options)) < 1e-10
@@ -152,7 +153,7 @@ def singly(**options) -> list[dict[str, Tensor]]:
     found = []
     for index in range(len(LENGTHS)):
         policy, value = models(torch.float64)
-        alone = config(**options, policy_loss={"average": "constant", "average_constant": 1})
+        alone = config(**options, policy_loss={"aggregation": "constant", "divisor": 1})
         calls, experience = make(policy, value, alone)
         others = torch.cat([torch.full((n,), i == index) for i, (_, n) in enumerate(LENGTHS)])
         learner = Gathered(policy.model)
@@ -165,10 +166,10 @@ def singly(**options) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize(
     ("loss", "weights"),
     [
-        ({"average": "tokens"}, [1 / 29] * 6),
-        ({"average": "responses"}, [1 / (6 * n) for _, n in LENGTHS]),
-        ({"average": "constant", "average_constant": 7}, [1 / (6 * 7)] * 6),
-        ({"average": "constant"}, [1 / (6 * 11)] * 6),
+        ({"aggregation": "token_mean"}, [1 / 29] * 6),
+        ({"aggregation": "response_mean"}, [1 / (6 * n) for _, n in LENGTHS]),
+        ({"aggregation": "constant", "divisor": 7}, [1 / (6 * 7)] * 6),
+        ({"aggregation": "constant"}, [1 / (6 * 11)] * 6),
     ],
 )
 def test_an_average_weighs_the_responses_as_it_says(loss: dict, weights: list[float]) -> None:
@@ -214,7 +215,7 @@ def test_a_behaviour_weight_is_a_factor_of_the_advantage(kind: str) -> None:
     found = Gathered(policy.model)
     report = UpdateCalls(calls, policy=found, value=None, seed=0).train_policy(experience, kl_coefficient=0.1, step=0)
     assert report.metrics["policy/behaviour_weight"].value == pytest.approx(sum(ratios) / 29)
-    assert report.metrics["policy/behaviour_beyond_cap"].value == sum(r > 1.5 for r in ratios) / 29
+    assert report.metrics["policy/behaviour_clip_fraction"].value == sum(r > 1.5 for r in ratios) / 29
 
     beyond = 1.5 if kind == "truncated" else 0.0
     weights = torch.tensor([r if r <= 1.5 else beyond for r in ratios], dtype=torch.float64)
@@ -248,14 +249,14 @@ def test_what_stands_outside_the_mask_reaches_no_gradient(role: str) -> None:
 
 @pytest.mark.parametrize("loss", OBJECTIVES, ids=lambda loss: "-".join(map(str, loss.values())))
 def test_what_stands_outside_the_mask_reaches_no_gradient_of_any_objective(loss: dict) -> None:
-    found = gradients("policy", poison=True, policy_loss={**loss, "average": "responses"})
+    found = gradients("policy", poison=True, policy_loss={**loss, "aggregation": "response_mean"})
     assert all(gradient.isfinite().all() for gradient in found.values())
 
 
 def test_the_kl_in_the_loss_changes_the_gradient() -> None:
     plain = gradients("policy")
     for measure in ("k2", "weighted_k3"):
-        assert worst_difference(plain, gradients("policy", kl={"place": "loss", "measure": measure})) > 1e-3
+        assert worst_difference(plain, gradients("policy", kl={"apply_to": "loss", "estimator": measure})) > 1e-3
 
 
 def test_every_trainable_tensor_of_both_models_gets_a_gradient() -> None:
@@ -298,10 +299,10 @@ def test_the_target_kl_is_held_against_k3_where_the_mean_log_ratio_is_negative(t
 
 def test_the_mean_of_the_losses_of_updates_weighs_what_each_is_the_mean_over() -> None:
     """Minibatches of four and of two responses, of which each has its own loss."""
-    for average in ("tokens", "responses"):
+    for aggregation in ("token_mean", "response_mean"):
         policy, value = models(torch.float64)
-        calls, experience = make(policy, value, config(minibatch_responses=4, policy_loss={"average": average}))
-        whole = config(policy_loss={"average": average})
+        calls, experience = make(policy, value, config(minibatch_responses=4, policy_loss={"aggregation": aggregation}))
+        whole = config(policy_loss={"aggregation": aggregation})
         report = UpdateCalls(calls, policy=Gathered(policy.model), value=None, seed=0)
         found = report.train_policy(experience, kl_coefficient=0.0, step=0).metrics["policy/loss"].value
         calls.config = whole

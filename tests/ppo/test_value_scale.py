@@ -26,8 +26,8 @@ def trainer(*, value: ScalarModel | None = None, normalise: str = "cumulative", 
         "responses_per_prompt": 2,
         "epochs_per_step": 1,
         "rollout": {"max_new_tokens": 6},
-        "kl": {"place": "none"},
-        "advantage": {"lam": lam},
+        "kl": {"apply_to": "none"},
+        "advantage": {"gae_lambda": lam},
         "policy_optimizer": {"learning_rate": 1e-3},
         "value_optimizer": {"learning_rate": 1e-2},
         "value_loss": {"normalise": normalise},
@@ -83,8 +83,8 @@ def test_a_critic_that_claims_nothing_is_given_the_mean_of_the_scores(normalise:
     """With lambda 1 returns are scores, so a constant on all of them is one on all values, and nothing else changes."""
     (history, values), (shifted, shifted_values) = (learn(trainer(normalise=normalise), shift=s) for s in (0.0, 50.0))
     torch.testing.assert_close(shifted_values, values + 50, rtol=0, atol=1e-3)
-    assert shifted[0]["value/offset"] == pytest.approx(history[0]["value/offset"] + 50)
-    assert shifted[0]["value/offset"] == pytest.approx(shifted[2]["value/offset"])
+    assert shifted[0]["value/shift"] == pytest.approx(history[0]["value/shift"] + 50)
+    assert shifted[0]["value/shift"] == pytest.approx(shifted[2]["value/shift"])
     assert shifted[0]["value/clip_fraction"] == pytest.approx(history[0]["value/clip_fraction"])
 
 
@@ -102,7 +102,7 @@ def test_the_head_is_rescaled_so_that_no_value_changes(normalise: str, adapter: 
         torch.testing.assert_close(said, torch.tensor([1.0, 2.0, 3.0, 4.0]) / scales[-1])
         torch.testing.assert_close(wanted, torch.tensor(returns) / scales[-1])
     assert len(set(scales)) == 3
-    assert made.value_scale.units.offset == 0
+    assert made.value_scale.units.shift == 0
 
 
 def test_the_loss_is_counted_in_deviations_of_the_returns() -> None:

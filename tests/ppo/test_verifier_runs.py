@@ -43,7 +43,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recipe(place: Path, reward: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    plain = {"reward": [reward], "gold": None, "value": {"start": "policy"}, "ppo.num_steps": 2}
+    plain = {"reward": [reward], "gold": None, "value": {"init_from": "policy"}, "ppo.num_steps": 2}
     return changed(recipe_of("ppo", place), plain | changes)
 
 

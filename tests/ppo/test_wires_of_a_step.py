@@ -83,7 +83,7 @@ def test_a_kl_in_the_reward_costs_what_it_has_come_to_cost() -> None:
 @pytest.mark.parametrize("value", [None, "trunk"])
 def test_a_kl_in_the_loss_costs_what_it_has_come_to_cost(value: str | None) -> None:
     """Standardised advantages have a mean of 0, and so has the loss of PPO at a ratio of 1: the KL is left."""
-    made = trainer(kl={"place": "loss", "measure": "k2", "coefficient": 0.2}, value=value)
+    made = trainer(kl={"apply_to": "loss", "estimator": "k2", "coefficient": 0.2}, value=value)
     made.kl_coefficient = NOW
     line = made.step(PROMPTS, responses(made), SCORES)
     squares = [x * x / 2 for part in nats(made) for x in part]
@@ -129,7 +129,9 @@ def test_average_and_reference_follow_with_a_decay_each() -> None:
 
 
 def test_returns_of_the_steps_before_are_what_least_spread_is_a_share_of() -> None:
-    made = trainer(kl={"place": "none"}, advantage={"least_spread": 0.05}, score={"scale": 2.0, "running": "scale"})
+    made = trainer(
+        kl={"apply_to": "none"}, advantage={"least_spread": 0.05}, score={"scale": 2.0, "normalise": "scale"}
+    )
     spreads = [made.run_step(scored=_scored(made)).raw_advantages.spread for _ in range(2)]
     doubled = [2 * score for score in SCORES]
     returns = [x / stdev(doubled * steps) for steps in (1, 2) for x in doubled]

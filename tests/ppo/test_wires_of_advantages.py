@@ -141,7 +141,7 @@ def in_groups(rows: Rows, answers: Answers, spread: Callable[..., float]) -> Ans
     ]
 
 
-PLAIN = {"gamma": GAMMA, "lam": LAM, "standardise": False}
+PLAIN = {"gamma": GAMMA, "gae_lambda": LAM, "standardise": False}
 CASES: dict[str, tuple[dict[str, Any], Callable[[Rows], Answers]]] = {
     "gae": (PLAIN, of_gae),
     "a decay by length": (
@@ -177,7 +177,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Rows], Answers]]] = {
         lambda rows: standardised(of_returns(rows), pstdev),
     ),
     "standardised, unbiased": (
-        {"gamma": GAMMA, "lam": LAM, "unbiased_variance": True},
+        {"gamma": GAMMA, "gae_lambda": LAM, "unbiased_variance": True},
         lambda rows: standardised(of_gae(rows), stdev),
     ),
     "standardised in groups": (
@@ -204,7 +204,7 @@ def test_advantages_are_the_formula_of_their_settings(name: str) -> None:
 
 
 def test_returns_have_the_same_discount_and_the_decay_of_the_values() -> None:
-    found, rows = made(PLAIN | {"value_lam": VALUE_LAM}), batch()[2]
+    found, rows = made(PLAIN | {"value_gae_lambda": VALUE_LAM}), batch()[2]
     check(found.advantages, found.mask, of_gae(rows))
     assert found.returns is not None
     to_learn = [[a + v for a, v in zip(gae(row, VALUE_LAM), row.values, strict=True)] for row in rows]
@@ -212,7 +212,7 @@ def test_returns_have_the_same_discount_and_the_decay_of_the_values() -> None:
 
 
 def test_a_cut_answer_has_the_discounted_value_after_it_in_the_place_of_its_score() -> None:
-    found = made(PLAIN, truncated="bootstrap", score={"truncated": False})
+    found = made(PLAIN, truncation_value="bootstrap", score={"score_truncated": False})
     wanted = [
         gae(row, LAM, rewards=row.rewards(0.0), after=row.after) if row.is_cut else gae(row, LAM) for row in batch()[2]
     ]
@@ -240,13 +240,13 @@ def test_whether_a_step_is_flat_is_judged_by_rewards_before_they_are_whitened() 
     """Whitening gives any two returns, however close, a deviation of about 1."""
     near = [scored(score, of=response([7])) for score in (1.0, 1.001)]
     passes = Passes(old_logprobs=torch.full((2,), -1.0), values=torch.zeros(4))
-    config = PPOConfig(score={"whiten_rewards": "zero_mean"}, kl={"place": "none"})
+    config = PPOConfig(score={"whiten_rewards": "zero_mean"}, kl={"apply_to": "none"})
     seen = RunningMoments(count=101, mean=1.0, squares=100.0)
     found, *_ = make_experience(near, passes, config=config, kl_coefficient=0.0, returns_seen=seen)
     assert found.rewards.abs().min() > 0.9
     assert found.is_flat
     assert not found.advantages.any()
-    less = PPOConfig(advantage={"least_spread": 0.0004}, kl={"place": "none"})
+    less = PPOConfig(advantage={"least_spread": 0.0004}, kl={"apply_to": "none"})
     assert not make_experience(near, passes, config=less, kl_coefficient=0.0, returns_seen=seen)[0].is_flat
 
 
@@ -255,8 +255,8 @@ def test_groups_that_are_left_out_are_still_in_the_running_moments() -> None:
         scored(score, of=response([7], to=prompt(group))) for group, score in zip("aabb", (4, 4, 1, 3), strict=True)
     ]
     passes = Passes(old_logprobs=torch.full((4,), -1.0))
-    advantage = {"estimator": "group_centred", "equal_groups": "exclude"}
-    options = {"responses_per_prompt": 2, "kl": {"place": "none"}, "score": {"running": "standardise"}}
+    advantage = {"estimator": "group_centred", "zero_variance_groups": "exclude"}
+    options = {"responses_per_prompt": 2, "kl": {"apply_to": "none"}, "score": {"normalise": "standardise"}}
     config = PPOConfig(advantage=advantage, **options)
     found, _, shaped = make_experience(batch, passes, config=config, kl_coefficient=0.0)
     assert found.mask.tolist() == [False, False, True, True]

@@ -86,7 +86,7 @@ def k3(token: Token) -> float:
 
 
 BOUNDS = {"clip_low": 0.15, "clip_high": 0.35}
-KL = {"place": "loss", "measure": "k2", "coefficient": 0.5}
+KL = {"apply_to": "loss", "estimator": "k2", "coefficient": 0.5}
 FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     "ppo": ({"policy_loss": BOUNDS | {"dual_clip": 1.6}}, lambda t: clipped(t.ratio, t.advantage, 0.15, 0.35, 1.6)),
     "its default clips": ({}, plain),
@@ -139,7 +139,7 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
     ),
     "k2 in the loss": ({"kl": KL}, lambda t: plain(t) + COEFFICIENT * (t.now - t.reference) ** 2 / 2),
     "weighted k3 in the loss": (
-        {"kl": KL | {"measure": "weighted_k3"}},
+        {"kl": KL | {"estimator": "weighted_k3"}},
         lambda t: plain(t) + COEFFICIENT * t.ratio * k3(t),
     ),
     "a clamped KL": (
@@ -149,10 +149,10 @@ FORMULAS: dict[str, tuple[Mapping[str, Any], Callable[[Token], float]]] = {
 }
 
 
-def rejected(token: Token, measure: str, over: str, limit: float) -> bool:
+def rejected(token: Token, estimator: str, over: str, limit: float) -> bool:
     def far(each: Token) -> float:
         log_ratio = each.old - each.sampled
-        return {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": each.weight - 1 - log_ratio}[measure]
+        return {"k1": -log_ratio, "k2": log_ratio**2 / 2, "k3": each.weight - 1 - log_ratio}[estimator]
 
     numbers = [far(each) for each in token.whole]
     if over == "token":
@@ -210,22 +210,24 @@ def test_the_loss_of_the_policy_is_the_formula_of_its_settings(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("average", "weigh"),
+    ("aggregation", "weigh"),
     [
-        ({"average": "tokens"}, lambda losses: mean([x for each in losses for x in each])),
-        ({"average": "responses"}, lambda losses: mean([mean(each) for each in losses])),
-        ({"average": "constant", "average_constant": 3.5}, lambda losses: mean([sum(each) / 3.5 for each in losses])),
-        ({"average": "constant"}, lambda losses: mean([sum(each) / 11 for each in losses])),
+        ({"aggregation": "token_mean"}, lambda losses: mean([x for each in losses for x in each])),
+        ({"aggregation": "response_mean"}, lambda losses: mean([mean(each) for each in losses])),
+        ({"aggregation": "constant", "divisor": 3.5}, lambda losses: mean([sum(each) / 3.5 for each in losses])),
+        ({"aggregation": "constant"}, lambda losses: mean([sum(each) / 11 for each in losses])),
     ],
 )
-def test_an_average_is_over_what_it_says(average: dict[str, Any], weigh: Callable[[list[list[float]]], float]) -> None:
-    updates, experience, responses = batch(policy_loss=average, rollout={"max_new_tokens": 11})
+def test_an_average_is_over_what_it_says(
+    aggregation: dict[str, Any], weigh: Callable[[list[list[float]]], float]
+) -> None:
+    updates, experience, responses = batch(policy_loss=aggregation, rollout={"max_new_tokens": 11})
     wanted = weigh([[plain(token) for token in response] for response in responses])
     assert policy_line(updates, experience)["policy/loss"] == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("measure", "over", "limit"),
+    ("estimator", "over", "limit"),
     [
         ("k1", "token", 0.3),
         ("k2", "token", 0.05),
@@ -238,11 +240,11 @@ def test_an_average_is_over_what_it_says(average: dict[str, Any], weigh: Callabl
         ("k2", "max", 0.12),
     ],
 )
-def test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator(measure: str, over: str, limit: float) -> None:
-    rejection = {"measure": measure, "over": over, "limit": limit}
+def test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator(estimator: str, over: str, limit: float) -> None:
+    rejection = {"estimator": estimator, "over": over, "limit": limit}
     updates, experience, responses = batch(policy_loss={"rejection": rejection})
     tokens = [token for response in responses for token in response]
-    left = [plain(token) for token in tokens if not rejected(token, measure, over, limit)]
+    left = [plain(token) for token in tokens if not rejected(token, estimator, over, limit)]
     assert 0 < len(left) < len(tokens)
     found = policy_line(updates, experience)
     assert found["policy/loss"] == pytest.approx(mean(left), rel=1e-9)
@@ -261,7 +263,7 @@ def test_the_metrics_of_the_sampler_are_over_all_tokens_and_both_bounds() -> Non
     weights = [token.weight for response in responses for token in response]
     found = policy_line(updates, experience)
     assert found["policy/behaviour_weight"] == pytest.approx(mean(weights))
-    assert found["policy/behaviour_beyond_cap"] == pytest.approx(mean([not 0.8 <= w <= 1.3 for w in weights]))
+    assert found["policy/behaviour_clip_fraction"] == pytest.approx(mean([not 0.8 <= w <= 1.3 for w in weights]))
 
 
 def squared(error: float) -> float:

@@ -29,7 +29,7 @@ from records_made import prompt, response
 
 ROLLOUT: dict[str, Any] = {
     "max_new_tokens": 17,
-    "shortest_limit": 11,
+    "random_limit_min": 11,
     "min_new_tokens": 3,
     "temperature": 0.6,
     "top_k": 23,
@@ -98,7 +98,7 @@ def trainer(**options: Any) -> PPOTrainer:
 
 
 def test_so_many_responses_grow_at_once_as_the_section_allows() -> None:
-    made = trainer(rollout={"max_rows": 5, "max_new_tokens": 2}, prompts_per_step=1, responses_per_prompt=8)
+    made = trainer(rollout={"max_num_seqs": 5, "max_new_tokens": 2}, prompts_per_step=1, responses_per_prompt=8)
     engine = made.roles.engine
     assert isinstance(engine, LocalEngine)
     scheduler, _ = engine._plan(as_prompts(made.tokenizer, ["ab"]), 8, 2)
@@ -108,7 +108,7 @@ def test_so_many_responses_grow_at_once_as_the_section_allows() -> None:
 @pytest.mark.parametrize(
     ("options", "serve"),
     [
-        ({"rollout": {"temperature": 0.6, "stop_token_ids": [9], "stop_strings": ["a"], "shortest_limit": 3}}, True),
+        ({"rollout": {"temperature": 0.6, "stop_token_ids": [9], "stop_strings": ["a"], "random_limit_min": 3}}, True),
         ({"rollout": {"greedy": True}}, False),
         ({"rollout": {"top_k": 5}}, False),
         ({"rollout": {"top_p": 0.9}}, False),
@@ -163,7 +163,7 @@ def test_the_log_probs_of_policy_and_reference_are_at_the_temperature() -> None:
 
 
 def test_the_kl_over_the_vocabulary_is_that_of_the_policy_from_the_reference_at_the_temperature() -> None:
-    logprobs, divergence = two_models(kl={"measure": "full"}).reference_logprobs(RESPONSES)
+    logprobs, divergence = two_models(kl={"estimator": "full"}).reference_logprobs(RESPONSES)
     wanted = [
         sum(math.exp(p) * (p - q) for p, q in zip(ours, theirs, strict=True))
         for one, other in zip(tables(1), tables(2), strict=True)

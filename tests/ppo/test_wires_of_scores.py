@@ -37,9 +37,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "bias and scale": {"bias": 0.7, "scale": 1.3},
     "an answer": {"minus_reference_answer": True, "scale": 1.3},
     "clip": {"bias": 0.7, "scale": 1.3, "clip": 2.1},
-    "divided": {"bias": 0.7, "scale": 1.3, "running": "scale"},
-    "all that divides": {"bias": 0.7, "scale": 1.3, "running": "standardise", "clip": 0.9, "truncated_scale": 0.4},
-    "no score where cut": {"bias": 0.7, "running": "standardise", "truncated": False},
+    "divided": {"bias": 0.7, "scale": 1.3, "normalise": "scale"},
+    "all that divides": {"bias": 0.7, "scale": 1.3, "normalise": "standardise", "clip": 0.9, "truncated_scale": 0.4},
+    "no score where cut": {"bias": 0.7, "normalise": "standardise", "score_truncated": False},
     "a cut one": {"truncated_scale": 0.4, "missing_eos_penalty": 1.7},
     "penalties": {
         "missing_eos_penalty": 1.7,
@@ -67,7 +67,7 @@ def clipped(x: float, limit: float | None) -> float:
 
 
 def has_score(each: Scored, options: dict[str, Any]) -> bool:
-    return each.valid and (each.response.finish is not Finish.LENGTH or options.get("truncated", True))
+    return each.valid and (each.response.finish is not Finish.LENGTH or options.get("score_truncated", True))
 
 
 def first_part(each: Scored, options: dict[str, Any]) -> float:
@@ -80,7 +80,7 @@ def worth(each: Scored, options: dict[str, Any], seen: list[float]) -> tuple[flo
     size, limit = len(each.response.token_ids), options.get("clip")
     if not has_score(each, options):
         return 0.0, [0.0] * size, False
-    mode = options.get("running", "none")
+    mode = options.get("normalise", "none")
     mean, spread = fmean(seen) if mode == "standardise" else 0.0, 1.0 if mode == "none" else stdev(seen)
     value, factor = (first_part(each, options) - mean) / spread, options.get("scale", 1.0) / spread
     own = [factor * x for x in each.token_rewards or [0.0] * size]
@@ -116,5 +116,5 @@ def test_what_a_response_is_rewarded_with_is_the_formula_of_the_settings(name: s
         lost = [of[2] and has for of, has in zip(wanted, counts.tolist(), strict=True)]
         assert found.penalised.tolist() == lost
     assert (found.penalised is None) == ("penalty" not in " ".join(options))
-    if options.get("running", "none") != "none":
+    if options.get("normalise", "none") != "none":
         assert (found.moments.count, found.moments.mean) == (len(seen), pytest.approx(fmean(seen)))

@@ -28,7 +28,7 @@ SMALL_HUB = [
     *("policy.path=model", "policy.activation_checkpointing=false", "run.precision=float32", "run.device=cpu"),
     *("run.tensorboard=false", "run.save_every_minutes=null", "ppo.num_steps=2", "ppo.prompts_per_step=2"),
     *("ppo.responses_per_prompt=2", "ppo.minibatch_responses=null", "ppo.rollout.max_new_tokens=8"),
-    *("ppo.policy_optimizer.warmup_updates=0", "ppo.guards.max_equal_steps=null", "reward.0.workers=1"),
+    *("ppo.policy_optimizer.warmup_updates=0", "ppo.guards.max_constant_reward_steps=null", "reward.0.workers=1"),
 ]
 DATA = {
     "gsm8k": ("gsm8k/train.jsonl", "gsm8k/test_dev.jsonl"),
@@ -83,8 +83,8 @@ def test_the_recipe_for_a_hub_model_runs_with_its_tokenizer_and_real_data(
     assert [line["step"] for line in steps] == [1, 2]
     for line in steps:
         assert line["response/unscored"] == 0
-        assert line["score/outcome_mean"] == 0
-        assert (line["group/effective_fraction"], line["group/equal_fraction"]) == (0, 1)
-    assert start["evaluation/outcome"] == 0
+        assert line["score/task_reward_mean"] == 0
+        assert (line["group/effective_fraction"], line["group/zero_variance_fraction"]) == (0, 1)
+    assert start["evaluation/task_reward"] == 0
     sample = json.loads((tmp_path / "runs" / recipe / "samples.jsonl").read_text().splitlines()[0])
     assert "user: " in sample["prompt"]

@@ -93,7 +93,7 @@ def ppo() -> dict[str, Any]:
     return {
         **recipe,
         "policy": {"path": "start"},
-        "value": {"start": "reward"},
+        "value": {"init_from": "reward"},
         "reward": [
             {"kind": "model", "path": "scorer"},
             {"kind": "function", "function": "kept_scoring:vowels", "weight": 4.0},
@@ -103,7 +103,7 @@ def ppo() -> dict[str, Any]:
             "prompts_per_step": 3,
             "tokens_per_microbatch": 40,
             "kl": {"coefficient": 0.1, "target": 0.5, "horizon": 20},
-            "score": {"running": "standardise"},
+            "score": {"normalise": "standardise"},
             "value_loss": {"normalise": "exponential"},
             "rollout": {"max_new_tokens": 3},
             "policy_optimizer": optimizer(),

@@ -25,7 +25,7 @@ IN_BACKWARD = {
 NORMALISED = {"ppo.value_loss.normalise": "exponential", "ppo.critic_warmup_steps": 3}
 ONE_OPTIMIZER = {"ppo.value_optimizer": {"learning_rate": 1e-5}}
 
-VOWELS = {"reward": [{"kind": "function", "function": "tiny_runs:share_of_vowels"}], "value.start": "policy"}
+VOWELS = {"reward": [{"kind": "function", "function": "tiny_runs:share_of_vowels"}], "value.init_from": "policy"}
 
 
 def texts() -> list[dict[str, str]]:
@@ -34,7 +34,7 @@ def texts() -> list[dict[str, str]]:
 
 ONE_BASE = {
     "policy.lora": LORA,
-    "value": {"start": "reward", "activation_checkpointing": True},
+    "value": {"init_from": "reward", "activation_checkpointing": True},
     "reward.0.share_base": True,
 }
 
@@ -47,11 +47,11 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
     "dpo of an adapter": ("dpo", {"model.lora": LORA, "dpo.label_smoothing": 0.1}),
     "ppo of adapters": ("ppo", {"policy.lora": LORA, "value.lora": LORA}),
     "ppo of four roles on one base": ("ppo", ONE_BASE),
-    "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.place": "loss", "ppo.kl.measure": "k2"}),
+    "ppo without a critic, KL in the loss": ("ppo", {**NO_CRITIC, "ppo.kl.apply_to": "loss", "ppo.kl.estimator": "k2"}),
     "ppo whose steps end early": ("ppo", {"ppo.epochs_per_step": 2, "ppo.guards.target_kl": 1e-4}),
     "ppo with running moments of scores": (
         "ppo",
-        {"ppo.score.running": "standardise", "ppo.score.whiten_rewards": "keep_mean", "ppo.kl.target": None},
+        {"ppo.score.normalise": "standardise", "ppo.score.whiten_rewards": "keep_mean", "ppo.kl.target": None},
     ),
     "ppo whose flat steps depend on the returns of all steps before": ("ppo", {"ppo.advantage.least_spread": 1.0}),
     "ppo with normalised values and a critic that warms up": ("ppo", NORMALISED),
@@ -71,16 +71,19 @@ VARIANTS: dict[str, tuple[Kind, dict[str, Any]]] = {
         "ppo",
         {
             "ppo.samples_per_prompt": 2,
-            "ppo.rollout.shortest_limit": 1,
+            "ppo.rollout.random_limit_min": 1,
             "ppo.evaluate_reference": True,
             "ppo.evaluation_samples_per_prompt": 2,
             "ppo.solved_score": 0.5,
         },
     ),
     "ppo whose weights step in the backward": ("ppo", IN_BACKWARD),
-    "ppo on a shared trunk whose head warms up": ("ppo", {"value.start": "trunk", **NORMALISED}),
-    "ppo on a shared trunk with an adapter": ("ppo", {"value.start": "trunk", "policy.lora": LORA, **ONE_OPTIMIZER}),
-    "ppo with a critic of its own": ("ppo", {"value.start": "policy", "ppo.kl.target": None}),
+    "ppo on a shared trunk whose head warms up": ("ppo", {"value.init_from": "trunk", **NORMALISED}),
+    "ppo on a shared trunk with an adapter": (
+        "ppo",
+        {"value.init_from": "trunk", "policy.lora": LORA, **ONE_OPTIMIZER},
+    ),
+    "ppo with a critic of its own": ("ppo", {"value.init_from": "policy", "ppo.kl.target": None}),
 }
 
 pytestmark = pytest.mark.usefixtures("no_report_no_fsync")
@@ -118,8 +121,8 @@ def always_one(prompts: Sequence[Any], responses: Sequence[Any], metadata: Seque
 def test_steps_of_equal_scores_are_counted_on_after_a_resume(tmp_path: Path) -> None:
     """Two of them before the checkpoint and one after it are three."""
     place = make_inputs(tmp_path)
-    dead = {"reward": [{"kind": "function", "function": "test_variants:always_one"}], "value.start": "policy"}
-    recipe = changed(recipe_of("ppo", place), dead | {"ppo.guards.max_equal_steps": 3})
+    dead = {"reward": [{"kind": "function", "function": "test_variants:always_one"}], "value.init_from": "policy"}
+    recipe = changed(recipe_of("ppo", place), dead | {"ppo.guards.max_constant_reward_steps": 3})
     for options in (AUTO, RunOptions(quiet=True, resume="must")):
         with pytest.raises(TrainingError, match="step 3: all scores of 3 steps in a row are 1"):
             run("ppo", recipe, options)

@@ -35,7 +35,7 @@ def run(name: str, **options) -> tuple[LanguageModel, list[Response]]:
     """Two samples of each prompt in fewer rows than samples, so that rows leave, move and are taken again."""
     model = LanguageModel(build(name))
     tokenizer: PreTrainedTokenizerFast = tiny_tokenizer()
-    engine = LocalEngine(model, tokenizer, eos_token_ids=ENDS, max_rows=4)
+    engine = LocalEngine(model, tokenizer, eos_token_ids=ENDS, max_num_seqs=4)
     chosen = SamplingOptions(max_new_tokens=NEW_TOKENS, **options)
     key = RandomKey(seed=0, purpose="test", step=0)
     return model, engine.generate(PROMPTS, num_samples=2, options=chosen, key=key)

@@ -102,12 +102,12 @@ def naive_responses(
 def test_the_engine_draws_what_naive_generation_draws(shape: dict) -> None:
     options = SamplingOptions(max_new_tokens=12, **shape)
     expected = naive_responses(twin(), PROMPTS, num_samples=3, options=options, key=KEY)
-    drawn = generate(twin(), num_samples=3, engine={"max_rows": 5}, **shape)
+    drawn = generate(twin(), num_samples=3, engine={"max_num_seqs": 5}, **shape)
     assert tokens_of(drawn) == expected
     assert len({len(response) for response in expected}) >= (2 if "greedy" in shape else 3), "lengths must be mixed"
 
 
-@pytest.mark.parametrize("engine", [{"max_rows": r} for r in (1, 2, 3, 7)] + [{"prefill_tokens": 1}], ids=str)
+@pytest.mark.parametrize("engine", [{"max_num_seqs": r} for r in (1, 2, 3, 7)] + [{"prefill_tokens": 1}], ids=str)
 def test_samples_do_not_depend_on_rows_or_on_how_prompts_are_computed(engine: dict) -> None:
     assert tokens_of(generate(twin(), num_samples=3, engine=engine)) == tokens_of(generate(twin(), num_samples=3))
 
@@ -116,7 +116,7 @@ def test_samples_do_not_depend_on_the_neighbours() -> None:
     """A response is tied to the place of its prompt and of its sample, not to who else is there."""
     whole = generate(twin(), num_samples=2)
     others = prompts_of("hello", "one", "two", "go on", "3")
-    mixed = generate(twin(), others, num_samples=2, engine={"max_rows": 3})
+    mixed = generate(twin(), others, num_samples=2, engine={"max_num_seqs": 3})
     for place in (0, 3):
         assert tokens_of(mixed[2 * place : 2 * place + 2]) == tokens_of(whole[2 * place : 2 * place + 2])
     swapped = generate(twin(), [PROMPTS[1], PROMPTS[0], *PROMPTS[2:]], num_samples=2)
@@ -125,7 +125,7 @@ def test_samples_do_not_depend_on_the_neighbours() -> None:
 
 
 def test_samples_do_not_depend_on_the_group_size() -> None:
-    few, many = generate(twin(), num_samples=2), generate(twin(), num_samples=5, engine={"max_rows": 4})
+    few, many = generate(twin(), num_samples=2), generate(twin(), num_samples=5, engine={"max_num_seqs": 4})
     for place in range(len(PROMPTS)):
         assert tokens_of(many[5 * place : 5 * place + 2]) == tokens_of(few[2 * place : 2 * place + 2])
 
@@ -139,10 +139,10 @@ def race_margin(model: PreTrainedModel, prompt: Prompt, response: Response, prom
     return first - second
 
 
-@pytest.mark.parametrize("max_rows", [1, 5])
-def test_in_float32_samples_change_at_near_ties_only(max_rows: int) -> None:
+@pytest.mark.parametrize("max_num_seqs", [1, 5])
+def test_in_float32_samples_change_at_near_ties_only(max_num_seqs: int) -> None:
     exact, oracle = generate(twin(torch.float32), num_samples=8), twin()
-    other = generate(twin(torch.float32), num_samples=8, engine={"max_rows": max_rows})
+    other = generate(twin(torch.float32), num_samples=8, engine={"max_num_seqs": max_num_seqs})
     double = generate(twin(), num_samples=8)
     for place, responses in enumerate(zip(exact, other, double, strict=True)):
         shortest = min(len(response.token_ids) for response in responses)
@@ -184,7 +184,7 @@ def test_responses_come_prompt_by_prompt_with_everything_they_need() -> None:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_those_of_the_learners_forward_pass(temperature: float) -> None:
     model = LanguageModel(twin(torch.float32))
-    responses = generate(model, num_samples=3, temperature=temperature, top_k=20, engine={"max_rows": 4})
+    responses = generate(model, num_samples=3, temperature=temperature, top_k=20, engine={"max_num_seqs": 4})
     batch = pack_responses([r.prompt.token_ids for r in responses], tokens_of(responses))
     learner = model.response_logprobs(batch, temperature=temperature).logprobs
     torch.testing.assert_close(torch.cat([r.logprobs for r in responses]), learner, atol=2e-5, rtol=0)
@@ -211,7 +211,7 @@ def bias_towards(model: PreTrainedModel, token_id: int) -> PreTrainedModel:
 
 
 def test_an_end_of_sequence_as_first_token_is_a_response_of_one_token() -> None:
-    responses = generate(bias_towards(twin(), EOS), num_samples=3, engine={"max_rows": 2})
+    responses = generate(bias_towards(twin(), EOS), num_samples=3, engine={"max_num_seqs": 2})
     assert [(response.token_ids, response.finish, response.text) for response in responses] == (
         [((EOS,), Finish.EOS, "")] * 18
     )
@@ -229,16 +229,16 @@ def test_any_of_several_end_of_sequence_ids_ends_a_response() -> None:
 
 
 def test_one_new_token() -> None:
-    responses = generate(twin(), num_samples=3, max_new_tokens=1, engine={"max_rows": 4})
+    responses = generate(twin(), num_samples=3, max_new_tokens=1, engine={"max_num_seqs": 4})
     assert {len(response.token_ids) for response in responses} == {1}
     assert tokens_of(responses) == [tokens[:1] for tokens in tokens_of(generate(twin(), num_samples=3))]
 
 
 def test_each_prompt_has_a_limit_of_its_own_and_its_samples_share_it() -> None:
     """Nothing but the length differs from what the longest limit gives, whoever shares the batch."""
-    drawn = generate(twin(), num_samples=3, shortest_limit=2, engine={"max_rows": 5})
+    drawn = generate(twin(), num_samples=3, random_limit_min=2, engine={"max_num_seqs": 5})
     whole = generate(twin(), num_samples=3)
-    limits = [KEY.limit(index, SamplingOptions(max_new_tokens=12, shortest_limit=2)) for index in range(len(PROMPTS))]
+    limits = [KEY.limit(index, SamplingOptions(max_new_tokens=12, random_limit_min=2)) for index in range(len(PROMPTS))]
     assert len(set(limits)) > 2
     assert tokens_of(drawn) == [tokens[: limits[place // 3]] for place, tokens in enumerate(tokens_of(whole))]
     cut = [len(response.token_ids) < len(other.token_ids) for response, other in zip(drawn, whole, strict=True)]
@@ -247,7 +247,7 @@ def test_each_prompt_has_a_limit_of_its_own_and_its_samples_share_it() -> None:
 
 
 def test_limits_are_uniform_over_their_range_both_ends_included_and_change_with_the_step() -> None:
-    options = SamplingOptions(max_new_tokens=6, shortest_limit=3)
+    options = SamplingOptions(max_new_tokens=6, random_limit_min=3)
     counts = Counter(KEY.limit(index, options) for index in range(4000))
     assert sorted(counts) == [3, 4, 5, 6]
     assert all(abs(count - 1000) < 5 * math.sqrt(1000 * 0.75) for count in counts.values())
@@ -260,7 +260,7 @@ def test_a_stop_string_ends_a_response_where_the_text_first_holds_it() -> None:
     free = generate(twin(), max_new_tokens=30, num_samples=2)
     longest = max(free, key=lambda response: len(response.text))
     stop = longest.text[4:6]
-    stopped = generate(twin(), max_new_tokens=30, num_samples=2, stop_strings=(stop,), engine={"max_rows": 3})
+    stopped = generate(twin(), max_new_tokens=30, num_samples=2, stop_strings=(stop,), engine={"max_num_seqs": 3})
     assert any(response.finish is Finish.STOP for response in stopped)
     for before, after in zip(free, stopped, strict=True):
         assert before.token_ids[: len(after.token_ids)] == after.token_ids
@@ -287,7 +287,7 @@ def test_a_prompt_is_computed_once_for_all_its_samples(monkeypatch: pytest.Monke
         return original(self, packed, cache)
 
     monkeypatch.setattr(LanguageModel, "prefill", counting)
-    generate(twin(), num_samples=7, engine={"max_rows": 3, "prefill_tokens": 20})
+    generate(twin(), num_samples=7, engine={"max_num_seqs": 3, "prefill_tokens": 20})
     assert computed == [token for prompt in PROMPTS for token in prompt.token_ids]
 
 
@@ -306,7 +306,7 @@ def test_rows_are_kept_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         return counting
 
     monkeypatch.setattr(LanguageModel, "decoder", counted)
-    responses = generate(twin(), num_samples=6, engine={"max_rows": 4})
+    responses = generate(twin(), num_samples=6, engine={"max_num_seqs": 4})
     assert sum(passes) == sum(len(response.token_ids) - 1 for response in responses)
     first_idle = next(index for index, rows in enumerate(passes) if rows < 4)
     assert all(rows == 4 for rows in passes[:first_idle])
@@ -315,7 +315,7 @@ def test_rows_are_kept_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_reads_what_a_row_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN in all that was written and is not in use: in rows about to be given away, and in rows that have moved."""
-    expected = generate(twin(), num_samples=4, engine={"max_rows": 5})
+    expected = generate(twin(), num_samples=4, engine={"max_num_seqs": 5})
     place, move = RowCache.place, RowCache.move
 
     def fill(cache: RowCache, rows: list[int]) -> None:
@@ -335,14 +335,14 @@ def test_nothing_reads_what_a_row_held_before(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(RowCache, "place", poisoned_place)
     monkeypatch.setattr(RowCache, "move", poisoned_move)
-    assert tokens_of(generate(twin(), num_samples=4, engine={"max_rows": 5})) == tokens_of(expected)
+    assert tokens_of(generate(twin(), num_samples=4, engine={"max_num_seqs": 5})) == tokens_of(expected)
 
 
 def test_rows_grow_beyond_their_first_size() -> None:
     """Long responses: storage begins with room for 64 new tokens."""
     model = bias_towards(twin(), 9)
     model.lm_head.bias.data.mul_(0).index_fill_(0, torch.tensor(ENDS), -1000.0)
-    responses = generate(model, PROMPTS[:3], max_new_tokens=150, engine={"max_rows": 2})
+    responses = generate(model, PROMPTS[:3], max_new_tokens=150, engine={"max_num_seqs": 2})
     assert {len(response.token_ids) for response in responses} == {150}
     language_model = LanguageModel(model)
     batch = pack_responses([r.prompt.token_ids for r in responses], tokens_of(responses))
@@ -421,8 +421,8 @@ def test_what_cannot_be_generated_is_refused() -> None:
         generate(model, [Prompt(id="p9", token_ids=())])
     with pytest.raises(UserError, match=r"'p2' has 24 tokens.*36.*16 positions"):
         generate(model)
-    with pytest.raises(UserError, match="max_rows"):
-        engine_of(model, max_rows=0)
+    with pytest.raises(UserError, match="max_num_seqs"):
+        engine_of(model, max_num_seqs=0)
     assert len(generate(model, prompts_of("abcd"), max_new_tokens=12)) == 1
 
 

@@ -55,7 +55,7 @@ CHATTING = {**scorer(), "data.as_messages": True, "data.max_prompt_tokens": 20}
 
 def function(**options: Any) -> dict[str, Any]:
     name = "knobs:share_of"
-    return {"value": {"start": "policy"}, "reward": [{"kind": "function", "function": name, **options}]}
+    return {"value": {"init_from": "policy"}, "reward": [{"kind": "function", "function": name, **options}]}
 
 
 HOSTILE = {"verifier_class": "example_verifiers:Hostile"}
@@ -63,7 +63,7 @@ HOSTILE = {"verifier_class": "example_verifiers:Hostile"}
 
 def verifier(**options: Any) -> dict[str, Any]:
     own = {"kind": "verifier", "verifier_class": "example_verifiers:Letters", "workers": 1}
-    return {"value": {"start": "policy"}, "reward": [own | options]}
+    return {"value": {"init_from": "policy"}, "reward": [own | options]}
 
 
 def share_of(prompts: Any, responses: Any, metadata: Any, *, letter: str = "a") -> list[float]:
@@ -112,19 +112,19 @@ def grade(prompts: Any, responses: Any, metadata: Any) -> list[float]:
     return [len(prompt) * 0.4 - 1.4 for prompt in prompts]
 
 
-GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"start": "policy"}}
+GROUPS = {"ppo.responses_per_prompt": 2, "ppo.advantage": "group_centred", "value": {"init_from": "policy"}}
 STEEP = {"ppo.policy_optimizer.learning_rate": 0.5, "ppo.epochs_per_step": 3}
 GATED = STEEP | {"ppo.policy_loss.objective": "sapo"}
 TRUSTING = STEEP | {"ppo.policy_loss.objective": "m2po"}
 BF16 = {"run.precision": "bf16"}
-BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"estimator": "pass_at_k"}, "value": {"start": "policy"}}
+BEST_OF = {"ppo.responses_per_prompt": 3, "ppo.advantage": {"estimator": "pass_at_k"}, "value": {"init_from": "policy"}}
 FAR = {"ppo.value_loss.kind": "huber", "ppo.value_loss.huber_delta": 0.02}
 NORMALISED = {"ppo.value_loss.normalise": "exponential"}
 EQUAL = {
     "ppo.responses_per_prompt": 2,
     "ppo.advantage": {"estimator": "group_centred"},
-    "ppo.outcome": "function",
-    "value": {"start": "policy"},
+    "ppo.task_reward": "function",
+    "value": {"init_from": "policy"},
     "reward": [
         {"kind": "function", "function": "knobs:grade"},
         {"kind": "function", "name": "form", "function": "knobs:share_of"},
@@ -138,18 +138,18 @@ FILTERED = {
     "data.filter": {"above": 0.3, "below": -0.5},
     "ppo.num_steps": 4,
     "reward": [{"kind": "function", "function": "knobs:grade"}],
-    "value.start": "policy",
+    "value.init_from": "policy",
 }
 SLOW = {"learning_rate": 1e-5}
-TRUNK = {"value.start": "trunk", "ppo.value_optimizer": SLOW}
-CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_rows": 4}
+TRUNK = {"value.init_from": "trunk", "ppo.value_optimizer": SLOW}
+CUT = {"ppo.rollout.max_new_tokens": 2, "ppo.rollout.max_num_seqs": 4}
 POLICY_LORA = {"policy.lora": LORA}
-ONE_BASE = POLICY_LORA | {"value.start": "policy"} | scorer(path="$/reward_adapter", share_base=True)
-FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.start": "policy"}
+ONE_BASE = POLICY_LORA | {"value.init_from": "policy"} | scorer(path="$/reward_adapter", share_base=True)
+FAULTY = {"reward": [{"kind": "function", "function": "knobs:mostly_fails"}], "value.init_from": "policy"}
 ENDED_SOON = {"ppo.rollout.stop_token_ids": list(range(6, 24))}
 TOO_SHORT = ENDED_SOON | {"ppo.score.min_tokens": 2, "ppo.score.min_tokens_penalty": 1.0}
 ANSWERED = {"data.sources": [{"function": "knobs:rows", "columns": {"answer": "response"}}]}
-DEAD = {"reward": [{"kind": "function", "function": "knobs:always_one"}], "value.start": "policy"}
+DEAD = {"reward": [{"kind": "function", "function": "knobs:always_one"}], "value.init_from": "policy"}
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}<eos>{% endfor %}"
 DROPOUT = {"model": {"path": "$/with_dropout"}}
 
@@ -180,7 +180,7 @@ KNOBS = [
     Knob(run.ModelConfig, "frozen_layers", "sft", {"model.frozen_layers": 1}),
     Knob(run.ScalarModelConfig, "frozen_layers", "reward", {"model.frozen_layers": 1}),
     Knob(run.ModelConfig, "activation_checkpointing", "sft", {"model.activation_checkpointing": True}),
-    Knob(run.ScalarModelConfig, "start", "ppo", {"value.start": "policy"}),
+    Knob(run.ScalarModelConfig, "init_from", "ppo", {"value.init_from": "policy"}),
     Knob(
         run.ScalarModelConfig,
         "path",
@@ -279,7 +279,7 @@ KNOBS = [
     Knob(recipes.RewardTrainingConfig, "pairs_per_step", "reward", {"reward.pairs_per_step": 3}),
     Knob(recipes.RewardTrainingConfig, "tokens_per_microbatch", "reward", {"reward.tokens_per_microbatch": 900}),
     Knob(recipes.RewardTrainingConfig, "loss", "reward", {"reward.loss": "divergence_window"}),
-    Knob(recipes.RewardTrainingConfig, "centring", "reward", {"reward.centring": 0.5}),
+    Knob(recipes.RewardTrainingConfig, "score_centring", "reward", {"reward.score_centring": 0.5}),
     Knob(recipes.RewardTrainingConfig, "dropout", "reward", {"reward.dropout": True}, DROPOUT),
     Knob(
         recipes.PPORecipe,
@@ -311,16 +311,16 @@ KNOBS = [
         {"ppo.rollout.min_new_tokens": 30},
         {"ppo.rollout.max_new_tokens": 30, "ppo.rollout.min_new_tokens": 1},
     ),
-    Knob(ppo.RolloutConfig, "shortest_limit", "ppo", {"ppo.rollout.shortest_limit": 1}),
+    Knob(ppo.RolloutConfig, "random_limit_min", "ppo", {"ppo.rollout.random_limit_min": 1}),
     Knob(ppo.RolloutConfig, "temperature", "ppo", {"ppo.rollout.temperature": 0.5}),
     Knob(ppo.RolloutConfig, "greedy", "ppo", {"ppo.rollout.greedy": True}),
     Knob(ppo.RolloutConfig, "top_k", "ppo", {"ppo.rollout.top_k": 2}, {"ppo.rollout.top_k": 40}),
     Knob(ppo.RolloutConfig, "top_p", "ppo", {"ppo.rollout.top_p": 0.3}, {"ppo.rollout.top_p": 0.99}),
     Knob(ppo.RolloutConfig, "stop_token_ids", "ppo", {"ppo.rollout.stop_token_ids": list(range(6, 40))}),
     Knob(ppo.RolloutConfig, "stop_strings", "ppo", {"ppo.rollout.stop_strings": list(CHARACTERS[:30])}),
-    Knob(ppo.RolloutConfig, "max_rows", "ppo", {"ppo.rollout.max_rows": 2}),
-    Knob(ppo.KLConfig, "place", "ppo", {"ppo.kl.place": "none"}),
-    Knob(ppo.KLConfig, "measure", "ppo", {"ppo.kl.measure": "k3"}),
+    Knob(ppo.RolloutConfig, "max_num_seqs", "ppo", {"ppo.rollout.max_num_seqs": 2}),
+    Knob(ppo.KLConfig, "apply_to", "ppo", {"ppo.kl.apply_to": "none"}),
+    Knob(ppo.KLConfig, "estimator", "ppo", {"ppo.kl.estimator": "k3"}),
     Knob(ppo.KLConfig, "clamp", "ppo", {"ppo.kl.clamp": 1e-3}),
     Knob(ppo.KLConfig, "coefficient", "ppo", {"ppo.kl.coefficient": 0.2}),
     Knob(ppo.KLConfig, "target", "ppo", {"ppo.kl.target": None}),
@@ -341,9 +341,9 @@ KNOBS = [
     Knob(ppo.AdvantageConfig, "k", "ppo", {"ppo.advantage.k": 3}, BEST_OF),
     Knob(ppo.AdvantageConfig, "least_spread", "ppo", {"ppo.advantage.least_spread": 10.0}),
     Knob(ppo.AdvantageConfig, "gamma", "ppo", {"ppo.advantage.gamma": 0.5}),
-    Knob(ppo.AdvantageConfig, "lam", "ppo", {"ppo.advantage.lam": 0.5}),
+    Knob(ppo.AdvantageConfig, "gae_lambda", "ppo", {"ppo.advantage.gae_lambda": 0.5}),
     Knob(ppo.AdvantageConfig, "length_adaptive", "ppo", {"ppo.advantage.length_adaptive": 0.4}),
-    Knob(ppo.AdvantageConfig, "value_lam", "ppo", {"ppo.advantage.value_lam": 0.5}),
+    Knob(ppo.AdvantageConfig, "value_gae_lambda", "ppo", {"ppo.advantage.value_gae_lambda": 0.5}),
     Knob(ppo.AdvantageConfig, "standardise", "ppo", {"ppo.advantage.standardise": False}),
     Knob(ppo.AdvantageConfig, "unbiased_variance", "ppo", {"ppo.advantage.unbiased_variance": True}),
     Knob(ppo.PolicyLossConfig, "clip_low", "ppo", {"ppo.policy_loss.clip_low": 0.9}, STEEP),
@@ -355,17 +355,17 @@ KNOBS = [
     Knob(ppo.PolicyLossConfig, "max_second_moment", "ppo", {"ppo.policy_loss.max_second_moment": 1e-4}, TRUSTING),
     Knob(
         ppo.PolicyLossConfig,
-        "average",
+        "aggregation",
         "ppo",
-        {"ppo.policy_loss.average": "responses"},
-        {"ppo.rollout.shortest_limit": 1},  # of responses of one length both averages are the same number
+        {"ppo.policy_loss.aggregation": "response_mean"},
+        {"ppo.rollout.random_limit_min": 1},  # of responses of one length both averages are the same number
     ),
     Knob(
         ppo.PolicyLossConfig,
-        "average_constant",
+        "divisor",
         "ppo",
-        {"ppo.policy_loss.average_constant": 3},
-        {"ppo.policy_loss.average": "constant"},
+        {"ppo.policy_loss.divisor": 3},
+        {"ppo.policy_loss.aggregation": "constant"},
     ),
     Knob(ppo.PolicyLossConfig, "entropy_coefficient", "ppo", {"ppo.policy_loss.entropy_coefficient": 0.1}),
     Knob(ppo.PolicyLossConfig, "behaviour_weight", "ppo", {"ppo.policy_loss.behaviour_weight": "masked"}, BF16),
@@ -376,20 +376,24 @@ KNOBS = [
     Knob(ppo.ValueLossConfig, "clip", "ppo", {"ppo.value_loss.clip": None}, STEEP | {"ppo.value_loss.clip": 1e-3}),
     Knob(ppo.ValueLossConfig, "normalise", "ppo", {"ppo.value_loss.normalise": "cumulative"}, NORMALISED),
     Knob(ppo.ValueLossConfig, "normalise_decay", "ppo", {"ppo.value_loss.normalise_decay": 0.5}, NORMALISED),
-    Knob(run.ScalarModelConfig, "start", "ppo", TRUNK, {"value.start": "policy", "ppo.value_optimizer": SLOW}),
+    Knob(run.ScalarModelConfig, "init_from", "ppo", TRUNK, {"value.init_from": "policy", "ppo.value_optimizer": SLOW}),
     Knob(run.ScalarModelConfig, "path", "ppo", {"value.path": "$/reward_model"}, TRUNK),
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}, TRUNK),
     Knob(ppo.PPOConfig, "critic_warmup_steps", "ppo", {"ppo.critic_warmup_steps": 1}),
     Knob(
-        ppo.PPOConfig, "truncated", "ppo", {"ppo.truncated": "mask"}, {"ppo.rollout.stop_token_ids": list(range(6, 16))}
+        ppo.PPOConfig,
+        "truncation_value",
+        "ppo",
+        {"ppo.truncation_value": "mask"},
+        {"ppo.rollout.stop_token_ids": list(range(6, 16))},
     ),
-    Knob(ppo.ScoreConfig, "truncated", "ppo", {"ppo.score.truncated": False}, CUT),
+    Knob(ppo.ScoreConfig, "score_truncated", "ppo", {"ppo.score.score_truncated": False}, CUT),
     Knob(ppo.ScoreConfig, "clip", "ppo", {"ppo.score.clip": 0.01}),
     Knob(ppo.ScoreConfig, "truncated_scale", "ppo", {"ppo.score.truncated_scale": 0.5}, CUT),
     Knob(ppo.ScoreConfig, "minus_reference_answer", "ppo", {"ppo.score.minus_reference_answer": True}, ANSWERED),
     Knob(ppo.ScoreConfig, "bias", "ppo", {"ppo.score.bias": 1.0}),
     Knob(ppo.ScoreConfig, "scale", "ppo", {"ppo.score.scale": 2.0}),
-    Knob(ppo.ScoreConfig, "running", "ppo", {"ppo.score.running": "standardise"}, {"ppo.score.running": "scale"}),
+    Knob(ppo.ScoreConfig, "normalise", "ppo", {"ppo.score.normalise": "standardise"}, {"ppo.score.normalise": "scale"}),
     Knob(ppo.ScoreConfig, "missing_eos_penalty", "ppo", {"ppo.score.missing_eos_penalty": 1.0}, ENDED_SOON),
     Knob(ppo.ScoreConfig, "min_tokens", "ppo", {"ppo.score.min_tokens": 4}, TOO_SHORT),
     Knob(ppo.ScoreConfig, "min_tokens_penalty", "ppo", {"ppo.score.min_tokens_penalty": 2.0}, TOO_SHORT),
@@ -403,7 +407,14 @@ KNOBS = [
         ENDED_SOON | {"ppo.score.overlong_buffer_tokens": 3},
     ),
     Knob(ppo.ScoreConfig, "whiten_rewards", "ppo", {"ppo.score.whiten_rewards": "zero_mean"}),
-    Knob(ppo.GuardConfig, "max_equal_steps", "ppo", {"ppo.guards.max_equal_steps": 2}, DEAD, "max_equal_steps"),
+    Knob(
+        ppo.GuardConfig,
+        "max_constant_reward_steps",
+        "ppo",
+        {"ppo.guards.max_constant_reward_steps": 2},
+        DEAD,
+        "max_constant_reward_steps",
+    ),
     Knob(
         ppo.GuardConfig,
         "max_ratio",
@@ -432,8 +443,8 @@ KNOBS = [
     Knob(ppo.PPOConfig, "evaluate_greedy", "ppo", {"ppo.evaluate_greedy": True}),
     Knob(ppo.PPOConfig, "evaluation_samples_per_prompt", "ppo", {"ppo.evaluation_samples_per_prompt": 2}),
     Knob(ppo.PPOConfig, "solved_score", "ppo", {"ppo.solved_score": 0.5}),
-    Knob(ppo.PPOConfig, "outcome", "ppo", {"ppo.outcome": "function"}),
-    Knob(ppo.AdvantageConfig, "equal_groups", "ppo", {"ppo.advantage.equal_groups": "exclude"}, EQUAL),
+    Knob(ppo.PPOConfig, "task_reward", "ppo", {"ppo.task_reward": "function"}),
+    Knob(ppo.AdvantageConfig, "zero_variance_groups", "ppo", {"ppo.advantage.zero_variance_groups": "exclude"}, EQUAL),
     Knob(ppo.PPOConfig, "evaluate_reference", "ppo", {"ppo.evaluate_reference": True}),
     Knob(ppo.PPOConfig, "policy_optimizer", "ppo", {"ppo.policy_optimizer": None}),
     Knob(ppo.PPOConfig, "value_optimizer", "ppo", {"ppo.value_optimizer": {"learning_rate": 1e-5}}),
@@ -569,7 +580,7 @@ SHOWN_ELSEWHERE = {
         "test_a_run_writes_one_line_per_step_and_one_before_the_first",
     ),
     (run.RunConfig, "device"): ("models/test_placement.py", "test_auto_takes_the_fastest_that_is_there"),
-    (ppo.PPOConfig, "side_by_side"): (
+    (ppo.PPOConfig, "overlap_updates"): (
         "ppo/test_side_by_side.py",
         "test_they_learn_the_same_and_a_repetition_has_the_same_bits",
     ),

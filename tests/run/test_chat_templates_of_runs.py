@@ -59,7 +59,7 @@ def reward_template(place: Path, template: str) -> PPORecipe:
     tokenizer.chat_template = template
     tokenizer.save_pretrained(place / "reward_model")
     recipe = recipe_of("ppo", place)
-    recipe["value"] = {"start": "policy"}
+    recipe["value"] = {"init_from": "policy"}
     recipe["data"]["max_prompt_tokens"] = 40
     recipe["ppo"] |= {"num_steps": 2}
     return PPORecipe.model_validate(recipe)

@@ -95,7 +95,7 @@ def test_a_larger_tokenizer_is_refused_for_each_role_before_weights_are_read(
     kind, role, sections = ROLES[name]
     recipe = changed(recipe_of(kind, place), {})
     if kind == "ppo":
-        recipe |= {"reward": recipe["reward"][1:], "value": {"start": "policy"}}
+        recipe |= {"reward": recipe["reward"][1:], "value": {"init_from": "policy"}}
     recipe |= _absolute(sections, place)
     monkeypatch.setattr(loading, "_saved_model", lambda *_: pytest.fail("weights were read"))
     monkeypatch.setattr(loading, "random_model", lambda *_: pytest.fail("weights were drawn"))

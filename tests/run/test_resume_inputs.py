@@ -31,8 +31,8 @@ def other_template(place: Path) -> None:
     tokenizer.save_pretrained(place / "tokenizer")
 
 
-OWN_START = {"value": {"start": "policy"}}
-ADAPTED = {"policy.lora": LORA, "value": {"start": "policy"}}
+OWN_START = {"value": {"init_from": "policy"}}
+ADAPTED = {"policy.lora": LORA, "value": {"init_from": "policy"}}
 
 
 @pytest.mark.parametrize(

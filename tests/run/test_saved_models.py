@@ -66,7 +66,7 @@ def test_a_link_to_a_model_of_a_checkpoint_is_followed(place: Path) -> None:
 
 
 def test_a_value_head_is_read_with_the_layers_below_it(place: Path) -> None:
-    checkpoint = train("ppo", place, "run", {"value": {"start": "trunk"}, "ppo.critic_warmup_steps": 1})
+    checkpoint = train("ppo", place, "run", {"value": {"init_from": "trunk"}, "ppo.critic_warmup_steps": 1})
     assert find_model(place / "run", role="value").folder == checkpoint / "value"
     flip(checkpoint / "policy" / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"policy/model\.safetensors has other contents"):

@@ -59,7 +59,7 @@ def test_a_run_with_relative_paths_survives_functions_that_move(
             "data": {"sources": [{"function": "test_working_directory:moving_rows", "arguments": to}]},
             "reward": [{"kind": "function", "name": "m", "function": "test_working_directory:moving", "arguments": to}],
             "gold": None,
-            "value": {"start": "policy"},
+            "value": {"init_from": "policy"},
         },
     )
     SEEN.clear()

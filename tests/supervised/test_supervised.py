@@ -90,11 +90,11 @@ def test_the_sft_gradient_does_not_depend_on_the_micro_batches(budget: int) -> N
 @pytest.mark.parametrize("loss", ["bradley_terry", "divergence_window"])
 @pytest.mark.parametrize("budget", [1, 20, 40])
 def test_the_reward_gradient_does_not_depend_on_the_micro_batches(budget: int, loss: str) -> None:
-    whole = reward_task(torch.float64, loss=loss, centring=0.1 if loss == "bradley_terry" else 0.0)
+    whole = reward_task(torch.float64, loss=loss, score_centring=0.1 if loss == "bradley_terry" else 0.0)
     cut = reward_task(
         torch.float64,
         loss=loss,
-        centring=0.1 if loss == "bradley_terry" else 0.0,
+        score_centring=0.1 if loss == "bradley_terry" else 0.0,
         tokens_per_microbatch=budget,
     )
     assert worst_difference(gradients(whole), gradients(cut)) < 1e-10
@@ -129,7 +129,7 @@ def test_the_score_of_an_answer_is_read_at_its_last_token() -> None:
 @pytest.mark.parametrize("centring", [0.0, 0.1])
 def test_the_loss_of_pairs_asks_for_their_margins_and_is_centred(centring: float) -> None:
     """Worked from the scores of each pair."""
-    record = reward_task(centring=centring).evaluate()
+    record = reward_task(score_centring=centring).evaluate()
     assert record is not None
     losses = []
     for pair, sample in zip(pairs(), record.samples, strict=True):

@@ -71,7 +71,7 @@ def of_window(pair: PreferencePair, chosen: list[float], rejected: list[float]) 
 
 REWARDS: dict[str, tuple[dict[str, Any], Callable[..., float]]] = {
     "plain": ({}, lambda *given: of_last(*given, 0.0)),
-    "centred": ({"centring": 0.3}, lambda *given: of_last(*given, 0.3)),
+    "centred": ({"score_centring": 0.3}, lambda *given: of_last(*given, 0.3)),
     "window": ({"loss": "divergence_window"}, of_window),
 }
 

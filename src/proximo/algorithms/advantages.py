@@ -231,7 +231,7 @@ def _added_to_the_best(scores: Tensor, k: int) -> Tensor:
 
 
 @torch.no_grad()
-def equal_groups(outcomes: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
+def zero_variance_groups(outcomes: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
     """[R] bool: True where all valid outcomes [R] of the response's group are one number, or there is at most one.
 
     Such a group says nothing of which response is better. Arguments as in `group_centred`; outcomes that are not valid

@@ -52,7 +52,7 @@ def near_the_sampler(
     mask: Tensor,
     lengths: Sequence[int],
     *,
-    measure: Literal["k1", "k2", "k3"],
+    estimator: Literal["k1", "k2", "k3"],
     over: Literal["token", "mean", "sum", "max"],
     limit: float,
 ) -> Tensor:
@@ -63,7 +63,7 @@ def near_the_sampler(
     masked tokens. The mean of k1 is minus the logarithm of the geometric mean of the ratios: |mean| <= limit keeps
     responses whose geometric mean is within exp(+-limit). False outside the mask, whatever stands there.
     """
-    each = ESTIMATES[measure](sampled_logprobs, proximal_logprobs)
+    each = ESTIMATES[estimator](sampled_logprobs, proximal_logprobs)
     each = torch.where(mask, each, 0)
     if over in ("token", "max"):
         each = each.abs()

@@ -2,11 +2,11 @@
 
 Pure functions of numbers, but for the two conversions. The caller keeps moments and units, and rescales the model.
 
-A value is scale * output + offset. The scale follows the standard deviation of the returns, so that the value model
+A value is scale * output + shift. The scale follows the standard deviation of the returns, so that the value model
 learns numbers of about one size, whatever the rewards are. When it moves, the model's last layer is multiplied by old
 scale / new scale, so that no value changes (PopArt, arXiv:1602.07714). PopArt moves the mean in the same way, by
 the bias of that layer; since the values stay, the difference of value and return, which is all that a loss reads, does
-not depend on that mean. A head without a bias therefore loses nothing by an offset that stays, and here it stays: at
+not depend on that mean. A head without a bias therefore loses nothing by a shift that stays, and here it stays: at
 the mean of the first returns for a model that claims nothing yet (all outputs 0), at 0 for any other.
 """
 
@@ -30,18 +30,18 @@ class ReturnMoments:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueUnits:
-    """value = scale * output + offset."""
+    """value = scale * output + shift."""
 
     scale: float = 1.0
-    offset: float = 0.0
+    shift: float = 0.0
 
     def to_values(self, outputs: Tensor) -> Tensor:
         """What the model's outputs mean, in units of the return."""
-        return outputs * self.scale + self.offset
+        return outputs * self.scale + self.shift
 
     def to_outputs(self, values: Tensor) -> Tensor:
         """What the model should say for values or returns: the inverse of `to_values`."""
-        return (values - self.offset) / self.scale
+        return (values - self.shift) / self.scale
 
 
 def cumulative_moments(moments: ReturnMoments, *, mean: float, variance: float, count: int) -> ReturnMoments:
@@ -60,7 +60,7 @@ def exponential_moments(moments: ReturnMoments, *, mean: float, variance: float,
 def followed_units(units: ValueUnits, moments: ReturnMoments, *, claims_nothing: bool) -> ValueUnits:
     """The units under new moments. `claims_nothing`: the moments are the first, and the model's outputs are all 0."""
     scale = max(math.sqrt(moments.variance), SMALLEST_SCALE)
-    return ValueUnits(scale=scale, offset=moments.mean if claims_nothing else units.offset)
+    return ValueUnits(scale=scale, shift=moments.mean if claims_nothing else units.shift)
 
 
 def _merged(moments: ReturnMoments, *, kept: float, added: float, mean: float, variance: float) -> ReturnMoments:

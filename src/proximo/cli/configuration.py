@@ -25,7 +25,7 @@ def config() -> None:
     """Look at recipes without running them.
 
     \b
-    proximo config show ppo ppo.advantage.lam=1         every key with the value that holds
+    proximo config show ppo ppo.advantage.gae_lambda=1  every key with the value that holds
     proximo config check my.yaml              one line, or every mistake
     proximo config schema ppo                 JSON schema, for an editor
 

@@ -1,4 +1,4 @@
-"""`proximo rate`: the difficulty of training prompts, before a run. Not the work: that is commands/pass_rates.py."""
+"""`proximo pass-rate`: the difficulty of training prompts, before a run. The work is in commands/pass_rates.py."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,10 +12,10 @@ from proximo.cli.working_directory import functions_of_the_working_directory
 
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
-    app.command()(rate)
+    app.command()(pass_rate)
 
 
-def rate(
+def pass_rate(
     recipe: RecipeName,
     out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write; it must not exist.")],
     overrides: Overrides = None,
@@ -29,7 +29,7 @@ def rate(
     too easy or too hard:
 
     \b
-    proximo rate my.yaml rated.jsonl --samples-per-prompt 8
+    proximo pass-rate my.yaml rated.jsonl --samples-per-prompt 8
     proximo ppo my.yaml data.sources='[{path: rated.jsonl}]' data.filter='{above: 0.9, below: 0.1, from_epoch: 0}'
     """
     new_file(out)

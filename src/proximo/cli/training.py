@@ -55,7 +55,7 @@ HELP: dict[Kind, str] = {
 
     \b
     proximo reward reward.yaml --dry-run
-    proximo reward reward.yaml model.path=runs/sft-model reward.centring=0.01
+    proximo reward reward.yaml model.path=runs/sft-model reward.score_centring=0.01
     proximo reward reward.yaml --resume
 
     docs/configuration.md lists every key, docs/data.md the forms of preference data.

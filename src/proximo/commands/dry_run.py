@@ -93,8 +93,8 @@ def _trained(model: ModelConfig | ScalarModelConfig) -> str:
 
 def _roles(recipe: PPORecipe) -> Iterator[str]:
     yield _line("policy", f"{_model(recipe.policy)}, {_trained(recipe.policy)}")
-    none = recipe.ppo.kl.place == "none"
-    yield _line("reference", "none: ppo.kl.place is none" if none else _reference(recipe.policy, recipe.reference))
+    none = recipe.ppo.kl.apply_to == "none"
+    yield _line("reference", "none: ppo.kl.apply_to is none" if none else _reference(recipe.policy, recipe.reference))
     yield _line("value", _value(recipe))
     for index, source in enumerate(recipe.reward):
         yield _line("reward", f"{_source(source, f'reward.{index}')}, weight {source.weight:g}")
@@ -130,18 +130,18 @@ def _value(recipe: PPORecipe) -> str:
         return f"none: advantage {advantage.estimator} " + (
             "compares responses instead" if advantage.compares_groups else "needs none"
         )
-    if recipe.value.start == "trunk":
+    if recipe.value.init_from == "trunk":
         head = "a fresh head" if recipe.value.path is None else f"the head of {_model(recipe.value)}"
         return f"{head} on the policy's own backbone, trained with it: value loss x {recipe.ppo.value_loss.weight:g}"
     scorer = next((source for source in recipe.reward if isinstance(source, ModelRewardConfig)), None)
-    if recipe.value.start == "reward" and scorer is not None and scorer.share_base:
+    if recipe.value.init_from == "reward" and scorer is not None and scorer.share_base:
         return f"adapter and head of the reward model{ON_BASE}, trained further"
     origins = {
         "policy": "backbone of the policy, fresh head",
         "reward": "backbone and head of the reward model",
     }
-    shared = ON_BASE if recipe.value.start == "policy" and recipe.value.lora and recipe.policy.lora else ""
-    return f"{origins.get(recipe.value.start) or _model(recipe.value)}, {_trained(recipe.value)}{shared}"
+    shared = ON_BASE if recipe.value.init_from == "policy" and recipe.value.lora and recipe.policy.lora else ""
+    return f"{origins.get(recipe.value.init_from) or _model(recipe.value)}, {_trained(recipe.value)}{shared}"
 
 
 def _data(recipe: SFTRecipe | RewardRecipe | DPORecipe | PPORecipe) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`proximo rate`: how often the policy that a run would start from solves each training prompt. Trains nothing.
+"""`proximo pass-rate`: how often the policy that a run would start from solves each training prompt. Trains nothing.
 
 What it writes is a data set: the prompts of the recipe, ready to be read, with the outcomes as `base_scores`, by which
 `data.filter` leaves prompts out.
@@ -23,7 +23,7 @@ from proximo.errors import UserError
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Mean, MetricValue
-from proximo.ppo.counted import outcome_of
+from proximo.ppo.counted import task_reward_of
 from proximo.ppo.evaluation import pass_metrics
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.roles.inference import InferenceCalls
@@ -57,7 +57,7 @@ def run_rate(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_pr
     try:
         with closing(task), unfinished.open("w", encoding="utf-8") as lines:
             for group in rated(task, task.prompts[:num_prompts], config):
-                lines.write(json.dumps(rated_row(group, config.outcome), ensure_ascii=False, default=str) + "\n")
+                lines.write(json.dumps(rated_row(group, config.task_reward), ensure_ascii=False, default=str) + "\n")
                 scored += group
                 if len(scored) % (config.prompts_per_step * samples_per_prompt) == 0:
                     done = len(scored) // samples_per_prompt
@@ -73,7 +73,7 @@ def sampling_only(recipe: PPORecipe) -> PPORecipe:
     """The recipe without what rating does not ask: no reference, no value model, no filter, no texts."""
     ppo = recipe.ppo.model_copy(
         update={
-            "kl": recipe.ppo.kl.model_copy(update={"place": "none", "reference_every_steps": None}),
+            "kl": recipe.ppo.kl.model_copy(update={"apply_to": "none", "reference_every_steps": None}),
             "advantage": AdvantageConfig(estimator="return_to_go"),
             "score": ScoreConfig(),
             "rollout": recipe.ppo.rollout.model_copy(update={"greedy": False}),
@@ -82,7 +82,7 @@ def sampling_only(recipe: PPORecipe) -> PPORecipe:
             "average_decay": None,
             "evaluate_average": False,
             "critic_warmup_steps": 0,
-            "truncated": "zero",
+            "truncation_value": "zero",
         }
     )
     data = recipe.data.model_copy(update={"filter": None})
@@ -101,7 +101,7 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
         yield from (list(scored[first : first + each]) for first in range(0, len(scored), each))
 
 
-def rated_row(group: Sequence[Scored], outcome: str | None) -> dict[str, Any]:
+def rated_row(group: Sequence[Scored], task_reward: str | None) -> dict[str, Any]:
     """The prompt as a row of data, with the outcomes of the responses that have a score."""
     prompt = group[0].response.prompt
     return {
@@ -109,17 +109,17 @@ def rated_row(group: Sequence[Scored], outcome: str | None) -> dict[str, Any]:
         "prompt": prompt.messages if prompt.text is None else prompt.text,
         **({} if prompt.answer is None else {"answer": prompt.answer}),
         **prompt.metadata,
-        "base_scores": [outcome_of(each, outcome) for each in group if each.valid],
+        "base_scores": [task_reward_of(each, task_reward) for each in group if each.valid],
     }
 
 
 def _print(scored: Sequence[Scored], config: PPOConfig, *, title: str) -> None:
     each = config.responses_per_prompt
     groups = [scored[start : start + each] for start in range(0, len(scored), each)]
-    outcomes = [[outcome_of(s, config.outcome) for s in group if s.valid] for group in groups]
+    outcomes = [[task_reward_of(s, config.task_reward) for s in group if s.valid] for group in groups]
     metrics: dict[str, MetricValue] = {
-        "score/outcome_mean": Mean.of(number for group in outcomes for number in group),
-        "group/equal_fraction": Mean.of(float(common_score(group) is not None) for group in outcomes if group),
+        "score/task_reward_mean": Mean.of(number for group in outcomes for number in group),
+        "group/zero_variance_fraction": Mean.of(float(common_score(group) is not None) for group in outcomes if group),
     }
     if config.solved_score is not None:
         metrics |= pass_metrics(scored, size=each, config=config)

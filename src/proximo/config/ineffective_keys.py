@@ -58,8 +58,8 @@ def _unused_rewards(recipe: PPORecipe, prefix: str) -> Iterator[str]:
 def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
     if not recipe.ppo.uses_critic:
         yield from _given(recipe, ("value",), prefix, f"advantage {recipe.ppo.advantage.estimator} has no critic")
-    if recipe.ppo.kl.place == "none":
-        yield from _given(recipe, ("reference",), prefix, "ppo.kl.place is none")
+    if recipe.ppo.kl.apply_to == "none":
+        yield from _given(recipe, ("reference",), prefix, "ppo.kl.apply_to is none")
 
 
 def _unused_in_sources(data: DataConfig, prefix: str) -> Iterator[str]:
@@ -77,9 +77,9 @@ def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
         reason = f"normalise is {ppo.value_loss.normalise}"
         yield from _given(ppo.value_loss, ("normalise_decay",), f"{prefix}value_loss.", reason)
     yield from _unused_in_advantage(ppo.advantage, f"{prefix}advantage.")
-    if ppo.kl.place == "none":
+    if ppo.kl.apply_to == "none":
         yield from _given(
-            ppo.kl, ("measure", "clamp", "coefficient", "target", "horizon"), f"{prefix}kl.", "place is none"
+            ppo.kl, ("estimator", "clamp", "coefficient", "target", "horizon"), f"{prefix}kl.", "apply_to is none"
         )
     elif ppo.kl.target is None:
         yield from _given(ppo.kl, ("horizon",), f"{prefix}kl.", "without target the coefficient does not adapt")
@@ -108,8 +108,8 @@ def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     if policy.objective != "sapo":
         reason = f"objective {policy.objective} has no gate"
         yield from _given(policy, ("gate_positive", "gate_negative"), f"{prefix}policy_loss.", reason)
-    if policy.average != "constant":
-        yield from _given(policy, ("average_constant",), f"{prefix}policy_loss.", f"average is {policy.average}")
+    if policy.aggregation != "constant":
+        yield from _given(policy, ("divisor",), f"{prefix}policy_loss.", f"aggregation is {policy.aggregation}")
     if policy.behaviour_weight == "none":
         keys = ("behaviour_cap", "behaviour_floor", "behaviour_of")
         yield from _given(policy, keys, f"{prefix}policy_loss.", "behaviour_weight is none")
@@ -121,17 +121,17 @@ def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
 
 def _unused_in_score(ppo: PPOConfig, prefix: str) -> Iterator[str]:
     score = ppo.score
-    if score.running != "none":
-        reason = f"running: {score.running} divides by the deviation of the scores, whatever their scale"
+    if score.normalise != "none":
+        reason = f"normalise: {score.normalise} divides by the deviation of the scores, whatever their scale"
         yield from _given(score, ("scale",), prefix, reason)
-    if score.running == "standardise":
-        yield from _given(score, ("bias",), prefix, "running: standardise subtracts the mean of the scores")
+    if score.normalise == "standardise":
+        yield from _given(score, ("bias",), prefix, "normalise: standardise subtracts the mean of the scores")
     if score.overlong_buffer_tokens is None:
         yield from _given(score, ("overlong_penalty",), prefix, "overlong_buffer_tokens is null")
     if score.missing_eos_penalty is None and score.min_tokens is None:
         yield from _given(score, ("penalty_mode",), prefix, "there is neither missing_eos_penalty nor min_tokens")
-    if ppo.truncated == "mask":
-        reason = "truncated: mask leaves the responses out"
+    if ppo.truncation_value == "mask":
+        reason = "truncation_value: mask leaves the responses out"
         yield from _given(score, ("missing_eos_penalty", "truncated_scale"), prefix, reason)
 
 
@@ -140,10 +140,10 @@ def _unused_in_advantage(advantage: AdvantageConfig, prefix: str) -> Iterator[st
         yield from _given(advantage, ("k",), prefix, f"estimator is {advantage.estimator}")
     if not advantage.uses_critic:
         reason = f"advantage {advantage.estimator} has no critic"
-        keys = ("lam", "length_adaptive", "value_lam", "least_spread")
+        keys = ("gae_lambda", "length_adaptive", "value_gae_lambda", "least_spread")
         yield from _given(advantage, keys if advantage.goes_by_token else ("gamma", *keys), prefix, reason)
     elif advantage.length_adaptive is not None:
-        yield from _given(advantage, ("lam",), prefix, "length_adaptive sets the decay of each response")
+        yield from _given(advantage, ("gae_lambda",), prefix, "length_adaptive sets the decay of each response")
 
 
 def _unused_in_optimizer(optimizer: OptimizerConfig, prefix: str) -> Iterator[str]:

@@ -55,7 +55,7 @@ class RewardTrainingConfig(Section):
     loss: Literal["bradley_terry", "divergence_window"] = "bradley_terry"
     """`bradley_terry` compares the scores of the last tokens; `divergence_window` those of all tokens from where
     the two answers part (as DeepSpeed-Chat)."""
-    centring: float = Field(0.0, ge=0)
+    score_centring: float = Field(0.0, ge=0)
     """Weight of the squared sum of both scores, which keeps scores near 0; for `bradley_terry`."""
     dropout: bool = False
     """Keep the model's own dropout in training."""
@@ -64,8 +64,8 @@ class RewardTrainingConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.centring > 0 and self.loss != "bradley_terry":
-            raise ValueError(f"centring belongs to loss: bradley_terry; with {self.loss} leave it out")
+        if self.score_centring > 0 and self.loss != "bradley_terry":
+            raise ValueError(f"score_centring belongs to loss: bradley_terry; with {self.loss} leave it out")
         return self
 
     @property
@@ -145,7 +145,7 @@ class RewardRecipe(Section):
 
     @model_validator(mode="after")
     def _starts_somewhere(self) -> Self:
-        if self.model.start != "path":
+        if self.model.init_from != "path":
             raise ValueError("model needs path (trained weights) or config (a random start)")
         _check_quantisation(self.model, "model", self.run)
         _check_tokenizer(self.model, "model", self.tokenizer)
@@ -233,9 +233,9 @@ class PPORecipe(Section):
         if all(source.weight == 0 for source in self.reward):
             raise ValueError("every source of reward has weight 0, so every score would be 0: give one another weight")
         names = [source.name for source in self.reward]
-        if not self.ppo.outcome_is_of(names):
+        if not self.ppo.task_reward_is_of(names):
             raise ValueError(
-                f"ppo.outcome is {self.ppo.outcome}, which is no reward source and no part of one; sources: "
+                f"ppo.task_reward is {self.ppo.task_reward}, which is no reward source and no part of one; sources: "
                 f"{', '.join(names)}"
             )
         dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
@@ -244,10 +244,15 @@ class PPORecipe(Section):
                 f"reward source {dense[0]} rewards single tokens, but ppo.advantage {self.ppo.advantage.estimator} "
                 "judges a response as a whole: use gae or a return to go, or set dense: none"
             )
-        if self.ppo.uses_critic and self.value.start == "reward" and all(s.kind != "model" for s in self.reward):
-            raise ValueError("value.start is reward, but no reward source is of kind model")
+        if self.ppo.uses_critic and self.value.init_from == "reward" and all(s.kind != "model" for s in self.reward):
+            raise ValueError("value.init_from is reward, but no reward source is of kind model")
         _check_reference(self.policy, "policy", self.reference)
-        if self.ppo.uses_critic and self.policy.config is not None and self.value.lora and self.value.start == "policy":
+        if (
+            self.ppo.uses_critic
+            and self.policy.config is not None
+            and self.value.lora
+            and self.value.init_from == "policy"
+        ):
             raise ValueError(f"value starts from the policy, which is a random start: {RANDOM_BASE}")
         if self.policy.lora is not None and self.ppo.kl.reference_every_steps is not None:
             raise ValueError(
@@ -260,7 +265,7 @@ class PPORecipe(Section):
 
     @model_validator(mode="after")
     def _loss_fits_the_run(self) -> Self:
-        if problem := trunk_problem(self.ppo, shares_trunk=self.value.start == "trunk"):
+        if problem := trunk_problem(self.ppo, shares_trunk=self.value.init_from == "trunk"):
             raise ValueError(problem)
         if self.ppo.policy_loss.asks_the_sampler and self.run.precision == "float32":
             weighs = self.ppo.policy_loss.behaviour_weight != "none"
@@ -301,11 +306,11 @@ class PPORecipe(Section):
     def _can_be_quantised(self) -> Self:
         _check_quantisation(self.policy, "policy", self.run)
         _check_quantisation(self.value, "value", self.run)
-        whole = self.ppo.uses_critic and self.value.start == "policy" and self.value.lora is None
+        whole = self.ppo.uses_critic and self.value.init_from == "policy" and self.value.lora is None
         if self.policy.quantisation != "none" and whole:
             raise ValueError(
-                "value.start is policy, whose quantised base cannot train: give value.lora, or value.path with a model "
-                "of its own"
+                "value.init_from is policy, whose quantised base cannot train: give value.lora, or value.path with a "
+                "model of its own"
             )
         return self
 
@@ -317,10 +322,10 @@ class PPORecipe(Section):
                 "share_base of a reward model needs policy.lora: a policy that trains in full changes the weights that "
                 "the reward model reads"
             )
-        adapted = self.ppo.uses_critic and self.value.start == "reward" and scorers and scorers[0].share_base
+        adapted = self.ppo.uses_critic and self.value.init_from == "reward" and scorers and scorers[0].share_base
         if adapted and (self.value.lora is not None or self.value.frozen_layers):
             raise ValueError(
-                "value.start is reward, whose adapter the value model takes over and trains: remove value.lora and "
+                "value.init_from is reward, whose adapter the value model takes over and trains: remove value.lora and "
                 "value.frozen_layers"
             )
         return self

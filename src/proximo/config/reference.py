@@ -29,7 +29,7 @@ proximo recipes                              # the recipes that are shipped
 proximo recipes copy ppo my.yaml             # start from one
 proximo ppo my.yaml --dry-run                # what would happen, in numbers
 proximo ppo my.yaml run.seed=1 ppo.kl.coefficient=0.1
-proximo config show my.yaml ppo.advantage.lam=1        # every key with the value that holds
+proximo config show my.yaml ppo.advantage.gae_lambda=1 # every key with the value that holds
 proximo config schema ppo                    # JSON schema, for an editor
 ```
 

@@ -159,7 +159,7 @@ class ModelConfig(Section):
 class ScalarModelConfig(Section):
     """A model with one score per token: the value model, or a reward model in training."""
 
-    start: Literal["policy", "trunk", "reward", "path"] = "policy"
+    init_from: Literal["policy", "trunk", "reward", "path"] = "policy"
     """Backbone and head from: a copy of the policy (fresh head), the reward model (its head too), or `path` or
     `config`, which is what holds where one of these is given. `trunk`: no backbone of its own, but a head on the
     policy's (fresh, or that of the model at `path`), so that one pass and one update serve both."""
@@ -173,7 +173,7 @@ class ScalarModelConfig(Section):
     lora: LoRAConfig | None = None
     """Train an adapter and the head only."""
     quantisation: Literal["none", "8bit", "4bit"] = "none"
-    """Store the matrices of the base in few bits, under lora; with start: policy its base is as the policy's is."""
+    """Store the matrices of the base in few bits, under lora; with init_from: policy its base is as the policy's is."""
     frozen_layers: int = Field(0, ge=0)
     """The first layers, and the embeddings below them, that are not trained."""
     activation_checkpointing: bool = False
@@ -181,21 +181,21 @@ class ScalarModelConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _start_from_what_is_given(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "start" not in data and (data.get("path") or data.get("config")):
-            return {**data, "start": "path"}
+    def _init_from_what_is_given(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "init_from" not in data and (data.get("path") or data.get("config")):
+            return {**data, "init_from": "path"}
         return data
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         given = (self.path is not None) + (self.config is not None)
-        if self.start == "path" and given != 1:
-            raise ValueError("exactly one of path and config is needed where start is path")
-        if self.start == "trunk":
+        if self.init_from == "path" and given != 1:
+            raise ValueError("exactly one of path and config is needed where init_from is path")
+        if self.init_from == "trunk":
             self._refuse_own_trunk()
-        elif self.start != "path" and given:
-            raise ValueError(f"path and config are for start: path; start is {self.start}")
-        if self.quantisation != "none" and self.start == "policy":
+        elif self.init_from != "path" and given:
+            raise ValueError(f"path and config are for init_from: path; init_from is {self.init_from}")
+        if self.quantisation != "none" and self.init_from == "policy":
             raise ValueError("the value model starts on the policy's base: give policy.quantisation and leave this out")
         if self.config is not None and self.lora is not None:
             raise ValueError(RANDOM_BASE)
@@ -210,7 +210,7 @@ class ScalarModelConfig(Section):
         given = [name for name in own if getattr(self, name)]
         if given:
             raise ValueError(
-                f"start: trunk puts a head on the policy's own layers, so {given[0]} is for the policy to say: set "
+                f"init_from: trunk puts a head on the policy's own layers, so {given[0]} is for the policy to say: set "
                 f"policy.{given[0]} instead"
             )
 

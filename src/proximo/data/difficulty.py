@@ -52,7 +52,7 @@ class FilterState:
     """Places of the epoch's order that were passed, those of prompts that are out included."""
     too_easy: tuple[int, ...] = ()
     too_hard: tuple[int, ...] = ()
-    held_back: int = 0
+    kept_beyond_bounds: int = 0
     """Prompts beyond a bound that stayed at the last end of an epoch: too many would have left."""
     scores: Mapping[int, tuple[float, int]] = field(default_factory=dict)
     """Prompt -> (sum, number) of its scores in this epoch."""
@@ -69,7 +69,7 @@ class FilterState:
             "passed": self.passed,
             "too_easy": list(self.too_easy),
             "too_hard": list(self.too_hard),
-            "held_back": self.held_back,
+            "kept_beyond_bounds": self.kept_beyond_bounds,
             "scores": [[row, total, count] for row, (total, count) in self.scores.items()],
         }
 
@@ -81,7 +81,7 @@ class FilterState:
             passed=content["passed"],
             too_easy=tuple(content["too_easy"]),
             too_hard=tuple(content["too_hard"]),
-            held_back=content["held_back"],
+            kept_beyond_bounds=content["kept_beyond_bounds"],
             scores={row: (total, count) for row, total, count in content["scores"]},
         )
 
@@ -120,7 +120,7 @@ class DifficultyFilter:
     @property
     def is_used_up(self) -> bool:
         """True where more prompts would have left, had a step not needed them."""
-        return self.state.held_back > 0 and self.num_active <= self.options.min_prompts
+        return self.state.kept_beyond_bounds > 0 and self.num_active <= self.options.min_prompts
 
     @property
     def epochs_done(self) -> float:
@@ -181,7 +181,7 @@ class DifficultyFilter:
             state,
             too_easy=(*state.too_easy, *(row for _, row, easy in leaving if easy)),
             too_hard=(*state.too_hard, *(row for _, row, easy in leaving if not easy)),
-            held_back=len(beyond) - len(leaving),
+            kept_beyond_bounds=len(beyond) - len(leaving),
             scores={},
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from proximo.algorithms.advantages import equal_groups
+from proximo.algorithms.advantages import zero_variance_groups
 from proximo.algorithms.kl import k1
 from proximo.algorithms.segments import segment_sum, value_positions
 from proximo.config.ppo.options import PPOConfig
@@ -20,7 +20,7 @@ from proximo.records import Experience, Finish, Scored, ScoreState
 
 def counts(scored: Scored, config: PPOConfig) -> bool:
     """False for a response that counts nowhere in its step."""
-    cut = scored.response.finish is Finish.LENGTH and config.truncated == "mask"
+    cut = scored.response.finish is Finish.LENGTH and config.truncation_value == "mask"
     return scored.valid and bool(scored.response.response_mask.any()) and not cut
 
 
@@ -35,7 +35,7 @@ def nothing_to_learn(experience: Experience, config: PPOConfig) -> bool:
     An update would still move weights: by the optimizer's momentum, and by what else is in the loss, at full size,
     since AdamW makes any lasting gradient that.
     """
-    excludes = config.advantage.equal_groups == "exclude"
+    excludes = config.advantage.zero_variance_groups == "exclude"
     nothing = excludes and not bool(experience.mask.any()) and bool(counted_ones(experience.scored, config).any())
     return experience.is_flat or nothing
 
@@ -48,8 +48,8 @@ def token_values(experience: Experience) -> Tensor:
 
 
 def has_score(scored: Scored, config: PPOConfig) -> bool:
-    """False where it could not be scored, and where it was cut and `score.truncated` denies it its score."""
-    unscored = scored.response.finish is Finish.LENGTH and not config.score.truncated
+    """False where it could not be scored, and where it was cut and `score.score_truncated` denies it its score."""
+    unscored = scored.response.finish is Finish.LENGTH and not config.score.score_truncated
     return scored.valid and not unscored
 
 
@@ -59,7 +59,7 @@ def group_numbers(scored: Sequence[Scored]) -> Tensor:
     return torch.tensor([numbers.setdefault(s.response.prompt.id, len(numbers)) for s in scored])
 
 
-def outcome_of(scored: Scored, name: str | None) -> float:
+def task_reward_of(scored: Scored, name: str | None) -> float:
     """Whether, or how well, a response solved its task: the component of that name, or its whole score for None.
 
     0 for a response at fault that the source gave no such component. Raises ConfigError where it gave none to a
@@ -71,7 +71,7 @@ def outcome_of(scored: Scored, name: str | None) -> float:
         if scored.state is ScoreState.MODEL_FAULT:
             return 0.0
         raise ConfigError(
-            f"ppo.outcome is {name}, but the reward gave no component of that name; it gave: "
+            f"ppo.task_reward is {name}, but the reward gave no component of that name; it gave: "
             f"{', '.join(sorted(scored.components)) or 'none'}"
         )
     return scored.components[name]
@@ -82,12 +82,14 @@ def equal_outcomes(scored: Sequence[Scored], counted: Tensor, config: PPOConfig)
 
     True also for a response that is alone in its group: there is nothing to compare it with.
     """
-    outcomes = [outcome_of(s, config.outcome) if counts else 0.0 for s, counts in zip(scored, counted, strict=True)]
-    return equal_groups(torch.tensor(outcomes, dtype=torch.float64), group_numbers(scored), counted)
+    outcomes = [
+        task_reward_of(s, config.task_reward) if counts else 0.0 for s, counts in zip(scored, counted, strict=True)
+    ]
+    return zero_variance_groups(torch.tensor(outcomes, dtype=torch.float64), group_numbers(scored), counted)
 
 
 def counted_responses(experience: Experience) -> list[int]:
-    """The responses of which a token counts: not those without a score, nor those cut off under `truncated: mask`."""
+    """The responses of which a token counts: not those without a score, nor those under `truncation_value: mask`."""
     return [i for i, part in enumerate(experience.mask.split(list(experience.lengths))) if part.any()]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from proximo.config.recipes import PPORecipe
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
 from proximo.metrics.values import Last, MetricValue
-from proximo.ppo.counted import outcome_of
+from proximo.ppo.counted import task_reward_of
 from proximo.records import Prompt, Scored
 
 
@@ -19,21 +19,21 @@ def make_difficulty_filter(recipe: PPORecipe, prompts: Sequence[Prompt]) -> Diff
 
 
 def judge_difficulty(
-    difficulty: DifficultyFilter, draws: Sequence[Draw], scored: Sequence[Scored], *, outcome: str | None = None
+    difficulty: DifficultyFilter, draws: Sequence[Draw], scored: Sequence[Scored], *, task_reward: str | None = None
 ) -> dict[str, MetricValue]:
     """Tell the filter the scores of a step, in the order of its draws, and say where it stands then.
 
-    Scores are those of the reward sources, before they are shaped, or the component `outcome` of them; a response
+    Scores are those of the reward sources, before they are shaped, or the component `task_reward` of them; a response
     without one does not count.
     """
     size, was_used_up = len(scored) // len(draws), difficulty.is_used_up
     groups = [scored[start : start + size] for start in range(0, len(scored), size)]
-    difficulty.learn(draws, [[outcome_of(each, outcome) for each in group if each.valid] for group in groups])
+    difficulty.learn(draws, [[task_reward_of(each, task_reward) for each in group if each.valid] for group in groups])
     state = difficulty.state
     if difficulty.is_used_up and not was_used_up:
         warnings.warn(
             f"data.filter: {difficulty.num_active} prompts are left, as many as a step takes, so that "
-            f"{state.held_back} beyond the bounds stay: there is little left to learn from this data",
+            f"{state.kept_beyond_bounds} beyond the bounds stay: there is little left to learn from this data",
             stacklevel=2,
         )
     return {
@@ -41,5 +41,5 @@ def judge_difficulty(
         "filter/active": Last(difficulty.num_active),
         "filter/too_easy": Last(len(state.too_easy)),
         "filter/too_hard": Last(len(state.too_hard)),
-        "filter/held_back": Last(state.held_back),
+        "filter/kept_beyond_bounds": Last(state.kept_beyond_bounds),
     }

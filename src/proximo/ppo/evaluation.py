@@ -7,7 +7,7 @@ from proximo.algorithms.kl import k1
 from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.values import Mean, MetricValue, Sum
-from proximo.ppo.counted import outcome_of
+from proximo.ppo.counted import task_reward_of
 from proximo.ppo.roles.inference import InferenceCalls, Roles
 from proximo.ppo.scores import refuse_faulty
 from proximo.ppo.step_metrics import response_metrics, score_metrics
@@ -40,14 +40,14 @@ def evaluate_policy(
     """
     size = config.evaluation_samples_per_prompt
     # Shown as the sum of k1 whatever the run measures: a KL over the vocabulary would be computed for nothing.
-    kl = config.kl.model_copy(update={"measure": "k1"})
+    kl = config.kl.model_copy(update={"estimator": "k1"})
     own = {"responses_per_prompt": size, "samples_per_prompt": None, "kl": kl}
     calls = InferenceCalls(roles, reward, config.model_copy(update=own))
     responses = _answers(calls, prompts, seed=seed)
     (scored,) = calls.score(responses)
     refuse_faulty(scored, config.guards, where="evaluation")
     divergences: list[float | None] = [None] * len(responses)
-    if config.kl.place != "none":
+    if config.kl.apply_to != "none":
         (policy,) = calls.policy_logprobs(responses)
         reference, _ = calls.reference_logprobs(responses)
         parts = k1(policy, reference).split([len(response.token_ids) for response in responses])
@@ -55,8 +55,10 @@ def evaluate_policy(
     metrics = _metrics(scored, divergences) | statistics_of(reward)
     if config.solved_score is not None:
         metrics |= pass_metrics(scored, size=size, config=config)
-    if config.outcome is not None:
-        metrics["evaluation/outcome"] = Mean.of(outcome_of(each, config.outcome) for each in scored if each.valid)
+    if config.task_reward is not None:
+        metrics["evaluation/task_reward"] = Mean.of(
+            task_reward_of(each, config.task_reward) for each in scored if each.valid
+        )
     opponents: list[Scored | None] = [None] * len(scored)
     if roles.reference_engine is not None:
         theirs = InferenceCalls(replace(roles, engine=roles.reference_engine), reward, calls.config)
@@ -94,7 +96,7 @@ def pass_metrics(scored: Sequence[Scored], *, size: int, config: PPOConfig) -> d
 
     For k = 1, 2, 4, ... and all samples; prompts with fewer than k responses that have a score are left out."""
     assert config.solved_score is not None
-    solved = [outcome_of(s, config.outcome) >= config.solved_score if s.valid else None for s in scored]
+    solved = [task_reward_of(s, config.task_reward) >= config.solved_score if s.valid else None for s in scored]
     groups = [
         [each for each in solved[start : start + size] if each is not None] for start in range(0, len(scored), size)
     ]

@@ -59,7 +59,7 @@ def make_experience(
 ) -> tuple[Experience, RawAdvantages, ShapedScores]:
     """Shape and place the scores, subtract the KL, estimate advantages and returns (docs/ppo.md).
 
-    A response that could not be scored, has no token of the policy, or is cut off under `truncated: mask` counts
+    A response that could not be scored, has no token of the policy, or is cut off under `truncation_value: mask` counts
     nowhere: not in the loss, not in its group's baseline, not in the standardising. Nor does a group that is left out
     because its outcomes are equal, but for the running moments of scores. `moments` are of the scores of the steps
     before, `returns_seen` of their returns; those to go on with come back with the shaped scores and the raw
@@ -68,7 +68,7 @@ def make_experience(
     lengths = tuple(len(s.response.token_ids) for s in scored)
     counted = counted_ones(scored, config)
     learned = counted
-    if config.advantage.equal_groups == "exclude":
+    if config.advantage.zero_variance_groups == "exclude":
         learned = counted & ~equal_outcomes(scored, counted, config)
     mask = torch.cat([s.response.response_mask for s in scored]) & learned[segment_ids(lengths)]
     shaped = shape_scores(scored, counted, config=config, moments=moments)
@@ -124,7 +124,7 @@ def shape_scores(
         config: the section `score` says which of the steps are taken.
         moments: of the scores of all steps before.
 
-    A response without a score (`score.truncated: false`) keeps 0 through all of it, and is in no statistic.
+    A response without a score (`score.score_truncated: false`) keeps 0 through all of it, and is in no statistic.
     """
     options, lengths = config.score, [len(each.response.token_ids) for each in scored]
     scored_ones = torch.tensor([has_score(each, config) for each in scored], dtype=torch.bool)
@@ -133,10 +133,10 @@ def shape_scores(
     # In float64: one rounding, at the end.
     values = torch.tensor(raw, dtype=torch.float64)
     values = shaping.shift_and_scale(values, bias=options.bias, scale=options.scale)
-    if options.running != "none":
+    if options.normalise != "none":
         moments = shaping.update_moments(moments, values[counted])
-        values = shaping.scale_by_moments(values, moments, subtract_mean=options.running == "standardise")
-    factor = options.scale / ((moments.deviation or 1.0) if options.running != "none" else 1.0)
+        values = shaping.scale_by_moments(values, moments, subtract_mean=options.normalise == "standardise")
+    factor = options.scale / ((moments.deviation or 1.0) if options.normalise != "none" else 1.0)
     factors = torch.where(scored_ones, factor, 0.0)
     values, earned = _clipped(scored, values, factors, lengths, limit=options.clip)
     if options.truncated_scale != 1:
@@ -212,21 +212,21 @@ def _rewards(
     kl_coefficient: float,
 ) -> Tensor:
     penalty = torch.zeros_like(passes.old_logprobs)
-    if config.kl.place == "reward":
-        penalty = kl.clamped(_kl_per_token(passes, config.kl.measure), config.kl.clamp)
+    if config.kl.apply_to == "reward":
+        penalty = kl.clamped(_kl_per_token(passes, config.kl.estimator), config.kl.clamp)
     return shape_rewards(
         penalty, shaped.values, mask, lengths, kl_coefficient=kl_coefficient, token_rewards=shaped.token_rewards
     )
 
 
-def _kl_per_token(passes: Passes, measure: str) -> Tensor:
-    if measure == "full":
+def _kl_per_token(passes: Passes, estimator: str) -> Tensor:
+    if estimator == "full":
         if passes.full_kl is None:
-            raise ValueError("measure full needs the KL over the vocabulary from the reference call")
+            raise ValueError("estimator full needs the KL over the vocabulary from the reference call")
         return passes.full_kl
     if passes.reference_logprobs is None:
-        raise ValueError(f"measure {measure} needs reference log-probs")
-    return kl.ESTIMATES[measure](passes.old_logprobs, passes.reference_logprobs)
+        raise ValueError(f"estimator {estimator} needs reference log-probs")
+    return kl.ESTIMATES[estimator](passes.old_logprobs, passes.reference_logprobs)
 
 
 def _whitened(rewards: Tensor, mask: Tensor, config: PPOConfig) -> Tensor:
@@ -282,17 +282,17 @@ def _gae(
     config: PPOConfig,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns, each with its own decay where two are given (VAPO, arXiv:2504.05118)."""
-    keeps_value = config.truncated == "bootstrap"
+    keeps_value = config.truncation_value == "bootstrap"
     bootstrap = torch.tensor([keeps_value and s.response.finish is Finish.LENGTH for s in scored])
     advantage = config.advantage
 
     def with_lam(lam: float | Tensor) -> tuple[Tensor, Tensor]:
         return estimators.gae(rewards, values, mask, lengths, bootstrap=bootstrap, gamma=advantage.gamma, lam=lam)
 
-    lam: float | Tensor = advantage.lam
+    lam: float | Tensor = advantage.gae_lambda
     if advantage.length_adaptive is not None:
         # The tokens that the estimator walks over: what a tool wrote is no part of the response's length.
         num_tokens = segment_sum(mask.to(rewards.dtype), lengths)
         lam = estimators.length_adaptive_lam(num_tokens, alpha=advantage.length_adaptive)
     advantages, returns = with_lam(lam)
-    return advantages, returns if advantage.value_lam is None else with_lam(advantage.value_lam)[1]
+    return advantages, returns if advantage.value_gae_lambda is None else with_lam(advantage.value_gae_lambda)[1]

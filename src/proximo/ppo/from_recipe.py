@@ -77,7 +77,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
-    reference_config = None if recipe.ppo.kl.place == "none" else recipe.reference
+    reference_config = None if recipe.ppo.kl.apply_to == "none" else recipe.reference
     roles = {"policy": policy_config, "reference": reference_config, "value": value_reader(recipe)}
     check_readers(recipe.tokenizer, tokenizer, roles)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]

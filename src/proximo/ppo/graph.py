@@ -56,7 +56,7 @@ def step_graph(
     if config.samples_per_prompt is not None:
         calls.append(Call(name="select", role=None, reads=("candidates",), writes=("responses", "scored")))
     absent = []
-    if config.kl.place == "none":
+    if config.kl.apply_to == "none":
         absent += ["reference_logprobs", "full_kl"]
     else:
         writes = ("reference_logprobs", "full_kl")

@@ -16,8 +16,8 @@ def first_coefficient(config: KLConfig, controller: KLController | None) -> floa
     """What a nat costs in the first step. Raises ConfigError for a controller that has nothing, or too much, to do."""
     if controller is None:
         return config.coefficient
-    if config.place == "none":
-        raise ConfigError("kl_controller needs a KL to control, and kl.place none has none: leave one of them out")
+    if config.apply_to == "none":
+        raise ConfigError("kl_controller needs a KL to control, and kl.apply_to none has none: leave one of them out")
     if config.target is not None or config.coefficient != KLConfig().coefficient:
         raise ConfigError(
             "kl_controller keeps the KL coefficient, and so do kl.coefficient and kl.target: leave these two out"

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.algorithms.scores import common_score
 from proximo.config.ppo.options import GuardConfig
 from proximo.errors import DataError, TrainingError
-from proximo.ppo.counted import counts, has_score, outcome_of
+from proximo.ppo.counted import counts, has_score, task_reward_of
 from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.roles.inference import InferenceCalls
 from proximo.records import Response, Scored, ScoreState
@@ -77,12 +77,12 @@ class EqualSteps:
     """The score of them all; None where the last step had several."""
     count: int = 0
 
-    def after(self, scored: Sequence[Scored], *, outcome: str | None = None) -> "EqualSteps":
+    def after(self, scored: Sequence[Scored], *, task_reward: str | None = None) -> "EqualSteps":
         """With one step more. Faulty responses have no say; a step of nothing else changes nothing.
 
-        `outcome`: the component that is looked at, or None for the score.
+        `task_reward`: the component that is looked at, or None for the score.
         """
-        scores = [outcome_of(each, outcome) for each in scored if each.valid]
+        scores = [task_reward_of(each, task_reward) for each in scored if each.valid]
         if not scores:
             return self
         score = common_score(scores)
@@ -114,12 +114,12 @@ def refuse_faulty(scored: Sequence[Scored], guards: GuardConfig, *, where: str) 
 
 
 def refuse_equal(equal: EqualSteps, guards: GuardConfig, *, step: int) -> None:
-    """Raises TrainingError where all scores of `max_equal_steps` steps in a row are one number."""
-    if guards.max_equal_steps is not None and equal.count >= guards.max_equal_steps:
+    """Raises TrainingError where all scores of `max_constant_reward_steps` steps in a row are one number."""
+    if guards.max_constant_reward_steps is not None and equal.count >= guards.max_constant_reward_steps:
         raise TrainingError(
             f"step {step}: all scores of {equal.count} steps in a row are {equal.score:g}, which is what a dead reward "
             "source looks like, or a task that has nothing left to teach; look at the last samples, and at what the "
-            "source answers to them by hand (guards.max_equal_steps: null goes on)"
+            "source answers to them by hand (guards.max_constant_reward_steps: null goes on)"
         )
 
 

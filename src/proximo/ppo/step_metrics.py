@@ -20,8 +20,8 @@ from proximo.ppo.counted import (
     counted_responses,
     equal_outcomes,
     group_numbers,
-    outcome_of,
     sequence_kl,
+    task_reward_of,
     token_values,
 )
 from proximo.ppo.experience import RawAdvantages, ShapedScores
@@ -110,7 +110,7 @@ def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "pp
     first = None if outcome.policy is None else outcome.policy.first_minibatch
     if first is not None:
         refused = bool(broken_limits(first, precision=precision, objective=objective))
-        metrics |= first_minibatch_metrics(first) | {"first_minibatch/refused": Sum(int(refused))}
+        metrics |= first_minibatch_metrics(first) | {"first_minibatch/limit_exceeded": Sum(int(refused))}
     return metrics
 
 
@@ -149,7 +149,7 @@ def response_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
         "response/tokens_mean": Mean.of(lengths),
         "response/tokens_max": Max.of(lengths),
         "response/finished_fraction": Mean.of(float(response.finish.terminated) for response in kept),
-        "response/repeated_4": Mean.of(repeated_fraction(response.token_ids) for response in kept),
+        "response/repeat_4gram": Mean.of(repeated_fraction(response.token_ids) for response in kept),
         "response/distinct_2": Last(distinct_fraction(response.token_ids for response in kept)),
         "response/unscored": Sum(len(scored) - len(kept)),
     }
@@ -227,13 +227,13 @@ def _sum(x: Tensor, mask: Tensor) -> float:
 def group_metrics(scored: Sequence[Scored], counted: Tensor, config: PPOConfig) -> dict[str, MetricValue]:
     """Which share of the prompts, and of the responses, can teach something; nothing where groups are not compared."""
     outcome = {}
-    if config.outcome is not None:
-        outcome["score/outcome_mean"] = Mean.of(outcome_of(s, config.outcome) for s in scored if s.valid)
+    if config.task_reward is not None:
+        outcome["score/task_reward_mean"] = Mean.of(task_reward_of(s, config.task_reward) for s in scored if s.valid)
     if not config.advantage.compares_groups:
         return outcome
     equal, groups = equal_outcomes(scored, counted, config), group_numbers(scored)
     by_group = {int(group): bool(same) for group, same in zip(groups[counted], equal[counted], strict=True)}
     return outcome | {
-        "group/equal_fraction": Mean.of(float(same) for same in by_group.values()),
+        "group/zero_variance_fraction": Mean.of(float(same) for same in by_group.values()),
         "group/effective_fraction": Mean.of((~equal[counted]).double().tolist()),
     }

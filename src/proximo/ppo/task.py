@@ -80,7 +80,9 @@ class PPOTask:
         else:
             draws = self.difficulty.draw(size)
             outcome = self.ppo.run_step(prompts=[self.prompts[draw.row] for draw in draws])
-            progress = judge_difficulty(self.difficulty, draws, outcome.sampled, outcome=self.ppo.config.outcome)
+            progress = judge_difficulty(
+                self.difficulty, draws, outcome.sampled, task_reward=self.ppo.config.task_reward
+            )
         scored = outcome.experience.scored
         gold = self._gold(scored)
         metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | self._gold_statistics() | progress

@@ -255,7 +255,7 @@ class PPOTrainer:
             value=outcome.values.get("value_report"),
             candidates=outcome.values.get("candidates"),
             seconds=outcome.seconds,
-            kl_coefficient=None if self.config.kl.place == "none" else self.kl_coefficient,
+            kl_coefficient=None if self.config.kl.apply_to == "none" else self.kl_coefficient,
             compares_groups=self.config.advantage.compares_groups,
             extra=values_of(self.extra_calls, graph, outcome.values),
         )
@@ -265,7 +265,7 @@ class PPOTrainer:
             )
         self.score_moments = outcome.values["shaped_scores"].moments
         self.return_moments = step.raw_advantages.spread.seen
-        self.equal_steps = self.equal_steps.after(step.sampled, outcome=self.config.outcome)
+        self.equal_steps = self.equal_steps.after(step.sampled, task_reward=self.config.task_reward)
         self.steps_done += 1
         self.followers.move(self.steps_done)
         return step
@@ -325,7 +325,7 @@ class PPOTrainer:
         return [each.response for each in scored], scored
 
     def _refuse_equal(self, sampled: Sequence[Scored]) -> None:
-        equal = self.equal_steps.after(sampled, outcome=self.config.outcome)
+        equal = self.equal_steps.after(sampled, task_reward=self.config.task_reward)
         refuse_equal(equal, self.config.guards, step=self.steps_done + 1)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:

@@ -39,10 +39,10 @@ class LocalEngine:
         tokenizer: PreTrainedTokenizerBase,
         *,
         eos_token_ids: Collection[int],
-        max_rows: int = 64,
+        max_num_seqs: int = 64,
         prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
-        """`max_rows` responses grow at a time; `prefill_tokens` bounds the prompt tokens of one packed pass."""
+        """`max_num_seqs` responses grow at a time; `prefill_tokens` bounds the prompt tokens of one packed pass."""
         if not isinstance(model, LanguageModel):
             raise ModelError(
                 f"an engine samples from a LanguageModel, got {type(model).__name__}: write "
@@ -50,12 +50,12 @@ class LocalEngine:
             )
         if isinstance(eos_token_ids, int | str) or not isinstance(eos_token_ids, Collection):
             raise UserError(f"eos_token_ids must be a list of token ids, got {eos_token_ids!r:.60}: write [id]")
-        if max_rows < 1 or prefill_tokens < 1:
-            raise UserError(f"max_rows ({max_rows}) and prefill_tokens ({prefill_tokens}) must be at least 1")
+        if max_num_seqs < 1 or prefill_tokens < 1:
+            raise UserError(f"max_num_seqs ({max_num_seqs}) and prefill_tokens ({prefill_tokens}) must be at least 1")
         self._model = model
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._max_rows = max_rows
+        self._max_num_seqs = max_num_seqs
         self._prefill_tokens = prefill_tokens
 
     @torch.no_grad()
@@ -93,7 +93,7 @@ class LocalEngine:
 
     def _plan(self, prompts: Sequence[Prompt], num_samples: int, max_new_tokens: int) -> tuple[Scheduler, RowCache]:
         lengths = [len(prompt.token_ids) for prompt in prompts]
-        num_rows = min(self._max_rows, num_samples * len(prompts))
+        num_rows = min(self._max_num_seqs, num_samples * len(prompts))
         scheduler = Scheduler(lengths, num_samples=num_samples, num_rows=num_rows, prefill_tokens=self._prefill_tokens)
         return scheduler, rows_for(max(lengths), num_rows=num_rows, max_new_tokens=max_new_tokens)
 

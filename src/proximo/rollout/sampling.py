@@ -34,7 +34,7 @@ class SamplingOptions:
 
     max_new_tokens: int
     """A response is cut here, with `Finish.LENGTH`."""
-    shortest_limit: int | None = None
+    random_limit_min: int | None = None
     """Where given, each prompt's responses are cut at a length drawn between this and `max_new_tokens`, inclusive."""
     min_new_tokens: int = 0
     """End-of-sequence and stop tokens are not drawn, and stop strings not heeded, before a response is this long."""
@@ -58,9 +58,10 @@ class SamplingOptions:
             f"min_new_tokens ({self.min_new_tokens}) must be between 0 and max_new_tokens ({self.max_new_tokens})": (
                 0 <= self.min_new_tokens <= self.max_new_tokens
             ),
-            f"shortest_limit ({self.shortest_limit}) must be at least 1 and min_new_tokens ({self.min_new_tokens}) and "
-            f"at most max_new_tokens ({self.max_new_tokens})": (
-                self.shortest_limit is None or max(1, self.min_new_tokens) <= self.shortest_limit <= self.max_new_tokens
+            f"random_limit_min ({self.random_limit_min}) must be at least 1 and min_new_tokens ({self.min_new_tokens}) "
+            f"and at most max_new_tokens ({self.max_new_tokens})": (
+                self.random_limit_min is None
+                or max(1, self.min_new_tokens) <= self.random_limit_min <= self.max_new_tokens
             ),
             f"temperature ({self.temperature}) must be above 0; for the most probable token say greedy": (
                 0 < self.temperature < float("inf")
@@ -82,7 +83,7 @@ class SamplingOptions:
             "max_new_tokens": (int,),
             "min_new_tokens": (int,),
             "temperature": (int, float),
-            "shortest_limit": (int, NoneType),
+            "random_limit_min": (int, NoneType),
             "top_k": (int, NoneType),
             "top_p": (int, float, NoneType),
         }
@@ -118,10 +119,10 @@ class RandomKey:
 
     def limit(self, prompt_index: int, options: SamplingOptions) -> int:
         """Tokens at which the responses to a prompt are cut: one length for all its samples, uniform in the range."""
-        if options.shortest_limit is None:
+        if options.random_limit_min is None:
             return options.max_new_tokens
         drawn = int.from_bytes(self._digest(prompt_index, "limit"), "little")
-        return options.shortest_limit + drawn % (options.max_new_tokens - options.shortest_limit + 1)
+        return options.random_limit_min + drawn % (options.max_new_tokens - options.random_limit_min + 1)
 
     def _digest(self, *place: int | str) -> bytes:
         whole = repr((self.seed, self.purpose, self.step, *place))

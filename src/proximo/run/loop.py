@@ -51,7 +51,7 @@ MAY_CHANGE = (
     "run.sinks",
     "run.token_cache",
     "ppo.num_steps",
-    "ppo.rollout.max_rows",
+    "ppo.rollout.max_num_seqs",
 )
 """Settings that a resumed run may give otherwise: none of them touches what was computed so far.
 

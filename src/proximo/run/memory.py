@@ -17,7 +17,7 @@ SETTINGS = {
     Trainer.SFT: "lower sft.tokens_per_microbatch, or set model.activation_checkpointing",
     Trainer.REWARD: "lower reward.tokens_per_microbatch, or set model.activation_checkpointing",
     Trainer.DPO: "lower dpo.tokens_per_microbatch, or set model.activation_checkpointing",
-    Trainer.PPO: "lower ppo.tokens_per_microbatch or, for a rollout, ppo.rollout.max_rows, or set "
+    Trainer.PPO: "lower ppo.tokens_per_microbatch or, for a rollout, ppo.rollout.max_num_seqs, or set "
     "policy.activation_checkpointing and value.activation_checkpointing",
 }
 """None of them changes what is computed."""

@@ -43,7 +43,7 @@ SETTINGS: dict[type, tuple[str, ...]] = {
         "reward.num_epochs",
         "reward.pairs_per_step",
         "reward.loss",
-        "reward.centring",
+        "reward.score_centring",
         "reward.optimizer.learning_rate",
         "data.max_tokens",
     ),
@@ -62,7 +62,7 @@ SETTINGS: dict[type, tuple[str, ...]] = {
         "ppo.epochs_per_step",
         "ppo.advantage.estimator",
         "ppo.policy_loss.objective",
-        "ppo.kl.place",
+        "ppo.kl.apply_to",
         "ppo.kl.coefficient",
         "ppo.rollout.temperature",
         "ppo.rollout.max_new_tokens",
@@ -121,7 +121,7 @@ def _base(recipe: StageRecipe, role: str) -> Input | None:
     if not isinstance(recipe, PPORecipe):
         return model_input(recipe.model, "model")
     if role == "value":
-        return model_input(recipe.value, "value") if recipe.value.start == "path" else None
+        return model_input(recipe.value, "value") if recipe.value.init_from == "path" else None
     if role == "reference" and recipe.reference is not None:
         return model_input(recipe.reference, "reference")
     return model_input(recipe.policy, "policy")

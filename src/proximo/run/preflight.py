@@ -116,7 +116,7 @@ def _ppo_inputs(recipe: PPORecipe, prefix: str) -> Iterator[Input]:
     yield model_input(recipe.policy, f"{prefix}policy")
     if recipe.reference is not None:
         yield model_input(recipe.reference, f"{prefix}reference")
-    if recipe.ppo.uses_critic and (recipe.value.start == "path" or recipe.value.path is not None):
+    if recipe.ppo.uses_critic and (recipe.value.init_from == "path" or recipe.value.path is not None):
         yield model_input(recipe.value, f"{prefix}value")
     if recipe.ptx_data is not None:
         yield from data_inputs(recipe.ptx_data, f"{prefix}ptx_data")

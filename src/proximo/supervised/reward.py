@@ -22,8 +22,10 @@ def run_reward(recipe: RewardRecipe, options: RunOptions) -> int:
 
 def build_task(recipe: RewardRecipe) -> RewardTask:
     """Data first, then the model: a mistake in a file costs no loading."""
-    if recipe.model.start != "path":
-        raise ConfigError(f"model.start is {recipe.model.start}, but a reward model starts from a path or a config")
+    if recipe.model.init_from != "path":
+        raise ConfigError(
+            f"model.init_from is {recipe.model.init_from}, but a reward model starts from a path or a config"
+        )
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
     check_optimizer(recipe.reward.optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)

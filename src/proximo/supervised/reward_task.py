@@ -113,7 +113,7 @@ class RewardTask(SupervisedTask[ScalarModel, PreferencePair, RewardTrainingConfi
             per_pair = divergence_window(*_token_scores(batch, scores))
         else:
             chosen, rejected = scores.split(batch.num_pairs)
-            per_pair = bradley_terry(chosen, rejected, margin=batch.margins, centring=self.config.centring)
+            per_pair = bradley_terry(chosen, rejected, margin=batch.margins, centring=self.config.score_centring)
         return per_pair.sum() / num_pairs, pair_scores(chosen.detach(), rejected.detach())
 
 

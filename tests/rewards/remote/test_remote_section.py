@@ -93,7 +93,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe_with(inputs: Path, folder: Path, url: str, **more: Any) -> Any:
     source = {"kind": "remote", "url": url, "responses_per_request": 1, "attempts": 1}
-    changes = {"run.folder": str(folder), "value": {"start": "policy"}, "reward": [source], **more}
+    changes = {"run.folder": str(folder), "value": {"init_from": "policy"}, "reward": [source], **more}
     return changed(recipe_of("ppo", inputs), changes)
 
 

@@ -160,7 +160,7 @@ def policy_loss(
     `on_trunk`: the value model whose loss is taken in the same pass.
     """
     temperature, bonus = config.rollout.temperature, config.policy_loss.entropy_coefficient
-    in_loss = config.kl.place == "loss" and config.kl.measure == "full"
+    in_loss = config.kl.apply_to == "loss" and config.kl.estimator == "full"
 
     def loss(rehearsal: Rehearsal, batch: PackedResponses) -> Tensor:
         hidden = policy.hidden_states(batch.packed, batch.predictors)
@@ -239,7 +239,7 @@ def rollout(policy: LanguageModel, lengths: Lengths, config: PPOConfig) -> StepC
     The operations are those of the whole batch, with attention over half of the response on average.
     """
     num_prompts, num_samples = config.prompts_per_step, config.sampled_per_prompt
-    num_rows = min(config.rollout.max_rows, num_prompts * num_samples)
+    num_rows = min(config.rollout.max_num_seqs, num_prompts * num_samples)
     together = max(1, min(num_prompts, math.ceil(num_rows / num_samples), PREFILL_TOKENS // lengths.prompt))
     with Rehearsal([policy.model]) as rehearsal, casting():
         with rehearsal.making(COPY):

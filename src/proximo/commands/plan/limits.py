@@ -27,7 +27,7 @@ def notes_on(recipe: Stage) -> Iterator[str]:
     if any(optimizer.kind == "adamw_paged_8bit" for optimizer in _optimizers(recipe)):
         yield "the moments of adamw_paged_8bit are counted, though CUDA may move them to the host"
     if isinstance(recipe, PPORecipe):
-        if recipe.ppo.critic_warmup_steps and recipe.value.start == "trunk":
+        if recipe.ppo.critic_warmup_steps and recipe.value.init_from == "trunk":
             yield "the critic's warm-up is left out: there the value head learns alone, which takes less"
         if any(source.kind == "model" and source.tokenizer is not None for source in recipe.reward):
             yield "a reward model with a tokenizer of its own is taken to read as many tokens as the policy"

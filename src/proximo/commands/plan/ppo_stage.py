@@ -29,7 +29,7 @@ def ppo_models(recipe: PPORecipe, origins: Origins, *, precision: Precision) -> 
     own = origins.sized(recipe.policy, num_tokens)
     policy = language_model(own, recipe.policy, precision=precision)
     models: dict[str, Model] = {"policy": policy}
-    if recipe.ppo.kl.place != "none":
+    if recipe.ppo.kl.apply_to != "none":
         models["reference"] = make_reference(recipe.reference, policy, origins, num_tokens)
         if recipe.ppo.kl.reference_every_steps is None:
             narrow_frozen(models["reference"], beside=[policy.model])
@@ -62,7 +62,7 @@ def make_reference(
 def _value_model(recipe: PPORecipe, origins: Origins, policy: LanguageModel) -> ScalarModel:
     """As critic_initialisation.py makes it."""
     section, precision = recipe.value, policy.precision
-    match section.start:
+    match section.init_from:
         case "trunk":
             return scalar_on(policy)
         case "policy":
@@ -143,7 +143,7 @@ def _reading_calls(
     one_greedy = config.model_copy(update={"responses_per_prompt": 1, "samples_per_prompt": None})
     if config.baseline_answer is not None:
         judged.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget))
-    both = policy if config.kl.measure == "full" and config.kl.place == "reward" else None
+    both = policy if config.kl.estimator == "full" and config.kl.apply_to == "reward" else None
     judges = [models[source.name] for source in recipe.reward if isinstance(source, ModelRewardConfig)]
     costs: dict[str, Callable[[], StepCost]] = {
         "generate": lambda: cost_model.rollout(policy, lengths, config),

@@ -128,7 +128,7 @@ def advice(plan: Plan) -> str:
         f"train an adapter ({models[0]}.lora) or fewer layers ({models[0]}.frozen_layers)": sum(
             parts[name] for name in trained
         ),
-        "lower ppo.rollout.max_rows or ppo.rollout.max_new_tokens": parts.get(CACHE, 0) + parts.get(LOGITS, 0),
+        "lower ppo.rollout.max_num_seqs or ppo.rollout.max_new_tokens": parts.get(CACHE, 0) + parts.get(LOGITS, 0),
         "take a smaller model": sum(size for name, size in parts.items() if name.endswith("weights")),
     }
     return max(options, key=lambda text: options[text])

@@ -29,12 +29,12 @@ class AdvantageConfig(Section):
     """Of `pass_at_k`: the best of so many responses is what counts, as in pass@k."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount per token, of `gae` and of the returns to go."""
-    lam: float = Field(0.95, ge=0, le=1)
+    gae_lambda: float = Field(0.95, ge=0, le=1)
     """Decay of the advantage estimator (GAE)."""
     length_adaptive: float | None = Field(None, gt=0)
-    """Alpha of a decay that depends on the response, instead of `lam`: 1 - 1 / (alpha * tokens), at least 0 (VAPO,
-    which has 0.05); null uses `lam` for all."""
-    value_lam: float | None = Field(None, ge=0, le=1)
+    """Alpha of a decay that depends on the response, instead of `gae_lambda`: 1 - 1 / (alpha * tokens), at least 0
+    (VAPO, which has 0.05); null uses `gae_lambda` for all."""
+    value_gae_lambda: float | None = Field(None, ge=0, le=1)
     """Decay for the returns that the value model learns (VAPO has 1); null uses that of the advantages."""
     standardise: bool | Literal["group"] | None = None
     """Advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of each
@@ -46,16 +46,16 @@ class AdvantageConfig(Section):
     least_spread: Annotated[float | None, AbsentMeans(None)] = Field(0.01, ge=0)
     """With `gae`: a step whose returns have at most this share of the standard deviation of all returns of the run
     teaches the policy nothing, since its advantages are the critic's noise; null learns from every step."""
-    equal_groups: Literal["keep", "exclude"] = "keep"
-    """Prompts all of whose responses have the same `ppo.outcome`: `exclude` leaves their responses out of the loss and
-    of what it is divided by, so that neither shaping nor the KL teaches anything there. Not with `gae` and
+    zero_variance_groups: Literal["keep", "exclude"] = "keep"
+    """Prompts all of whose responses have the same `ppo.task_reward`: `exclude` leaves their responses out of the loss
+    and of what it is divided by, so that neither shaping nor the KL teaches anything there. Not with `gae` and
     `return_to_go`."""
 
     @model_validator(mode="after")
     def _has_groups(self) -> Self:
-        if self.equal_groups == "exclude" and not self.compares_groups:
+        if self.zero_variance_groups == "exclude" and not self.compares_groups:
             raise ValueError(
-                f"equal_groups: exclude is for estimators that compare the responses of one prompt; for "
+                f"zero_variance_groups: exclude is for estimators that compare the responses of one prompt; for "
                 f"{self.estimator} a prompt that always fails, or never does, is a lesson as well: set it to keep"
             )
         return self

@@ -21,7 +21,7 @@ CLIPS = {
 class RejectionConfig(Section):
     """What is left out of the policy's updates because the sampler was too far from the policy of the step's start."""
 
-    measure: Literal["k1", "k2", "k3"] = "k1"
+    estimator: Literal["k1", "k2", "k3"] = "k1"
     """Divergence of the sampler from the policy at a token, in nats; k1, the log-ratio, counts by its size."""
     over: Literal["token", "mean", "sum", "max"] = "token"
     """Leave out single tokens, or whole responses by the mean, sum or maximum of their tokens. The mean of k1 is that
@@ -53,11 +53,11 @@ class PolicyLossConfig(Section):
     max_second_moment: float = Field(0.04, gt=0)
     """For `m2po`: the tokens with the largest squared log-ratio are left out of an update until the mean square of the
     others is at most this."""
-    average: Literal["tokens", "responses", "constant"] = "tokens"
+    aggregation: Literal["token_mean", "response_mean", "constant"] = "token_mean"
     """Mean over the tokens of the update; over its responses, of the mean over the tokens of each; or the sum over
-    tokens divided by the responses and by `average_constant`, which does not depend on lengths."""
-    average_constant: float | None = Field(None, gt=0)
-    """Tokens per response that `average: constant` divides by; null means rollout.max_new_tokens."""
+    tokens divided by the responses and by `divisor`, which does not depend on lengths."""
+    divisor: float | None = Field(None, gt=0)
+    """Tokens per response that `aggregation: constant` divides by; null means rollout.max_new_tokens."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the entropy bonus: the entropy of the next-token distribution at the temperature, at each token."""
     behaviour_weight: Literal["none", "truncated", "masked"] = "none"
@@ -102,7 +102,7 @@ class ValueLossConfig(Section):
     huber_delta: float = Field(10.0, gt=0)
     """The error from which `huber` is linear, in units of the score."""
     coefficient: float | None = Field(None, gt=0)
-    """Weight of the value loss beside the policy loss where both train one trunk (`value.start: trunk`); null means
+    """Weight of the value loss beside the policy loss where both train one trunk (`value.init_from: trunk`); null means
     0.1. A value model of its own has its own optimizer instead."""
     clip: float | None = Field(0.2, gt=0)
     """New values may move this far from the old ones before their loss is clipped; null does not clip. Where values are
@@ -139,6 +139,6 @@ class GuardConfig(Section):
     """The run stops when more than this fraction of the updates of a step is skipped."""
     max_unscored_fraction: float = Field(0.2, ge=0, le=1)
     """The run stops when more than this fraction of a batch could not be scored; of an evaluation as well."""
-    max_equal_steps: int | None = Field(None, ge=2)
+    max_constant_reward_steps: int | None = Field(None, ge=2)
     """The run stops when all scores of this many steps in a row are one and the same number: a verifier that is dead,
     or nothing left to learn; null goes on. 5 or more for verifiers that say right or wrong. docs/rewards.md."""

@@ -20,7 +20,7 @@ class RolloutConfig(Section):
     """A response is cut here and ends with finish `length`."""
     min_new_tokens: int = Field(0, ge=0)
     """No end of sequence before this many tokens; a value above 0 changes the distribution, see docs/ppo.md."""
-    shortest_limit: int | None = Field(None, ge=1)
+    random_limit_min: int | None = Field(None, ge=1)
     """Draw the limit of each prompt's responses between this and `max_new_tokens`, both included; null: always that."""
     temperature: float = Field(1.0, gt=0)
     """Divides the logits, in the rollout, in the reference and in the update alike."""
@@ -34,7 +34,7 @@ class RolloutConfig(Section):
     """Further tokens that end a response; the token stays."""
     stop_strings: tuple[str, ...] = ()
     """Strings that end a response; tokens up to the one that completes the string stay."""
-    max_rows: int = Field(64, ge=1)
+    max_num_seqs: int = Field(64, ge=1)
     """Responses decoded at once; the rest wait for a free row. Samples do not depend on it."""
 
     @field_validator("temperature", mode="before")
@@ -52,14 +52,14 @@ class RolloutConfig(Section):
             raise ValueError(
                 f"min_new_tokens ({self.min_new_tokens}) must not exceed max_new_tokens ({self.max_new_tokens})"
             )
-        if self.shortest_limit is not None and self.shortest_limit >= self.max_new_tokens:
+        if self.random_limit_min is not None and self.random_limit_min >= self.max_new_tokens:
             raise ValueError(
-                f"shortest_limit ({self.shortest_limit}) must be below max_new_tokens ({self.max_new_tokens}), the "
+                f"random_limit_min ({self.random_limit_min}) must be below max_new_tokens ({self.max_new_tokens}), the "
                 "longest limit; leave it out for one limit"
             )
-        if self.shortest_limit is not None and self.min_new_tokens > self.shortest_limit:
+        if self.random_limit_min is not None and self.min_new_tokens > self.random_limit_min:
             raise ValueError(
-                f"shortest_limit ({self.shortest_limit}) must not be below min_new_tokens ({self.min_new_tokens})"
+                f"random_limit_min ({self.random_limit_min}) must not be below min_new_tokens ({self.min_new_tokens})"
             )
         if self.greedy and (self.top_k is not None or self.top_p is not None):
             raise ValueError("greedy takes the most likely token, which top_k and top_p always keep: leave them out")
@@ -76,9 +76,9 @@ class RolloutConfig(Section):
 class KLConfig(Section):
     """The pull towards the reference."""
 
-    place: Literal["reward", "loss", "none"] = "reward"
+    apply_to: Literal["reward", "loss", "none"] = "reward"
     """Subtracted from the reward, added to the loss, or left out (no reference is loaded then)."""
-    measure: Literal["k1", "k2", "k3", "abs", "full", "weighted_k3"] = "k1"
+    estimator: Literal["k1", "k2", "k3", "abs", "full", "weighted_k3"] = "k1"
     """In the reward: k1 has the gradient of the sequence KL; full has only the part that runs through later states;
     k2, k3 and abs are biased. In the loss: k2, weighted_k3 and full have the gradient of the KL at each state visited,
     and only they are accepted."""
@@ -98,14 +98,14 @@ class KLConfig(Section):
 
     @model_validator(mode="after")
     def _right_gradient(self) -> Self:
-        if self.place == "loss" and self.measure not in ("k2", "weighted_k3", "full"):
+        if self.apply_to == "loss" and self.estimator not in ("k2", "weighted_k3", "full"):
             raise ValueError(
-                f"measure {self.measure} in the loss does not have the gradient of the KL "
+                f"estimator {self.estimator} in the loss does not have the gradient of the KL "
                 "(k1: zero on average; plain k3: that of the forward KL); use k2, weighted_k3 or full, "
-                "or place: reward"
+                "or apply_to: reward"
             )
-        if self.place == "reward" and self.measure == "weighted_k3":
-            raise ValueError("measure weighted_k3 is a form for the loss; in the reward use k1")
+        if self.apply_to == "reward" and self.estimator == "weighted_k3":
+            raise ValueError("estimator weighted_k3 is a form for the loss; in the reward use k1")
         if self.target is not None and self.coefficient == 0:
             raise ValueError("a coefficient of 0 stays 0, whatever the target: it adapts by a factor; start above 0")
         return self
@@ -129,7 +129,7 @@ class PPOConfig(Section):
     """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
     tokens_per_microbatch: int = Field(8192, ge=1)
     """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
-    side_by_side: bool = True
+    overlap_updates: bool = True
     """On a CPU with an even number of threads the policy and a value model of its own train at the same time, each with
     half of the threads, and the last updates of the dearer one with all: faster, in the memory of both updates. It
     changes the last bits of results."""
@@ -138,18 +138,18 @@ class PPOConfig(Section):
     critic_warmup_steps: int = Field(0, ge=0)
     """First steps, in which the value model learns alone; the policy's schedule counts its own updates only. On a
     shared trunk the value head learns and the trunk waits."""
-    truncated: Literal["zero", "bootstrap", "mask"] = "zero"
+    truncation_value: Literal["zero", "bootstrap", "mask"] = "zero"
     """A response cut at the limit: worth 0 after its end, the value model's guess, or left out altogether."""
     evaluate_greedy: bool = False
     """Evaluate with the most likely token instead of sampling."""
     evaluation_samples_per_prompt: int = Field(1, ge=1)
     """Responses to each held-out prompt in an evaluation."""
-    outcome: str | None = None
+    task_reward: str | None = None
     """The component of the score that says how well a task was solved, such as the name of a reward source, as it gave
-    it; null for the whole score. Equal groups, `solved_score`, `data.filter` and `guards.max_equal_steps` go by it, so
-    that rewards of form beside it deceive none of them."""
+    it; null for the whole score. `advantage.zero_variance_groups`, `solved_score`, `data.filter` and
+    `guards.max_constant_reward_steps` go by it, so that rewards of form beside it deceive none of them."""
     solved_score: float | None = None
-    """A response with this `outcome` or more solves its prompt; evaluations then report pass@k; null for no such
+    """A response with this `task_reward` or more solves its prompt; evaluations then report pass@k; null for no such
     score."""
     evaluate_reference: bool = False
     """Let the reference answer the held-out prompts as well, score that, and count how often the policy is better."""
@@ -211,9 +211,9 @@ class PPOConfig(Section):
         """True where what is rewarded for a response may differ from its score."""
         return self.score.shapes or self.baseline_answer is not None
 
-    def outcome_is_of(self, sources: Sequence[str]) -> bool:
-        """True where `outcome` is the name of a source, or `<source>.<part>`, or the whole score."""
-        name = self.outcome
+    def task_reward_is_of(self, sources: Sequence[str]) -> bool:
+        """True where `task_reward` is the name of a source, or `<source>.<part>`, or the whole score."""
+        name = self.task_reward
         return name is None or any(name == source or name.startswith(f"{source}.") for source in sources)
 
     @model_validator(mode="after")
@@ -245,12 +245,12 @@ class PPOConfig(Section):
             )
         if self.evaluate_average and self.average_decay is None:
             raise ValueError("evaluate_average needs average_decay: without it there is no average")
-        if self.kl.reference_every_steps is not None and self.kl.place == "none":
-            raise ValueError("kl.reference_every_steps needs a reference, and with kl.place none there is none")
-        if self.truncated == "bootstrap" and (self.score.truncated or not self.uses_critic):
+        if self.kl.reference_every_steps is not None and self.kl.apply_to == "none":
+            raise ValueError("kl.reference_every_steps needs a reference, and with kl.apply_to none there is none")
+        if self.truncation_value == "bootstrap" and (self.score.score_truncated or not self.uses_critic):
             raise ValueError(
-                "truncated: bootstrap needs advantage: gae and score.truncated: false; with a score the value after "
-                "the last token has no target of its own and drifts"
+                "truncation_value: bootstrap needs advantage: gae and score.score_truncated: false; with a score the "
+                "value after the last token has no target of its own and drifts"
             )
         return self
 
@@ -289,9 +289,9 @@ class PPOConfig(Section):
                 f"evaluation_samples_per_prompt ({self.evaluation_samples_per_prompt}) would be as many copies of one "
                 "response: with evaluate_greedy or rollout.greedy it is 1"
             )
-        if self.evaluate_reference and (self.kl.place == "none" or self.kl.reference_every_steps is not None):
+        if self.evaluate_reference and (self.kl.apply_to == "none" or self.kl.reference_every_steps is not None):
             raise ValueError(
-                "evaluate_reference needs a reference that stays: not kl.place none, which has none, nor "
+                "evaluate_reference needs a reference that stays: not kl.apply_to none, which has none, nor "
                 "kl.reference_every_steps, under which every evaluation would have another opponent"
             )
         return self
@@ -322,7 +322,9 @@ class PPOConfig(Section):
 
     @model_validator(mode="after")
     def _scores_fit(self) -> Self:
-        self.score.check_lengths(max_new_tokens=self.rollout.max_new_tokens, shortest_limit=self.rollout.shortest_limit)
+        self.score.check_lengths(
+            max_new_tokens=self.rollout.max_new_tokens, random_limit_min=self.rollout.random_limit_min
+        )
         if self.score.whiten_rewards != "none" and not self.uses_critic:
             raise ValueError(
                 "score.whiten_rewards needs advantage: gae; it shifts every token's reward, so that answers of one "

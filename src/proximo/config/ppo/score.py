@@ -16,12 +16,12 @@ class ScoreConfig(Section):
     """Added to the score, before `scale`: (score + bias) * scale."""
     scale: float = Field(1.0, gt=0)
     """Factor of the score, after `bias`."""
-    running: Literal["none", "scale", "standardise"] = "none"
+    normalise: Literal["none", "scale", "standardise"] = "none"
     """`scale` divides scores by their standard deviation over the run so far, this step's scores included;
     `standardise` subtracts their mean over the run first."""
     clip: float | None = Field(None, gt=0)
     """Scores are clipped to plus and minus this; rewards of single tokens each by itself. Penalties come after it."""
-    truncated: bool = True
+    score_truncated: bool = True
     """Whether a response cut at the limit gets its score."""
     truncated_scale: float = Field(1.0, ge=0, le=1)
     """Factor of the score of a response cut at the limit, after `clip`; for scores that are never negative."""
@@ -58,26 +58,28 @@ class ScoreConfig(Section):
         if (self.min_tokens is None) != (self.min_tokens_penalty is None):
             raise ValueError("min_tokens and min_tokens_penalty belong together: give both or neither")
         for key in ("missing_eos_penalty", "overlong_buffer_tokens"):
-            if getattr(self, key) is not None and not self.truncated:
+            if getattr(self, key) is not None and not self.score_truncated:
                 raise ValueError(
-                    f"{key} needs truncated: true; without a score, a response cut at the limit would escape the "
+                    f"{key} needs score_truncated: true; without a score, a response cut at the limit would escape the "
                     "penalty that is meant for it"
                 )
-        if self.truncated_scale != 1 and not self.truncated:
-            raise ValueError("truncated_scale needs truncated: true; without it a cut response has no score to scale")
+        if self.truncated_scale != 1 and not self.score_truncated:
+            raise ValueError(
+                "truncated_scale needs score_truncated: true; without it a cut response has no score to scale"
+            )
         return self
 
-    def check_lengths(self, *, max_new_tokens: int, shortest_limit: int | None = None) -> None:
+    def check_lengths(self, *, max_new_tokens: int, random_limit_min: int | None = None) -> None:
         """Raises ValueError for lengths that no response, or only the empty one, could do right."""
         if self.min_tokens is not None and self.min_tokens > max_new_tokens:
             raise ValueError(
                 f"score.min_tokens ({self.min_tokens}) exceeds rollout.max_new_tokens ({max_new_tokens}): every "
                 "response would be penalised"
             )
-        if self.min_tokens is not None and shortest_limit is not None and self.min_tokens > shortest_limit:
+        if self.min_tokens is not None and random_limit_min is not None and self.min_tokens > random_limit_min:
             raise ValueError(
-                f"score.min_tokens ({self.min_tokens}) exceeds rollout.shortest_limit ({shortest_limit}): responses "
-                "would be penalised for the limit that was drawn for them"
+                f"score.min_tokens ({self.min_tokens}) exceeds rollout.random_limit_min ({random_limit_min}): "
+                "responses would be penalised for the limit that was drawn for them"
             )
         if self.overlong_buffer_tokens is not None and self.overlong_buffer_tokens > max_new_tokens:
             raise ValueError(

@@ -17,12 +17,12 @@ ELSEWHERE = {
     "cliprange_value": "value_loss.clip",
     "critic_learning_rate": "value_optimizer.learning_rate",
     "epochs": "epochs_per_step",
-    "gae_lambda": "lam",
     "generation_batches": "prompts_per_step",
     "generation_size": "samples_per_prompt",
     "init_kl_coef": "kl.coefficient",
     "kl_coef": "kl.coefficient",
-    "lambda": "lam",
+    "gae_lambda": "gae_lambda",
+    "lambda": "gae_lambda",
     "lr": "learning_rate",
     "m2_threshold": "max_second_moment",
     "max_grad_norm": "max_gradient_norm",
@@ -44,6 +44,27 @@ ELSEWHERE = {
     "vf_coef": "value_loss.coefficient",
 }
 """Names that other tools use, and the end of the key's path that holds the same thing here."""
+RENAMED = {
+    "advantage.equal_groups": "advantage.zero_variance_groups",
+    "advantage.lam": "advantage.gae_lambda",
+    "advantage.value_lam": "advantage.value_gae_lambda",
+    "guards.max_equal_steps": "guards.max_constant_reward_steps",
+    "kl.measure": "kl.estimator",
+    "kl.place": "kl.apply_to",
+    "model.start": "model.init_from",
+    "outcome": "task_reward",
+    "policy_loss.average": "policy_loss.aggregation",
+    "policy_loss.average_constant": "policy_loss.divisor",
+    "rejection.measure": "rejection.estimator",
+    "rollout.max_rows": "rollout.max_num_seqs",
+    "rollout.shortest_limit": "rollout.random_limit_min",
+    "score.running": "score.normalise",
+    "score.truncated": "score.score_truncated",
+    "side_by_side": "overlap_updates",
+    "truncated": "truncation_value",
+    "value.start": "value.init_from",
+}
+"""Keys of earlier versions, with the section where the name alone says too little, and the end of today's path."""
 
 
 VALUES_ELSEWHERE = {
@@ -58,6 +79,8 @@ VALUES_ELSEWHERE = {
     "reinforce++": "return_to_go",
     "remax": "greedy_baseline",
     "rloo": "leave_one_out",
+    "seq_mean_token_mean": "response_mean",
+    "seq_mean_token_sum_norm": "constant",
 }
 """Values by which other tools call what is offered here under another name."""
 
@@ -106,7 +129,8 @@ def _likeness(typed: Path, path: Path) -> float:
     """1 for the same name, in whatever section; also compares `kl_coef` with the last two keys `kl.coefficient`."""
     name = typed[-1].lower().replace("-", "_")
     ends = (path[-1], "_".join(path[-2:]))
-    if name in ends or ".".join(("", *path)).endswith(f".{ELSEWHERE.get(name)}"):
+    meant = RENAMED.get(".".join(typed[-2:])) or RENAMED.get(name) or ELSEWHERE.get(name)
+    if name in ends or ".".join(("", *path)).endswith(f".{meant}"):
         return 1.0
     same_section, words = typed[:-1] == path[:-1], set(name.split("_"))
     if same_section and len(words) > 1 and words < set(path[-1].split("_")):

@@ -46,7 +46,7 @@ PPO_RULES = (
         advice="Before any update both are the same weights. Look for another precision, dropout, or sampling "
         "settings that change the distribution.",
         severity=Severity.PROBLEM,
-        check=lambda run: counted(run, "First minibatches", "first_minibatch/refused"),
+        check=lambda run: counted(run, "First minibatches", "first_minibatch/limit_exceeded"),
         explains=(KL_NEGATIVE, CLIPPED, SKIPPED),
     ),
     Rule(
@@ -59,8 +59,8 @@ PPO_RULES = (
     ),
     Rule(
         title=LEFT_OUT,
-        when=f"policy/rejected_fraction, or policy/behaviour_beyond_cap with masked weights, is above {updates.MOST} "
-        "in the last fifth",
+        when=f"policy/rejected_fraction, or policy/behaviour_clip_fraction with masked weights, is above "
+        f"{updates.MOST} in the last fifth",
         advice=updates.LEFT_OUT_ADVICE,
         severity=Severity.PROBLEM,
         check=updates.mostly_left_out,
@@ -126,8 +126,8 @@ PPO_RULES = (
     ),
     Rule(
         title="Form is rewarded and the task is not solved",
-        when="a part of the score rose by more than its noise and levelled off, while score/outcome_mean is not above "
-        "its first fifth by more than its noise (ten steps or more; needs ppo.outcome)",
+        when="a part of the score rose by more than its noise and levelled off, while score/task_reward_mean is not "
+        "above its first fifth by more than its noise (ten steps or more; needs ppo.task_reward)",
         advice="The policy has learned what the form pays, and stops there. Lower the weight of that part, pay it only "
         "where the answer is right, or start from a policy that solves some of the prompts.",
         severity=Severity.WARNING,
@@ -137,9 +137,9 @@ PPO_RULES = (
     Rule(
         title=LENGTHENS,
         when="response/tokens_mean is half as long again as in the first fifth and score/mean is above it by more "
-        "than its noise, while score/outcome_mean, where there is one, is not (ten steps or more)",
+        "than its noise, while score/task_reward_mean, where there is one, is not (ten steps or more)",
         advice="Read the samples: longer reasoning can be the reason, or padding that the reward pays for. Name the "
-        "task with ppo.outcome, and add a penalty of length (docs/rewards.md).",
+        "task with ppo.task_reward, and add a penalty of length (docs/rewards.md).",
         severity=Severity.WARNING,
         check=scores.rises_with_length,
         trend=True,
@@ -149,7 +149,7 @@ PPO_RULES = (
         title=SHORTENS,
         when="the same with a response/tokens_mean of at most half of that in the first fifth",
         advice="Read the samples: rambling may have gone, or what the answers were for. Name the task with "
-        "ppo.outcome, and see whether ppo.score.min_tokens is needed.",
+        "ppo.task_reward, and see whether ppo.score.min_tokens is needed.",
         severity=Severity.WARNING,
         check=scores.rises_with_shortness,
         trend=True,
@@ -171,7 +171,7 @@ PPO_RULES = (
         when="score/std is 0 in the first step and in nine of ten steps (five steps or more)",
         advice="Nothing can be learned from it. Give the reward source some answers by hand, a right one and a wrong "
         "one. If both are judged rightly, the task is too hard or too easy for this policy: other prompts, or more "
-        "fine-tuning. ppo.guards.max_equal_steps stops such a run.",
+        "fine-tuning. ppo.guards.max_constant_reward_steps stops such a run.",
         severity=Severity.PROBLEM,
         check=scores.all_scores_equal,
         explains=(OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *LEARNS_NOTHING),
@@ -187,8 +187,9 @@ PPO_RULES = (
     ),
     Rule(
         title=OUTPULLS,
-        when="with ppo.kl.place loss, kl/coefficient times the root of twice kl/k3_per_token is above the size of the "
-        "advantages in the last fifth (1 where they are standardised, else advantage/std), and the score is not high",
+        when="with ppo.kl.apply_to loss, kl/coefficient times the root of twice kl/k3_per_token is above the size of "
+        "the advantages in the last fifth (1 where they are standardised, else advantage/std), and the score is not "
+        "high",
         advice="Lower ppo.kl.coefficient: the policy learns to stay where it is.",
         severity=Severity.PROBLEM,
         check=updates.kl_outweighs_policy_loss,
@@ -251,10 +252,10 @@ PPO_RULES = (
     ),
     Rule(
         title=GROUPS,
-        when="group/equal_fraction is above 0.5 in the last fifth, and the score is not high",
+        when="group/zero_variance_fraction is above 0.5 in the last fifth, and the score is not high",
         advice="All answers to a prompt are right, or all are wrong: take prompts of middling difficulty (`proximo "
-        "rate` measures it, data.filter chooses by it), or more answers each. `ppo.advantage.equal_groups: exclude` "
-        "keeps the others from being drowned.",
+        "pass-rate` measures it, data.filter chooses by it), or more answers each. "
+        "`ppo.advantage.zero_variance_groups: exclude` keeps the others from being drowned.",
         severity=Severity.WARNING,
         check=scores.groups_dead,
         trend=True,
@@ -262,7 +263,7 @@ PPO_RULES = (
     ),
     Rule(
         title=CIRCLES,
-        when="response/repeated_4 is above 0.3 in the last fifth, and more than twice that of the first",
+        when="response/repeat_4gram is above 0.3 in the last fifth, and more than twice that of the first",
         advice="A phrase that is said again and again earns something, or nothing makes an answer end. Read the "
         "samples, add a penalty of repetition, or raise the KL coefficient.",
         severity=Severity.WARNING,

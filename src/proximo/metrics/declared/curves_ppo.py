@@ -115,7 +115,7 @@ PPO_MORE = (
         unit="fraction",
         traces=(
             Trace("group/effective_fraction", "effective sample fraction"),
-            Trace("group/equal_fraction", "prompts whose answers are all right or all wrong"),
+            Trace("group/zero_variance_fraction", "prompts whose answers are all right or all wrong"),
             Trace("group/zero_advantage_fraction", "prompts without an advantage"),
         ),
         healthy="The effective sample fraction well above 0: that share of the answers teaches something about the "

@@ -32,10 +32,10 @@ GENERATED = (
         better=Better.UP,
     ),
     Metric(
-        name="evaluation/outcome",
+        name="evaluation/task_reward",
         reduction=Mean,
         unit="score",
-        definition="Mean over those answers of the component that `ppo.outcome` names. Only with `ppo.outcome`.",
+        definition="Mean over those answers of the component that `ppo.task_reward` names. Only with that key.",
         phase=Phase.EVALUATION,
         better=Better.UP,
     ),
@@ -51,7 +51,7 @@ GENERATED = (
         name="evaluation/pass_at_<component>",
         reduction=Mean,
         unit="fraction",
-        definition="Mean over held-out prompts of the chance that one of k answers has an outcome (`ppo.outcome`) of "
+        definition="Mean over held-out prompts of the chance that one of k answers has a `ppo.task_reward` of "
         "`ppo.solved_score` or more, estimated without bias from all answers to the prompt that have a score: "
         "1 - C(n - c, k) / C(n, k). For k = 1, 2, 4 and so on up to `ppo.evaluation_samples_per_prompt`.",
         phase=Phase.EVALUATION,

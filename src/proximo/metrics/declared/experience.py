@@ -31,7 +31,7 @@ ROLLOUT = (
         better=Better.UP,
     ),
     Metric(
-        name="response/repeated_4",
+        name="response/repeat_4gram",
         reduction=Mean,
         unit="fraction",
         definition="Mean over responses of the share of their runs of 4 neighbouring tokens that stood in the same "
@@ -133,11 +133,11 @@ SCORE = (
         better=Better.UP,
     ),
     Metric(
-        name="score/outcome_mean",
+        name="score/task_reward_mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over responses of the component that `ppo.outcome` names, as its source gave it: how much of "
-        "the task was solved. Only with `ppo.outcome`.",
+        definition="Mean over responses of the component that `ppo.task_reward` names, as its source gave it: how much "
+        "of the task was solved. Only with `ppo.task_reward`.",
         phase=Phase.SCORE,
         better=Better.UP,
     ),
@@ -178,7 +178,7 @@ SCORE = (
         reduction=Last,
         unit="score",
         definition="Mean of all scores of the run so far, this step's included, after baseline, bias and scale. Only "
-        "with `ppo.score.running`.",
+        "with `ppo.score.normalise`.",
         phase=Phase.SCORE,
     ),
     Metric(
@@ -275,17 +275,17 @@ EXPERIENCE = (
         reduction=Mean,
         unit="fraction",
         definition="The effective sample fraction: share of the responses that count whose group has different "
-        "outcomes (`ppo.outcome`, before any shaping). The others teach nothing about the task. Only in runs with a "
-        "group baseline.",
+        "task rewards (`ppo.task_reward`, before any shaping). The others teach nothing about the task. Only in runs "
+        "with a group baseline.",
         phase=Phase.EXPERIENCE,
         better=Better.UP,
     ),
     Metric(
-        name="group/equal_fraction",
+        name="group/zero_variance_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of prompts all of whose responses have the same outcome: all right, or all wrong. Only in "
-        "runs with a group baseline.",
+        definition="Share of prompts all of whose responses have the same task reward: all right, or all wrong. Only "
+        "in runs with a group baseline.",
         phase=Phase.EXPERIENCE,
         better=Better.DOWN,
     ),
@@ -294,7 +294,8 @@ EXPERIENCE = (
         reduction=Mean,
         unit="fraction",
         definition="Share of prompts all of whose responses have the same return, KL included, and so no advantage, or "
-        "that are left out by `ppo.advantage.equal_groups`: they change nothing. Only in runs with a group baseline.",
+        "that are left out by `ppo.advantage.zero_variance_groups`: they change nothing. Only in runs with a group "
+        "baseline.",
         phase=Phase.EXPERIENCE,
         better=Better.DOWN,
     ),

@@ -84,7 +84,7 @@ def kl_outweighs_score(run: Run) -> str | None:
     recent, means, widest = fifths(per_response), fifths(run.series("score/mean")), max(fifths(spreads) or (0.0,))
     if recent is None or means is None or not len(coefficients) or not widest or succeeds(run):
         return None
-    if setting(run.config, "ppo", "kl", "place") == "loss":  # it is weighed against advantages there, not scores
+    if setting(run.config, "ppo", "kl", "apply_to") == "loss":  # it is weighed against advantages there, not scores
         return None
     # k3 is never negative but for rounding.
     coefficient, kl, gained = coefficients.values[-1], max(0.0, recent[-1]), max(0.0, means[-1] - means[0])
@@ -185,7 +185,9 @@ def rises_with_shortness(run: Run) -> str | None:
 
 def _length_and_score(run: Run) -> tuple[float, float] | None:
     """Tokens of the first and the last fifth, where the score rises and the outcome, if there is one, does not."""
-    tokens, score, outcome = (run.series(name) for name in ("response/tokens_mean", "score/mean", "score/outcome_mean"))
+    tokens, score, outcome = (
+        run.series(name) for name in ("response/tokens_mean", "score/mean", "score/task_reward_mean")
+    )
     if min(len(tokens), len(score)) < MIN_STEPS or not rises(score) or (len(outcome) and not is_flat(outcome)):
         return None
     return ends(tokens)
@@ -198,13 +200,13 @@ def _said_trend(run: Run, tokens: tuple[float, float]) -> str:
 
 def groups_dead(run: Run) -> str | None:
     """Not where all are right: that is what training was for."""
-    means = fifths(run.series("group/equal_fraction"))
+    means = fifths(run.series("group/zero_variance_fraction"))
     return f"{means[-1]:.0%} of prompts in the last fifth." if means and means[-1] > 0.5 and not succeeds(run) else None
 
 
 def form_saturates(run: Run) -> str | None:
-    """Only where `ppo.outcome` says which number is the task: of parts alone nobody can tell which is the form."""
-    outcome = run.series("score/outcome_mean")
+    """Only where `ppo.task_reward` says which number is the task: of parts alone nobody can tell which is the form."""
+    outcome = run.series("score/task_reward_mean")
     if len(outcome) < MIN_STEPS or not is_flat(outcome):
         return None
     for name in run.names:
@@ -230,7 +232,7 @@ def repeats_itself(run: Run) -> str | None:
 
 def in_circles(run: Run) -> str | None:
     """Within one answer: a fault whatever it scores."""
-    means = fifths(run.series("response/repeated_4"))
+    means = fifths(run.series("response/repeat_4gram"))
     if means is None or means[-1] <= 0.3 or means[-1] <= 2 * means[0]:
         return None
     return f"{means[-1]:.0%} of a response stood in it before; it was {means[0]:.0%} in the first fifth."

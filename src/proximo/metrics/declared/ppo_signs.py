@@ -75,7 +75,7 @@ def succeeds(run: Run) -> bool:
         return False
     rise = means[-1] - means[0]
     solved = setting(run.config, "ppo", "solved_score")
-    outcome = fifths(run.series("score/outcome_mean")) or means
+    outcome = fifths(run.series("score/task_reward_mean")) or means
     if solved is not None and outcome[-1] >= SOLVED_SHARE * solved > 0:
         return True
     if best is not None and best[-1] >= SOLVED_SHARE and (rise > noise or best[0] >= SOLVED_SHARE):

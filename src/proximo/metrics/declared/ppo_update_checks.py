@@ -77,7 +77,7 @@ def mostly_left_out(run: Run) -> Finding | None:
     masked = setting(run.config, *loss, "behaviour_weight") == "masked"
     for metric, key, holds in (
         ("policy/rejected_fraction", ("rejection", "limit"), True),
-        ("policy/behaviour_beyond_cap", ("behaviour_cap",), masked),
+        ("policy/behaviour_clip_fraction", ("behaviour_cap",), masked),
     ):
         means = fifths(run.series(metric))
         if means is None or means[-1] <= MOST or not holds:
@@ -96,7 +96,7 @@ def kl_outweighs_policy_loss(run: Run) -> str | None:
     """
     coefficients, k3 = run.series("kl/coefficient"), run.series("kl/k3_per_token")
     means, size = fifths(k3), _size_of_advantages(run)
-    if setting(run.config, "ppo", "kl", "place") != "loss" or means is None or not len(coefficients) or not size:
+    if setting(run.config, "ppo", "kl", "apply_to") != "loss" or means is None or not len(coefficients) or not size:
         return None
     ratio = math.sqrt(2 * max(0.0, means[-1]))  # k3 is never negative but for rounding
     pull = coefficients.values[-1] * ratio

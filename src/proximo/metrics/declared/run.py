@@ -77,7 +77,7 @@ FILTER = (
         phase=Phase.RUN,
     ),
     Metric(
-        name="filter/held_back",
+        name="filter/kept_beyond_bounds",
         reduction=Last,
         unit="prompts",
         definition="Prompts beyond a bound that stayed when the last epoch ended: `max_fraction` let no more go, or "

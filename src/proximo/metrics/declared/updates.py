@@ -33,7 +33,7 @@ FIRST_MINIBATCH = (
         better=Better.DOWN,
     ),
     Metric(
-        name="first_minibatch/refused",
+        name="first_minibatch/limit_exceeded",
         reduction=Sum,
         unit="steps",
         definition="1 in a step whose first minibatch was beyond a limit of that check (a warning was given), else 0.",
@@ -48,7 +48,7 @@ POLICY = (
         reduction=Mean,
         unit="score",
         definition="Policy loss, mean over the tokens of all updates, or over their responses where "
-        "`policy_loss.average` counts those. Its level says little: it starts near 0 with standardised advantages, "
+        "`policy_loss.aggregation` counts those. Its level says little: it starts near 0 with standardised advantages, "
         "whatever the score does.",
         phase=Phase.POLICY,
     ),
@@ -137,7 +137,7 @@ POLICY = (
         phase=Phase.POLICY,
     ),
     Metric(
-        name="policy/behaviour_beyond_cap",
+        name="policy/behaviour_clip_fraction",
         reduction=Mean,
         unit="fraction",
         definition="Share of those tokens whose weight is above `policy_loss.behaviour_cap` or below "
@@ -224,7 +224,7 @@ VALUE = (
         phase=Phase.VALUE,
     ),
     Metric(
-        name="value/offset",
+        name="value/shift",
         reduction=Last,
         unit="score",
         definition="The value where the value model's output is 0. Only where values are normalised.",

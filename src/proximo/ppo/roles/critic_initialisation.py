@@ -33,11 +33,11 @@ def build_value(
     config = recipe.value
     if not recipe.ppo.uses_critic:
         return None
-    if config.start == "trunk":
+    if config.init_from == "trunk":
         return build_value_on_trunk(config, policy, place=place)
-    if config.start == "policy":
+    if config.init_from == "policy":
         return _from_policy(recipe, policy, place=place)
-    if config.start == "reward":
+    if config.init_from == "reward":
         return _from_reward(recipe, policy, tokenizer, place=place)
     return build_scalar_model(config, tokenizer, fresh_head=HeadStart.ZERO, place=place)
 
@@ -45,9 +45,9 @@ def build_value(
 def value_reader(recipe: PPORecipe) -> ScalarModelConfig | ModelRewardConfig | None:
     """Whose embedding reads the policy's ids for the critic, where that is not the policy's own."""
     config = recipe.value
-    if not recipe.ppo.uses_critic or config.start in ("policy", "trunk"):
+    if not recipe.ppo.uses_critic or config.init_from in ("policy", "trunk"):
         return None
-    return _scorer(recipe) if config.start == "reward" else config
+    return _scorer(recipe) if config.init_from == "reward" else config
 
 
 def _scorer(recipe: PPORecipe) -> ModelRewardConfig:
@@ -73,5 +73,5 @@ def _from_reward(
     path, revision = scorer.path, scorer.revision
     if scorer.share_base:
         return finish_scalar_model(scalar_from_adapter(policy, Path(path), role="value"), config, place=place)
-    start = config.model_copy(update={"start": "path", "path": path, "revision": revision})
+    start = config.model_copy(update={"init_from": "path", "path": path, "revision": revision})
     return build_scalar_model(start, tokenizer, fresh_head=None, place=place)

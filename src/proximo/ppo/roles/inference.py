@@ -95,7 +95,7 @@ class InferenceCalls:
     @torch.no_grad()
     def reference_logprobs(self, responses: Sequence[Response]) -> tuple[Tensor, Tensor | None]:
         """[T] of the reference; and [T] the KL over the whole vocabulary where it is measured."""
-        if self.config.kl.measure == "full" and self.config.kl.place == "reward":
+        if self.config.kl.estimator == "full" and self.config.kl.apply_to == "reward":
             logprobs, divergence = self._over_batches(responses, self._reference_and_full_kl, self._reference).unbind(
                 -1
             )
@@ -197,7 +197,7 @@ def sampling_options(config: PPOConfig, *, greedy: bool = False) -> SamplingOpti
         top_p=rollout.top_p,
         min_new_tokens=rollout.min_new_tokens,
         max_new_tokens=rollout.max_new_tokens,
-        shortest_limit=rollout.shortest_limit,
+        random_limit_min=rollout.random_limit_min,
         stop_token_ids=rollout.stop_token_ids,
         stop_strings=rollout.stop_strings,
         greedy=greedy or rollout.greedy,

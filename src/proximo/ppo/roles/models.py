@@ -33,7 +33,7 @@ def make_roles(
 
     Raises ConfigError where the losses and optimizers of the configuration do not fit what policy and critic share.
     """
-    if config.kl.place == "none":
+    if config.kl.apply_to == "none":
         reference = None
     elif reference is None:
         reference = base_alone(policy) if policy.has_adapter else policy.frozen_copy()
@@ -86,7 +86,7 @@ class Followers:
 
 def _engine(policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> LocalEngine:
     endings = ending_ids(policy.base, tokenizer)
-    return LocalEngine(policy, tokenizer, eos_token_ids=endings, max_rows=config.rollout.max_rows)
+    return LocalEngine(policy, tokenizer, eos_token_ids=endings, max_num_seqs=config.rollout.max_num_seqs)
 
 
 @torch.no_grad()

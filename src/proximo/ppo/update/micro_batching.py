@@ -26,7 +26,7 @@ def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: 
     if not members:
         raise TrainingError(
             f"step {step + 1}: no response has a token that counts; all {len(parts)} were empty, cut off under "
-            "truncated: mask, or could not be scored"
+            "truncation_value: mask, or could not be scored"
         )
     epochs = plan_minibatches(
         members, size=config.responses_per_update, num_epochs=config.epochs_per_step, seed=seed, step=step

@@ -29,7 +29,7 @@ def trains_side_by_side(
     """
     in_backward = any(each and each.in_backward for each in (config.policy_optimizer, config.value_optimizer))
     alone = shares_trunk or compiled or quantised or own_optimizers or in_backward or not config.uses_critic
-    return config.side_by_side and not alone and has_lanes(device, num_threads=num_threads)
+    return config.overlap_updates and not alone and has_lanes(device, num_threads=num_threads)
 
 
 SPEED_UP = 1.6

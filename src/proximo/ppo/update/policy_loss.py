@@ -44,14 +44,14 @@ def token_losses(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) 
     return found if weights is None else replace(found, loss=weights * found.loss)
 
 
-def average(per_token: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor:
+def aggregate(per_token: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor:
     """The scalar whose sum over the micro-batches is the loss of the update: denominators are those of all of it."""
     options = config.policy_loss
-    if options.average == "responses":
+    if options.aggregation == "response_mean":
         lengths = batch.packed.response_lengths
         return sum_of_response_means(per_token, batch.mask, lengths, denominator=batch.num_update_responses)
-    if options.average == "constant":
-        num_tokens = options.average_constant or config.rollout.max_new_tokens
+    if options.aggregation == "constant":
+        num_tokens = options.divisor or config.rollout.max_new_tokens
         return sum_per_token(per_token, batch.mask, denominator=batch.num_update_responses * num_tokens)
     return sum_per_token(per_token, batch.mask, denominator=batch.num_update_tokens)
 
@@ -66,7 +66,7 @@ def behaviour_metrics(experience: Experience, config: PolicyLossConfig) -> dict[
         weights = _behaviour_ratios(experience, config)[mask].double()
         beyond = (weights > config.behaviour_cap) | (weights < config.behaviour_floor)
         found["policy/behaviour_weight"] = Mean(weights.sum().item(), len(weights))
-        found["policy/behaviour_beyond_cap"] = Mean(beyond.sum().item(), len(weights))
+        found["policy/behaviour_clip_fraction"] = Mean(beyond.sum().item(), len(weights))
     if config.rejection is not None:
         kept = int(without_rejected(experience, config).mask.sum())
         found["policy/rejected_fraction"] = Mean(int(mask.sum()) - kept, int(mask.sum()))

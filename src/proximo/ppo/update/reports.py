@@ -64,7 +64,7 @@ def policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
 
 def scale_metrics(scale: ValueScale) -> dict[str, MetricValue]:
     """What the value model's outputs mean, where values are normalised."""
-    return {"value/scale": Last(scale.units.scale), "value/offset": Last(scale.units.offset)} if scale.is_on else {}
+    return {"value/scale": Last(scale.units.scale), "value/shift": Last(scale.units.shift)} if scale.is_on else {}
 
 
 def update_metrics(role: str, taken: Taken, weights: Sequence[int]) -> dict[str, MetricValue]:

@@ -31,7 +31,7 @@ from proximo.ppo.update.micro_batching import cut_minibatch, plan_updates
 from proximo.ppo.update.microbatch import Microbatch
 from proximo.ppo.update.overlap import BOTH_UPDATES, trains_side_by_side, updates_beside
 from proximo.ppo.update.policy_loss import (
-    average,
+    aggregate,
     behaviour_metrics,
     mark_trusted,
     policy_columns,
@@ -182,14 +182,14 @@ class UpdateCalls:
         (clean,) = select(batch.mask, found.logprobs)
         result = token_losses(clean, batch, options)
         per_token = result.loss
-        if config.kl.place == "loss":
+        if config.kl.apply_to == "loss":
             divergence = kl.clamped(self._kl_in_loss(clean, hidden, batch), config.kl.clamp)
             per_token = per_token + kl_coefficient * divergence
         if found.entropy is not None:
             per_token = per_token - bonus * select(batch.mask, found.entropy)[0]
         old = batch.columns["old_logprobs"]
         statistics = policy_statistics(found.logprobs, old, result.clipped, batch.mask)
-        return average(per_token, batch, config), statistics
+        return aggregate(per_token, batch, config), statistics
 
     def _value_loss(self, values: Tensor, batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
         options, old, returns = self.config.value_loss, batch.columns["values"], batch.columns["returns"]
@@ -217,7 +217,7 @@ class UpdateCalls:
         options = self.config.policy_loss
         self._stop_if_too_many_skipped(taken.whole, "policy", step)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
-        weights = taken.num_tokens if options.average == "tokens" else taken.num_responses
+        weights = taken.num_tokens if options.aggregation == "token_mean" else taken.num_responses
         metrics = policy_metrics(totals) | update_metrics("policy", taken, weights)
         if isinstance(learner, JointUpdates):
             metrics |= learner.metrics
@@ -269,10 +269,10 @@ class UpdateCalls:
         return taken
 
     def _kl_in_loss(self, logprobs: Tensor, hidden: Tensor, batch: Microbatch) -> Tensor:
-        if self.config.kl.measure == "full":
+        if self.config.kl.estimator == "full":
             return self.inference.full_kl(hidden, batch.packed)
         reference = batch.columns["reference_logprobs"]
-        if self.config.kl.measure == "weighted_k3":
+        if self.config.kl.estimator == "weighted_k3":
             return kl.weighted_k3(logprobs, batch.columns["old_logprobs"], reference)
         return kl.k2(logprobs, reference)
 
