@@ -181,15 +181,11 @@ def measure(kind: str, recipe: dict[str, Any]) -> None:
     """In a fresh process: run the recipe and print what it needed."""
     import torch
 
-    from proximo.config.loader import recipe_schema
-    from proximo.ppo.from_recipe import run_ppo
     from proximo.run.options import RunOptions
-    from proximo.supervised.dpo import run_dpo
-    from proximo.supervised.reward import run_reward
-    from proximo.supervised.sft import run_sft
+    from proximo.trainer_kinds import recipe_kind
 
     torch.set_num_threads(1)
-    checked: Any = recipe_schema(kind).model_validate(recipe)
+    checked: Any = recipe_kind(kind).schema.model_validate(recipe)
     before = status_mib("VmRSS")
     runner: Any = {"sft": run_sft, "reward": run_reward, "dpo": run_dpo, "ppo": run_ppo}[kind]
     runner(checked, RunOptions(overwrite=True, quiet=True))
@@ -198,10 +194,10 @@ def measure(kind: str, recipe: dict[str, Any]) -> None:
 
 def predict(kind: str, recipe: dict[str, Any]) -> float:
     """MiB, as `proximo plan` says it."""
-    from proximo.commands.plan.stages import make_plans
-    from proximo.config.loader import recipe_schema
+    from proximo.plan.stages import make_plans
+    from proximo.trainer_kinds import recipe_kind
 
-    checked: Any = recipe_schema(kind).model_validate(recipe)
+    checked: Any = recipe_kind(kind).schema.model_validate(recipe)
     (plan,) = make_plans(checked)
     return plan.peak / MIB
 

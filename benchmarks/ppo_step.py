@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from proximo.config.recipes import PPORecipe
 from proximo.data.order import rows_at
 from proximo.ppo import from_recipe
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -8,7 +8,7 @@ from typing import Any
 from tensorboard.backend.event_processing.event_accumulator import TENSORS, EventAccumulator
 
 from proximo.checkpoint.atomic import TEMPORARY_PREFIX
-from proximo.metrics.catalogue import CATALOGUE
+from proximo.metrics.catalogue import catalogue
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     steps = [line["step"] for line in metrics]
     assert steps == list(range(len(steps))), f"steps in metrics.jsonl: {steps}"
     for line in metrics:
-        found[f"metrics of step {line['step']}"] = CATALOGUE.repeatable(line)
+        found[f"metrics of step {line['step']}"] = catalogue().repeatable(line)
     found["samples"] = read_lines(folder / "samples.jsonl")
     return found
 

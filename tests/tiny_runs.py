@@ -13,16 +13,16 @@ from typing import Any, Literal
 from transformers import PreTrainedModel
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.from_recipe import run_ppo
+from proximo.ppo.recipe import PPORecipe
+from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
-from proximo.supervised.dpo import run_dpo
-from proximo.supervised.reward import run_reward
-from proximo.supervised.sft import run_sft
+from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.sft.recipe import SFTRecipe
 
 Kind = Literal["sft", "reward", "dpo", "ppo"]
 KINDS: tuple[Kind, ...] = ("sft", "reward", "dpo", "ppo")
@@ -187,9 +187,9 @@ def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 def run(kind: Kind, recipe: Mapping[str, Any], options: RunOptions) -> int:
     """Run the recipe in this process, as the command line would; returns the exit status."""
     runners: dict[Kind, Callable[[], int]] = {
-        "sft": lambda: run_sft(SFTRecipe.model_validate(recipe), options),
-        "reward": lambda: run_reward(RewardRecipe.model_validate(recipe), options),
-        "dpo": lambda: run_dpo(DPORecipe.model_validate(recipe), options),
-        "ppo": lambda: run_ppo(PPORecipe.model_validate(recipe), options),
+        "sft": lambda: run_trainer(SFTRecipe.model_validate(recipe), options),
+        "reward": lambda: run_trainer(RewardRecipe.model_validate(recipe), options),
+        "dpo": lambda: run_trainer(DPORecipe.model_validate(recipe), options),
+        "ppo": lambda: run_trainer(PPORecipe.model_validate(recipe), options),
     }
     return runners[kind]()

@@ -17,10 +17,11 @@ from proximo.cli import main
 from proximo.cli.machine import CHECKS
 from proximo.cli.program import explicit_resume
 from proximo.cli.using import lines_of_stdin
-from proximo.config.loader import guess_kind, load_recipe, read_document
+from proximo.config.loader import load_recipe, read_document
 from proximo.config.shipped import shipped_recipes
 from proximo.errors import CheckpointError, TrainingError, UserError
 from proximo.run.options import RunOptions
+from proximo.trainer_kinds import recognise
 from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 COMMANDS = (
@@ -44,14 +45,14 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Stands in for the PPO trainer; holds what it was started with."""
+    """Stands in for the training; holds what it was started with."""
     calls = []
 
-    def run_ppo(recipe, options):
+    def run_recipe(recipe, options):
         calls.append((recipe, options))
         return 143
 
-    monkeypatch.setitem(sys.modules, "proximo.ppo.from_recipe", SimpleNamespace(run_ppo=run_ppo))
+    monkeypatch.setitem(sys.modules, "proximo.commands.pipeline.run", SimpleNamespace(run_recipe=run_recipe))
     return calls
 
 
@@ -121,7 +122,9 @@ def test_shipped_recipes_are_listed_with_what_they_are_for(capsys):
 
 @pytest.mark.parametrize("recipe", shipped_recipes(), ids=lambda recipe: recipe.name)
 def test_every_shipped_recipe_says_its_command_and_passes_a_dry_run(recipe, folder, capsys):
-    assert recipe.command == guess_kind(read_document(recipe.name).data)
+    kind = recognise(read_document(recipe.name).data)
+    assert kind is not None
+    assert recipe.command == kind.name
     assert recipe.summary.removeprefix(f"{recipe.command}: ")
     assert main([recipe.command, recipe.name, "--dry-run"]) == 0
     said = capsys.readouterr()
@@ -263,19 +266,19 @@ def test_resume_stands_alone_wherever_it_is_written():
 
 @pytest.mark.parametrize(("error", "status"), [(TrainingError("it broke"), 1), (CheckpointError("damaged"), 1)])
 def test_a_failure_is_one_message_and_status_1(folder, monkeypatch, capsys, error, status):
-    def run_ppo(recipe, options):
+    def run_recipe(recipe, options):
         raise error
 
-    monkeypatch.setitem(sys.modules, "proximo.ppo.from_recipe", SimpleNamespace(run_ppo=run_ppo))
+    monkeypatch.setitem(sys.modules, "proximo.commands.pipeline.run", SimpleNamespace(run_recipe=run_recipe))
     assert main(["ppo", write_recipe(folder, PPO)]) == status
     assert capsys.readouterr().err == f"error: {error}\n"
 
 
 def test_a_bug_keeps_its_traceback(folder, monkeypatch):
-    def run_ppo(recipe, options):
+    def run_recipe(recipe, options):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setitem(sys.modules, "proximo.ppo.from_recipe", SimpleNamespace(run_ppo=run_ppo))
+    monkeypatch.setitem(sys.modules, "proximo.commands.pipeline.run", SimpleNamespace(run_recipe=run_recipe))
     with pytest.raises(ZeroDivisionError):
         main(["ppo", write_recipe(folder, PPO)])
 
@@ -398,7 +401,7 @@ sys.exit(main(["config", "schema", "sft"]))
 
 @pytest.mark.parametrize(
     ("module", "status"),
-    [("typer", -2), ("proximo.config.kinds", -2), ("proximo.config.reference", 130), ("no.such", 0)],
+    [("typer", -2), ("proximo.run.options", -2), ("proximo.config.reference", 130), ("no.such", 0)],
 )
 def test_ctrl_c_is_no_traceback_however_early_it_comes(module, status):
     """It comes where that module is about to be imported: before, and within, a command."""

@@ -6,15 +6,16 @@ import pytest
 
 from builders import real_data
 from proximo.cli.program import main
-from proximo.config.loader import guess_kind, load_recipe, read_document
+from proximo.config.loader import load_recipe, read_document
+from proximo.trainer_kinds import recognise
 
 EXAMPLES = sorted(Path(__file__).parents[2].joinpath("examples").glob("*.yaml"))
 
 
 def command_of(example: Path) -> str:
-    kind = guess_kind(read_document(str(example)).data)
+    kind = recognise(read_document(str(example)).data)
     assert kind is not None
-    return kind
+    return kind.name
 
 
 def test_there_are_examples() -> None:

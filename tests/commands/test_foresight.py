@@ -7,6 +7,7 @@ import pytest
 
 from proximo.cli import main
 from proximo.commands import foresight
+from proximo.run import dry_run as lines
 from recipe_files import PIPELINE, PPO, SFT, write_recipe
 
 
@@ -39,9 +40,9 @@ def test_more_rows_held_out_than_there_are_is_a_mistake(capsys):
 
 
 def test_data_that_are_large_or_elsewhere_are_not_read(capsys, monkeypatch):
-    monkeypatch.setattr(foresight, "read_split", lambda *_, **__: pytest.fail("read"))
+    monkeypatch.setattr(lines, "read_split", lambda *_, **__: pytest.fail("read"))
     assert dry_run(capsys, "sft", SFT, "data.held_out_rows=10")[0] == 0
-    monkeypatch.setattr(foresight, "MOST_BYTES", 10)
+    monkeypatch.setattr(lines, "MOST_BYTES", 10)
     status, out, _ = dry_run(capsys, "sft", SFT, "data.sources.0.path=t.jsonl", "data.held_out_rows=10")
     assert status == 0
     assert "10 rows held out for evaluation" in out

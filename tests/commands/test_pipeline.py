@@ -9,12 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from proximo.commands import pipeline
 from proximo.commands.evaluate import run_evaluate
-from proximo.config.recipes import PipelineRecipe, PPORecipe
+from proximo.commands.pipeline import run as pipeline
+from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.errors import ConfigError, RunFolderError
 from proximo.models.packing import pack
 from proximo.models.sharing.shared_base import base_alone
+from proximo.ppo.recipe import PPORecipe
 from proximo.run import loop
 from proximo.run.options import RunOptions
 
@@ -111,7 +112,7 @@ def test_the_value_model_starts_from_the_reward_model_with_its_head(finished: Pa
 
     stage = pipeline.resolve_references(recipe(finished).ppo, finished)
     value = build_task(stage).ppo.roles.value
-    saved = AutoModelForSequenceClassification.from_pretrained(pipeline.stage_result(finished, "@reward"))
+    saved = AutoModelForSequenceClassification.from_pretrained(pipeline.whole_result(finished, "@reward"))
     assert value is not None
     assert torch.equal(value.base.get_submodule("score").weight, saved.score.weight)
 
@@ -129,7 +130,7 @@ def test_a_pipeline_that_exists_is_not_started_over_by_accident(finished: Path) 
 
 def test_a_reference_to_a_stage_that_did_not_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="@sft names the result of stage sft"):
-        pipeline.stage_result(tmp_path, "@sft")
+        pipeline.whole_result(tmp_path, "@sft")
 
 
 def test_a_checkpoint_can_be_evaluated_again_with_the_same_result(
@@ -146,10 +147,10 @@ def test_with_adapters_everywhere_each_stage_starts_from_what_the_one_before_mad
 ) -> None:
     from proximo.ppo.from_recipe import build_task
 
-    shutil.copytree(pipeline.stage_result(finished, "@sft"), tmp_path / "base")
+    shutil.copytree(pipeline.whole_result(finished, "@sft"), tmp_path / "base")
     made = recipe(tmp_path / "run", lora=True)
     assert pipeline.run_pipeline(made, RunOptions(quiet=True)) == 0
-    after_sft = AutoModelForCausalLM.from_pretrained(pipeline.stage_result(tmp_path / "run", "@sft"))
+    after_sft = AutoModelForCausalLM.from_pretrained(pipeline.whole_result(tmp_path / "run", "@sft"))
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     weight = "model.layers.0.self_attn.q_proj.weight"
     assert not torch.equal(after_sft.state_dict()[weight], base.state_dict()[weight])

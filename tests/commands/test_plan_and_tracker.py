@@ -7,9 +7,6 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: TID251 - a tool that counts, of no process group
 from transformers import AutoConfig
 
-from proximo.commands.plan.record import Phase
-from proximo.commands.plan.stages import make_plans
-from proximo.config.recipes import SFTRecipe
 from proximo.models.fake_tensor_profiler import building, rehearsable, shapes_only
 from proximo.models.language import LanguageModel
 from proximo.models.loading import random_model
@@ -17,6 +14,9 @@ from proximo.models.packing import pack_responses
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.sources import ModelSource
+from proximo.plan.record import Phase
+from proximo.plan.stages import make_plans
+from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import make_inputs
 
 QWEN_7B = {

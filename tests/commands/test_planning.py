@@ -8,15 +8,19 @@ import torch
 from torch import nn
 
 from proximo.cli import main
-from proximo.commands.plan.stages import make_plans
-from proximo.commands.plan.static_memory import optimizer_bytes
-from proximo.commands.plan.text import advice, describe
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError, ModelError
 from proximo.learner.optimizer import OptimizerOptions, make_optimizer
+from proximo.plan.stages import make_plans
+from proximo.plan.static_memory import optimizer_bytes
+from proximo.plan.text import advice, describe
 from proximo.ppo import from_recipe
-from proximo.supervised import dpo
+from proximo.ppo.recipe import PPORecipe
+from proximo.supervised.dpo import build as dpo
+from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "ppo": PPORecipe}

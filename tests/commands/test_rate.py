@@ -9,7 +9,7 @@ import yaml
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
 from proximo.commands.pass_rates import sampling_only
-from proximo.config.recipes import PPORecipe
+from proximo.ppo.recipe import PPORecipe
 
 RECIPE = {
     "run": {"folder": "run", "device": "cpu", "num_threads": 1, "tensorboard": False},

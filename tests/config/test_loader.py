@@ -5,9 +5,10 @@ import json
 import pytest
 
 from proximo.config.ineffective_keys import unused_keys
-from proximo.config.loader import guess_kind, load_recipe, recipe_schema, resolved_json, resolved_yaml
+from proximo.config.loader import load_recipe, resolved_json, resolved_yaml
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
+from proximo.trainer_kinds import recipe_kind, recognise
 from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT, write_recipe
 
 TEXTS = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
@@ -28,9 +29,9 @@ def refusal(folder, text, *overrides, kind="ppo"):
 @pytest.mark.parametrize("kind", TEXTS)
 def test_a_recipe_of_each_kind_loads(folder, kind):
     loaded = load_recipe(kind, write_recipe(folder, TEXTS[kind]))
-    assert isinstance(loaded.recipe, recipe_schema(kind))
+    assert isinstance(loaded.recipe, recipe_kind(kind).schema)
     assert loaded.text == TEXTS[kind]
-    assert guess_kind(recipe_schema(kind).model_dump(loaded.recipe)) == kind
+    assert recognise(recipe_kind(kind).schema.model_dump(loaded.recipe)) is recipe_kind(kind)
 
 
 def test_the_kept_text_names_its_overrides_in_comments_and_loads_again(folder):
@@ -46,7 +47,7 @@ def test_the_resolved_recipe_is_a_recipe_with_the_same_values(folder, kind):
     recipe = load_recipe(kind, write_recipe(folder, TEXTS[kind]), overrides).recipe
     resolved = resolved_yaml(recipe)
     assert load_recipe(kind, write_recipe(folder, resolved, "resolved.yaml")).recipe == recipe
-    assert recipe_schema(kind).model_validate(json.loads(resolved_json(recipe))) == recipe
+    assert recipe_kind(kind).schema.model_validate(json.loads(resolved_json(recipe))) == recipe
     assert recipe.run.folder == "1e5"
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from proximo.config.recipes import PPORecipe
 from proximo.config.schema.overrides import apply_overrides, parse_override
 from proximo.errors import ConfigError
+from proximo.ppo.recipe import PPORecipe
 
 
 def applied(tree, *overrides, schema=PPORecipe):

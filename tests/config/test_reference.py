@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from proximo.config.loader import recipe_schema
-from proximo.config.reference import KINDS, configuration_page, json_schema
+from proximo.config.reference import configuration_page, json_schema
 from proximo.config.schema.fields import key_paths
+from proximo.trainer_kinds import recipe_kind, recipe_kinds
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -16,9 +16,12 @@ def test_the_page_in_docs_is_the_generated_one():
     assert PAGE.read_text(encoding="utf-8") == configuration_page(), message
 
 
+KINDS = tuple(kind.name for kind in recipe_kinds())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_key_of_every_section_has_a_docstring(kind):
-    for path, section in key_paths(recipe_schema(kind)):
+    for path, section in key_paths(recipe_kind(kind).schema):
         description = section.model_fields[path[-1]].description
         assert description, ".".join(path)
         assert description.rstrip().endswith("."), ".".join(path)
@@ -28,7 +31,7 @@ def test_every_key_of_every_section_has_a_docstring(kind):
 def test_every_key_is_on_the_page_with_its_type_and_default():
     page = configuration_page()
     for kind in KINDS:
-        for path, _ in key_paths(recipe_schema(kind)):
+        for path, _ in key_paths(recipe_kind(kind).schema):
             assert f"\n| `{path[-1]}` | " in page
     assert "| `gae_lambda` | number, at least 0, at most 1 | `0.95` |" in page
     assert "| `seed` | whole number, at least 0, below 2147483648 | `0` |" in page

@@ -5,8 +5,8 @@ from typing import Annotated
 import pytest
 from pydantic import Field, model_validator
 
+from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.loader import load_recipe
-from proximo.config.recipes import PipelineRecipe
 from proximo.config.saved import read_saved
 from proximo.config.schema.base import AbsentMeans, Section
 from proximo.config.shipped import shipped_recipes

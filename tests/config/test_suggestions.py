@@ -2,10 +2,14 @@
 
 import pytest
 
+from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.schema.fields import key_paths
 from proximo.config.schema.suggestions import ELSEWHERE, RENAMED, suggestions
+from proximo.ppo.recipe import PPORecipe
+from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.sft.recipe import SFTRecipe
 
 RECIPES = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
 

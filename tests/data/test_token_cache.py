@@ -13,7 +13,6 @@ from tokenizers import normalizers
 from transformers import PreTrainedTokenizerBase
 
 from builders import CHARACTERS, tiny_tokenizer
-from proximo.config.recipes import SFTRecipe
 from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.load_report import LoadReport
 from proximo.data.preferences import PairOptions, load_preference_pairs
@@ -21,7 +20,8 @@ from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.data.token_cache import MIN_TEXTS, TokenCache
 from proximo.data.tokenise import Encoder
-from proximo.supervised.sft import build_task
+from proximo.supervised.sft.build import build_task
+from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import changed, make_inputs, recipe_of
 
 

@@ -15,14 +15,14 @@ import yaml
 from pydantic import ValidationError
 
 import proximo.config
-from proximo.config.loader import Kind, recipe_schema
 from proximo.config.schema.overrides import apply_overrides, parse_override
+from proximo.trainer_kinds import recipe_kind
 from recipe_files import DPO, PIPELINE, PPO, REWARD, SFT
 
 RECIPES = {"sft": SFT, "reward": REWARD, "dpo": DPO, "ppo": PPO, "pipeline": PIPELINE}
 LLAMA = "{model_type: llama}"
 EARLY = "{learning_rate: 1e-6, in_backward: true, max_gradient_norm: null, non_finite_gradient: stop}"
-ROWS: tuple[tuple[Kind, str, str], ...] = (
+ROWS: tuple[tuple[str, str, str], ...] = (
     ("ppo", "KL and reference", "ppo.kl.apply_to=loss ppo.kl.estimator=k1"),
     ("ppo", "KL and reference", "ppo.kl.estimator=weighted_k3"),
     ("ppo", "KL and reference", "ppo.kl.target=6 ppo.kl.coefficient=0"),
@@ -199,7 +199,7 @@ the validators say of these changes to a small recipe; `tests/docs/refusals.py` 
 class Refusal:
     """One row of the page."""
 
-    kind: Kind
+    kind: str
     section: str
     changes: str
     reasons: tuple[str, ...]
@@ -213,9 +213,9 @@ def refusals() -> list[Refusal]:
     ]
 
 
-def reasons_of(kind: Kind, changes: str) -> tuple[str, ...]:
+def reasons_of(kind: str, changes: str) -> tuple[str, ...]:
     """Why a good recipe with these changes is refused; empty where it is not."""
-    schema = recipe_schema(kind)
+    schema = recipe_kind(kind).schema
     overrides = tuple(parse_override(change) for change in split_changes(changes))
     tree = apply_overrides(yaml.safe_load(RECIPES[kind]), overrides, schema)
     try:

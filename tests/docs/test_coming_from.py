@@ -19,9 +19,13 @@ from their_options import SECTIONS
 import proximo
 from proximo import api
 from proximo.cli import main
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.shipped import shipped_recipes
-from proximo.metrics.catalogue import CATALOGUE
+from proximo.metrics.catalogue import catalogue
+from proximo.ppo.recipe import PPORecipe
+from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.sft.recipe import SFTRecipe
 
 SYSTEMS = sorted(COMING_FROM.glob("[!R]*.md"))
 KINDS = (SFTRecipe, RewardRecipe, DPORecipe, PPORecipe, PipelineRecipe)
@@ -74,7 +78,7 @@ def exists_here(word: str) -> bool:
         types = [each for kind in KINDS for each in fields_at(kind, key.split("."))]
         return any(not value or takes(each, yaml.safe_load(value[0])) for each in types)
     if METRIC.fullmatch(word):
-        return CATALOGUE.find(word) is not None
+        return catalogue().find(word) is not None
     if named := named_path(word):
         file = find_path(named[0])
         return file is not None and (named[1] is None or named[1] in defined_names(file))

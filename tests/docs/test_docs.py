@@ -10,9 +10,13 @@ from pages import PAGES, ROOT, anchors, blocks, code_words, defined_names, find_
 from pydantic import BaseModel
 
 from proximo.cli.program import app
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.metrics.catalogue import CATALOGUE
+from proximo.commands.pipeline.recipe import PipelineRecipe
+from proximo.metrics.catalogue import catalogue
 from proximo.metrics.definitions import UnknownMetricError
+from proximo.ppo.recipe import PPORecipe
+from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.sft.recipe import SFTRecipe
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 
@@ -97,7 +101,7 @@ def test_metrics_that_are_named_are_declared(page: Path) -> None:
         if not METRIC.fullmatch(word) or word.endswith("/"):
             continue
         try:
-            CATALOGUE.find(word)
+            catalogue().find(word)
         except UnknownMetricError:
             unknown.append(word)
     assert not unknown

@@ -17,7 +17,8 @@ from pages import PAGES, ROOT, blocks
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.cli import main
-from proximo.config.loader import guess_kind, load_recipe, resolved_yaml
+from proximo.config.loader import load_recipe, resolved_yaml
+from proximo.trainer_kinds import recognise
 
 HUB_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NOT_OURS = ("make", "source", "pip")
@@ -163,6 +164,6 @@ def test_the_recipes_of_a_page_are_valid(stem: str, folder: Path) -> None:
         given = yaml.safe_load(text)
         whole = given if "run" in given else {**yaml.safe_load(SECTIONS), **given}
         (folder / "page.yaml").write_text(yaml.safe_dump(whole))
-        kind = guess_kind(whole)
+        kind = recognise(whole)
         assert kind is not None, text
-        assert load_recipe(kind, str(folder / "page.yaml"), ()).recipe
+        assert load_recipe(kind.name, str(folder / "page.yaml"), ()).recipe

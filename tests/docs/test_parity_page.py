@@ -9,7 +9,11 @@ from pages import CODE, ROOT, defined_names, find_path
 from test_docs import has_setting
 
 from proximo.cli.program import app
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.commands.pipeline.recipe import PipelineRecipe
+from proximo.ppo.recipe import PPORecipe
+from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.sft.recipe import SFTRecipe
 
 PAGE = ROOT / "docs" / "parity.md"
 COUNTS = {"A": 21, "B": 19, "C": 15, "D": 18, "E": 8, "F": 11, "G": 15, "H": 7, "I": 7, "J": 6, "K": 7, "L": 4}

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pages import CODE, ROOT
 
-from proximo.config.loader import Kind, load_recipe
+from proximo.config.loader import load_recipe
 from proximo.config.shipped import shipped_recipes
 
 PAGE = ROOT / "docs" / "presets.md"

@@ -10,11 +10,11 @@ from proximo.metrics import alarm_watch
 from proximo.metrics.alarm_watch import AlarmWatch
 from proximo.metrics.alarms import find_alarms
 from proximo.metrics.console import Course
-from proximo.metrics.trainers import Trainer
+from proximo.ppo.kind import PPO
 
 
 def watch(said: list[str], *, total_steps: int = 40, metrics_file: Path = Path("nowhere")) -> AlarmWatch:
-    course = Course(trainer=Trainer.PPO, total_steps=total_steps)
+    course = Course(trainer=PPO, total_steps=total_steps)
     return AlarmWatch(course, {}, metrics_file=metrics_file, tell=said.append)
 
 

@@ -10,9 +10,12 @@ import pytest
 from made_up_runs import ppo_line, write_dpo_run, write_ppo_run, write_reward_run, write_sft_run
 
 from proximo.metrics.alarms import Rule, Severity, fifth_noise, fifths, find_alarms
-from proximo.metrics.catalogue import RULES
 from proximo.metrics.run_files import Run, Series, read_run
-from proximo.metrics.trainers import Trainer
+from proximo.ppo.kind import PPO
+from proximo.supervised.dpo.kind import DPO
+from proximo.supervised.reward.kind import REWARD
+from proximo.supervised.sft.kind import SFT
+from proximo.trainer_kinds import trainer_kinds
 
 NUM_STEPS = 60
 
@@ -44,7 +47,7 @@ def stuck(part: float) -> float:
 def titles(run: Run) -> list[str]:
     trainer = run.trainer
     assert trainer is not None
-    return [alarm.title for alarm in find_alarms(run, RULES[trainer])]
+    return [alarm.title for alarm in find_alarms(run, trainer.metrics.rules)]
 
 
 def test_a_healthy_run_raises_no_alarm():
@@ -221,7 +224,7 @@ def test_a_run_that_has_just_begun_raises_no_alarm():
 
 def test_problems_come_before_warnings():
     run = ppo_run(policy__clip_fraction=lambda part: 0.9, kl__sequence=lambda part: -3.0)
-    assert [alarm.severity for alarm in find_alarms(run, RULES[Trainer.PPO])] == [Severity.PROBLEM, Severity.WARNING]
+    assert [alarm.severity for alarm in find_alarms(run, PPO.metrics.rules)] == [Severity.PROBLEM, Severity.WARNING]
 
 
 def test_fifths_are_means_of_equal_parts():
@@ -237,14 +240,15 @@ def test_noise_is_the_standard_error_of_a_fifth_and_knows_no_trend():
 
 def test_a_rule_explains_what_stands_after_it_and_nothing_else():
     """So that every alarm that is raised is shown, and once."""
-    of_others = {rule.title for trainer in (Trainer.SFT, Trainer.REWARD, Trainer.DPO) for rule in RULES[trainer]}
-    for trainer, rules in RULES.items():
+    of_others = {rule.title for trainer in (SFT, REWARD, DPO) for rule in trainer.metrics.rules}
+    for trainer in trainer_kinds():
+        rules = trainer.metrics.rules
         titles = [rule.title for rule in rules]
         assert len(titles) == len(set(titles))
         for place, rule in enumerate(rules):
             unknown = set(rule.explains) - set(titles[place + 1 :])
             # The trainers with a loss share a rule, which names the effects in all of them.
-            assert unknown <= (set() if trainer is Trainer.PPO else of_others), (trainer, rule.title, unknown)
+            assert unknown <= (set() if trainer is PPO else of_others), (trainer, rule.title, unknown)
 
 
 def test_an_alarm_is_shown_under_the_first_cause_of_its_causes():
@@ -313,7 +317,7 @@ def test_a_run_that_was_solved_from_the_start_raises_no_alarm():
 
 
 def advice_of(run: Run) -> str:
-    (alarm,) = find_alarms(run, RULES[Trainer.PPO])
+    (alarm,) = find_alarms(run, PPO.metrics.rules)
     return alarm.advice
 
 
@@ -337,28 +341,26 @@ def test_answers_that_no_longer_end_are_told_from_answers_that_never_did():
     assert "unlearned" in no_longer
 
 
-@pytest.mark.parametrize(
-    ("trainer", "loss"), [("sft", "sft/loss"), ("reward", "reward_model/loss"), ("dpo", "dpo/loss")]
-)
+@pytest.mark.parametrize(("trainer", "loss"), [(SFT, "sft/loss"), (REWARD, "reward_model/loss"), (DPO, "dpo/loss")])
 def test_a_loss_that_leaps_names_the_step(trainer, loss):
     values = [3.0] * 8 + [9.0] * 4 + [5.0] * 8
     lines = tuple({"step": step, loss: value} for step, value in enumerate(values, 1))
-    (alarm,) = find_alarms(Run(name="run", lines=lines), RULES[Trainer(trainer)])
+    (alarm,) = find_alarms(Run(name="run", lines=lines), trainer.metrics.rules)
     assert alarm.title == "The training loss leapt up"
     assert " at step 9," in alarm.detail
     one_odd_batch = tuple({"step": step, loss: 9.0 if step == 9 else 3.0} for step in range(1, 21))
-    assert find_alarms(Run(name="run", lines=one_odd_batch), RULES[Trainer(trainer)]) == ()
+    assert find_alarms(Run(name="run", lines=one_odd_batch), trainer.metrics.rules) == ()
     rng = random.Random(3)
     for noise in (0.05, 2.0):  # batches of many examples, and of one
         level = tuple({"step": step, loss: abs(3 + rng.gauss(0, noise))} for step in range(200))
-        assert find_alarms(Run(name="run", lines=level), RULES[Trainer(trainer)]) == ()
+        assert find_alarms(Run(name="run", lines=level), trainer.metrics.rules) == ()
 
 
 def test_a_loss_that_falls_from_a_random_start_and_leaps_from_there_is_found():
     """Losses of a small model with a learning rate of 0.3, a hundred times the right one."""
     values = [5.67, 4.3, 2.73, 3.33, 4.05, 4.56, 5.19, 4.46, 4.66, 4.11, 3.85, 2.77, *[2.5, 2.45] * 30]
     lines = tuple({"step": step, "sft/loss": value} for step, value in enumerate(values, 1))
-    (alarm,) = find_alarms(Run(name="run", lines=lines), RULES[Trainer.SFT])
+    (alarm,) = find_alarms(Run(name="run", lines=lines), SFT.metrics.rules)
     assert alarm.title == "The training loss leapt up"
 
 
@@ -366,10 +368,10 @@ def test_a_reward_model_that_learns_nothing_at_all_is_advised_on_its_learning_ra
     flat = {"evaluation/pair_accuracy": 0.54, "reward_model/pair_accuracy": 0.51, "reward_model/loss": 0.69}
     lines = tuple({"step": step} | flat for step in range(20))
     settings = {"reward": {"optimizer": {"learning_rate": 0.1}}}
-    (alarm,) = find_alarms(Run(name="run", lines=lines, config=settings), RULES[Trainer.REWARD])
+    (alarm,) = find_alarms(Run(name="run", lines=lines, config=settings), REWARD.metrics.rules)
     assert "reward.optimizer.learning_rate, now 0.1, is far too high" in alarm.advice
     by_heart = tuple(line | {"reward_model/pair_accuracy": 0.64} for line in lines)
-    (alarm,) = find_alarms(Run(name="run", lines=by_heart, config=settings), RULES[Trainer.REWARD])
+    (alarm,) = find_alarms(Run(name="run", lines=by_heart, config=settings), REWARD.metrics.rules)
     assert "mixed up" in alarm.advice
     assert "learning_rate" not in alarm.advice
 

@@ -5,57 +5,60 @@ from pathlib import Path
 
 import pytest
 
-from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
+from proximo.metrics.catalogue import catalogue, trainer_by_metrics
 from proximo.metrics.definitions import Catalogue, Metric, UnknownMetricError
-from proximo.metrics.documentation import REDUCTIONS, TRAINERS, metrics_page
-from proximo.metrics.report.before_after import SHOWN
+from proximo.metrics.documentation import REDUCTIONS, metrics_page
 from proximo.metrics.run_files import Run, Series
-from proximo.metrics.trainers import WATCHED, Trainer
+from proximo.ppo.kind import PPO
+from proximo.supervised.dpo.kind import DPO
+from proximo.supervised.reward.kind import REWARD
+from proximo.supervised.sft.kind import SFT
+from proximo.trainer_kinds import trainer_kinds
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 def test_no_metric_is_declared_twice():
-    names = [metric.name for metric in CATALOGUE.metrics]
+    names = [metric.name for metric in catalogue().metrics]
     assert len(names) == len(set(names))
     for name in names:
-        assert sum(metric.matches(name) for metric in CATALOGUE.metrics if not metric.is_pattern) <= 1
+        assert sum(metric.matches(name) for metric in catalogue().metrics if not metric.is_pattern) <= 1
 
 
 def test_every_metric_has_a_unit_and_a_definition_that_is_a_sentence():
-    for metric in CATALOGUE.metrics:
+    for metric in catalogue().metrics:
         assert metric.unit, metric.name
         assert metric.definition.endswith("."), metric.name
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     with pytest.raises(UnknownMetricError, match="nearest is 'kl/sequence'"):
-        CATALOGUE.find("kl/sequnce")
+        catalogue().find("kl/sequnce")
 
 
 def test_a_name_is_looked_up_once_however_often_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
-    place = CATALOGUE.position("score/mean")
+    place = catalogue().position("score/mean")
     asked: list[str] = []
     matches = Metric.matches
     monkeypatch.setattr(Metric, "matches", lambda metric, name: asked.append(name) or matches(metric, name))
-    catalogue = Catalogue(CATALOGUE.metrics)
+    fresh = Catalogue(catalogue().metrics)
     for _ in range(3):
-        assert catalogue.find("score/mean").name == "score/mean"
-        assert catalogue.get("nothing/of/this") is None
-        assert catalogue.position("score/mean") == place
-    assert asked.count("nothing/of/this") == len(CATALOGUE.metrics)
+        assert fresh.find("score/mean").name == "score/mean"
+        assert fresh.get("nothing/of/this") is None
+        assert fresh.position("score/mean") == place
+    assert asked.count("nothing/of/this") == len(catalogue().metrics)
     assert asked.count("score/mean") == place[0] + 1
 
 
 def test_a_component_may_have_any_name_of_one_segment():
-    assert CATALOGUE.find("score/is-warm_2.0/mean").name == "score/<component>/mean"
-    assert CATALOGUE.find("evaluation/score/form").name == "evaluation/score/<component>"
+    assert catalogue().find("score/is-warm_2.0/mean").name == "score/<component>/mean"
+    assert catalogue().find("evaluation/score/form").name == "evaluation/score/<component>"
 
 
 @pytest.mark.parametrize("name", ["score/a/b/mean", "score//mean", "score/a b/mean", "score/a/mean/x", "xscore/a/mean"])
 def test_what_does_not_fit_a_pattern_is_unknown(name):
     with pytest.raises(UnknownMetricError):
-        CATALOGUE.find(name)
+        catalogue().find(name)
 
 
 def test_times_and_memory_are_left_out_of_what_a_second_run_must_repeat():
@@ -66,19 +69,20 @@ def test_times_and_memory_are_left_out_of_what_a_second_run_must_repeat():
         "memory/peak_mib": 5,
         "throughput/train_tokens_per_second": 2,
     }
-    assert CATALOGUE.repeatable(line) == {"step": 3, "score/mean": 1.0}
+    assert catalogue().repeatable(line) == {"step": 3, "score/mean": 1.0}
 
 
 def test_every_watched_and_shown_name_is_declared():
-    for trainer in Trainer:
-        names = [*WATCHED[trainer], *(name for shown in SHOWN[trainer].values() for name in shown)]
+    for trainer in trainer_kinds():
+        shown = trainer.metrics.before_after.values()
+        names = [*trainer.metrics.watched, *(name for several in shown for name in several)]
         assert names
-        assert all(CATALOGUE.find(name) for name in names)
+        assert all(catalogue().find(name) for name in names)
 
 
 def test_every_trace_of_a_curve_is_declared():
-    declared = {metric.name for metric in CATALOGUE.metrics}
-    for curves in CURVES.values():
+    declared = {metric.name for metric in catalogue().metrics}
+    for curves in (trainer.metrics.curves for trainer in trainer_kinds()):
         assert len({curve.key for curve in curves}) == len(curves)
         for curve in curves:
             assert {trace.name for trace in curve.traces} <= declared, curve.title
@@ -89,27 +93,27 @@ def test_every_rule_asks_for_declared_metrics_only():
 
     class Listening(Run):
         def series(self, name: str) -> Series:
-            CATALOGUE.find(name)
+            catalogue().find(name)
             asked.append(name)
             return Series(tuple(range(20)), (0.5,) * 20)
 
-    for rules in RULES.values():
+    for rules in (trainer.metrics.rules for trainer in trainer_kinds()):
         for rule in rules:
             rule.check(Listening(name="run"))
             for mentioned in re.findall(r"[a-z_]+/[a-z_0-9]+", rule.when):
-                CATALOGUE.find(mentioned)
+                catalogue().find(mentioned)
     assert len(set(asked)) > 12
 
 
 def test_the_trainer_is_told_from_the_metrics():
-    assert Trainer.of_metrics(["sft/loss"]) is Trainer.SFT
-    assert Trainer.of_metrics(["evaluation/loss"]) is Trainer.SFT
-    assert Trainer.of_metrics(["evaluation/loss", "evaluation/pair_accuracy"]) is Trainer.REWARD
-    assert Trainer.of_metrics(["dpo/loss", "evaluation/pair_accuracy"]) is Trainer.DPO
-    assert Trainer.of_metrics(["evaluation/pair_accuracy", "evaluation/logprob_chosen"]) is Trainer.DPO
-    assert Trainer.of_metrics(["evaluation/score", "evaluation/kl"]) is Trainer.PPO
-    assert Trainer.of_metrics(iter(["evaluation/score"])) is Trainer.PPO
-    assert Trainer.of_metrics(["progress/step"]) is None
+    assert trainer_by_metrics(["sft/loss"]) is SFT
+    assert trainer_by_metrics(["evaluation/loss"]) is SFT
+    assert trainer_by_metrics(["evaluation/loss", "evaluation/pair_accuracy"]) is REWARD
+    assert trainer_by_metrics(["dpo/loss", "evaluation/pair_accuracy"]) is DPO
+    assert trainer_by_metrics(["evaluation/pair_accuracy", "evaluation/logprob_chosen"]) is DPO
+    assert trainer_by_metrics(["evaluation/score", "evaluation/kl"]) is PPO
+    assert trainer_by_metrics(iter(["evaluation/score"])) is PPO
+    assert trainer_by_metrics(["progress/step"]) is None
 
 
 def test_the_documentation_is_what_the_declarations_say():
@@ -120,10 +124,10 @@ def test_the_documentation_is_what_the_declarations_say():
 
 def test_the_documentation_has_every_metric_every_alarm_and_every_reduction():
     page = metrics_page()
-    assert all(f"| `{metric.name}`" in page for metric in CATALOGUE.metrics)
-    assert all(rule.title in page for rules in RULES.values() for rule in rules)
-    assert {metric.reduction for metric in CATALOGUE.metrics} <= set(REDUCTIONS)
-    assert set(TRAINERS) == set(Trainer)
+    assert all(f"| `{metric.name}`" in page for metric in catalogue().metrics)
+    assert all(rule.title in page for trainer in trainer_kinds() for rule in trainer.metrics.rules)
+    assert {metric.reduction for metric in catalogue().metrics} <= set(REDUCTIONS)
+    assert all(f"### {trainer.title}\n" in page for trainer in trainer_kinds())
 
 
 def test_no_table_row_of_the_documentation_is_torn_by_a_bar():

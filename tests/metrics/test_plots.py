@@ -8,13 +8,13 @@ import matplotlib as mpl
 import pytest
 
 from proximo.metrics.calibration import calibration
-from proximo.metrics.catalogue import CURVES
 from proximo.metrics.curves import Curve, Style, Trace
 from proximo.metrics.report import plots
 from proximo.metrics.report.plots import bucketed, draw_calibration, draw_curve, smoothed
 from proximo.metrics.report.svg import figure_to_svg
 from proximo.metrics.run_files import Run, Series
-from proximo.metrics.trainers import Trainer
+from proximo.ppo.kind import PPO
+from proximo.trainer_kinds import trainer_kinds
 
 CURVE = Curve(
     key="score",
@@ -25,7 +25,7 @@ CURVE = Curve(
     guide=0.0,
 )
 SVG = '<svg viewBox="0 0 1 1"></svg>'
-TIME = next(curve for curve in CURVES[Trainer.PPO] if curve.stacked)
+TIME = next(curve for curve in PPO.metrics.curves if curve.stacked)
 
 
 def run_of(num_steps: int, *names: str) -> Run:
@@ -144,14 +144,14 @@ def test_small_numbers_on_an_axis_are_not_rounded_with_the_coordinates():
 
 
 def test_components_become_a_trace_each():
-    curve = next(curve for curve in CURVES[Trainer.PPO] if curve.key == "components")
+    curve = next(curve for curve in PPO.metrics.curves if curve.key == "components")
     plot = draw_curve(curve, run_of(5, "score/warmth/mean", "score/form/mean", "score/mean"), key="a")
     assert plot is not None
     assert plot.legend == ((1, "form"), (2, "warmth"))
 
 
 def test_an_early_outlier_does_not_flatten_the_rest():
-    curve = next(curve for curve in CURVES[Trainer.PPO] if curve.key == "explained")
+    curve = next(curve for curve in PPO.metrics.curves if curve.key == "explained")
     lines = tuple({"step": step, "value/explained_variance": -400.0 if step == 0 else 0.5} for step in range(9))
     plot = draw_curve(curve, Run(name="run", lines=lines), key="a")
     assert plot is not None
@@ -212,7 +212,7 @@ def test_a_share_is_drawn_from_0_to_1(monkeypatch):
     limits = []
     monkeypatch.setattr(plots, "figure_to_svg", lambda figure: limits.append(figure.axes[0].get_ylim()) or SVG)
     plots._drawing.cache_clear()
-    shares = [curve for curves in CURVES.values() for curve in curves if curve.share]
+    shares = [curve for trainer in trainer_kinds() for curve in trainer.metrics.curves if curve.share]
     assert {curve.key for curve in shares} == {"clip", "finished", "distinct", "groups", "accuracy"}
     for curve in shares:
         lines = tuple({"step": step, curve.traces[0].name: 0.98 + 0.001 * step} for step in range(9))

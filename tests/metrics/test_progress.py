@@ -9,7 +9,8 @@ from rich.console import Console
 
 from proximo.metrics.console import Course, PlainProgress, QuietProgress, TerminalProgress, open_progress
 from proximo.metrics.formatting import format_change, format_duration, format_number
-from proximo.metrics.trainers import Trainer
+from proximo.ppo.kind import PPO
+from proximo.supervised.sft.kind import SFT
 
 LINE = {
     "score/mean": 1.234,
@@ -31,7 +32,7 @@ class FakeClock:
 
 
 def course(clock: FakeClock | None = None, *, total_steps: int = 10, first_step: int = 0) -> Course:
-    return Course(trainer=Trainer.PPO, total_steps=total_steps, first_step=first_step, clock=clock or FakeClock())
+    return Course(trainer=PPO, total_steps=total_steps, first_step=first_step, clock=clock or FakeClock())
 
 
 def file_console() -> tuple[Console, io.StringIO]:
@@ -173,7 +174,7 @@ def test_what_float32_rounds_to_is_no_kl_and_no_entropy():
     assert format_number(-2.6e-9, "nats") == format_number(-0.0, "nats per token") == "0"
     assert format_number(2.6e-9, "per update") == "2.6e-09"
     stream = io.StringIO()
-    view = PlainProgress(Course(trainer=Trainer.PPO, total_steps=1), Console(file=stream))
+    view = PlainProgress(Course(trainer=PPO, total_steps=1), Console(file=stream))
     view.write(1, {"kl/sequence": -2.6e-9, "policy/entropy": -0.0})
     assert "kl 0  entropy 0" in stream.getvalue()
 
@@ -186,7 +187,7 @@ def test_a_terminal_that_was_closed_does_not_end_the_run(monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(sys, "stderr", Gone())
-    course = Course(trainer=Trainer.SFT, total_steps=1)
+    course = Course(trainer=SFT, total_steps=1)
     for view in (open_progress(course), TerminalProgress(course, open_progress(course)._console)):
         view.note("lost")
         view.warn("lost")
@@ -217,7 +218,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(monkeypatch):
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    view = open_progress(Course(trainer=Trainer.SFT, total_steps=2))
+    view = open_progress(Course(trainer=SFT, total_steps=2))
     view.note("lost")
     view.write(1, {"sft/loss": 1.0})
     view.close()

@@ -11,10 +11,10 @@ import pytest
 
 from proximo.metrics.alarm_watch import AlarmWatch
 from proximo.metrics.alarms import Rule, find_alarms
-from proximo.metrics.catalogue import RULES
 from proximo.metrics.console import Course
 from proximo.metrics.run_files import Run
-from proximo.metrics.trainers import Trainer
+from proximo.ppo.kind import PPO
+from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
 RECORDS = [json.loads(line) for line in (Path(__file__).parent / "recorded_runs.jsonl").read_text().splitlines()]
 HEALTHY = [record for record in RECORDS if record["alarm"] is None]
@@ -30,14 +30,18 @@ def run_of(record: dict[str, Any]) -> Run:
     return Run(name=record["name"], lines=lines, config=record["config"], total_steps=record["total_steps"])
 
 
+def trainer_of(record: dict[str, Any]) -> TrainerKind:
+    return next(kind for kind in trainer_kinds() if kind.name == record["trainer"])
+
+
 def rules_of(record: dict[str, Any]) -> tuple[Rule, ...]:
-    return RULES[Trainer(record["trainer"])]
+    return trainer_of(record).metrics.rules
 
 
 def told(record: dict[str, Any]) -> list[str]:
     """What is printed while the run is under way, with its step."""
     run, said = run_of(record), []
-    course = Course(trainer=Trainer(record["trainer"]), total_steps=run.total_steps or 0)
+    course = Course(trainer=trainer_of(record), total_steps=run.total_steps or 0)
     watch = AlarmWatch(course, record["config"], metrics_file=Path("nowhere"), tell=said.append)
     for line in run.lines:
         watch.write(int(line["step"]), {name: value for name, value in line.items() if name != "step"})
@@ -45,10 +49,10 @@ def told(record: dict[str, Any]) -> list[str]:
 
 
 def test_there_are_enough_of_each():
-    for trainer in Trainer:
-        healthy, sick = (sum(record["trainer"] == trainer for record in records) for records in (HEALTHY, SICK))
-        assert healthy >= (12 if trainer is Trainer.PPO else 2)
-        assert sick >= (12 if trainer is Trainer.PPO else 3)
+    for trainer in trainer_kinds():
+        healthy, sick = (sum(record["trainer"] == trainer.name for record in records) for records in (HEALTHY, SICK))
+        assert healthy >= (12 if trainer is PPO else 2)
+        assert sick >= (12 if trainer is PPO else 3)
 
 
 @pytest.mark.parametrize("record", HEALTHY, ids=lambda record: record["name"])

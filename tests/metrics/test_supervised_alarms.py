@@ -6,21 +6,24 @@ from typing import Any
 import pytest
 
 from proximo.metrics.alarms import Alarm, find_alarms
-from proximo.metrics.catalogue import RULES
 from proximo.metrics.run_files import Run, read_run
-from proximo.metrics.trainers import Trainer
+from proximo.ppo.kind import PPO
+from proximo.supervised.dpo.kind import DPO
+from proximo.supervised.reward.kind import REWARD
+from proximo.supervised.sft.kind import SFT
+from proximo.trainer_kinds import TrainerKind
 
 GAP = "Accuracy is much higher in training than held out"
 COIN = {
-    Trainer.REWARD: "The reward model is no better than a coin",
-    Trainer.DPO: "The policy cannot tell held-out pairs apart",
+    REWARD: "The reward model is no better than a coin",
+    DPO: "The policy cannot tell held-out pairs apart",
 }
-ACCURACY = {Trainer.REWARD: "reward_model/pair_accuracy", Trainer.DPO: "dpo/accuracy"}
+ACCURACY = {REWARD: "reward_model/pair_accuracy", DPO: "dpo/accuracy"}
 PAIRS_PER_STEP = 16
 
 
 def pair_run(
-    trainer: Trainer,
+    trainer: TrainerKind,
     *,
     training: float,
     evaluations: dict[int, dict[str, float]],
@@ -46,11 +49,11 @@ def held_out(**numbers: float) -> dict[str, float]:
     return {f"evaluation/{name}": number for name, number in numbers.items()}
 
 
-def alarms(run: Run, trainer: Trainer) -> tuple[Alarm, ...]:
-    return find_alarms(run, RULES[trainer])
+def alarms(run: Run, trainer: TrainerKind) -> tuple[Alarm, ...]:
+    return find_alarms(run, trainer.metrics.rules)
 
 
-def titles(run: Run, trainer: Trainer) -> list[str]:
+def titles(run: Run, trainer: TrainerKind) -> list[str]:
     return [alarm.title for alarm in alarms(run, trainer)]
 
 
@@ -90,7 +93,7 @@ def test_a_gap_counts_beyond_what_so_many_pairs_show_by_chance(trainer, held, pa
 
 def test_a_gap_is_told_with_the_pairs_and_the_step():
     evaluations = {100: held_out(pair_accuracy=0.7)}
-    (alarm,) = alarms(pair_run(Trainer.REWARD, training=0.9, evaluations=evaluations), Trainer.REWARD)
+    (alarm,) = alarms(pair_run(REWARD, training=0.9, evaluations=evaluations), REWARD)
     assert alarm.detail == "90.0% in training, 70.0% of 400 held-out pairs at step 100."
 
 
@@ -120,8 +123,8 @@ def test_labels_learned_one_by_one_are_one_alarm(trainer):
 @pytest.mark.parametrize(("error", "pairs", "raised"), [(0.2, 400, True), (0.2, 100, False), (0.26, 100, True)])
 def test_the_bins_of_few_pairs_are_noisy(error, pairs, raised):
     evaluations = {100: held_out(pair_accuracy=0.8, calibration_error=error)}
-    run = pair_run(Trainer.REWARD, training=0.82, evaluations=evaluations, held_out_pairs=pairs)
-    assert titles(run, Trainer.REWARD) == (["The reward model is surer than it should be"] if raised else [])
+    run = pair_run(REWARD, training=0.82, evaluations=evaluations, held_out_pairs=pairs)
+    assert titles(run, REWARD) == (["The reward model is surer than it should be"] if raised else [])
 
 
 @pytest.mark.parametrize("trainer", COIN)
@@ -145,7 +148,7 @@ def wavy(level: float, slope: float = 0.0, num_steps: int = 100) -> list[float]:
 
 
 def test_a_loss_that_stands_still_is_said():
-    (alarm,) = alarms(sft_run(wavy(2.0), {0: 2.0, 50: 1.999, 100: 1.998}), Trainer.SFT)
+    (alarm,) = alarms(sft_run(wavy(2.0), {0: 2.0, 50: 1.999, 100: 1.998}), SFT)
     assert alarm.title == "The loss does not fall"
     assert alarm.detail == "The held-out loss was 2 before the first step and is 1.998 at step 100."
 
@@ -163,7 +166,7 @@ def test_a_loss_that_stands_still_is_said():
 )
 def test_a_loss_that_falls_or_may_yet_fall_raises_no_alarm(training, evaluations):
     run = sft_run(training, evaluations)
-    assert "The loss does not fall" not in titles(run, Trainer.SFT)
+    assert "The loss does not fall" not in titles(run, SFT)
 
 
 @pytest.mark.parametrize("trainer", COIN)
@@ -192,7 +195,7 @@ def test_the_steps_of_a_run_that_is_under_way_are_known_from_its_passes(tmp_path
 
 
 def test_a_held_out_loss_that_never_fell_is_not_called_learning_by_heart():
-    (alarm,) = alarms(sft_run(wavy(2.0, 0.004), {0: 1.0, 50: 1.1, 100: 1.2}), Trainer.SFT)
+    (alarm,) = alarms(sft_run(wavy(2.0, 0.004), {0: 1.0, 50: 1.1, 100: 1.2}), SFT)
     assert alarm.title == "The held-out loss rises again"
     assert "never lower" in alarm.detail
     assert "lower the learning rate" in alarm.advice
@@ -210,5 +213,5 @@ def test_counts_know_that_step_0_is_no_step(counts, words):
     lines = [{"step": step, "score/mean": float(step)} for step in range(19)]
     for step, count in counts.items():
         lines[step]["response/unscored" if step else "evaluation/unscored"] = count
-    (alarm,) = find_alarms(Run(name="run", lines=tuple(lines)), RULES[Trainer.PPO])
+    (alarm,) = find_alarms(Run(name="run", lines=tuple(lines)), PPO.metrics.rules)
     assert alarm.detail == words

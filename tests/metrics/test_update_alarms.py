@@ -7,9 +7,8 @@ import pytest
 from made_up_runs import ppo_line
 
 from proximo.metrics.alarms import Alarm, find_alarms
-from proximo.metrics.catalogue import RULES
 from proximo.metrics.run_files import Run
-from proximo.metrics.trainers import Trainer
+from proximo.ppo.kind import PPO
 
 NUM_STEPS = 60
 LEFT_OUT = "Most tokens are left out of the updates"
@@ -21,9 +20,7 @@ def alarms(settings: dict[str, Any], *, num_steps: int = NUM_STEPS, **metrics: f
     rng = random.Random(11)
     changes = {name.replace("__", "/"): value for name, value in metrics.items()}
     lines = tuple(ppo_line(step, NUM_STEPS, rng) | changes for step in range(1, num_steps + 1))
-    return find_alarms(
-        Run(name="run", lines=lines, config={"ppo": settings}, total_steps=NUM_STEPS), RULES[Trainer.PPO]
-    )
+    return find_alarms(Run(name="run", lines=lines, config={"ppo": settings}, total_steps=NUM_STEPS), PPO.metrics.rules)
 
 
 def titles(settings: dict[str, Any], **metrics: float) -> list[str]:

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from architectures import build_architecture, random_sequences
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.recipes import PPORecipe, SFTRecipe
 from proximo.config.run import ModelConfig, ScalarModelConfig
 from proximo.errors import ConfigError, MissingExtraError, ModelError
 from proximo.models import loading
@@ -27,9 +26,11 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.models.quantised import Quantisation, loading_options, quantisation_of, quantised_layers
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.shared_base import base_alone, is_shared, scalar_from_adapter, value_on_base
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
 from proximo.run.build.models import Place, build_language_model, build_scalar_model
+from proximo.supervised.sft.recipe import SFTRecipe
 
 CPU = torch.device("cpu")
 OPTIONS = LoRAOptions(rank=2)

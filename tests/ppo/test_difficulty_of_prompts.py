@@ -2,11 +2,11 @@
 
 import pytest
 
-from proximo.config.recipes import PPORecipe
 from proximo.data.difficulty import DifficultyFilter, FilterOptions
 from proximo.errors import DataError
 from proximo.metrics.values import Last
 from proximo.ppo.difficulty import judge_difficulty, make_difficulty_filter
+from proximo.ppo.recipe import PPORecipe
 from proximo.records import ScoreState
 from records_made import prompt, response, scored
 

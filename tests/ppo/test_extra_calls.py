@@ -8,7 +8,7 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
-from proximo.metrics.catalogue import CATALOGUE
+from proximo.metrics.catalogue import catalogue
 from proximo.ppo.extra_calls import ExtraCall
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Scored
@@ -54,9 +54,9 @@ def test_a_call_that_adds_is_run_with_what_it_reads_and_its_numbers_are_metrics(
     assert "extra/texts" not in line
     assert line["time/extra_seconds"] >= 0
     assert torch.equal(weights(watched), weights(plain))
-    own = CATALOGUE.repeatable(line)
+    own = catalogue().repeatable(line)
     del own["extra/longest"]
-    assert own == CATALOGUE.repeatable(expected)
+    assert own == catalogue().repeatable(expected)
 
 
 def test_what_a_call_wrote_is_in_the_outcome_of_the_step() -> None:

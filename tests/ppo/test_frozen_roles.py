@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from proximo.commands.plan.stages import make_plans
-from proximo.config.recipes import DPORecipe, PPORecipe
+from proximo.plan.stages import make_plans
 from proximo.ppo import from_recipe
+from proximo.ppo.recipe import PPORecipe
 from proximo.rewards.model import ModelReward
-from proximo.supervised import dpo
+from proximo.supervised.dpo import build as dpo
+from proximo.supervised.dpo.recipe import DPORecipe
 from tiny_runs import changed, make_inputs, recipe_of
 
 BF16 = {"run.precision": "bf16"}

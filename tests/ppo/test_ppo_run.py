@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.recipes import PPORecipe
 from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
 
 SHORT = {"max_position_embeddings": 11}
 

@@ -12,7 +12,6 @@ from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_updates import Gathered, config, make, models, worst_difference
 from proximo.commands.dry_run import describe
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.recipes import PPORecipe
 from proximo.data.examples import TextExample
 from proximo.errors import ConfigError, DataError
 from proximo.learner.optimizer import OptimizerOptions
@@ -22,6 +21,7 @@ from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update.ptx import TextLoss
 from proximo.ppo.update.updates import Report, UpdateCalls

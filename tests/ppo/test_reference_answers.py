@@ -10,7 +10,6 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.recipes import PPORecipe
 from proximo.data.formats.prompt_response import Exchange, asked, said
 from proximo.data.rendering import encode_exchanges
 from proximo.data.tokenise import Encoder
@@ -19,6 +18,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.scores import with_answer_scores
 from proximo.ppo.trainer import PPOTrainer

@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.commands.export import ExportOptions, run_export
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.recipes import PPORecipe
 from proximo.errors import ModelError
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
@@ -23,11 +22,13 @@ from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import is_shared, scalar_from_adapter, value_on_base
-from proximo.ppo.from_recipe import build_task, run_ppo
+from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
 from proximo.run import loop
 from proximo.run.checkpoint_lookup import find_checkpoint
+from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
@@ -186,7 +187,7 @@ def test_a_recipe_holds_one_base_and_says_so(place: Path, start: str) -> None:
 
 def test_what_is_saved_loads_as_the_roles_that_were_trained(place: Path) -> None:
     """Policy and value adapters in peft's form; merged into the base, each brings its own part alone."""
-    assert run_ppo(PPORecipe.model_validate(sharing(place)), RunOptions(quiet=True)) == 0
+    assert run_trainer(PPORecipe.model_validate(sharing(place)), RunOptions(quiet=True)) == 0
     checkpoint = find_checkpoint(place / "run")
     for role in ("policy", "value"):
         saved = json.loads((checkpoint.path(role) / "adapter_config.json").read_text())

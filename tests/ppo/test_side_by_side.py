@@ -11,9 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.commands.plan.stages import make_plans
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.recipes import PPORecipe
 from proximo.dataflow import executor
 from proximo.errors import TrainingError
 from proximo.learner.own_optimizer import OwnOptimizer
@@ -22,7 +20,9 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, scalar_from_language_model
+from proximo.plan.stages import make_plans
 from proximo.ppo.extra_calls import ExtraCall
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update.overlap import best_split, cost_of_updates, trains_side_by_side
 from proximo.ppo.update.updates import UpdateCalls

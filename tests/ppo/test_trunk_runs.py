@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from proximo.cli import main
 from proximo.commands.dry_run import describe
 from proximo.commands.generate import GenerateOptions, generate
-from proximo.config.recipes import PPORecipe
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.task import PPOTask
 from proximo.rollout.sampling import SamplingOptions
 from proximo.run.checkpoint_lookup import find_checkpoint

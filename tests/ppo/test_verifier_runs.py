@@ -13,11 +13,11 @@ import torch
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.commands.dry_run import describe
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.recipes import PPORecipe
 from proximo.config.rewards.sources import CustomVerifierRewardConfig
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.models.precision.placement import Precision
 from proximo.ppo import from_recipe
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.inference import sampling_options
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored

@@ -25,8 +25,8 @@ from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main as proximo
 from proximo.ppo.task import PPOTask
 from proximo.run import loop
-from proximo.supervised.reward_task import RewardTask
-from proximo.supervised.sft_task import SFTTask
+from proximo.supervised.reward.task import RewardTask
+from proximo.supervised.sft.task import SFTTask
 
 LONGEST_LIFE_SECONDS = 400
 

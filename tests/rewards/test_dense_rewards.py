@@ -10,12 +10,12 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.recipes import PPORecipe
 from proximo.errors import ConfigError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.experience import make_experience
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Experience, Finish, Passes, Response, Scored, ScoreState
 from proximo.rewards.dense import scored_by_prefix, scored_by_token

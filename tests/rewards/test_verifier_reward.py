@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proximo.errors import ConfigError, DataError, MissingExtraError, TrainingError
-from proximo.metrics.catalogue import CATALOGUE
+from proximo.metrics.catalogue import catalogue
 from proximo.records import Finish, Prompt, Response, ScoreState
 from proximo.rewards import verifier_reward
 from proximo.rewards.source import ClosableSource, ConcurrentSource, EagerSource, MeasuredSource, RewardSource
@@ -289,8 +289,8 @@ def test_every_metric_of_a_source_is_declared_and_none_has_to_repeat() -> None:
         assert source.statistics() == {}
         source.score(texts("x"))
         found = source.statistics()
-    assert {type(value) for value in found.values()} == {CATALOGUE.find(name).reduction for name in found}
-    assert CATALOGUE.repeatable(dict.fromkeys(found, 0.0)) == {}
+    assert {type(value) for value in found.values()} == {catalogue().find(name).reduction for name in found}
+    assert catalogue().repeatable(dict.fromkeys(found, 0.0)) == {}
 
 
 def test_no_answers_ask_nothing() -> None:

@@ -9,18 +9,19 @@ import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.commands.generate import GenerateOptions, generate
-from proximo.config.recipes import PPORecipe, SFTRecipe
 from proximo.config.rewards.sources import FunctionRewardConfig
 from proximo.errors import ModelError
 from proximo.models.loading import load_language_model
 from proximo.models.packing import pack
 from proximo.models.pretrained.sources import ModelSource
 from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
 from proximo.rollout.sampling import SamplingOptions
 from proximo.run import loop
 from proximo.run.checkpoint_lookup import find_checkpoint
+from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
-from proximo.supervised.sft import run_sft
+from proximo.supervised.sft.recipe import SFTRecipe
 
 LORA = {"rank": 2, "alpha": 4.0}
 FUNCTION = FunctionRewardConfig(kind="function", function="proximo.data.reviews.gold:gold_reward")
@@ -48,7 +49,7 @@ def fine_tuned(**tokenizer: Any) -> Path:
             "sft": {"num_epochs": 4, "examples_per_step": 4, "optimizer": {"learning_rate": 0.05}},
         }
     )
-    assert run_sft(recipe, RunOptions(quiet=True)) == 0
+    assert run_trainer(recipe, RunOptions(quiet=True)) == 0
     return find_checkpoint(Path("sft")).path("policy")
 
 

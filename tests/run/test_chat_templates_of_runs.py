@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from builders import CHAT_TEMPLATE, tiny_language_model, tiny_tokenizer
-from proximo.config.recipes import PPORecipe, SFTRecipe
 from proximo.data.templates import chat
 from proximo.data.templates import renderer as templates
 from proximo.errors import DataError, ModelError, ProximoError
@@ -16,10 +15,12 @@ from proximo.models import loading
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo import from_recipe
+from proximo.ppo.recipe import PPORecipe
 from proximo.records import Prompt
 from proximo.rewards.model import ModelReward
 from proximo.run.options import RunOptions
-from proximo.supervised import sft
+from proximo.supervised.sft import build as sft
+from proximo.supervised.sft.recipe import SFTRecipe
 from records_made import response
 from tiny_runs import make_inputs, recipe_of
 
@@ -66,7 +67,7 @@ def reward_template(place: Path, template: str) -> PPORecipe:
 
 
 def test_a_reward_model_whose_template_rewrites_earlier_turns_scores_a_whole_run(place: Path) -> None:
-    assert from_recipe.run_ppo(reward_template(place, DROPPING), RunOptions(quiet=True)) == 0
+    assert from_recipe.run_trainer(reward_template(place, DROPPING), RunOptions(quiet=True)) == 0
     lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(line.get("response/unscored", 0) == 0 for line in lines)
 

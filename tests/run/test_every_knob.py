@@ -26,7 +26,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config import recipes
 from proximo.config.schema.base import Section
 from proximo.errors import ProximoError
-from proximo.metrics.catalogue import CATALOGUE
+from proximo.metrics.catalogue import catalogue
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
@@ -115,7 +115,7 @@ def outcome(kind: Kind, changes: Changes, place: Path, folder: Path) -> dict[str
     return {
         "status": status,
         "passes": passes,
-        "metrics": [CATALOGUE.repeatable(line) for line in read_lines(folder / "metrics.jsonl")],
+        "metrics": [catalogue().repeatable(line) for line in read_lines(folder / "metrics.jsonl")],
         "samples": read_lines(folder / "samples.jsonl") if (folder / "samples.jsonl").exists() else None,
         "files": {
             re.sub(r"\d{9,}.*", "", str(path.relative_to(folder))): content(path)

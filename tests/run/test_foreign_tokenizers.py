@@ -10,15 +10,20 @@ from transformers import PreTrainedTokenizerFast
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.commands.generate import GenerateOptions, generate
-from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.errors import ModelError
 from proximo.models import loading
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo import from_recipe
+from proximo.ppo.recipe import PPORecipe
 from proximo.rollout.sampling import SamplingOptions
-from proximo.supervised import dpo, reward, sft
+from proximo.supervised.dpo import build as dpo
+from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.reward import build as reward
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.sft import build as sft
+from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import LLAMA, Kind, changed, make_inputs, recipe_of
 
 SCHEMAS = {"sft": SFTRecipe, "reward": RewardRecipe, "dpo": DPORecipe, "ppo": PPORecipe}

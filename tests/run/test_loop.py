@@ -10,23 +10,22 @@ import torch
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.store import Checkpoint, Writer
-from proximo.config.recipes import PPORecipe, SFTRecipe
 from proximo.config.run import RunConfig
 from proximo.config.schema.base import AbsentMeans
 from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.metrics.report.page import write_report
-from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Mean
+from proximo.ppo.recipe import PPORecipe
 from proximo.run import loop
 from proximo.run.logs import Record
 from proximo.run.loop import run_task
 from proximo.run.options import RunOptions
+from proximo.supervised.sft.recipe import SFTRecipe
 
 
 class Counting:
     """A trainer whose only weight is a number that each step changes."""
 
-    trainer = Trainer.SFT
     device = "cpu"
     notes = ()
     best_metric = "evaluation/loss"
@@ -61,6 +60,9 @@ class Counting:
     def state(self) -> Mapping[str, Any]:
         return {"updates": {}}
 
+    def close(self) -> None:
+        pass
+
     def restore(self, checkpoint: Checkpoint) -> None:
         self.weight = float(checkpoint.path("weight.txt").read_text())
 
@@ -88,7 +90,7 @@ def recipe(folder: Path, **run: Any) -> SFTRecipe:
 
 def start(folder: Path, task: Counting | None = None, *, run: dict[str, Any] | None = None, **options: Any) -> int:
     made = recipe(folder, **(run or {}))
-    return run_task(lambda: task or Counting(), made, made.run, RunOptions(quiet=True, **options))
+    return run_task(lambda: task or Counting(), made, RunOptions(quiet=True, **options))
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -170,7 +172,7 @@ def test_a_mistake_in_the_data_loses_nothing_of_the_run_that_was_to_be_replaced(
 
     made = recipe(tmp_path / "run")
     with pytest.raises(DataError):
-        run_task(broken, made, made.run, RunOptions(quiet=True, overwrite=True))
+        run_task(broken, made, RunOptions(quiet=True, overwrite=True))
     assert len(lines(tmp_path / "run" / "metrics.jsonl")) == 6
 
 
@@ -221,7 +223,7 @@ class LaterRecipe(SFTRecipe):
 
 def start_later(folder: Path, **run: Any) -> int:
     made = LaterRecipe.model_validate(recipe(folder).model_dump() | {"run": {**recipe(folder).run.model_dump(), **run}})
-    return run_task(Counting, made, made.run, RunOptions(quiet=True, resume="must"))
+    return run_task(Counting, made, RunOptions(quiet=True, resume="must"))
 
 
 def test_a_run_survives_an_upgrade_that_adds_settings(tmp_path: Path) -> None:
@@ -293,7 +295,7 @@ def test_another_source_of_a_reward_function_is_named(tmp_path: Path, monkeypatc
     )
 
     def go(task: Counting, **options: Any) -> int:
-        return run_task(lambda: task, made, made.run, RunOptions(quiet=True, **options))
+        return run_task(lambda: task, made, RunOptions(quiet=True, **options))
 
     with pytest.raises(KeyboardInterrupt):
         go(Counting(fail_at=4))

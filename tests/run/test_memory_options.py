@@ -14,15 +14,20 @@ from pydantic import ValidationError
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
-from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
 from proximo.config.run import OptimizerConfig
 from proximo.errors import ConfigError
 from proximo.models.backbone import Backbone
 from proximo.ppo import from_recipe, trainer
+from proximo.ppo.recipe import PPORecipe
 from proximo.run import loop
 from proximo.run.memory import release_cache
 from proximo.run.options import RunOptions
-from proximo.supervised import dpo, reward, sft
+from proximo.supervised.dpo import build as dpo
+from proximo.supervised.dpo.recipe import DPORecipe
+from proximo.supervised.reward import build as reward
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.sft import build as sft
+from proximo.supervised.sft.recipe import SFTRecipe
 from run_outcomes import outcome
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of, run
 

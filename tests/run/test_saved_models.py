@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo.commands.pipeline import stage_result
+from proximo.commands.pipeline.run import whole_result
 from proximo.errors import CheckpointError, RunFolderError
 from proximo.run import loop
 from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path, verify_model
@@ -51,7 +51,7 @@ def test_a_pipeline_hands_no_damaged_adapter_on(place: Path) -> None:
     checkpoint = train("sft", place, "sft", {"model.lora": LORA})
     flip(checkpoint / "policy" / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors has other contents"):
-        stage_result(place, "@sft")
+        whole_result(place, "@sft")
     assert not (place / "sft" / "merged").exists()
 
 

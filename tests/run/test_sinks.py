@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from proximo.config.loader import recipe_schema
 from proximo.config.run import RunConfig
 from proximo.errors import ConfigError, MissingExtraError
 from proximo.metrics.trackers import MLflowSink, TrackedRun
 from proximo.run.optional_dependencies import check_extras, check_extras_of
 from proximo.run.options import RunOptions
+from proximo.trainer_kinds import recipe_kind
 from run_outcomes import read_lines
 from tiny_runs import changed, make_inputs, recipe_of, run
 
@@ -185,7 +185,7 @@ def test_every_trainer_misses_a_package_before_anything_is_loaded(
     monkeypatch.setattr("proximo.run.optional_dependencies.find_spec", lambda name: None)
     given = changed(recipe_of(kind, inputs), {"run.sinks": [{"kind": "wandb"}]})
     with pytest.raises(MissingExtraError, match="run.sinks.0 is of kind wandb"):
-        check_extras_of(recipe_schema(kind).model_validate(given))
+        check_extras_of(recipe_kind(kind).schema.model_validate(given))
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from builders import tiny_language_model, tiny_tokenizer
+from builders import tiny_language_model
 from ppo.test_updates import Gathered, worst_difference
-from proximo.config.dpo import DPOConfig
-from proximo.config.recipes import DPORecipe
 from proximo.data.preferences import PreferencePair
 from proximo.errors import ConfigError, DataError, ModelError
 from proximo.metrics.values import Mean
@@ -21,10 +19,11 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.sharing.shared_base import base_alone, is_shared
 from proximo.run.loop import Record
-from proximo.supervised.dpo import build_task
-from proximo.supervised.dpo_task import DPOTask
-from proximo.supervised.reward_task import pair_sequences
-from supervised.test_supervised import pairs
+from proximo.supervised.dpo.build import build_task
+from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
+from proximo.supervised.dpo.task import DPOTask
+from proximo.supervised.reward.task import pair_sequences
+from supervised.test_supervised import pairs, task_inputs
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 BETA = 0.4
@@ -39,16 +38,8 @@ def task(
 ) -> DPOTask:
     options = {"pairs_per_step": 6, "beta": BETA, "optimizer": {"learning_rate": 1e-2}, "num_epochs": 40} | config
     data = data or pairs()
-    return DPOTask(
-        model,
-        tiny_tokenizer(),
-        data,
-        data if held_out is None else held_out,
-        reference=reference,
-        config=DPOConfig(**options),
-        seed=0,
-        inputs_fingerprint={},
-    )
+    inputs = task_inputs(model, data, data if held_out is None else held_out, DPOConfig(**options))
+    return DPOTask(inputs, reference=reference)
 
 
 def two_models(dtype: torch.dtype = torch.float64) -> tuple[LanguageModel, LanguageModel]:

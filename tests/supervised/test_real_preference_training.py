@@ -8,9 +8,9 @@ from transformers import PreTrainedTokenizerFast
 
 from builders import real_data
 from proximo.config.loader import load_recipe
-from proximo.config.recipes import RewardRecipe
 from proximo.metrics.values import MetricValue
-from proximo.supervised.reward import build_task
+from proximo.supervised.reward.build import build_task
+from proximo.supervised.reward.recipe import RewardRecipe
 
 RECIPE = Path(__file__).parents[2] / "examples" / "preferences.yaml"
 NUM_ROWS = 24

@@ -3,13 +3,13 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_updates import Gathered, worst_difference
-from proximo.config.recipes import RewardRecipe, RewardTrainingConfig, SFTConfig
 from proximo.data.examples import TextExample
 from proximo.data.preferences import PreferencePair
 from proximo.errors import TrainingError
@@ -17,10 +17,12 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.supervised.reward import build_task as build_reward_task
-from proximo.supervised.reward_task import RewardTask, pair_sequences
-from proximo.supervised.sft_task import SFTTask
-from proximo.supervised.task import MOST_SKIPPED_IN_A_ROW
+from proximo.supervised.reward.build import build_task as build_reward_task
+from proximo.supervised.reward.recipe import RewardRecipe, RewardTrainingConfig
+from proximo.supervised.reward.task import RewardTask, pair_sequences
+from proximo.supervised.sft.recipe import SFTConfig
+from proximo.supervised.sft.task import SFTTask
+from proximo.supervised.task import MOST_SKIPPED_IN_A_ROW, TaskInputs
 from tiny_runs import changed, make_inputs, recipe_of
 
 FAST = {"learning_rate": 1e-2}
@@ -56,21 +58,32 @@ def pairs(count: int = 6) -> list[PreferencePair]:
     ]
 
 
+def task_inputs(model: Any, data: list[Any], held_out: list[Any], config: Any) -> TaskInputs[Any, Any, Any]:
+    """What a supervised task is made of."""
+    return TaskInputs(
+        model=model,
+        tokenizer=tiny_tokenizer(),
+        examples=data,
+        held_out=held_out,
+        config=config,
+        seed=0,
+        fingerprint={},
+    )
+
+
 def sft_task(dtype: torch.dtype = torch.float32, *, adapters: bool = False, **config) -> SFTTask:
     model = LanguageModel(tiny_language_model(dtype=dtype))
     model = model.with_adapter(LORA) if adapters else model
     options = SFTConfig(**({"examples_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
     data = examples()
-    return SFTTask(
-        model, tiny_tokenizer(), data, data, config=options, seed=0, inputs_fingerprint={}, held_out_characters=10
-    )
+    return SFTTask(task_inputs(model, data, data, options), held_out_characters=10)
 
 
 def reward_task(dtype: torch.dtype = torch.float32, *, adapters: bool = False, **config) -> RewardTask:
     model = scalar_from_language_model(LanguageModel(tiny_language_model(dtype=dtype)), HeadStart.NORMAL, seed=1)
     model = model.with_adapter(LORA) if adapters else model
     options = RewardTrainingConfig(**({"pairs_per_step": 6, "optimizer": FAST, "num_epochs": 20} | config))
-    return RewardTask(model, tiny_tokenizer(), pairs(), pairs(), config=options, seed=0, inputs_fingerprint={})
+    return RewardTask(task_inputs(model, pairs(), pairs(), options))
 
 
 def gradients(task: SFTTask | RewardTask) -> dict[str, torch.Tensor]:
@@ -187,15 +200,8 @@ def test_the_number_of_steps_covers_the_epochs() -> None:
 def test_dropout_in_sft_depends_on_the_step_alone() -> None:
     def run(steps: list[int]) -> torch.Tensor:
         model = tiny_language_model(attention_dropout=0.5)
-        task = SFTTask(
-            LanguageModel(model),
-            tiny_tokenizer(),
-            examples(),
-            [],
-            config=SFTConfig(num_epochs=3, examples_per_step=6, dropout=True, optimizer={"learning_rate": 0.1}),
-            seed=0,
-            inputs_fingerprint={},
-        )
+        config = SFTConfig(num_epochs=3, examples_per_step=6, dropout=True, optimizer={"learning_rate": 0.1})
+        task = SFTTask(task_inputs(LanguageModel(model), examples(), [], config))
         torch.rand(3)
         for step in steps:
             task.step(step)

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 import torch
 
-from builders import tiny_language_model, tiny_tokenizer
-from proximo.config.recipes import RewardTrainingConfig
+from builders import tiny_language_model
 from proximo.data.preferences import PreferencePair
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.supervised.reward_task import RewardTask, pair_sequences
+from proximo.supervised.reward.recipe import RewardTrainingConfig
+from proximo.supervised.reward.task import RewardTask, pair_sequences
 from supervised.test_dpo import plain_logprob, two_models
 from supervised.test_dpo import task as dpo_task
 from supervised.test_supervised import pairs as made_pairs
+from supervised.test_supervised import task_inputs
 
 LOW_RATE = {"learning_rate": 1e-12}
 
@@ -42,7 +43,7 @@ def task(**options: Any) -> RewardTask:
     with torch.no_grad():
         model.base.get_submodule("score").weight.mul_(20)
     config = RewardTrainingConfig(pairs_per_step=6, tokens_per_microbatch=25, optimizer=LOW_RATE, **options)
-    return RewardTask(model, tiny_tokenizer(), pairs(), pairs(), config=config, seed=0, inputs_fingerprint={})
+    return RewardTask(task_inputs(model, pairs(), pairs(), config))
 
 
 def scores(model: ScalarModel, pair: PreferencePair) -> list[list[float]]:
@@ -92,7 +93,7 @@ def test_dropout_in_reward_training_depends_on_the_step_alone() -> None:
         model = LanguageModel(tiny_language_model(attention_dropout=0.5))
         value = scalar_from_language_model(model, HeadStart.NORMAL, seed=1)
         config = RewardTrainingConfig(pairs_per_step=6, dropout=True, optimizer={"learning_rate": 0.1})
-        made = RewardTask(value, tiny_tokenizer(), pairs(), [], config=config, seed=0, inputs_fingerprint={})
+        made = RewardTask(task_inputs(value, pairs(), [], config))
         torch.rand(drawn_before)
         made.step(1)
         return torch.cat([p.detach().flatten() for p in value.model.parameters()])

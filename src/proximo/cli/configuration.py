@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proximo.cli.training import Overrides, RecipeName
-from proximo.config.kinds import Kind
 from proximo.errors import ConfigError
+from proximo.trainer_kinds import recipe_kinds, recognise
 
 if TYPE_CHECKING:  # the schemas take longer to import than --help may
     from proximo.config.loader import LoadedRecipe
@@ -16,7 +16,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 KindOption = Annotated[
-    Kind | None, typer.Option("--kind", help="The command that the recipe is for, where its keys do not tell.")
+    str | None, typer.Option("--kind", help="The command that the recipe is for, where its keys do not tell.")
 ]
 
 
@@ -54,29 +54,38 @@ def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption =
 
 @app.command()
 def schema(
-    kind: Annotated[Kind | None, typer.Argument(metavar="KIND", help="sft, reward, dpo, ppo or pipeline.")] = None,
+    kind: Annotated[str | None, typer.Argument(metavar="KIND", help="A command that takes a recipe.")] = None,
 ) -> None:
     """Print the JSON schema of a kind of recipe, or of all."""
     from proximo.config.reference import json_schema
 
-    print(json.dumps(json_schema(kind), indent=2))
+    print(json.dumps(json_schema(kind if kind is None else _known(kind)), indent=2))
 
 
-def _load(recipe: str, overrides: list[str] | None, kind: Kind | None) -> "LoadedRecipe":
+def _load(recipe: str, overrides: list[str] | None, kind: str | None) -> "LoadedRecipe":
     from proximo.config.loader import load_recipe
 
     return load_recipe(kind_of(recipe, kind), recipe, overrides or ())
 
 
-def kind_of(recipe: str, kind: Kind | None) -> Kind:
+def kind_of(recipe: str, kind: str | None) -> str:
     """The command that a recipe is for: as said, else by its keys. Raises ConfigError where they do not tell."""
-    from proximo.config.loader import guess_kind, read_document
+    from proximo.config.loader import read_document
 
     if kind is not None:
-        return kind
-    guess = guess_kind(read_document(recipe).data)
+        return _known(kind)
+    guess = recognise(read_document(recipe).data)
     if guess is None:
-        raise ConfigError(
-            f"the keys of {recipe} do not tell which command it is for: add --kind=sft, reward, dpo or ppo"
-        )
-    return guess
+        raise ConfigError(f"the keys of {recipe} do not tell which command it is for: add --kind={_names()}")
+    return guess.name
+
+
+def _known(kind: str) -> str:
+    if kind not in {each.name for each in recipe_kinds()}:
+        raise ConfigError(f"no command {kind} takes a recipe; those that do: {_names()}")
+    return kind
+
+
+def _names() -> str:
+    *most, last = (kind.name for kind in recipe_kinds())
+    return f"{', '.join(most)} or {last}"

@@ -55,7 +55,7 @@ def _kernels() -> str:
 
 
 def _memory() -> str:
-    from proximo.commands.plan.machine import memory_bytes, process_bytes
+    from proximo.plan.machine import memory_bytes, process_bytes
 
     total = memory_bytes("cpu")
     assert total is not None

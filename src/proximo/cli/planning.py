@@ -1,4 +1,4 @@
-"""`proximo plan`: memory and work of a recipe before anything is loaded. Not the planning: commands/plan/."""
+"""`proximo plan`: memory and work of a recipe before anything is loaded. Not the planning: plan/."""
 
 import json
 from typing import Annotated
@@ -36,9 +36,9 @@ def plan(
     from proximo.config.loader import load_recipe
 
     loaded = load_recipe(kind_of(recipe, kind), recipe, overrides or ())
-    from proximo.commands.plan.machine import device_kind, memory_bytes, process_bytes, product_rate
-    from proximo.commands.plan.stages import make_plans
-    from proximo.commands.plan.text import describe, step_seconds, to_json
+    from proximo.plan.machine import device_kind, memory_bytes, process_bytes, product_rate
+    from proximo.plan.stages import make_plans
+    from proximo.plan.text import describe, step_seconds, to_json
 
     device = device_kind(loaded.recipe.run)
     process = process_bytes() if device == "cpu" else 0

@@ -15,6 +15,7 @@ from proximo.errors import ProximoError, redacted
 from proximo.failures import disk_refused, memory_ran_out
 
 INTERRUPTED = 130
+TRAIN = "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`"
 ELSEWHERE = {
     "eval": "`proximo evaluate`",
     "finetune": "`proximo sft`",
@@ -23,10 +24,10 @@ ELSEWHERE = {
     "rlhf": "`proximo pipeline`, or `proximo ppo` for its last step",
     "rloo": "`proximo ppo` with ppo.advantage=leave_one_out",
     "rm": "`proximo reward`",
-    "run": "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`",
+    "run": TRAIN,
     "sample": "`proximo generate`",
     "serve": "`proximo serve-reward` for rewards; models are for other servers, from `proximo export`",
-    "train": "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`",
+    "train": TRAIN,
 }
 """Commands of other tools."""
 SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
@@ -54,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
     """
     _let_idle_threads_sleep()
     _let_streams_say_everything()
+    training.add_to(app)  # again, for a trainer that was registered since
     arguments = explicit_resume(argv) or ["--help"]
     try:
         command = typer.main.get_command(app)

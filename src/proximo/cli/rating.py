@@ -1,13 +1,17 @@
 """`proximo pass-rate`: the difficulty of training prompts, before a run. The work is in commands/pass_rates.py."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from proximo.cli.training import Overrides, RecipeName, checked
 from proximo.cli.using import new_file
 from proximo.cli.working_directory import functions_of_the_working_directory
+from proximo.ppo.kind import PPO
+
+if TYPE_CHECKING:  # the schemas take longer to import than --help may
+    from proximo.ppo.recipe import PPORecipe
 
 
 def add_to(app: typer.Typer) -> None:
@@ -34,9 +38,9 @@ def pass_rate(
     """
     new_file(out)
     with functions_of_the_working_directory():
-        loaded = checked("ppo", recipe, overrides or ())
+        loaded = checked(PPO.name, recipe, overrides or ())
         from proximo.commands.pass_rates import run_rate
-        from proximo.config.recipes import PPORecipe
 
-        assert isinstance(loaded.recipe, PPORecipe)
-        return run_rate(loaded.recipe, out, samples_per_prompt=samples_per_prompt, num_prompts=num_prompts)
+        return run_rate(
+            cast("PPORecipe", loaded.recipe), out, samples_per_prompt=samples_per_prompt, num_prompts=num_prompts
+        )

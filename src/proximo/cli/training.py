@@ -1,4 +1,4 @@
-"""The commands that train: sft, reward, dpo, ppo, pipeline. Not the training: that is ppo/, supervised/ and run/."""
+"""The commands that train, one for each kind of recipe. Not the training: that is ppo/, supervised/ and run/."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -8,9 +8,9 @@ import typer
 
 from proximo.cli.collection import imports_set_apart
 from proximo.cli.working_directory import functions_of_the_working_directory
-from proximo.config.kinds import Kind
 from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
+from proximo.trainer_kinds import recipe_kinds
 
 if TYPE_CHECKING:  # the schemas take longer to import than --help may
     from proximo.config.loader import LoadedRecipe
@@ -41,64 +41,16 @@ OtherEnvironment = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
 
-HELP: dict[Kind, str] = {
-    "sft": """Fine-tune a language model on texts, on prompts with answers, or on conversations.
-
-    \b
-    proximo sft sft.yaml --dry-run
-    proximo sft sft.yaml sft.num_epochs=2 data.sources.0.path=mine.jsonl
-    proximo sft sft.yaml --resume=auto        for schedulers: start, go on, or be done
-
-    docs/configuration.md lists every key, docs/data.md the forms of data.
-    """,
-    "reward": """Train a reward model on pairs of a chosen and a rejected answer.
-
-    \b
-    proximo reward reward.yaml --dry-run
-    proximo reward reward.yaml model.path=runs/sft-model reward.score_centring=0.01
-    proximo reward reward.yaml --resume
-
-    docs/configuration.md lists every key, docs/data.md the forms of preference data.
-    """,
-    "dpo": """Train a policy on preference pairs directly, without a reward model and without sampling (DPO).
-
-    \b
-    proximo dpo dpo.yaml --dry-run
-    proximo dpo dpo.yaml model.path=models/sft dpo.beta=0.05
-    proximo dpo dpo.yaml --resume
-
-    docs/configuration.md lists every key, docs/dpo.md says what it does and when to take it.
-    """,
-    "ppo": """Train a policy with PPO, or with group-wise advantages, against a reward.
-
-    The reward is a reward model, a Python function, or a weighted sum of several.
-
-    \b
-    proximo ppo ppo.yaml --dry-run            responses, updates and tokens of a step
-    proximo ppo ppo.yaml ppo.kl.coefficient=0.1 run.folder=runs/kl-0.1
-    proximo ppo ppo.yaml --resume             after an interruption: the same bits
-
-    docs/configuration.md lists every key, docs/ppo.md says what each step does.
-    """,
-    "pipeline": """Run fine-tuning, reward model and PPO, each from what the one before made.
-
-    Stages write to FOLDER/sft, FOLDER/reward and FOLDER/ppo. With --resume finished ones are skipped.
-
-    \b
-    proximo pipeline demo                     the shipped example, a few minutes on a CPU
-    proximo pipeline my.yaml --dry-run
-    proximo pipeline my.yaml ppo.ppo.num_steps=50 --resume=auto
-    """,
-}
-
 
 def add_to(app: typer.Typer) -> None:
-    """Add the commands that train."""
-    for kind, text in HELP.items():
-        app.command(name=kind, help=text)(_command(kind))
+    """Add a command for each kind of recipe that is registered and has none yet."""
+    there = {command.name for command in app.registered_commands}
+    for kind in recipe_kinds():
+        if kind.name not in there:
+            app.command(name=kind.name, help=kind.help)(_command(kind.name))
 
 
-def _command(kind: Kind) -> Callable[..., int]:
+def _command(kind: str) -> Callable[..., int]:
     def command(
         recipe: RecipeName,
         overrides: Overrides = None,
@@ -133,13 +85,13 @@ def _command(kind: Kind) -> Callable[..., int]:
                 raise ConfigError(f"run.device is {loaded.recipe.run.device}, but {problem}: say auto or cpu")
             check_folders(loaded.recipe, resume=options.resume, overwrite=overwrite)
             with imports_set_apart():
-                run = _trainer(kind)
-            return run(loaded.recipe, options)
+                from proximo.commands.pipeline.run import run_recipe
+            return run_recipe(loaded.recipe, options)
 
     return command
 
 
-def checked(kind: Kind, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
+def checked(kind: str, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
     """The recipe, with everything found wrong that can be found before a model or data set is opened."""
     from proximo.config.ineffective_keys import unused_keys
     from proximo.config.loader import load_recipe
@@ -161,28 +113,3 @@ def _resume(value: str, *, overwrite: bool) -> Literal["never", "must", "auto"]:
         case "never" | "must" | "auto":
             return value
     raise ConfigError(f"--resume stands alone or is --resume=auto, got --resume={value}")
-
-
-def _trainer(kind: Kind) -> Callable[..., int]:
-    """The trainer's entry point. Imported here: this is where torch comes in."""
-    match kind:
-        case "sft":
-            from proximo.supervised.sft import run_sft
-
-            return run_sft
-        case "reward":
-            from proximo.supervised.reward import run_reward
-
-            return run_reward
-        case "dpo":
-            from proximo.supervised.dpo import run_dpo
-
-            return run_dpo
-        case "ppo":
-            from proximo.ppo.from_recipe import run_ppo
-
-            return run_ppo
-        case "pipeline":
-            from proximo.commands.pipeline import run_pipeline
-
-            return run_pipeline

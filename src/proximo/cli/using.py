@@ -184,7 +184,7 @@ def evaluate(
     }
     changes = {key: value for key, value in given.items() if value is not None}
     with functions_of_the_working_directory():
-        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output, ppo=changes)
+        return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output, settings=changes)
 
 
 def export(
@@ -244,13 +244,13 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     """
     _existing_run(run)
     from proximo.checkpoint.run_folder import settle_run
-    from proximo.metrics.report.page import STAGES, write_pipeline_report, write_report
+    from proximo.metrics.report.page import stage_folders, write_pipeline_report, write_report
     from proximo.metrics.report.views import run_alarms
     from proximo.metrics.run_files import read_run
 
-    for folder in (run, *(run / stage for stage in STAGES)):
+    for folder in (run, *stage_folders(run)):
         settle_run(folder)
-    stages = [run / stage for stage in STAGES if (run / stage / "metrics.jsonl").is_file()]
+    stages = [stage for stage in stage_folders(run) if (stage / "metrics.jsonl").is_file()]
     alone = (run / "metrics.jsonl").is_file()
     stages = [run] if alone else stages
     if not stages:

@@ -8,50 +8,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipe import Recipe
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
-from proximo.config.schema.base import Section
 from proximo.errors import ConfigError
-from proximo.run.build.data import SplitRows, read_split
-from proximo.run.preflight import data_inputs
-
-MOST_BYTES = 256 * 2**20
-"""Data of more than this is not read for its number of rows."""
-Stage = SFTRecipe | RewardRecipe | DPORecipe | PPORecipe
 
 
-def rows_of(stage: Stage) -> SplitRows | None:
-    """The rows of a stage whose data are files here, and not large; else None. Raises DataError as the run would."""
-    inputs = data_inputs(stage.data, "data")
-    files = [Path(each.name).expanduser() for each in inputs if each.kind == "file" and not each.problem]
-    sources = (*stage.data.sources, *(stage.data.evaluation_sources or ()))
-    if len(files) < len(sources) or sum(file.stat().st_size for file in files) > MOST_BYTES:
-        return None
-    return read_split(stage.data, seed=stage.run.seed)
-
-
-def cautions(recipe: Section, prefix: str = "") -> Iterator[str]:
+def cautions(recipe: Recipe) -> Iterator[str]:
     """What may end the run. Raises ConfigError for what is sure to."""
-    match recipe:
-        case PipelineRecipe():
-            for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
-                if stage is not None:
-                    yield from cautions(stage, f"{prefix}{name}.")
-        case SFTRecipe() | RewardRecipe() | DPORecipe():
-            yield from _device(recipe.run, prefix)
-            yield from _positions(recipe.model, recipe.data.max_tokens, 0, f"{prefix}model")
-        case PPORecipe():
-            yield from _device(recipe.run, prefix)
-            models: dict[str, ModelConfig | ScalarModelConfig] = {"policy": recipe.policy, "value": recipe.value}
-            scorers = {
-                f"reward.{index}": ModelConfig(path=source.path)
-                for index, source in enumerate(recipe.reward)
-                if isinstance(source, ModelRewardConfig)
-            }
-            longest = recipe.ppo.rollout.max_new_tokens
-            for key, model in (models | scorers).items():
-                yield from _positions(model, recipe.data.max_prompt_tokens, longest, f"{prefix}{key}")
+    for prefix, stage in recipe.given_stages():
+        yield from _device(stage.run, prefix)
+        scorers = {
+            key: ModelConfig(path=section.path)
+            for key, section in stage.sections().items()
+            if isinstance(section, ModelRewardConfig)
+        }
+        for key, model in (stage.models() | scorers).items():
+            yield from _positions(model, stage.longest_sequence(), f"{prefix}{key}")
 
 
 def _device(run: RunConfig, prefix: str) -> Iterator[str]:
@@ -77,26 +50,25 @@ def device_problem(device: str) -> str | None:
     return None
 
 
-def _positions(model: ModelConfig | ScalarModelConfig, given: int, written: int, key: str) -> Iterator[str]:
-    """`given` tokens of a prompt or an example, and those that are `written` to it."""
+def _positions(model: ModelConfig | ScalarModelConfig, longest: Mapping[str, int], key: str) -> Iterator[str]:
+    """`longest`: the keys that limit what is read, and then what is written to it, where anything is."""
     limit = _position_limit(model)
-    if limit is None or given + written <= limit:
+    if limit is None or sum(longest.values()) <= limit:
         return
+    (read_key, given), *rest = longest.items()
+    if not rest:
+        yield (
+            f"{key} reads at most {limit} positions, and {read_key} is {given}: a longer example would end the run; "
+            "lower it"
+        )
+        return
+    ((write_key, written),) = rest
     if written >= limit:
-        raise ConfigError(
-            f"{key} reads at most {limit} positions, which ppo.rollout.max_new_tokens ({written}) alone fills: lower it"
-        )
-    if written:
-        yield (
-            f"{key} reads at most {limit} positions, and data.max_prompt_tokens ({given}) + ppo.rollout.max_new_tokens "
-            f"({written}) make {given + written}: prompts of more than {limit - written} tokens would end the run; "
-            "lower one of them"
-        )
-    else:
-        yield (
-            f"{key} reads at most {limit} positions, and data.max_tokens is {given}: a longer example would end the "
-            "run; lower it"
-        )
+        raise ConfigError(f"{key} reads at most {limit} positions, which {write_key} ({written}) alone fills: lower it")
+    yield (
+        f"{key} reads at most {limit} positions, and {read_key} ({given}) + {write_key} ({written}) make "
+        f"{given + written}: prompts of more than {limit - written} tokens would end the run; lower one of them"
+    )
 
 
 def _position_limit(model: ModelConfig | ScalarModelConfig) -> int | None:

@@ -18,7 +18,6 @@ from proximo.checkpoint.atomic import temporary_beside
 from proximo.config.ppo.advantage import AdvantageConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.score import ScoreConfig
-from proximo.config.recipes import PPORecipe
 from proximo.errors import UserError
 from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
@@ -26,6 +25,7 @@ from proximo.metrics.values import Mean, MetricValue
 from proximo.ppo.counted import task_reward_of
 from proximo.ppo.evaluation import pass_metrics
 from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.inference import InferenceCalls
 from proximo.ppo.scores import refuse_faulty
 from proximo.ppo.task import PPOTask

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from proximo.config.kinds import Kind
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, RewardSection, SFTRecipe
+from proximo.config.recipe import Recipe
 from proximo.config.rewards.kinds import RewardSourceConfig
+from proximo.config.rewards.section import RewardSection
 from proximo.config.schema.base import Section
 from proximo.config.schema.overrides import apply_overrides, parse_override
 from proximo.config.schema.positioned_yaml import Document, parse_document
@@ -23,8 +23,7 @@ from proximo.config.schema.validation_messages import Source, explain, message_o
 from proximo.config.shipped import is_shipped_name, shipped_recipe
 from proximo.config.stages import stage_mistakes
 from proximo.errors import ConfigError
-
-Recipe = SFTRecipe | RewardRecipe | DPORecipe | PPORecipe | PipelineRecipe
+from proximo.trainer_kinds import recipe_kind, recognise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,34 +37,20 @@ class LoadedRecipe:
     """The file's path, or the shipped recipe's name."""
 
 
-def recipe_schema(kind: Kind) -> type[Recipe]:
-    """What a recipe of that command may hold."""
-    match kind:
-        case "sft":
-            return SFTRecipe
-        case "reward":
-            return RewardRecipe
-        case "dpo":
-            return DPORecipe
-        case "ppo":
-            return PPORecipe
-        case "pipeline":
-            return PipelineRecipe
-
-
-def load_recipe(kind: Kind, path_or_name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
+def load_recipe(kind: str, path_or_name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Read the recipe at a path, or the shipped one of that name, and put the overrides in.
 
     Raises ConfigError: one message that lists every mistake with its file, line, key, what came and what is wanted.
     """
-    source = _source(read_document(path_or_name), overrides, recipe_schema(kind))
+    schema = recipe_kind(kind).schema
+    source = _source(read_document(path_or_name), overrides, schema)
     try:
-        recipe = recipe_schema(kind).model_validate(source.tree)
+        recipe = schema.model_validate(source.tree)
     except ValidationError as error:
-        guess = guess_kind(source.tree)
-        if guess not in (None, kind):
+        guess = recognise(source.tree)
+        if guess is not None and guess.name != kind:
             raise ConfigError(
-                f"{source.document.origin} is a recipe for `proximo {guess}`, not for `proximo {kind}`"
+                f"{source.document.origin} is a recipe for `proximo {guess.name}`, not for `proximo {kind}`"
             ) from error
         raise ConfigError(message_of(explain(error.errors(include_url=False), source), source)) from error
     if mistakes := stage_mistakes(recipe):
@@ -75,17 +60,20 @@ def load_recipe(kind: Kind, path_or_name: str, overrides: Sequence[str] = ()) ->
 
 
 def load_reward_section(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[RewardSourceConfig, ...]:
-    """The reward sources of a recipe for PPO, of a pipeline, or of a file with that section alone.
+    """The reward sources of a recipe that has any, of a pipeline, or of a file with that section alone.
 
     Raises ConfigError as `load_recipe` does, and for a recipe without reward sources.
     """
     document = read_document(path_or_name)
-    kind = guess_kind(document.data)
+    kind = recognise(document.data)
     if kind is not None:
-        match load_recipe(kind, path_or_name, overrides).recipe:
-            case PPORecipe(reward=sources) | PipelineRecipe(ppo=PPORecipe(reward=sources)):
+        recipe = load_recipe(kind.name, path_or_name, overrides).recipe
+        for _, stage in recipe.given_stages():
+            if sources := stage.reward_sources():
                 return sources
-        raise ConfigError(f"{document.origin} is a recipe for `proximo {kind}`, which has no reward sources to serve")
+        raise ConfigError(
+            f"{document.origin} is a recipe for `proximo {kind.name}`, which has no reward sources to serve"
+        )
     source = _source(document, overrides, RewardSection)
     try:
         return RewardSection.model_validate(source.tree).reward
@@ -120,17 +108,6 @@ def _file_text(path: Path) -> str:
         raise ConfigError(f"{path} is not UTF-8 text: byte {error.start + 1} cannot be read") from error
     except OSError as error:
         raise ConfigError(f"the recipe {path} cannot be read: {error.strerror}") from error
-
-
-def guess_kind(tree: dict[str, Any]) -> Kind | None:
-    """Which command a recipe is for, by its first level of keys; None where they do not tell."""
-    if isinstance(tree.get("ppo"), dict) and not tree["ppo"].keys().isdisjoint(("policy", "data", "reward")):
-        return "pipeline"
-    if "policy" in tree:
-        return "ppo"
-    stages: tuple[Kind, ...] = ("sft", "reward", "dpo")
-    named = [stage for stage in stages if stage in tree]
-    return named[0] if "model" in tree and len(named) == 1 else None
 
 
 def resolved_json(recipe: Recipe) -> str:

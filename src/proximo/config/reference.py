@@ -11,12 +11,11 @@ import annotated_types
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import models_json_schema
 
-from proximo.config.loader import Kind, recipe_schema
 from proximo.config.schema.base import Section
 from proximo.config.schema.fields import alternatives, key_paths, kinds_of, sections_of
 from proximo.config.schema.validation_messages import show
+from proximo.trainer_kinds import recipe_kind, recipe_kinds, trainer_kinds
 
-KINDS: tuple[Kind, ...] = ("sft", "reward", "dpo", "ppo", "pipeline")
 MOST_PLACES = 6
 INTRODUCTION = """\
 # Configuration
@@ -53,28 +52,27 @@ proximo config schema ppo                    # JSON schema, for an editor
 def configuration_page() -> str:
     """The whole page, in Markdown."""
     chapters = [INTRODUCTION]
-    for kind in KINDS:
-        recipe = recipe_schema(kind)
-        chapters.append(f"## Recipe of `proximo {kind}`\n\n{_table(recipe)}\n")
+    for kind in recipe_kinds():
+        chapters.append(f"## Recipe of `proximo {kind.name}`\n\n{_table(kind.schema)}\n")
     chapters.append("## Sections\n")
     for section, places in _sections().items():
         chapters.append(f"### {_title(section)}\n\n{_prose(section)}\n\nAt {_places(places)}.\n\n{_table(section)}\n")
     return "\n".join(chapters)
 
 
-def json_schema(kind: Kind | None = None) -> dict[str, Any]:
+def json_schema(kind: str | None = None) -> dict[str, Any]:
     """JSON schema of one kind of recipe, or of any."""
     if kind is not None:
-        return recipe_schema(kind).model_json_schema()
-    references, schema = models_json_schema([(recipe_schema(each), "validation") for each in KINDS])
+        return recipe_kind(kind).schema.model_json_schema()
+    references, schema = models_json_schema([(kind.schema, "validation") for kind in recipe_kinds()])
     return {"title": "A recipe of Proximo", "anyOf": list(references.values()), **schema}
 
 
 def _sections() -> dict[type[Section], list[str]]:
     """Every section below the recipes, and the paths at which it stands in the recipe of one stage."""
     places: dict[type[Section], list[str]] = {}
-    for kind in KINDS[:-1]:
-        for path, section in key_paths(recipe_schema(kind)):
+    for kind in trainer_kinds():
+        for path, section in key_paths(kind.schema):
             if len(path) > 1:
                 found = places.setdefault(section, [])
                 place = ".".join(path[:-1])
@@ -132,7 +130,7 @@ def _name(kind: Any) -> str:
 
 def _link(section: type[Section]) -> str:
     kinds = f" (kind {', '.join(kinds_of(section))})" if kinds_of(section) else ""
-    recipes = {recipe_schema(kind): f"recipe-of-proximo-{kind}" for kind in KINDS}
+    recipes = {kind.schema: f"recipe-of-proximo-{kind.name}" for kind in recipe_kinds()}
     return f"[{_title(section)}](#{recipes.get(section, _title(section).lower())}){kinds}"
 
 

@@ -1,9 +1,9 @@
 """`@sft` and `@reward`: a path that means what an earlier stage of the same pipeline made. Not where that lies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from proximo.config.recipes import PipelineRecipe
+from proximo.config.recipe import Recipe
 from proximo.config.schema.base import Section
 from proximo.config.schema.fields import Path
 from proximo.config.schema.validation_messages import Mistake
@@ -11,18 +11,17 @@ from proximo.config.schema.validation_messages import Mistake
 MARK = "@"
 
 
-def stage_mistakes(recipe: Section) -> list[Mistake]:
+def stage_mistakes(recipe: Recipe) -> list[Mistake]:
     """Every `@` path that names no stage which comes before its own."""
-    if not isinstance(recipe, PipelineRecipe):
-        return [_outside_pipeline(path, value) for path, value in _marked(recipe, ())]
-    stages = ("sft", "reward", "ppo")
-    return [
-        _not_before(path, value, stages[:place])
-        for place, (name, stage) in enumerate(zip(stages, (recipe.sft, recipe.reward, recipe.ppo), strict=True))
-        if stage is not None
-        for path, value in _marked(stage, (name,))
-        if value.removeprefix(MARK) not in stages[:place]
-    ]
+    names = list(recipe.stages())
+    found = []
+    for place, (name, stage) in enumerate(recipe.stages().items()):
+        for path, value in [] if stage is None else _marked(stage, (name,) if name else ()):
+            if not name:
+                found.append(_outside_pipeline(path, value))
+            elif value.removeprefix(MARK) not in names[:place]:
+                found.append(_not_before(path, value, names[:place]))
+    return found
 
 
 def _outside_pipeline(path: Path, value: str) -> Mistake:
@@ -30,7 +29,7 @@ def _outside_pipeline(path: Path, value: str) -> Mistake:
     return Mistake(path=path, sentence=sentence)
 
 
-def _not_before(path: Path, value: str, before: tuple[str, ...]) -> Mistake:
+def _not_before(path: Path, value: str, before: Sequence[str]) -> Mistake:
     there = ", ".join(MARK + name for name in before) or "none"
     sentence = f"{'.'.join(path)} is {value!r}, but no such stage comes before it; those that do: {there}"
     return Mistake(path=path, sentence=sentence)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from proximo.metrics.alarms import find_alarms
-from proximo.metrics.catalogue import CATALOGUE, RULES
+from proximo.metrics.catalogue import catalogue
 from proximo.metrics.console import Course
 from proximo.metrics.run_files import Run
 from proximo.metrics.sinks import history
@@ -29,7 +29,7 @@ class AlarmWatch:
         metrics_file: Path,
         tell: Callable[[str], None],
     ) -> None:
-        self._rules = RULES[course.trainer]
+        self._rules = course.trainer.metrics.rules
         self._settings = settings
         self._total_steps = course.total_steps
         self._tell = tell
@@ -58,5 +58,5 @@ class AlarmWatch:
 
 def _repeatable(step: int, metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Without what no run repeats: an alarm must not depend on the load of the machine."""
-    known = ((name, number, CATALOGUE.get(name)) for name, number in metrics.items() if number is not None)
+    known = ((name, number, catalogue().get(name)) for name, number in metrics.items() if number is not None)
     return {"step": step, **{name: number for name, number, metric in known if metric and metric.repeatable}}

@@ -1,44 +1,35 @@
-"""Everything that is declared, in one place and in the order in which it is written and shown."""
+"""Every metric that may be recorded, and which trainer recorded some. What is declared stands beside its trainer."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+from functools import cache
 
-from proximo.metrics.alarms import Rule
-from proximo.metrics.curves import Curve
-from proximo.metrics.declared.alarms_dpo import DPO_RULES
-from proximo.metrics.declared.alarms_other import COMMON_RULES, REWARD_RULES, SFT_RULES
-from proximo.metrics.declared.alarms_ppo import PPO_RULES
-from proximo.metrics.declared.curves_dpo import DPO as DPO_CURVES
-from proximo.metrics.declared.curves_other import MEMORY, SPEED
-from proximo.metrics.declared.curves_other import REWARD as REWARD_CURVES
-from proximo.metrics.declared.curves_other import SFT as SFT_CURVES
-from proximo.metrics.declared.curves_ppo import PPO_MAIN, PPO_MORE, PPO_SPEED
-from proximo.metrics.declared.dpo import DPO
-from proximo.metrics.declared.evaluation import EVALUATION
-from proximo.metrics.declared.experience import EXPERIENCE, ROLLOUT, SCORE
-from proximo.metrics.declared.run import RUN
-from proximo.metrics.declared.sources import SOURCES
-from proximo.metrics.declared.supervised import REWARD_MODEL, SFT
-from proximo.metrics.declared.updates import FIRST_MINIBATCH, POLICY, PTX, VALUE
 from proximo.metrics.definitions import Catalogue
-from proximo.metrics.trainers import Trainer
+from proximo.metrics.every_run import RUN
+from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
-CATALOGUE = Catalogue(
-    (
-        *(*SCORE, *SOURCES, *EXPERIENCE, *ROLLOUT, *FIRST_MINIBATCH, *POLICY, *PTX, *VALUE),
-        *(*SFT, *REWARD_MODEL, *DPO, *EVALUATION, *RUN),
+
+def catalogue() -> Catalogue:
+    """The metrics of every registered trainer and those of every run, in the order in which they are written."""
+    return _catalogue_of(trainer_kinds())
+
+
+@cache
+def _catalogue_of(kinds: tuple[TrainerKind, ...]) -> Catalogue:
+    training = (metric for kind in kinds for table in kind.metrics.tables.values() for metric in table)
+    held_out = (metric for kind in kinds for metric in kind.metrics.evaluation)
+    return Catalogue(tuple(dict.fromkeys((*training, *held_out, *RUN))))
+
+
+def trainer_by_metrics(names: Iterable[str]) -> TrainerKind | None:
+    """The trainer that records most of these metrics, the first of several; None where no name is of any trainer."""
+    known = tuple(names)
+    counts = {kind: sum(_own(kind).get(name) is not None for name in known) for kind in trainer_kinds()}
+    likeliest = max(counts, key=lambda kind: counts[kind], default=None)
+    return likeliest if likeliest is not None and counts[likeliest] else None
+
+
+@cache
+def _own(kind: TrainerKind) -> Catalogue:
+    return Catalogue(
+        (*(metric for table in kind.metrics.tables.values() for metric in table), *kind.metrics.evaluation)
     )
-)
-
-CURVES: Mapping[Trainer, tuple[Curve, ...]] = {
-    Trainer.SFT: (*SFT_CURVES, *SPEED),
-    Trainer.REWARD: (*REWARD_CURVES, *SPEED),
-    Trainer.DPO: (*DPO_CURVES, *SPEED),
-    Trainer.PPO: (*PPO_MAIN, *PPO_SPEED, MEMORY, *PPO_MORE),
-}
-
-RULES: Mapping[Trainer, tuple[Rule, ...]] = {
-    Trainer.SFT: (*SFT_RULES, *COMMON_RULES),
-    Trainer.REWARD: (*REWARD_RULES, *COMMON_RULES),
-    Trainer.DPO: (*DPO_RULES, *COMMON_RULES),
-    Trainer.PPO: (*PPO_RULES, *COMMON_RULES),
-}

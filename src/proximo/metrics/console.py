@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from proximo.errors import redacted
-from proximo.metrics.catalogue import CATALOGUE
+from proximo.metrics.catalogue import catalogue
 from proximo.metrics.formatting import format_duration, format_number
-from proximo.metrics.trainers import WATCHED, Trainer
+from proximo.trainer_kinds import TrainerKind
 
 Clock = Callable[[], float]
 
@@ -53,7 +53,7 @@ class ProgressView(Protocol):
 class Course:
     """Where the run starts and ends, and when this process began."""
 
-    trainer: Trainer
+    trainer: TrainerKind
     total_steps: int
     first_step: int = 0
     """Steps that were done before this process: 0 unless resumed."""
@@ -140,7 +140,7 @@ class PlainProgress:
         self._shown = now
         numbers = [
             f"{label} {_shown(name, metrics[name])}"
-            for name, label in WATCHED[self._course.trainer].items()
+            for name, label in self._course.trainer.metrics.watched.items()
             if name in metrics
         ]
         left = self._course.seconds_left(step, self._started)
@@ -226,7 +226,7 @@ class TerminalProgress:
         self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        watched = WATCHED[self._course.trainer]
+        watched = self._course.trainer.metrics.watched
         self._numbers |= {name: number for name, number in metrics.items() if name in watched}
         left = self._course.seconds_left(step, self._started)
         self._bar.update(
@@ -251,7 +251,7 @@ class TerminalProgress:
         self._live.stop()
 
     def _view(self) -> Group:
-        watched = WATCHED[self._course.trainer]
+        watched = self._course.trainer.metrics.watched
         shown = [name for name in watched if name in self._numbers]
         width = max(1, self._console.width // 15)
         numbers = Table.grid(padding=(0, 2))
@@ -262,7 +262,7 @@ class TerminalProgress:
 
 
 def _shown(name: str, number: float) -> str:
-    return format_number(number, CATALOGUE.find(name).unit)
+    return format_number(number, catalogue().find(name).unit)
 
 
 def _number(label: str, number: str) -> Text:

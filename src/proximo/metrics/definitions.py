@@ -16,21 +16,6 @@ COMPONENT = r"[A-Za-z0-9_.\-]+"
 """What a named part of a score may be called: it stands in the names of metrics."""
 
 
-class Phase(StrEnum):
-    """Which part of a run measures the metric."""
-
-    ROLLOUT = "rollout"
-    SCORE = "score"
-    EXPERIENCE = "experience"
-    POLICY = "train_policy"
-    VALUE = "train_value"
-    EVALUATION = "evaluation"
-    SFT = "sft"
-    REWARD_MODEL = "reward_model"
-    DPO = "dpo"
-    RUN = "run"
-
-
 class Better(StrEnum):
     """Which way is good, where one way is."""
 
@@ -46,7 +31,6 @@ class Metric:
     reduction: type[MetricValue]
     unit: str
     definition: str
-    phase: Phase
     better: Better | None = None
     repeatable: bool = True
     """False for what the machine decides (times, memory): left out when two runs are compared."""
@@ -88,7 +72,7 @@ class Catalogue:
         if place is None:
             nearest = get_close_matches(name, [metric.name for metric in self.metrics], n=1)
             hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
-            raise UnknownMetricError(f"no metric {name!r} is declared{hint}: declare it in proximo.metrics.catalogue")
+            raise UnknownMetricError(f"no metric {name!r} is declared{hint}: declare it in the metrics of its trainer")
         return place, name
 
     @cached_property

@@ -3,24 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from proximo.metrics.alarms import Rule, Severity
-from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
-from proximo.metrics.curves import Curve, Section
-from proximo.metrics.definitions import Metric, Phase
-from proximo.metrics.trainers import Trainer
+from proximo.metrics.curves import Curve
+from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.definitions import Metric
+from proximo.metrics.every_run import RUN
 from proximo.metrics.values import Deviation, ExponentialMean, Last, Max, Mean, MetricValue, Min, Quantile, Sum
-
-PHASES: Mapping[Phase, str] = {
-    Phase.SCORE: "PPO: scores",
-    Phase.EXPERIENCE: "PPO: experience",
-    Phase.ROLLOUT: "PPO: responses",
-    Phase.POLICY: "PPO: policy updates",
-    Phase.VALUE: "PPO: value updates",
-    Phase.SFT: "Supervised fine-tuning",
-    Phase.REWARD_MODEL: "Reward model",
-    Phase.DPO: "DPO",
-    Phase.EVALUATION: "Evaluation on held-out data",
-    Phase.RUN: "Every run",
-}
+from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
 REDUCTIONS: Mapping[type[MetricValue], str] = {
     Mean: "mean",
@@ -31,13 +19,6 @@ REDUCTIONS: Mapping[type[MetricValue], str] = {
     Max: "largest",
     Min: "smallest",
     Last: "newest",
-}
-
-TRAINERS = {
-    Trainer.SFT: "Supervised fine-tuning",
-    Trainer.REWARD: "Reward model",
-    Trainer.DPO: "DPO",
-    Trainer.PPO: "PPO",
 }
 
 OPENING = """\
@@ -104,13 +85,16 @@ of the report is made from those of the last evaluation.
 
 def metrics_page() -> str:
     """The page as Markdown."""
-    tables = [_metric_table(phase, heading) for phase, heading in PHASES.items()]
-    health = [_health(trainer, heading) for trainer, heading in TRAINERS.items()]
-    return "\n".join([OPENING, *tables, READING, *health, SAMPLES])
+    kinds = trainer_kinds()
+    own = {heading: metrics for kind in kinds for heading, metrics in kind.metrics.tables.items()}
+    held_out = tuple(dict.fromkeys(metric for kind in kinds for metric in kind.metrics.evaluation))
+    tables = own | {"Evaluation on held-out data": held_out, "Every run": RUN}
+    health = [_health(kind) for kind in kinds]
+    speed = ["### Speed of every run\n", *_curve_lines(SPEED), ""]
+    return "\n".join([OPENING, *(_metric_table(*table) for table in tables.items()), READING, *health, *speed, SAMPLES])
 
 
-def _metric_table(phase: Phase, heading: str) -> str:
-    metrics = [metric for metric in CATALOGUE.metrics if metric.phase is phase]
+def _metric_table(heading: str, metrics: Sequence[Metric]) -> str:
     head = ["| metric | unit | over the step | better | definition |", "|---|---|---|---|---|"]
     return "\n".join([f"## {heading}\n", *head, *map(_metric_line, metrics), ""])
 
@@ -126,9 +110,9 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _health(trainer: Trainer, heading: str) -> str:
-    curves = [curve for curve in CURVES[trainer] if curve.section is not Section.SPEED or trainer is Trainer.PPO]
-    return "\n".join([f"### {heading}\n", *_curve_lines(curves), "", *_rule_table(RULES[trainer])])
+def _health(kind: TrainerKind) -> str:
+    curves = [curve for curve in kind.metrics.curves if curve not in SPEED]
+    return "\n".join([f"### {kind.title}\n", *_curve_lines(curves), "", *_rule_table(kind.metrics.rules)])
 
 
 def _curve_lines(curves: Sequence[Curve]) -> list[str]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from proximo.metrics.catalogue import CATALOGUE
+from proximo.metrics.catalogue import catalogue
 from proximo.metrics.values import MetricValue, Sum, combine
 
 NON_FINITE = "progress/non_finite_metrics"
@@ -13,12 +13,13 @@ class Recorder:
     """The values of the step under way. Values of one name combine by their own rule until the line is taken."""
 
     def __init__(self) -> None:
+        self._catalogue = catalogue()
         self._values: dict[str, MetricValue] = {}
         self._non_finite: tuple[str, ...] = ()
 
     def record(self, name: str, value: MetricValue) -> None:
         """Add a value. UnknownMetricError for a name that is not declared, TypeError for another reduction."""
-        metric = CATALOGUE.find(name)
+        metric = self._catalogue.find(name)
         if type(value) is not metric.reduction:
             raise TypeError(
                 f"metric {name!r} is declared as a {metric.reduction.__name__}, and was recorded as a "
@@ -48,5 +49,5 @@ class Recorder:
         self._non_finite = tuple(sorted(name for name, number in numbers.items() if not math.isfinite(number)))
         if self._non_finite:
             numbers[NON_FINITE] = Sum(len(self._non_finite)).total
-        kept = sorted(numbers.keys() - set(self._non_finite), key=CATALOGUE.position)
+        kept = sorted(numbers.keys() - set(self._non_finite), key=self._catalogue.position)
         return {name: numbers[name] for name in kept}

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proximo.metrics.trainers import Trainer
+from proximo.metrics.catalogue import trainer_by_metrics
+from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
 TRAINING_SAMPLES_KEPT = 400
 
@@ -115,8 +116,9 @@ class Run:
         return tuple(dict.fromkeys(name for line in self.lines for name in line if name != "step"))
 
     @property
-    def trainer(self) -> Trainer | None:
-        return Trainer.of_metrics(self.names)
+    def trainer(self) -> TrainerKind | None:
+        """Told from the metrics that it recorded; None for a run that has recorded none."""
+        return trainer_by_metrics(self.names)
 
     @property
     def last_step(self) -> int | None:
@@ -148,13 +150,14 @@ def read_run(folder: Path, *, name: str | None = None) -> Run:
 
 def _planned_steps(config: object, lines: tuple[Mapping[str, float], ...]) -> int | None:
     """Of a run that is under way or was killed: what its configuration says, or its passes over the data so far."""
-    epochs = next(
-        (found for trainer in ("sft", "reward", "dpo") if (found := setting(config, trainer, "num_epochs"))), 0
-    )
     done = lines[-1].get("progress/epoch", 0.0) if lines else 0.0
-    if epochs and done > 0:
-        return math.ceil(lines[-1]["step"] * epochs / done - 1e-6)
-    return setting(config, "ppo", "num_steps")
+    for kind in trainer_kinds():
+        epochs, steps = (setting(config, kind.name, key) for key in ("num_epochs", "num_steps"))
+        if epochs and done > 0:
+            return math.ceil(lines[-1]["step"] * epochs / done - 1e-6)
+        if steps:
+            return steps
+    return None
 
 
 def setting(config: object, *keys: str) -> Any:

@@ -3,10 +3,10 @@
 import warnings
 from collections.abc import Sequence
 
-from proximo.config.recipes import PPORecipe
 from proximo.data.difficulty import DifficultyFilter, Draw, FilterOptions
 from proximo.metrics.values import Last, MetricValue
 from proximo.ppo.counted import task_reward_of
+from proximo.ppo.recipe import PPORecipe
 from proximo.records import Prompt, Scored
 
 

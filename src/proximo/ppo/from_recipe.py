@@ -1,7 +1,7 @@
 """`proximo ppo`: from the recipe to a running task. Not the steps (task.py, trainer.py)."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.recipes import PPORecipe
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import load_prompts
@@ -25,6 +24,7 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.shared_base import check_scalar_adapter, is_shared
 from proximo.ppo.difficulty import make_difficulty_filter
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.roles.critic_initialisation import build_value, value_reader
 from proximo.ppo.task import PPOTask
@@ -45,16 +45,8 @@ from proximo.run.build.models import (
     prepare_place,
     reads_alike,
 )
-from proximo.run.loop import run_task
 from proximo.run.memory import check_release
-from proximo.run.options import RunOptions
 from proximo.run.resume_fingerprint import inputs_fingerprint
-
-
-def run_ppo(recipe: PPORecipe, options: RunOptions) -> int:
-    """Train the policy of the recipe; returns the exit status."""
-    with ExitStack() as stack:
-        return run_task(lambda: stack.enter_context(closing(build_task(recipe))), recipe, recipe.run, options)
 
 
 def build_task(recipe: PPORecipe) -> PPOTask:

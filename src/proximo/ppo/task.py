@@ -12,7 +12,6 @@ from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.data.difficulty import DifficultyFilter, FilterState
 from proximo.data.order import rows_at
 from proximo.metrics.report.sample_pairs import by_turns
-from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Last, Max, Mean, MetricValue
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
@@ -35,7 +34,6 @@ Gold = Sequence[float | None]
 class PPOTask:
     """Drives a PPOTrainer over prompts in the order of each epoch."""
 
-    trainer: Trainer = Trainer.PPO
     best_metric: str | None = "evaluation/score"
     best_is_lowest: bool = False
 

@@ -243,7 +243,9 @@ class PPOTrainer:
         if scored is not None:
             taken = {"responses": [s.response for s in scored], "scored": scored}
             inputs = taken if self.config.samples_per_prompt is None else {"candidates": scored}
-        handlers = with_memory_advice(self._handlers() | handlers_of(self.extra_calls), step=self.steps_done + 1)
+        handlers = with_memory_advice(
+            self._handlers() | handlers_of(self.extra_calls), self.config.memory_settings, step=self.steps_done + 1
+        )
         together = set(self._updates.calls_side_by_side).difference(call.name for call in extra)
         executor = LocalExecutor(graph, handlers, together=together, side_by_side=side_by_side)
         outcome = executor.run(inputs | absent_inputs(graph))

@@ -9,12 +9,11 @@ from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder, settle_run
 from proximo.checkpoint.store import Checkpoint, CheckpointStore
 from proximo.errors import RunFolderError
 from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
+from proximo.trainer_kinds import trainer_kinds
 
 ROLES = ("policy", "reward", "value", "average", "reference")
 """Folders of a checkpoint; the first that is there is what the run trained."""
 STEP = re.compile(r"step-0*(\d+)")
-STAGES = ("ppo", "reward", "sft")
-"""Of a pipeline, the last one first."""
 
 
 def find_run(folder: Path) -> Path:
@@ -24,13 +23,18 @@ def find_run(folder: Path) -> Path:
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no run folder {folder} (seen from {Path.cwd()})")
-    for candidate in (folder, *(folder / stage for stage in STAGES)):
+    for candidate in _candidates(folder):
         if is_run_folder(candidate):
             settle_run(candidate)
             return candidate
     raise RunFolderError(
         f"{folder} holds no run, nor does a stage of a pipeline in it: no checkpoints and no config.resolved.json"
     )
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """The folder itself, and those of the stages of a pipeline in it, the last one first."""
+    return [folder, *(folder / kind.name for kind in reversed(trainer_kinds()))]
 
 
 def find_checkpoint(folder: Path, checkpoint: str = "latest") -> Checkpoint:
@@ -88,7 +92,7 @@ def _model_path(path: str, checkpoint: str, role: str) -> str:
 
 def refuse_neither(folder: Path) -> None:
     """Raises RunFolderError for a folder that holds no model, no run and no pipeline with a run."""
-    if _holds_model(folder) or any(is_run_folder(each) for each in (folder, *(folder / stage for stage in STAGES))):
+    if _holds_model(folder) or any(map(is_run_folder, _candidates(folder))):
         return
     raise RunFolderError(
         f"{folder} holds no run and no model: there is no file {' and none '.join(MODEL_FILES)} in it, no checkpoint "

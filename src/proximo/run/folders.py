@@ -3,28 +3,24 @@
 from pathlib import Path
 
 from proximo.checkpoint.run_folder import REPLACED, Resume, check_run
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
-from proximo.config.schema.base import Section
+from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.errors import RunFolderError
 from proximo.run.preflight import inputs_of
 
 
-def check_folders(recipe: Section, *, resume: Resume, overwrite: bool) -> None:
+def check_folders(recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
     """Raises RunFolderError where `open_run` would refuse a folder, or the run reads what it would replace."""
-    match recipe:
-        case PipelineRecipe():
-            # A stage that was not reached yet has no run to resume: for stages, resume means "start or go on".
-            resume = "never" if resume == "never" else "auto"
-            for stage in (recipe.sft, recipe.reward, recipe.ppo):
-                if stage is not None:
-                    check_folders(stage, resume=resume, overwrite=overwrite)
-        case SFTRecipe() | RewardRecipe() | DPORecipe() | PPORecipe():
-            check_run(Path(recipe.run.folder), resume=resume, overwrite=overwrite)
-            if overwrite:
-                _refuse_own_inputs(recipe, Path(recipe.run.folder))
+    if "" not in recipe.stages():
+        # A stage that was not reached yet has no run to resume: for stages, resume means "start or go on".
+        resume = "never" if resume == "never" else "auto"
+    for _, stage in recipe.given_stages():
+        folder = Path(stage.run.folder)
+        check_run(folder, resume=resume, overwrite=overwrite)
+        if overwrite:
+            _refuse_own_inputs(stage, folder)
 
 
-def _refuse_own_inputs(recipe: Section, folder: Path) -> None:
+def _refuse_own_inputs(recipe: TrainerRecipe, folder: Path) -> None:
     """A run that starts from what it replaces could not be resumed, and would lose it."""
     for each in inputs_of(recipe):
         below = Path(each.name).expanduser().resolve()

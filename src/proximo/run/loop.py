@@ -5,7 +5,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -17,15 +17,13 @@ from proximo.checkpoint.logs import cut_back
 from proximo.checkpoint.run_folder import EndState, RunFolder, open_run
 from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import Checkpoint, CheckpointStore, Writer
-from proximo.config.run import RunConfig
+from proximo.config.recipe import TrainerRecipe
 from proximo.config.saved import read_saved
-from proximo.config.schema.base import Section
 from proximo.errors import ProximoError, RunFolderError
 from proximo.metrics.console import Course, LoggedProgress, ProgressView, open_progress
 from proximo.metrics.report.page import write_report
 from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import read_run
-from proximo.metrics.trainers import Trainer
 from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
 from proximo.native.library import why_no_kernels
@@ -39,6 +37,7 @@ from proximo.run.options import RunOptions
 from proximo.run.preflight import inputs_of
 from proximo.run.resume_fingerprint import function_sources
 from proximo.run.sinks import check_sinks
+from proximo.trainer_kinds import trainer_of
 from proximo.working_directory import kept_working_directory
 
 MAY_CHANGE = (
@@ -64,7 +63,6 @@ ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device")
 class Task(Protocol):
     """What the loop drives. Steps count from 1; everything a step uses is a function of its number and the state."""
 
-    trainer: Trainer
     num_steps: int
     device: str
     inputs_fingerprint: Mapping[str, Any]
@@ -79,8 +77,8 @@ class Task(Protocol):
         """Take one step."""
         ...
 
-    def evaluate(self) -> Record | None:
-        """Look at held-out data; None where there is none."""
+    def evaluate(self, num_rows: int | None = None) -> Record | None:
+        """Look at held-out data, or at so many rows of it; None where there is none."""
         ...
 
     def writers(self) -> Mapping[str, Writer]:
@@ -95,30 +93,43 @@ class Task(Protocol):
         """Put back what `writers` and `state` kept."""
         ...
 
+    def close(self) -> None:
+        """End what was started beside the models: worker processes, connections."""
+        ...
 
-def run_task(build: Callable[[], Task], recipe: Section, run: RunConfig, options: RunOptions) -> int:
+
+def run_trainer(recipe: TrainerRecipe, options: RunOptions) -> int:
+    """Build the task of the recipe and run it to its end; returns the exit status."""
+    return run_task(lambda: trainer_of(recipe).build(recipe), recipe, options)
+
+
+def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptions) -> int:
     """Build the task and run it to its end in its folder; returns the exit status.
 
     Nothing in the folder is touched before the task is built, and an earlier run in it is kept until the new one has
     taken a step, so that a mistake in data, models or a reward loses nothing.
     """
-    folder = Path(run.folder)
     check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
-    check_extras(run)
-    check_sinks(run)
+    check_extras(recipe.run)
+    check_sinks(recipe.run)
     verify_models(inputs_of(recipe))
     with kept_working_directory():
         task = build()
-    with open_run(folder, resume=options.resume, overwrite=options.overwrite) as opened:
-        return _Loop(opened, task, recipe, run, options).run()
+    with (
+        closing(task),
+        open_run(Path(recipe.run.folder), resume=options.resume, overwrite=options.overwrite) as opened,
+    ):
+        return _Loop(opened, task, recipe, options).run()
 
 
 class _Loop:
     """One process's part of a run."""
 
-    def __init__(self, folder: RunFolder, task: Task, recipe: Section, run: RunConfig, options: RunOptions) -> None:
+    def __init__(self, folder: RunFolder, task: Task, recipe: TrainerRecipe, options: RunOptions) -> None:
+        run = recipe.run
         self.folder = folder
         self.task = task
+        self.trainer = trainer_of(recipe)
         chosen = say_precision(run.precision, task.device)
         self.notes = [*([chosen] if chosen else []), *task.notes]
         self.run_config = run
@@ -145,7 +156,7 @@ class _Loop:
         self.folder.write_config(self.options.recipe_text, self.resolved)
         self.folder.write_environment(self.environment)
         deleted = list(self._cut_logs_back(first))
-        course = Course(trainer=self.task.trainer, total_steps=last, first_step=first)
+        course = Course(trainer=self.trainer, total_steps=last, first_step=first)
         progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
         try:
             if self.task.device == "cpu" and (reason := why_no_kernels()) is not None:
@@ -196,7 +207,7 @@ class _Loop:
         with Interruption(grace_seconds=self.run_config.grace_seconds) as interruption:
             for step in range(first + 1, last + 1):
                 progress.phase("training")
-                with kept_working_directory(), memory_advice(self.task.trainer, "training", step=step):
+                with kept_working_directory(), memory_advice(self.recipe.memory_settings, "training", step=step):
                     record = self.task.step(step)
                 metric = self._finish_step(logs, progress, step, record)
                 stopping = interruption.requested
@@ -225,7 +236,7 @@ class _Loop:
     def _evaluate(self, progress: ProgressView, step: int) -> Record | None:
         progress.phase("evaluation")
         start = time.perf_counter()
-        with kept_working_directory(), memory_advice(self.task.trainer, "evaluation", step=step):
+        with kept_working_directory(), memory_advice(self.recipe.memory_settings, "evaluation", step=step):
             record = self.task.evaluate()
         if record is None:
             return None
@@ -294,7 +305,7 @@ class _Loop:
                 "where a finished run is fine"
             )
         self._finish_interrupted_end()
-        open_progress(Course(trainer=self.task.trainer, total_steps=step), quiet=self.options.quiet).note(message)
+        open_progress(Course(trainer=self.trainer, total_steps=step), quiet=self.options.quiet).note(message)
         return 0
 
     def _finish_interrupted_end(self) -> None:

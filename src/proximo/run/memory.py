@@ -11,21 +11,14 @@ import torch
 from proximo.dataflow.executor import Handler
 from proximo.errors import ConfigError, TrainingError
 from proximo.failures import memory_ran_out
-from proximo.metrics.trainers import Trainer
-
-SETTINGS = {
-    Trainer.SFT: "lower sft.tokens_per_microbatch, or set model.activation_checkpointing",
-    Trainer.REWARD: "lower reward.tokens_per_microbatch, or set model.activation_checkpointing",
-    Trainer.DPO: "lower dpo.tokens_per_microbatch, or set model.activation_checkpointing",
-    Trainer.PPO: "lower ppo.tokens_per_microbatch or, for a rollout, ppo.rollout.max_num_seqs, or set "
-    "policy.activation_checkpointing and value.activation_checkpointing",
-}
-"""None of them changes what is computed."""
 
 
 @contextmanager
-def memory_advice(trainer: Trainer, phase: str, *, step: int) -> Generator[None]:
-    """Raises TrainingError in the place of an allocation that failed on the device or in Python."""
+def memory_advice(settings: str, phase: str, *, step: int) -> Generator[None]:
+    """Raises TrainingError in the place of an allocation that failed on the device or in Python.
+
+    settings: what to change, as `TrainerRecipe.memory_settings` says it.
+    """
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -33,17 +26,17 @@ def memory_advice(trainer: Trainer, phase: str, *, step: int) -> Generator[None]
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise TrainingError(
-            f"step {step}: memory ran out in {phase}; {SETTINGS[trainer]}; neither changes the result. "
+            f"step {step}: memory ran out in {phase}; {settings}; neither changes the result. "
             f"`proximo plan` with this recipe says what takes how much ({reason})"
         ) from error
 
 
-def with_memory_advice(handlers: Mapping[str, Handler], *, step: int) -> dict[str, Handler]:
-    """The handlers of a PPO step's calls, each with that advice."""
+def with_memory_advice(handlers: Mapping[str, Handler], settings: str, *, step: int) -> dict[str, Handler]:
+    """The handlers of a step's calls, each with that advice."""
 
     def advised(name: str, handler: Handler) -> Handler:
         def run(*given: Any) -> tuple[Any, ...]:
-            with memory_advice(Trainer.PPO, name, step=step):
+            with memory_advice(settings, name, step=step):
                 return handler(*given)
 
         return run

@@ -14,69 +14,24 @@ import yaml
 from proximo.checkpoint import atomic
 from proximo.checkpoint.run_folder import CHECKPOINTS
 from proximo.checkpoint.store import CheckpointStore
-from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.data import DataConfig
+from proximo.config.recipe import TrainerRecipe
+from proximo.config.run import ScalarModelConfig
 from proximo.errors import RunFolderError
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.before_after import before_after
 from proximo.metrics.run_files import Run, read_run
-from proximo.metrics.trainers import Trainer
 from proximo.run.preflight import Input, data_inputs, model_input, reward_inputs
-from proximo.run.resolved_config import StageRecipe, saved_recipe
+from proximo.run.resolved_config import saved_recipe
+from proximo.trainer_kinds import trainer_of
 
 SCALAR_ROLES = ("value", "reward")
-STAGES = {
-    Trainer.SFT: "supervised fine-tuning",
-    Trainer.REWARD: "training of a reward model on preference pairs",
-    Trainer.DPO: "direct preference optimisation (DPO)",
-    Trainer.PPO: "PPO",
-}
 WHAT = {
     "policy": "A language model",
     "average": "A language model, the moving average of a policy in training",
     "reference": "The reference model of a training run, as it was left",
     "reward": "A reward model: one score for a prompt with its answer",
     "value": "The value model of a training run: the score that it expected after each token",
-}
-SETTINGS: dict[type, tuple[str, ...]] = {
-    SFTRecipe: ("sft.num_epochs", "sft.examples_per_step", "sft.optimizer.learning_rate", "data.max_tokens"),
-    RewardRecipe: (
-        "reward.num_epochs",
-        "reward.pairs_per_step",
-        "reward.loss",
-        "reward.score_centring",
-        "reward.optimizer.learning_rate",
-        "data.max_tokens",
-    ),
-    DPORecipe: (
-        "dpo.num_epochs",
-        "dpo.pairs_per_step",
-        "dpo.beta",
-        "dpo.label_smoothing",
-        "dpo.optimizer.learning_rate",
-        "data.max_tokens",
-    ),
-    PPORecipe: (
-        "ppo.num_steps",
-        "ppo.prompts_per_step",
-        "ppo.responses_per_prompt",
-        "ppo.epochs_per_step",
-        "ppo.advantage.estimator",
-        "ppo.policy_loss.objective",
-        "ppo.kl.apply_to",
-        "ppo.kl.coefficient",
-        "ppo.rollout.temperature",
-        "ppo.rollout.max_new_tokens",
-        "ppo.policy_optimizer.learning_rate",
-    ),
-}
-LIMITS = {
-    Trainer.SFT: "It writes what the texts that it learned from are like, their mistakes and biases included.",
-    Trainer.REWARD: "It compares answers like those that it was trained on. On others its score means little, and a "
-    "policy that is trained against it will find them. Only differences of scores mean anything.",
-    Trainer.DPO: "The loss sees only how much likelier the chosen answer is than the rejected one; both may have "
-    "become less likely, in favour of answers that are in no pair.",
-    Trainer.PPO: "It was trained to raise a score. What the score does not see was not asked for, and a policy may "
-    "raise a score in ways that nobody meant: read what it writes before you trust the numbers.",
 }
 
 
@@ -101,9 +56,9 @@ def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> s
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(run: Run, recipe: StageRecipe | None, role: str, is_adapter: bool) -> dict[str, Any]:
+def _front_matter(run: Run, recipe: TrainerRecipe | None, role: str, is_adapter: bool) -> dict[str, Any]:
     scalar = role in SCALAR_ROLES
-    tags = ["proximo", *([run.trainer.value] if run.trainer else []), *(["lora"] if is_adapter else [])]
+    tags = ["proximo", *([run.trainer.name] if run.trainer else []), *(["lora"] if is_adapter else [])]
     matter: dict[str, Any] = {
         "library_name": "peft" if is_adapter else "transformers",
         "pipeline_tag": "text-classification" if scalar else "text-generation",
@@ -112,45 +67,48 @@ def _front_matter(run: Run, recipe: StageRecipe | None, role: str, is_adapter: b
     base = _base(recipe, role) if recipe else None
     if base is not None and base.kind == "Hub":
         matter["base_model"] = base.name
-    data = [each.name for each in data_inputs(recipe.data, "data") if each.kind == "Hub"] if recipe else []
+    data = [each.name for each in _data_inputs(recipe) if each.kind == "Hub"] if recipe else []
     return matter | ({"datasets": data} if data else {})
 
 
-def _base(recipe: StageRecipe, role: str) -> Input | None:
+def _base(recipe: TrainerRecipe, role: str) -> Input | None:
     """What the model started from; None where that was another model of the run."""
-    if not isinstance(recipe, PPORecipe):
-        return model_input(recipe.model, "model")
-    if role == "value":
-        return model_input(recipe.value, "value") if recipe.value.init_from == "path" else None
-    if role == "reference" and recipe.reference is not None:
-        return model_input(recipe.reference, "reference")
-    return model_input(recipe.policy, "policy")
+    models = recipe.models()
+    section = models.get(role, next(iter(models.values())))
+    if isinstance(section, ScalarModelConfig) and section.init_from != "path":
+        return None
+    return model_input(section, role)
 
 
 def _stage(run: Run) -> str:
-    return STAGES[run.trainer] if run.trainer else "a training run"
+    return run.trainer.task if run.trainer else "a training run"
 
 
-def _training(recipe: StageRecipe | None, run: Run) -> Iterator[str]:
+def _training(recipe: TrainerRecipe | None, run: Run) -> Iterator[str]:
     if recipe is None:
         return
     yield "## How it was trained"
-    policy = recipe.policy if isinstance(recipe, PPORecipe) else recipe.model
-    lines = [f"- Started from: {_public(model_input(policy, 'model'))}"]
-    if policy.lora is not None:
-        lines.append(f"- LoRA adapter of rank {policy.lora.rank}, alpha {policy.lora.alpha:g}")
-    lines.append(f"- Data: {_listed(data_inputs(recipe.data, 'data'))}")
-    if isinstance(recipe, PPORecipe):
-        for source in recipe.reward:
-            first, *_ = reward_inputs(source, "reward")
-            lines.append(f"- Reward: {_cell(source.name)} ({_public(first)}), weight {source.weight:g}")
+    trained = next(iter(recipe.models().values()))
+    lines = [f"- Started from: {_public(model_input(trained, 'model'))}"]
+    if trained.lora is not None:
+        lines.append(f"- LoRA adapter of rank {trained.lora.rank}, alpha {trained.lora.alpha:g}")
+    lines.append(f"- Data: {_listed(_data_inputs(recipe))}")
+    for source in recipe.reward_sources():
+        first, *_ = reward_inputs(source, "reward")
+        lines.append(f"- Reward: {_cell(source.name)} ({_public(first)}), weight {source.weight:g}")
     yield "\n".join(lines)
-    rows = [(key, _value(recipe, key)) for key in (*SETTINGS[type(recipe)], "run.precision", "run.seed")]
+    rows = [(key, _value(recipe, key)) for key in (*trainer_of(recipe).card_settings, "run.precision", "run.seed")]
     rows += [(package, (run.environment or {}).get(package)) for package in ("torch", "transformers")]
     yield _markdown(("setting", "value"), [(f"`{key}`", _cell(value)) for key, value in rows if value is not None])
 
 
-def _listed(found: Iterator[Input]) -> str:
+def _data_inputs(recipe: TrainerRecipe) -> list[Input]:
+    """Of what the model learned from first; texts that join its updates are not told."""
+    sections = [(key, each) for key, each in recipe.sections().items() if isinstance(each, DataConfig)]
+    return [each for key, section in sections[:1] for each in data_inputs(section, key)]
+
+
+def _listed(found: Sequence[Input]) -> str:
     return ", ".join(dict.fromkeys(_public(each) for each in found))
 
 
@@ -164,7 +122,7 @@ def _public(given: Input) -> str:
     return f"`{_cell(Path(given.name).name)}` (a {given.kind} of its author)"
 
 
-def _value(recipe: StageRecipe, key: str) -> Any:
+def _value(recipe: TrainerRecipe, key: str) -> Any:
     value: Any = recipe
     for name in key.split("."):
         value = getattr(value, name, None)
@@ -213,7 +171,7 @@ def _limits(run: Run, role: str) -> Iterator[str]:
     if role == "value":
         lines.append("- It knows the answers of the policy that it was trained beside, and no others.")
     elif run.trainer:
-        lines.append(f"- {LIMITS[run.trainer]}")
+        lines.append(f"- {run.trainer.card_limits}")
     lines.append("- The figures above are of the run's own data. Nothing here was measured about truth, harm or bias.")
     lines.append("- Licence and limits of the model that it started from, and of the data, hold for it too.")
     yield "\n".join(lines)

@@ -3,9 +3,8 @@
 import os
 from importlib.util import find_spec
 
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipe import Recipe
 from proximo.config.run import RunConfig
-from proximo.config.schema.base import Section
 from proximo.config.sinks import MLflowSinkConfig, SinkConfig
 from proximo.errors import MissingExtraError
 
@@ -15,15 +14,10 @@ SERVERS = ("http://", "https://", "databricks", "uc:")
 """How the addresses begin that MLflow's small package, mlflow-skinny, can reach."""
 
 
-def check_extras_of(recipe: Section) -> None:
+def check_extras_of(recipe: Recipe) -> None:
     """`check_extras` of every stage."""
-    match recipe:
-        case PipelineRecipe():
-            for stage in (recipe.sft, recipe.reward, recipe.ppo):
-                if stage is not None:
-                    check_extras(stage.run)
-        case SFTRecipe() | RewardRecipe() | DPORecipe() | PPORecipe():
-            check_extras(recipe.run)
+    for _, stage in recipe.given_stages():
+        check_extras(stage.run)
 
 
 def check_extras(run: RunConfig) -> None:

@@ -11,7 +11,7 @@ from proximo.callables import IMPORT_PATH
 from proximo.checkpoint.run_folder import is_run_folder
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.functions import function_problem
-from proximo.config.recipes import DPORecipe, PipelineRecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipe import Recipe
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
@@ -21,7 +21,7 @@ from proximo.config.rewards.sources import (
     ModelRewardConfig,
     VerifierRewardConfig,
 )
-from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.data.readers.file_text import refuse_other_than_text
@@ -54,7 +54,7 @@ class Input:
         return f"{self.name} ({'Hub: nothing here has that name' if self.kind == 'Hub' else self.kind})"
 
 
-def check_inputs(recipe: Section) -> None:
+def check_inputs(recipe: Recipe) -> None:
     """Raise ConfigError that lists every input which is not there."""
     _check(inputs_of(recipe))
 
@@ -72,26 +72,30 @@ def _check(inputs: Iterable[Input]) -> None:
         raise ConfigError("\n  ".join([f"{len(problems)} inputs of the recipe are not there:", *problems]))
 
 
-def inputs_of(recipe: Section, prefix: str = "") -> Iterator[Input]:
+def inputs_of(recipe: Recipe) -> Iterator[Input]:
     """Everything that a recipe names outside itself."""
-    match recipe:
-        case PipelineRecipe():
-            for name, stage in (("sft", recipe.sft), ("reward", recipe.reward), ("ppo", recipe.ppo)):
-                if stage is not None:
-                    yield from (_with_stage(each, recipe) for each in inputs_of(stage, f"{prefix}{name}."))
-        case SFTRecipe() | RewardRecipe():
-            yield model_input(recipe.model, f"{prefix}model")
-        case DPORecipe():
-            yield model_input(recipe.model, f"{prefix}model")
-            if recipe.reference is not None:
-                yield model_input(recipe.reference, f"{prefix}reference")
-        case PPORecipe():
-            yield from _ppo_inputs(recipe, prefix)
-    if isinstance(recipe, SFTRecipe | RewardRecipe | DPORecipe | PPORecipe):
-        yield from _run_inputs(recipe.run, f"{prefix}run")
-        if recipe.tokenizer.path is not None:
-            yield _folder_or_hub(recipe.tokenizer.path, f"{prefix}tokenizer.path", TOKENIZER_FILES, "tokenizer")
-        yield from data_inputs(recipe.data, f"{prefix}data")
+    stages = recipe.stages()
+    left_out = {f"@{name}" for name, stage in stages.items() if stage is None}
+    for prefix, stage in recipe.given_stages():
+        for key, section in stage.sections().items():
+            for each in _section_inputs(section, f"{prefix}{key}"):
+                yield _with_stage(each, Path(recipe.run.folder)) if each.name in left_out else each
+
+
+def _section_inputs(section: Section, key: str) -> Iterator[Input]:
+    match section:
+        case RunConfig():
+            yield from _run_inputs(section, key)
+        case ModelConfig() | ScalarModelConfig():
+            if section.path is not None or section.config is not None:  # else it starts from another role
+                yield model_input(section, key)
+        case TokenizerConfig():
+            if section.path is not None:
+                yield _folder_or_hub(section.path, f"{key}.path", TOKENIZER_FILES, "tokenizer")
+        case DataConfig():
+            yield from data_inputs(section, key)
+        case FunctionRewardConfig() | VerifierRewardConfig() | ModelRewardConfig() | RemoteRewardConfig():
+            yield from reward_inputs(section, key)
 
 
 def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
@@ -103,30 +107,15 @@ def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
             yield _function(sink.function, f"{key}.sinks.{index}.function")
 
 
-def _with_stage(given: Input, recipe: PipelineRecipe) -> Input:
+def _with_stage(given: Input, pipeline: Path) -> Input:
     """A stage that is left out must have run before."""
-    left_out = {"@sft": recipe.sft is None, "@reward": recipe.reward is None}
-    folder = Path(recipe.run.folder, given.name.removeprefix("@"))
-    if given.kind != "stage" or not left_out[given.name] or is_run_folder(folder):
+    folder = pipeline / given.name.removeprefix("@")
+    if is_run_folder(folder):
         return given
     return replace(given, problem=f"{given.name} is left out, and there is no earlier run of it in {folder}")
 
 
-def _ppo_inputs(recipe: PPORecipe, prefix: str) -> Iterator[Input]:
-    yield model_input(recipe.policy, f"{prefix}policy")
-    if recipe.reference is not None:
-        yield model_input(recipe.reference, f"{prefix}reference")
-    if recipe.ppo.uses_critic and (recipe.value.init_from == "path" or recipe.value.path is not None):
-        yield model_input(recipe.value, f"{prefix}value")
-    if recipe.ptx_data is not None:
-        yield from data_inputs(recipe.ptx_data, f"{prefix}ptx_data")
-    for index, source in enumerate(recipe.reward):
-        yield from reward_inputs(source, f"{prefix}reward.{index}")
-    if recipe.gold is not None:
-        yield from reward_inputs(recipe.gold, f"{prefix}gold")
-
-
-def reward_inputs(source: RewardSourceConfig, key: str) -> Iterator[Input]:
+def reward_inputs(source: RewardSourceConfig | VerifierRewardConfig, key: str) -> Iterator[Input]:
     """What a reward source reads."""
     match source:
         case FunctionRewardConfig():

@@ -5,26 +5,27 @@ from pathlib import Path
 from typing import Any
 
 from proximo.checkpoint.run_folder import RESOLVED_CONFIG
-from proximo.config.recipes import DPORecipe, PPORecipe, RewardRecipe, SFTRecipe
+from proximo.config.recipe import TrainerRecipe
 from proximo.config.saved import read_saved
 from proximo.errors import RunFolderError
+from proximo.trainer_kinds import TrainerKind, recognise, trainer_kinds
 
-StageRecipe = SFTRecipe | RewardRecipe | DPORecipe | PPORecipe
 
-
-def saved_recipe(run: Path) -> StageRecipe:
+def saved_recipe(run: Path) -> TrainerRecipe:
     """The settings of a run. Raises RunFolderError where there are none, or where they are damaged."""
     saved = run / RESOLVED_CONFIG
     if not saved.is_file():
         raise RunFolderError(f"{run} has no file {RESOLVED_CONFIG}, so its models and data are not known")
     try:
         content = _where_it_lies(json.loads(saved.read_text(encoding="utf-8")), run)
-        kinds = {"policy": PPORecipe, "sft": SFTRecipe, "dpo": DPORecipe}
-        kind = next((kind for key, kind in kinds.items() if key in content), RewardRecipe)
+        kind = recognise(content)
     except (ValueError, TypeError, KeyError) as error:  # no JSON, or not what a recipe holds
         reason = str(error).partition("\n")[0]
         raise RunFolderError(f"{saved} is damaged ({reason}): it cannot be read") from error
-    return read_saved(kind, content, saved_by=None)
+    if not isinstance(kind, TrainerKind):
+        names = ", ".join(each.name for each in trainer_kinds())
+        raise RunFolderError(f"{saved} is of no trainer that is known here; known are {names}")
+    return read_saved(kind.schema, content, saved_by=None)
 
 
 def _where_it_lies(content: Any, run: Path) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.functions import source_digest
-from proximo.config.schema.base import Section
+from proximo.config.recipe import Recipe
 from proximo.run.build.data import SplitRows
 from proximo.run.preflight import inputs_of
 
@@ -24,7 +24,7 @@ def inputs_fingerprint(
     return {"data": rows.fingerprints, "tokenizer": tokenizer_digest(tokenizer), "models": digests}
 
 
-def function_sources(recipe: Section) -> dict[str, str | None]:
+def function_sources(recipe: Recipe) -> dict[str, str | None]:
     """Of each reward function and verifier of the user's own a hash of the file that it stands in.
 
     What that file imports is not looked at, nor are functions whose rows are hashed, or that score nothing.

@@ -33,6 +33,22 @@ class PairScores:
         return [chosen - rejected for chosen, rejected in zip(self.chosen, self.rejected, strict=True)]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairMeasures:
+    """What is seen of some pairs."""
+
+    scores: PairScores
+    """Those of a reward model, or the implicit rewards of a policy."""
+    logprobs: PairScores | None = None
+    """Of whole answers under a policy, in nats."""
+
+    def __add__(self, other: "PairMeasures") -> "PairMeasures":
+        both = self.logprobs is not None and other.logprobs is not None
+        return PairMeasures(
+            scores=self.scores + other.scores, logprobs=self.logprobs + other.logprobs if both else None
+        )
+
+
 def pair_scores(chosen: Tensor, rejected: Tensor) -> PairScores:
     """From [N] scores of the chosen and of the rejected answers."""
     return PairScores(

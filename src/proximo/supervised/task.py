@@ -4,13 +4,13 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from proximo.checkpoint.store import Checkpoint, Writer
-from proximo.config.dpo import DPOConfig
-from proximo.config.recipes import RewardTrainingConfig, SFTConfig
+from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
 from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
@@ -26,7 +26,38 @@ MOST_SKIPPED_IN_A_ROW = 8
 """Updates without a finite loss and gradient; after so many the model is lost, and no later batch mends it."""
 Model = TypeVar("Model", LanguageModel, ScalarModel)
 Example = TypeVar("Example")
-Config = TypeVar("Config", SFTConfig, RewardTrainingConfig, DPOConfig)
+
+
+class SupervisedConfig(Protocol):
+    """The section of a recipe that says how a supervised trainer learns, as far as all of them have the same."""
+
+    @property
+    def num_epochs(self) -> float: ...
+    @property
+    def rows_per_update(self) -> int: ...
+    @property
+    def tokens_per_microbatch(self) -> int: ...
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+
+
+Config = TypeVar("Config", bound=SupervisedConfig)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskInputs(Generic[Model, Example, Config]):
+    """What every supervised task is made of."""
+
+    model: Model
+    """It trains."""
+    tokenizer: PreTrainedTokenizerBase
+    examples: Sequence[Example]
+    held_out: Sequence[Example]
+    config: Config
+    seed: int
+    fingerprint: Mapping[str, Any]
+    """See `run/loop.py::Task.inputs_fingerprint`."""
+    notes: Sequence[str] = ()
 
 
 class SupervisedTask(ABC, Generic[Model, Example, Config]):
@@ -37,32 +68,22 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
     metric_group: ClassVar[str]
     """First part of the names of the update's metrics."""
 
-    def __init__(
-        self,
-        model: Model,
-        tokenizer: PreTrainedTokenizerBase,
-        examples: Sequence[Example],
-        held_out: Sequence[Example],
-        *,
-        config: Config,
-        seed: int,
-        inputs_fingerprint: Mapping[str, Any],
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.examples = examples
-        self.held_out = held_out
-        self.config = config
+    def __init__(self, inputs: TaskInputs[Model, Example, Config]) -> None:
+        model, config = inputs.model, inputs.config
+        self.model: Model = model
+        self.tokenizer = inputs.tokenizer
+        self.examples = inputs.examples
+        self.held_out = inputs.held_out
+        self.config: Config = config
         self.examples_per_step = config.rows_per_update
-        self.seed = seed
-        self.inputs_fingerprint = inputs_fingerprint
+        self.seed = inputs.seed
+        self.inputs_fingerprint = inputs.fingerprint
         self.device = str(model.device)
-        self.num_steps = max(1, math.ceil(config.num_epochs * len(examples) / self.examples_per_step))
+        self.num_steps = max(1, math.ceil(config.num_epochs * len(self.examples) / self.examples_per_step))
         self.learners = {
             self.role: Learner(model.model, optimizer_options(config.optimizer), num_updates=self.num_steps)
         }
-        self.notes: Sequence[str] = (*notes, *schedule_notes(self.learners))
+        self.notes: Sequence[str] = (*inputs.notes, *schedule_notes(self.learners))
         self.num_skipped_in_a_row = 0
 
     @property
@@ -123,6 +144,9 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         """Weights and optimizer."""
         restore_models(checkpoint, {self.role: self.model}, self.learners)
         self.num_skipped_in_a_row = checkpoint.state["task"].get("num_skipped_in_a_row", 0)
+
+    def close(self) -> None:
+        """Nothing was started."""
 
 
 def mean_loss(result: UpdateResult, count: int) -> Mean:

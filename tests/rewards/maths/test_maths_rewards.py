@@ -11,12 +11,12 @@ import yaml
 
 import proximo.config.rewards.maths as config_module
 from builders import tiny_tokenizer
-from proximo.config.loader import recipe_schema
 from proximo.errors import DataError, MissingExtraError
 from proximo.records import ScoreState
 from proximo.rewards.maths.symbols import is_installed
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.run.build.models import Place, build_reward_source
+from proximo.trainer_kinds import recipe_kind
 from recipe_files import PPO
 from records_made import prompt, response
 
@@ -25,7 +25,7 @@ from records_made import prompt, response
 def source(**section: Any) -> Iterator[VerifierReward]:
     """The source of a recipe with this section, with one worker."""
     section = {"workers": 1, **section}
-    recipe = recipe_schema("ppo").model_validate({**yaml.safe_load(PPO), "reward": [section]})
+    recipe = recipe_kind("ppo").schema.model_validate({**yaml.safe_load(PPO), "reward": [section]})
     place = Place(device=torch.device("cpu"), precision="float32", seed=0)
     built = build_reward_source(recipe.reward[0], tiny_tokenizer(), place=place, tokens_per_microbatch=100)
     assert isinstance(built, VerifierReward)

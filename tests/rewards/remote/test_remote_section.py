@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from reward_services import ScriptedService, good, grades, reply
 
 from proximo.cli import main
-from proximo.commands import pipeline
-from proximo.config.recipes import PipelineRecipe
+from proximo.commands.pipeline import run as pipeline
+from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.ppo import from_recipe

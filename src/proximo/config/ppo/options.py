@@ -1,7 +1,7 @@
 """The options of PPO and of its relatives without a critic. Usable by itself: `PPOTrainer(..., config=PPOConfig())`."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -113,6 +113,12 @@ class KLConfig(Section):
 
 class PPOConfig(Section):
     """One step: sample, score, compare with the reference, estimate advantages, update."""
+
+    memory_settings: ClassVar[str] = (
+        "lower ppo.tokens_per_microbatch or, for a rollout, ppo.rollout.max_num_seqs, or set "
+        "policy.activation_checkpointing and value.activation_checkpointing"
+    )
+    """What to change where memory runs out. None of it changes a result."""
 
     num_steps: int = Field(100, ge=1)
     """Steps of the run; one step is one rollout batch with all its epochs."""

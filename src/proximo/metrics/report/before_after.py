@@ -3,43 +3,11 @@
 Held-out figures are used where there are any, since they compare the same prompts; else those of training.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proximo.metrics.catalogue import CATALOGUE
+from proximo.metrics.catalogue import catalogue
 from proximo.metrics.definitions import Better
 from proximo.metrics.run_files import Run
-from proximo.metrics.trainers import Trainer
-
-SHOWN: Mapping[Trainer, Mapping[str, tuple[str, ...]]] = {
-    Trainer.SFT: {
-        "Loss": ("evaluation/loss", "sft/loss"),
-        "Bits per character": ("evaluation/bits_per_character",),
-        "Perplexity": ("evaluation/perplexity", "sft/perplexity"),
-    },
-    Trainer.REWARD: {
-        "Pair accuracy": ("evaluation/pair_accuracy", "reward_model/pair_accuracy"),
-        "Loss": ("evaluation/loss", "reward_model/loss"),
-        "Calibration error": ("evaluation/calibration_error",),
-        "Margin": ("evaluation/margin_mean", "reward_model/margin_mean"),
-    },
-    Trainer.DPO: {
-        "Pair accuracy": ("evaluation/pair_accuracy", "dpo/accuracy"),
-        "Loss": ("evaluation/loss", "dpo/loss"),
-        "Margin": ("evaluation/margin_mean", "dpo/margin"),
-        "Log-prob of the chosen": ("evaluation/logprob_chosen", "dpo/logprob_chosen"),
-        "Log-prob of the rejected": ("evaluation/logprob_rejected", "dpo/logprob_rejected"),
-    },
-    Trainer.PPO: {
-        "Score": ("evaluation/score", "score/mean"),
-        "Gold score": ("evaluation/gold", "gold/mean"),
-        "KL": ("evaluation/kl", "kl/sequence"),
-        "Length": ("evaluation/tokens", "response/tokens_mean"),
-        "Finished": ("evaluation/finished_fraction", "response/finished_fraction"),
-        "Distinct-2": ("evaluation/distinct_2", "response/distinct_2"),
-    },
-}
-"""Label -> the metrics that can stand for it, best first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +40,7 @@ def before_after(run: Run) -> tuple[BeforeAfter, ...]:
     """The figures of the run's trainer that it has measured."""
     if run.trainer is None:
         return ()
-    rows = (_row(run, label, names) for label, names in SHOWN[run.trainer].items())
+    rows = (_row(run, label, names) for label, names in run.trainer.metrics.before_after.items())
     return tuple(row for row in rows if row is not None)
 
 
@@ -81,7 +49,7 @@ def _row(run: Run, label: str, names: tuple[str, ...]) -> BeforeAfter | None:
     if not found:
         return None
     name, series = next(((name, series) for name, series in found if len(series) > 1), found[0])
-    metric = CATALOGUE.find(name)
+    metric = catalogue().find(name)
     return BeforeAfter(
         label=label,
         name=name,

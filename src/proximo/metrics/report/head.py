@@ -5,14 +5,7 @@ from typing import Any
 
 from proximo.metrics.formatting import format_duration
 from proximo.metrics.run_files import Run, setting
-from proximo.metrics.trainers import Trainer
 
-TASKS = {
-    Trainer.SFT: "Supervised fine-tuning",
-    Trainer.REWARD: "Training of a reward model",
-    Trainer.DPO: "DPO",
-    Trainer.PPO: "PPO",
-}
 TIMED = ("time/step_seconds", "time/evaluate_seconds")
 
 
@@ -40,9 +33,10 @@ def _task(run: Run) -> str:
     if run.trainer is None:
         return ""
     data = _named(setting(run.config, "data", "sources"))
-    rewards = _named(setting(run.config, "reward")) if run.trainer is Trainer.PPO else ""
-    estimator = setting(run.config, "ppo", "advantage", "estimator")
-    name = TASKS[run.trainer] + (f" ({estimator})" if estimator else "")
+    rewards = _named(setting(run.config, "reward"))
+    estimator = setting(run.config, run.trainer.name, "advantage", "estimator")
+    task = run.trainer.task
+    name = task[:1].upper() + task[1:] + (f" ({estimator})" if estimator else "")
     return name + (f" on {data}" if data else "") + (f", rewarded by {rewards}" if rewards else "")
 
 

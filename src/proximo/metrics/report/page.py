@@ -14,9 +14,9 @@ from proximo.metrics.curves import Section
 from proximo.metrics.formatting import format_number
 from proximo.metrics.report.views import SAMPLES_SHOWN, glance, stage_view
 from proximo.metrics.run_files import Run, read_run
+from proximo.trainer_kinds import trainer_kinds
 
 REPORT_NAME = "report.html"
-STAGES = ("sft", "reward", "ppo")
 
 
 def write_report(run_folder: Path) -> Path:
@@ -28,12 +28,17 @@ def write_report(run_folder: Path) -> Path:
 
 
 def write_pipeline_report(pipeline_folder: Path) -> Path:
-    """Write one report of the stages `sft`, `reward` and `ppo` that the folder holds. FileNotFoundError without any."""
-    stages = [stage for stage in STAGES if (pipeline_folder / stage).is_dir()]
+    """Write one report of all stages that the folder holds. FileNotFoundError without any."""
+    stages = stage_folders(pipeline_folder)
     if not stages:
-        wanted = ", ".join(STAGES)
+        wanted = ", ".join(kind.name for kind in trainer_kinds())
         raise FileNotFoundError(f"none of the stages {wanted} was found in {pipeline_folder}: is it a pipeline's run?")
-    return _write(pipeline_folder, [read_run(pipeline_folder / stage) for stage in stages])
+    return _write(pipeline_folder, [read_run(stage) for stage in stages])
+
+
+def stage_folders(pipeline_folder: Path) -> list[Path]:
+    """The folders of the stages of a pipeline, each with the name of its trainer, in the order in which they run."""
+    return [folder for kind in trainer_kinds() if (folder := pipeline_folder / kind.name).is_dir()]
 
 
 def report_page(runs: Sequence[Run], *, title: str) -> str:

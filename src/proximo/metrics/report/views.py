@@ -8,7 +8,7 @@ import yaml
 from proximo.errors import redacted
 from proximo.metrics.alarms import Alarm, find_alarms
 from proximo.metrics.calibration import Calibration, calibration
-from proximo.metrics.catalogue import CATALOGUE, CURVES, RULES
+from proximo.metrics.catalogue import catalogue
 from proximo.metrics.curves import Curve, Section
 from proximo.metrics.formatting import format_change, format_number
 from proximo.metrics.report.before_after import BeforeAfter, before_after
@@ -16,16 +16,9 @@ from proximo.metrics.report.head import facts
 from proximo.metrics.report.plots import Plot, draw_calibration, draw_curve
 from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
 from proximo.metrics.run_files import Run, Sample, ScoredPair
-from proximo.metrics.trainers import Trainer
 
-TITLES = {
-    Trainer.SFT: ("SFT", "Supervised fine-tuning"),
-    Trainer.REWARD: ("Reward model", "Reward model"),
-    Trainer.DPO: ("DPO", "DPO"),
-    Trainer.PPO: ("PPO", "PPO"),
-    None: ("Run", "Run"),
-}
-"""Short and long name of a stage."""
+UNTITLED = "Run"
+"""What a stage is called whose trainer is not known."""
 UNITS_NOT_SHOWN = ("score", "fraction", "bits", "perplexity")
 SAMPLES_SHOWN, SAMPLES_FOLDED, PAIRS_SHOWN = 6, 18, 6
 CALIBRATED_FROM_PAIRS = 50
@@ -77,9 +70,10 @@ class Stage:
     """Everything that the page shows about one run."""
 
     key: str
-    trainer: Trainer | None
     short_title: str
     title: str
+    num_headlines: int
+    """How many of its figures stand at the head of the report of a pipeline."""
     facts: tuple[tuple[str, str], ...]
     """What is said in words: model, task, device, duration, outcome."""
     failure: str | None
@@ -108,9 +102,9 @@ def stage_view(run: Run, *, key: str) -> Stage:
     trainer = run.trainer
     return Stage(
         key=key,
-        trainer=trainer,
-        short_title=TITLES[trainer][0],
-        title=TITLES[trainer][1],
+        short_title=trainer.short_title if trainer else UNTITLED,
+        title=trainer.title if trainer else UNTITLED,
+        num_headlines=trainer.metrics.num_headlines if trainer else 1,
         facts=facts(run),
         failure=run.outcome.reason or "no reason given" if run.outcome and run.outcome.state == "failed" else None,
         last_step=run.last_step,
@@ -125,7 +119,7 @@ def stage_view(run: Run, *, key: str) -> Stage:
         num_samples=len(samples),
         pairs=_telling(pairs),
         num_pairs=len(pairs),
-        metrics=tuple(_metric_row(run, name) for name in run.names if CATALOGUE.get(name)),
+        metrics=tuple(_metric_row(run, name) for name in run.names if catalogue().get(name)),
         config=_as_yaml(run.config),
         environment=_as_yaml(run.environment),
     )
@@ -133,17 +127,12 @@ def stage_view(run: Run, *, key: str) -> Stage:
 
 def run_alarms(run: Run) -> tuple[Alarm, ...]:
     """By the rules of the run's trainer; none for a run that has recorded nothing."""
-    return find_alarms(run, RULES[run.trainer]) if run.trainer else ()
+    return find_alarms(run, run.trainer.metrics.rules) if run.trainer else ()
 
 
 def glance(stages: Sequence[Stage]) -> tuple[Glance, ...]:
-    """The first figure of each stage that leads to PPO, and the first four of PPO."""
-    counts = [4 if stage.trainer is Trainer.PPO else 1 for stage in stages]
-    return tuple(
-        Glance(stage.short_title, tile)
-        for stage, count in zip(stages, counts, strict=True)
-        for tile in stage.tiles[:count]
-    )
+    """The first figures of each stage."""
+    return tuple(Glance(stage.short_title, tile) for stage in stages for tile in stage.tiles[: stage.num_headlines])
 
 
 def _step(samples: tuple[Sample, ...]) -> int | None:
@@ -162,7 +151,7 @@ def _tile(row: BeforeAfter) -> Tile:
 
 
 def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
-    curves = CURVES[run.trainer] if run.trainer else ()
+    curves = run.trainer.metrics.curves if run.trainer else ()
     for curve in curves:
         plot = draw_curve(curve, run, key=f"{stage}-{curve.key}") if _belongs(curve, run, section) else None
         if plot is not None:
@@ -196,7 +185,7 @@ def _telling(pairs: list[ScoredPair]) -> tuple[ScoredPair, ...]:
 
 
 def _metric_row(run: Run, name: str) -> MetricRow:
-    metric = CATALOGUE.find(name)
+    metric = catalogue().find(name)
     return MetricRow(name, format_number(run.series(name).values[-1], metric.unit), metric.unit, metric.definition)
 
 

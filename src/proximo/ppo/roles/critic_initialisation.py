@@ -6,13 +6,13 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.config.recipes import PPORecipe
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import ScalarModelConfig
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.sources import ModelSource
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import scalar_from_adapter, value_on_base
+from proximo.ppo.recipe import PPORecipe
 from proximo.run.build.models import (
     Place,
     build_scalar_model,

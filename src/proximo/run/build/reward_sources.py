@@ -6,9 +6,10 @@ import os
 import warnings
 from collections.abc import Iterable
 
-from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
+from proximo.config.rewards.kinds import WatchedSourceConfig
 from proximo.config.rewards.remote import RemoteRewardConfig
 from proximo.config.rewards.sources import FunctionRewardConfig, VerifierRewardConfig
+from proximo.config.schema.base import Section
 from proximo.errors import ConfigError
 from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.function_process import ProcessFunctionReward
@@ -44,8 +45,8 @@ def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
             return _verifier_reward(config)
 
 
-def check_services(configs: Iterable[RewardSourceConfig]) -> None:
-    """Ask each service once, so that one that is not there is missed now. Raises ConfigError."""
+def check_services(configs: Iterable[Section]) -> None:
+    """Ask each service among the sections once, so that one that is not there is missed now. Raises ConfigError."""
     for config in configs:
         if isinstance(config, RemoteRewardConfig):
             _remote_reward(config).close()

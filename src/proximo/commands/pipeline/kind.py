@@ -1,0 +1,36 @@
+"""The pipeline as a kind of recipe: stages, each the recipe of a trainer. Light, as every kind is."""
+
+from typing import TYPE_CHECKING, Any
+
+from proximo.trainer_kinds import RecipeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from proximo.commands.pipeline.recipe import PipelineRecipe
+
+
+class PipelineKind(RecipeKind):
+    name = "pipeline"
+    help = """Run fine-tuning, reward model and PPO, each from what the one before made.
+
+    Stages write to FOLDER/sft, FOLDER/reward and FOLDER/ppo. With --resume finished ones are skipped.
+
+    \b
+    proximo pipeline demo                     the shipped example, a few minutes on a CPU
+    proximo pipeline my.yaml --dry-run
+    proximo pipeline my.yaml ppo.ppo.num_steps=50 --resume=auto
+    """
+
+    @property
+    def schema(self) -> "type[PipelineRecipe]":
+        from proximo.commands.pipeline.recipe import PipelineRecipe
+
+        return PipelineRecipe
+
+    def recognises(self, tree: "Mapping[str, Any]") -> bool:
+        last = tree.get("ppo")
+        return isinstance(last, dict) and not last.keys().isdisjoint(("policy", "data", "reward"))
+
+
+PIPELINE = PipelineKind()

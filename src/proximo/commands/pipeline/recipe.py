@@ -1,0 +1,66 @@
+"""What the recipe of `proximo pipeline` holds: a recipe for each of its stages. Not the running of them (run.py)."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from proximo.config.recipe import Recipe, TrainerRecipe
+from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.config.run import RunConfig
+from proximo.config.schema.fields import sections_of
+from proximo.ppo.recipe import PPORecipe
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.sft.recipe import SFTRecipe
+
+
+class PipelineRecipe(Recipe):
+    """`proximo pipeline`: the three steps; `run` of a stage gives what differs from the pipeline's `run`."""
+
+    run: RunConfig
+    """Shared by all stages; each writes in its own folder below `run.folder`: sft, reward, ppo."""
+    sft: SFTRecipe | None = None
+    """First step; null skips it."""
+    reward: RewardRecipe | None = None
+    """Second step; null skips it."""
+    ppo: PPORecipe
+    """Third step."""
+
+    def stages(self) -> Mapping[str, TrainerRecipe | None]:
+        return {name: getattr(self, name) for name in self.stage_names()}
+
+    @classmethod
+    def stage_names(cls) -> tuple[str, ...]:
+        """Every key that holds the recipe of a trainer, in the order in which they run."""
+        sections = {name: sections_of(field.annotation) for name, field in cls.model_fields.items()}
+        return tuple(name for name, kinds in sections.items() if any(issubclass(kind, TrainerRecipe) for kind in kinds))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_run(cls, data: Any) -> Any:
+        """Every stage runs with the pipeline's `run`, in a folder of its own, with its own changes on top."""
+        if not isinstance(data, dict) or not isinstance(data.get("run"), dict):
+            return data
+        shared, stages = data["run"], {}
+        for name in cls.stage_names():
+            if not isinstance(data.get(name), dict):
+                continue
+            given, folder = data[name].get("run") or {}, f"{shared.get('folder')}/{name}"
+            if given.get("folder", folder) != folder:
+                raise ValueError(f"{name}.run.folder follows from run.folder ({folder}): remove it")
+            stages[name] = {**data[name], "run": {**shared, **given, "folder": folder}}
+        return {**data, **stages}
+
+    @model_validator(mode="after")
+    def _base_can_be_shared(self) -> Self:
+        sharing = [s for s in self.ppo.reward if isinstance(s, ModelRewardConfig) and s.share_base]
+        if self.reward is None or all(source.path != "@reward" for source in sharing):
+            return self
+        if self.reward.model.lora is None:
+            raise ValueError("share_base of @reward needs an adapter: give reward.model.lora, or remove share_base")
+        if self.reward.model.path != self.ppo.policy.path:
+            raise ValueError(
+                f"share_base of @reward needs one base, but reward.model.path is {self.reward.model.path} and "
+                f"ppo.policy.path is {self.ppo.policy.path}: make them the same, or remove share_base"
+            )
+        return self

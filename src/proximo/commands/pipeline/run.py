@@ -1,0 +1,90 @@
+"""Runs the stages of a pipeline in a row; finished ones are skipped. Not the stages themselves."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from proximo.checkpoint.run_folder import MERGED
+from proximo.commands.export import export_model, is_adapter
+from proximo.config.recipe import Recipe, TrainerRecipe
+from proximo.config.stages import MARK
+from proximo.metrics.report.page import write_pipeline_report
+from proximo.metrics.report.tables import print_before_after, print_samples
+from proximo.run.build.reward_sources import check_services
+from proximo.run.checkpoint_lookup import verify_model
+from proximo.run.folders import check_folders
+from proximo.run.loop import run_trainer
+from proximo.run.options import RunOptions
+from proximo.run.stage_results import stage_result
+from proximo.trainer_kinds import trainer_kinds
+
+Stage = TypeVar("Stage", bound=TrainerRecipe)
+
+
+def run_recipe(recipe: Recipe, options: RunOptions) -> int:
+    """Train what the recipe says: a single trainer, or the stages of a pipeline one after the other."""
+    return run_trainer(recipe, options) if isinstance(recipe, TrainerRecipe) else run_pipeline(recipe, options)
+
+
+def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
+    """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
+
+    With `resume` the finished stages are skipped and the one under way goes on. All folders are checked, and remote
+    reward services asked, before anything runs.
+    """
+    folder = Path(recipe.run.folder)
+    stages = [stage for _, stage in recipe.given_stages()]
+    check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
+    options = replace(options, resume="never" if options.resume == "never" else "auto", pipeline_folder=str(folder))
+    # Asked again when PPO begins, but by then the stages before it have cost their time.
+    check_services(section for stage in stages for section in stage.sections().values())
+    for stage in stages:
+        try:
+            status = run_trainer(resolve_references(stage, folder), options)
+        except Exception:
+            with suppress(Exception):  # what ended the stage is what must be told
+                write_pipeline_report(folder)
+            raise
+        if status != 0:
+            return status
+    report = write_pipeline_report(folder)
+    if not options.quiet:
+        console = Console()
+        print_before_after(Path(stages[-1].run.folder), console=console)
+        print_samples(Path(stages[-1].run.folder), console=console)
+        console.print(f"report: {report}", soft_wrap=True)
+    return 0
+
+
+def resolve_references(section: Stage, folder: Path) -> Stage:
+    """The section with `@sft`, `@reward` and the like replaced by the folders that those stages made."""
+
+    def resolve(value: Any, *, merge: bool = True) -> Any:
+        if isinstance(value, Mapping):
+            return {key: resolve(item, merge=not value.get("share_base")) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [resolve(item) for item in value]
+        if value not in references:
+            return value
+        return str(whole_result(folder, value) if merge else stage_result(folder, value))
+
+    references = {f"{MARK}{kind.name}" for kind in trainer_kinds()}
+    return type(section).model_validate(resolve(section.model_dump(mode="json")))
+
+
+def whole_result(folder: Path, reference: str) -> Path:
+    """The model that a stage made. An adapter comes merged into its base, beside the checkpoints of its run."""
+    found = stage_result(folder, reference)
+    if not is_adapter(found):
+        return found
+    # What follows starts from whole models: the base of a later adapter is what this stage made, adapter included.
+    merged = folder / reference.removeprefix(MARK) / MERGED / found.parent.name
+    if not merged.is_dir():
+        verify_model(str(found))
+        merged.parent.mkdir(exist_ok=True)
+        export_model(found, merged, merge=True)
+    return merged

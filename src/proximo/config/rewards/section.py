@@ -1,0 +1,28 @@
+"""The section `reward`: several sources, and a file that has nothing else."""
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from proximo.config.rewards.kinds import RewardSourceConfig
+from proximo.config.schema.base import Section
+
+
+class RewardSection(Section):
+    """A file that has the `reward` section of a PPO recipe alone, for `proximo serve-reward`."""
+
+    reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
+    """What is served: the weighted sum of these sources."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check_names(self.reward)
+        return self
+
+
+def check_names(sources: Sequence[RewardSourceConfig]) -> None:
+    """Raises ValueError where two sources would be one in the metrics."""
+    names = [source.name for source in sources]
+    if len(set(names)) < len(names):
+        raise ValueError(f"reward sources need different names, got {', '.join(names)}")

@@ -1,0 +1,135 @@
+"""The metrics that every run has: where it is, what the time went into, memory. Not what is learned."""
+
+from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.values import Last, Max, Mean, Sum
+
+PROGRESS = (
+    Metric(
+        name="progress/step",
+        reduction=Last,
+        unit="steps",
+        definition="Steps done: rollout batches with all their epochs in PPO, updates elsewhere. 0 is the state "
+        "before training.",
+    ),
+    Metric(
+        name="progress/epoch",
+        reduction=Last,
+        unit="epochs",
+        definition="Passes over the training data, with the part of the pass that is under way.",
+    ),
+    Metric(
+        name="progress/prompts",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts (PPO), examples (SFT) or pairs (reward model) used since the start.",
+    ),
+    Metric(
+        name="progress/policy_version",
+        reduction=Last,
+        unit="updates",
+        definition="Optimizer steps that changed the policy since the start.",
+    ),
+    Metric(
+        name="progress/non_finite_metrics",
+        reduction=Sum,
+        unit="metrics",
+        definition="Metrics of this step that were NaN or infinite and are left out of its line. Written only when "
+        "there are any.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="progress/sink_failures",
+        reduction=Sum,
+        unit="failures",
+        definition="Failures of the sinks of `run.sinks` since the line before: lines that they did not take. Written "
+        "only when there are any.",
+        better=Better.DOWN,
+        repeatable=False,
+    ),
+)
+
+FILTER = (
+    Metric(
+        name="filter/active",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts that the next steps may take: all but those that `data.filter` has left out.",
+    ),
+    Metric(
+        name="filter/too_easy",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts left out so far because their mean score of an epoch was above `data.filter.above`.",
+    ),
+    Metric(
+        name="filter/too_hard",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts left out so far because their mean score of an epoch was below `data.filter.below`.",
+    ),
+    Metric(
+        name="filter/kept_beyond_bounds",
+        reduction=Last,
+        unit="prompts",
+        definition="Prompts beyond a bound that stayed when the last epoch ended: `max_fraction` let no more go, or "
+        "too few would have been left for a step (then with a warning).",
+    ),
+)
+
+TIMED = {
+    "rollout": "generating the responses",
+    "generate_greedy": "generating the most likely responses, with the advantages `greedy_baseline`",
+    "score": "scoring them",
+    "reference": "the reference model's log-probs",
+    "values": "the value model's forward pass",
+    "policy_logprobs": "recomputing the policy's log-probs, in runs where the sampler's cannot serve",
+    "policy_logprobs_and_values": "the one pass for both, in such runs where policy and value share a trunk",
+    "experience": "rewards, advantages and returns",
+    "train_value": "the updates of the value model",
+    "train_policy": "the updates of the policy",
+    "extra": "the calls that the caller added to the step",
+    "train_policy_and_value": "the updates of both on a shared trunk",
+    "evaluate": "evaluation on held-out data",
+    "step": "the whole step, without evaluation and saving",
+}
+
+TIME = tuple(
+    Metric(
+        name=f"time/{phase}_seconds",
+        reduction=Sum,
+        unit="seconds",
+        definition=f"Wall time of {what}.",
+        better=Better.DOWN,
+        repeatable=False,
+    )
+    for phase, what in TIMED.items()
+)
+
+SPEED = (
+    Metric(
+        name="throughput/rollout_tokens_per_second",
+        reduction=Mean,
+        unit="tokens per second",
+        definition="Response tokens generated over the seconds of the rollout.",
+        better=Better.UP,
+        repeatable=False,
+    ),
+    Metric(
+        name="throughput/train_tokens_per_second",
+        reduction=Mean,
+        unit="tokens per second",
+        definition="Tokens (prompt and response, once per epoch and model) over the seconds of the updates.",
+        better=Better.UP,
+        repeatable=False,
+    ),
+    Metric(
+        name="memory/peak_mib",
+        reduction=Max,
+        unit="MiB",
+        definition="Peak memory of the step: of the accelerator where there is one, else of the process.",
+        better=Better.DOWN,
+        repeatable=False,
+    ),
+)
+
+RUN = (*PROGRESS, *FILTER, *TIME, *SPEED)

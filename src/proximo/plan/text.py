@@ -1,0 +1,133 @@
+"""A plan as a table, as JSON, and what to lower where the machine has less. Finds nothing out."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from proximo.models.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, WORKING
+from proximo.plan.cost_model import CACHE, LOGITS
+from proximo.plan.record import Phase, Plan
+
+MIB = 2**20
+_WIDTH = 20
+
+
+def describe(plan: Plan, *, memory: int | None, process: int = 0) -> str:
+    """Roles, memory by phase and part, work by phase.
+
+    `memory`: bytes that the machine has, None where unknown. `process`: bytes that the process holds before a run.
+    """
+    return "\n".join(_lines(plan, memory, process))
+
+
+def to_json(plans: Sequence[Plan], *, process: int = 0) -> list[dict[str, Any]]:
+    """For programs: bytes and counts."""
+    return [
+        {
+            "stage": plan.stage,
+            "device": plan.device,
+            "precision": plan.precision,
+            "peak_bytes": plan.peak,
+            "peak_phase": plan.largest.name,
+            "process_bytes": process,
+            "sequence_tokens": {"prompt": plan.sequence.prompt, "response": plan.sequence.response},
+            "microbatch_tokens": plan.microbatch_tokens,
+            "roles": {
+                role.name: {
+                    "architecture": role.architecture,
+                    "parameters": role.parameters,
+                    "shared_parameters": role.shared,
+                    "trained_parameters": role.trained,
+                }
+                for role in plan.roles
+            },
+            "phases": {
+                phase.name: {
+                    "peak_bytes": phase.peak,
+                    "parts_bytes": dict(phase.parts),
+                    "tokens_per_step": phase.tokens,
+                    "flops_per_step": phase.flops,
+                }
+                for phase in plan.phases
+            },
+            "notes": list(plan.notes),
+        }
+        for plan in plans
+    ]
+
+
+def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
+    yield f"{plan.stage} on {plan.device}, {plan.precision}"
+    for role in plan.roles:
+        shared = f", {role.shared:,} of them shared" if role.shared else ""
+        count = f"{role.parameters:,} parameters{shared}, {role.trained:,} trained"
+        yield f"  {role.name:<{_WIDTH}} {role.architecture}, {count}"
+    lengths = plan.sequence
+    yield (
+        f"  {'every sequence':<{_WIDTH}} {lengths.prompt:,} + {lengths.response:,} tokens, "
+        f"{plan.microbatch_tokens:,} in the largest micro-batch"
+    )
+    if plan.microbatch_tokens < plan.token_budget:
+        yield f"  {'':<{_WIDTH}} shorter ones may fill a micro-batch further, up to {plan.token_budget:,} tokens"
+    yield ""
+    yield from _table(plan.phases)
+    yield ""
+    own = f" + {_mib(process)} MiB of the process with its libraries" if process else ""
+    yield f"  peak {_mib(plan.peak)} MiB in {plan.largest.name}{own}" + _of_memory(plan.peak + process, memory)
+    if memory is not None and plan.peak + process > memory:
+        yield f"  more than the machine has; {advice(plan)}"
+    yield from (f"  note: {note}" for note in plan.notes)
+
+
+def step_seconds(plan: Plan, rate: float) -> str:
+    """The floor of a step's time at a rate of matrix products; what is not a product comes on top."""
+    flops = sum(phase.flops for phase in plan.phases)
+    return f"  at {rate / 1e9:,.0f} GFLOP/s of matrix products a step takes at least {flops / rate:,.2g} s"
+
+
+def _table(phases: Sequence[Phase]) -> Iterator[str]:
+    widths = [max(len(phase.name), 9) for phase in phases]
+    names = list(dict.fromkeys(part for phase in phases for part in phase.parts))
+
+    def row(name: str, cells: Sequence[str]) -> str:
+        columns = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        return f"  {name:<{_WIDTH}} {columns}"
+
+    yield row("memory, MiB", [phase.name for phase in phases])
+    for name in names:
+        yield row(name, [_mib(phase.parts.get(name, 0)) for phase in phases])
+    yield row("all", [_mib(phase.peak) for phase in phases])
+    yield ""
+    yield row("work of a step", [phase.name for phase in phases])
+    yield row("tokens", [f"{phase.tokens:,}" for phase in phases])
+    yield row("TFLOP", [f"{phase.flops / 1e12:.3g}" for phase in phases])
+
+
+def _of_memory(size: int, memory: int | None) -> str:
+    return "" if memory is None else f", {size / memory:.0%} of the machine's {_mib(memory)} MiB"
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:,.0f}" if size else "-"
+
+
+def largest_parts(phase: Phase, count: int = 3) -> str:
+    """`mlp 120 MiB, policy weights 90 MiB`."""
+    ordered = sorted(phase.parts.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {_mib(size)} MiB" for name, size in ordered[:count])
+
+
+def advice(plan: Plan) -> str:
+    """Which keys lower the largest of what can be lowered in the phase that needs most."""
+    parts, section, models = plan.largest.parts, plan.stage, plan.trained
+    checkpointing = " and ".join(f"{model}.activation_checkpointing" for model in models)
+    passing = (*ACTIVATIONS, WORKING, "allocator")
+    trained = [name for name in parts if name == GRADIENTS or name.endswith("optimizer")]
+    options = {
+        f"lower {section}.tokens_per_microbatch, or set {checkpointing}": sum(parts.get(p, 0) for p in passing),
+        f"train an adapter ({models[0]}.lora) or fewer layers ({models[0]}.frozen_layers)": sum(
+            parts[name] for name in trained
+        ),
+        "lower ppo.rollout.max_num_seqs or ppo.rollout.max_new_tokens": parts.get(CACHE, 0) + parts.get(LOGITS, 0),
+        "take a smaller model": sum(size for name, size in parts.items() if name.endswith("weights")),
+    }
+    return max(options, key=lambda text: options[text])

@@ -1,0 +1,158 @@
+"""The models of a run without their weights: built from configurations alone. Not what a run does with them.
+
+A folder or Hub name is asked for its config.json and its tokenizer only.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftConfig
+from transformers import AutoModelForSequenceClassification, PreTrainedConfig
+
+from proximo.config.run import ModelConfig, ScalarModelConfig, TokenizerConfig
+from proximo.errors import ModelError
+from proximo.models.dropout import disable_dropout
+from proximo.models.freezing import freeze_layers
+from proximo.models.language import LanguageModel
+from proximo.models.loading import random_model
+from proximo.models.lora import LoRAOptions
+from proximo.models.precision.placement import Precision
+from proximo.models.pretrained.randomness import own_randomness
+from proximo.models.pretrained.sources import ModelSource, adapter_base, first_part, read_config
+from proximo.models.pretrained.transformers_logging import quiet_transformers
+from proximo.models.pretrained.vocabulary import vocabulary_size
+from proximo.models.scalar import ScalarModel
+from proximo.models.sharing.shared_base import base_alone
+from proximo.places import is_local
+from proximo.run.build.models import build_tokenizer, lora_options
+from proximo.run.stage_results import stage_result
+
+Model = LanguageModel | ScalarModel
+
+
+@dataclass(kw_only=True)
+class Origins:
+    """Configurations by what a recipe calls them."""
+
+    folder: Path | None = None
+    """Of the pipeline, for stages that are left out because they ran before."""
+    results: dict[str, PreTrainedConfig] = field(default_factory=dict)
+    """`@sft` and `@reward`: the configuration of what that stage makes."""
+    adapters: dict[str, LoRAOptions] = field(default_factory=dict)
+    """`@reward`: what that stage trains instead of whole weights."""
+
+    def config(self, path: str, revision: str | None = None) -> PreTrainedConfig:
+        """Of a trained model. Raises ModelError where it cannot be read."""
+        if path in self.results:
+            return copy.deepcopy(self.results[path])
+        if path.startswith("@") and self.folder is not None:
+            path = str(stage_result(self.folder, path))
+        source = ModelSource(path=path, revision=revision)
+        try:
+            return read_config(adapter_base(source) or source)
+        except ModelError as error:
+            if is_local(path):
+                raise
+            raise ModelError(
+                f"{error}. A plan needs the model's config.json: give the path of a local folder that holds it"
+            ) from error
+
+    def sized(self, section: ModelConfig | ScalarModelConfig, num_tokens: int | None) -> PreTrainedConfig:
+        """Of a section's model, with an embedding for each of the tokenizer's tokens."""
+        if section.path is not None:
+            config = self.config(section.path, section.revision)
+        else:
+            config = read_config(ModelSource(config=section.config))
+            if num_tokens is not None and "vocab_size" not in (section.config or {}):
+                config.get_text_config().vocab_size = num_tokens
+        text = config.get_text_config()
+        text.vocab_size = max(text.vocab_size, num_tokens or 0)
+        return config
+
+    def num_tokens(self, tokenizer: TokenizerConfig, model: ModelConfig | ScalarModelConfig) -> int | None:
+        """Of the tokenizer; None where the model's own configuration says all there is to say."""
+        if tokenizer.train_vocab_size is not None:
+            return tokenizer.train_vocab_size + len(tokenizer.added_tokens)
+        path = tokenizer.path or model.path
+        if path in self.results:
+            return self.results[path].get_text_config().vocab_size + len(tokenizer.added_tokens)
+        if tokenizer.path is None and not tokenizer.added_tokens:
+            return None
+        if path is not None and path.startswith("@") and self.folder is not None:
+            tokenizer = tokenizer.model_copy(update={"path": str(stage_result(self.folder, path))})
+        return vocabulary_size(build_tokenizer(tokenizer, model_path=model.path, revision=model.revision))
+
+    def adapter(self, path: str) -> LoRAOptions:
+        """Of a reward model on the policy's base. Raises ModelError where there is none, or one of another kind."""
+        if path in self.adapters:
+            return self.adapters[path]
+        if path.startswith("@") and self.folder is not None:
+            path = str(stage_result(self.folder, path))
+        config = PeftConfig.from_pretrained(path)
+        targets = getattr(config, "target_modules", None)
+        if not isinstance(config, LoraConfig) or config.rank_pattern or not targets or isinstance(targets, str):
+            raise ModelError(f"no plan: the adapter in {path} is not one that Proximo writes, of one rank throughout")
+        return LoRAOptions(rank=config.r, alpha=config.lora_alpha, target_modules=tuple(sorted(targets)))
+
+
+def language_model(
+    config: PreTrainedConfig, section: ModelConfig, *, precision: Precision, dropout: bool = False
+) -> LanguageModel:
+    """As `build_language_model` makes it. To be called inside `building()`."""
+    plain = random_model(config, ModelSource(config={"model_type": config.model_type}))
+    plain.name_or_path = section.path or ""
+    model = LanguageModel(plain, precision=precision)
+    if section.lora is not None:
+        model = model.with_adapter(lora_options(section.lora, seed=0))
+    finish(model, section, dropout=dropout)
+    return model
+
+
+def scalar_model(
+    config: PreTrainedConfig, section: ScalarModelConfig, *, precision: Precision, dropout: bool = False
+) -> ScalarModel:
+    """As `build_scalar_model` makes it. To be called inside `building()`."""
+    config = copy.deepcopy(config)
+    config.num_labels = 1
+    try:
+        with own_randomness(torch.device("cpu"), seed=0), quiet_transformers():
+            plain = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    except ValueError as error:
+        raise ModelError(f"a {config.model_type} model cannot carry a scalar head: {first_part(error)}") from error
+    model = ScalarModel(plain, precision=precision)
+    if section.lora is not None:
+        model = model.with_adapter(lora_options(section.lora, seed=0))
+    finish(model, section, dropout=dropout)
+    return model
+
+
+def finish(model: Model, section: ModelConfig | ScalarModelConfig, *, dropout: bool = False) -> None:
+    """What a section asks for beside the adapter."""
+    freeze_layers(model.base, section.frozen_layers)
+    if section.activation_checkpointing:
+        model.use_activation_checkpointing()
+    if not dropout:
+        disable_dropout(model.model)
+
+
+def frozen(model: ScalarModel | LanguageModel) -> Model:
+    """The same, without a gradient."""
+    model.model.requires_grad_(False)
+    return model
+
+
+PLAIN = ModelConfig(config={"model_type": "any"})
+"""No adapter, nothing frozen, no checkpointing."""
+
+
+def make_reference(
+    section: ModelConfig | None, policy: LanguageModel, origins: Origins, num_tokens: int | None
+) -> Model:
+    """The policy's base below an adapter; a copy of it; or the model that the recipe names."""
+    if policy.has_adapter:
+        return base_alone(policy)
+    if section is None:
+        return policy.frozen_copy()
+    return frozen(language_model(origins.sized(section, num_tokens), PLAIN, precision=policy.precision))

@@ -1,0 +1,109 @@
+"""Keys of a PPO recipe that do nothing, because of another key. Not those of sections that every recipe has."""
+
+from collections.abc import Iterator
+
+from proximo.config.ineffective_keys import given_keys, nothing_evaluated
+from proximo.config.ppo.advantage import AdvantageConfig
+from proximo.config.ppo.options import PPOConfig
+from proximo.ppo.recipe import PPORecipe
+
+
+def ineffective_keys(recipe: PPORecipe, prefix: str) -> Iterator[str]:
+    """One sentence for every such key, with its full path and the reason."""
+    if reason := nothing_evaluated(recipe.data, f"{prefix}data"):
+        keys = ("evaluate_greedy", "evaluation_samples_per_prompt", "evaluate_reference", "evaluate_average")
+        yield from given_keys(recipe.ppo, keys, f"{prefix}ppo.", reason)
+    yield from _unused_in_ppo(recipe.ppo, f"{prefix}ppo.")
+    yield from _unused_models(recipe, prefix)
+    yield from _unused_rewards(recipe, prefix)
+
+
+def _unused_rewards(recipe: PPORecipe, prefix: str) -> Iterator[str]:
+    for index, source in enumerate(recipe.reward):
+        if source.weight == 0:
+            yield (
+                f"{prefix}reward.{index}.weight is 0: the source is asked and shown, and nothing is learned from it; "
+                "gold is for a score that is only watched"
+            )
+
+
+def _unused_models(recipe: PPORecipe, prefix: str) -> Iterator[str]:
+    if not recipe.ppo.uses_critic:
+        yield from given_keys(recipe, ("value",), prefix, f"advantage {recipe.ppo.advantage.estimator} has no critic")
+    if recipe.ppo.kl.apply_to == "none":
+        yield from given_keys(recipe, ("reference",), prefix, "ppo.kl.apply_to is none")
+
+
+def _unused_in_ppo(ppo: PPOConfig, prefix: str) -> Iterator[str]:
+    if not ppo.uses_critic:
+        reason = f"advantage {ppo.advantage.estimator} has no critic"
+        yield from given_keys(ppo, ("value_loss", "value_optimizer"), prefix, reason)
+    elif ppo.value_loss.normalise != "exponential":
+        reason = f"normalise is {ppo.value_loss.normalise}"
+        yield from given_keys(ppo.value_loss, ("normalise_decay",), f"{prefix}value_loss.", reason)
+    yield from _unused_in_advantage(ppo.advantage, f"{prefix}advantage.")
+    if ppo.kl.apply_to == "none":
+        yield from given_keys(
+            ppo.kl, ("estimator", "clamp", "coefficient", "target", "horizon"), f"{prefix}kl.", "apply_to is none"
+        )
+    elif ppo.kl.target is None:
+        yield from given_keys(ppo.kl, ("horizon",), f"{prefix}kl.", "without target the coefficient does not adapt")
+    if ppo.kl.reference_every_steps is None:
+        yield from given_keys(ppo.kl, ("reference_decay",), f"{prefix}kl.", "without reference_every_steps it stays")
+    yield from _unused_in_losses(ppo, prefix)
+    yield from _unused_in_score(ppo, f"{prefix}score.")
+    if not ppo.advantage.standardises and ppo.score.whiten_rewards == "none":
+        yield from given_keys(ppo.advantage, ("unbiased_variance",), f"{prefix}advantage.", "nothing is standardised")
+    if ppo.rollout.greedy:
+        yield from given_keys(ppo, ("evaluate_greedy",), prefix, "rollout.greedy holds for evaluations too")
+
+
+def _unused_in_losses(ppo: PPOConfig, prefix: str) -> Iterator[str]:
+    policy, guards = ppo.policy_loss, ppo.guards
+    if policy.objective in ("sapo", "m2po"):
+        reason = f"objective {policy.objective} does not clip"
+        yield from given_keys(policy, ("clip_low", "clip_high"), f"{prefix}policy_loss.", reason)
+    if policy.objective != "m2po":
+        reason = f"objective {policy.objective} leaves no token out"
+        yield from given_keys(policy, ("max_second_moment",), f"{prefix}policy_loss.", reason)
+    if policy.objective != "sapo":
+        reason = f"objective {policy.objective} has no gate"
+        yield from given_keys(policy, ("gate_positive", "gate_negative"), f"{prefix}policy_loss.", reason)
+    if policy.aggregation != "constant":
+        yield from given_keys(policy, ("divisor",), f"{prefix}policy_loss.", f"aggregation is {policy.aggregation}")
+    if policy.behaviour_weight == "none":
+        keys = ("behaviour_cap", "behaviour_floor", "behaviour_of")
+        yield from given_keys(policy, keys, f"{prefix}policy_loss.", "behaviour_weight is none")
+    if ppo.uses_critic and ppo.value_loss.kind != "huber":
+        yield from given_keys(
+            ppo.value_loss, ("huber_delta",), f"{prefix}value_loss.", f"kind is {ppo.value_loss.kind}"
+        )
+    if guards.max_kl is not None and guards.target_kl is not None and guards.target_kl <= guards.max_kl:
+        yield from given_keys(guards, ("max_kl",), f"{prefix}guards.", "target_kl ends the step before")
+
+
+def _unused_in_score(ppo: PPOConfig, prefix: str) -> Iterator[str]:
+    score = ppo.score
+    if score.normalise != "none":
+        reason = f"normalise: {score.normalise} divides by the deviation of the scores, whatever their scale"
+        yield from given_keys(score, ("scale",), prefix, reason)
+    if score.normalise == "standardise":
+        yield from given_keys(score, ("bias",), prefix, "normalise: standardise subtracts the mean of the scores")
+    if score.overlong_buffer_tokens is None:
+        yield from given_keys(score, ("overlong_penalty",), prefix, "overlong_buffer_tokens is null")
+    if score.missing_eos_penalty is None and score.min_tokens is None:
+        yield from given_keys(score, ("penalty_mode",), prefix, "there is neither missing_eos_penalty nor min_tokens")
+    if ppo.truncation_value == "mask":
+        reason = "truncation_value: mask leaves the responses out"
+        yield from given_keys(score, ("missing_eos_penalty", "truncated_scale"), prefix, reason)
+
+
+def _unused_in_advantage(advantage: AdvantageConfig, prefix: str) -> Iterator[str]:
+    if advantage.estimator != "pass_at_k":
+        yield from given_keys(advantage, ("k",), prefix, f"estimator is {advantage.estimator}")
+    if not advantage.uses_critic:
+        reason = f"advantage {advantage.estimator} has no critic"
+        keys = ("gae_lambda", "length_adaptive", "value_gae_lambda", "least_spread")
+        yield from given_keys(advantage, keys if advantage.goes_by_token else ("gamma", *keys), prefix, reason)
+    elif advantage.length_adaptive is not None:
+        yield from given_keys(advantage, ("gae_lambda",), prefix, "length_adaptive sets the decay of each response")

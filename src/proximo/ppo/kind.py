@@ -1,0 +1,86 @@
+"""PPO as a kind of trainer. Light: what it needs is imported where it is used."""
+
+from typing import TYPE_CHECKING, Any
+
+from proximo.trainer_kinds import TrainerKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from proximo.metrics.trainer_metrics import TrainerMetrics
+    from proximo.plan.stages import StageContext, StageCosts
+    from proximo.ppo.recipe import PPORecipe
+    from proximo.ppo.task import PPOTask
+
+
+class PPOKind(TrainerKind):
+    name = "ppo"
+    help = """Train a policy with PPO, or with group-wise advantages, against a reward.
+
+    The reward is a reward model, a Python function, or a weighted sum of several.
+
+    \b
+    proximo ppo ppo.yaml --dry-run            responses, updates and tokens of a step
+    proximo ppo ppo.yaml ppo.kl.coefficient=0.1 run.folder=runs/kl-0.1
+    proximo ppo ppo.yaml --resume             after an interruption: the same bits
+
+    docs/configuration.md lists every key, docs/ppo.md says what each step does.
+    """
+    title = "PPO"
+    short_title = "PPO"
+    task = "PPO"
+    card_settings = (
+        "ppo.num_steps",
+        "ppo.prompts_per_step",
+        "ppo.responses_per_prompt",
+        "ppo.epochs_per_step",
+        "ppo.advantage.estimator",
+        "ppo.policy_loss.objective",
+        "ppo.kl.apply_to",
+        "ppo.kl.coefficient",
+        "ppo.rollout.temperature",
+        "ppo.rollout.max_new_tokens",
+        "ppo.policy_optimizer.learning_rate",
+    )
+    card_limits = (
+        "It was trained to raise a score. What the score does not see was not asked for, and a policy may raise a "
+        "score in ways that nobody meant: read what it writes before you trust the numbers."
+    )
+
+    @property
+    def schema(self) -> "type[PPORecipe]":
+        from proximo.ppo.recipe import PPORecipe
+
+        return PPORecipe
+
+    @property
+    def metrics(self) -> "TrainerMetrics":
+        from proximo.ppo.metrics.declared import PPO_METRICS
+
+        return PPO_METRICS
+
+    def recognises(self, tree: "Mapping[str, Any]") -> bool:
+        return "policy" in tree
+
+    def build(self, recipe: "PPORecipe") -> "PPOTask":
+        from proximo.ppo.from_recipe import build_task
+
+        return build_task(recipe)
+
+    def dry_run(self, recipe: "PPORecipe") -> "Iterator[tuple[str, str]]":
+        from proximo.ppo.dry_run import dry_run
+
+        return dry_run(recipe)
+
+    def plan(self, recipe: "PPORecipe", context: "StageContext") -> "StageCosts":
+        from proximo.ppo.plan.step import plan_ppo
+
+        return plan_ppo(recipe, context)
+
+    def ineffective_keys(self, recipe: "PPORecipe", prefix: str) -> "Iterator[str]":
+        from proximo.ppo.ineffective_keys import ineffective_keys
+
+        return ineffective_keys(recipe, prefix)
+
+
+PPO = PPOKind()

@@ -1,0 +1,167 @@
+"""What the rules for PPO look for in policy, critic and KL. Not in scores: see score_checks."""
+
+import math
+
+from proximo.metrics.alarms import Finding, fifth_noise, fifths
+from proximo.metrics.formatting import format_number as number
+from proximo.metrics.run_files import Run, setting
+from proximo.ppo.metrics.signs import blow, succeeds, where_scores_differ
+
+USELESS_VARIANCE = 0.01
+MANY_EPOCHS = 4
+MOST = 0.5
+"""The share of the tokens from which leaving them out is a finding."""
+PULL = 1
+"""How many times the size of its advantage the KL in the loss may pull at a token."""
+LEAP = 10
+"""A value loss above so many times the largest variance of the scores is a critic that leapt away."""
+
+LEFT_OUT_ADVICE = (
+    "Nothing is learned of what is left out. The sampler is far from the policy that learns: look for another "
+    "precision, older weights, or sampling settings that change the distribution. If it is only rounding, raise the "
+    "limit."
+)
+
+
+def destroyed(run: Run) -> Finding | None:
+    """One step and what it did, with the settings that made it."""
+    found = blow(run)
+    if found is None:
+        return None
+    kl = (
+        ""
+        if found.kl is None
+        else f", and the KL from the reference went from {number(found.kl[0])} to {number(found.kl[1])} nats"
+    )
+    detail = (
+        f"Step {found.step}: {found.clip_fraction:.0%} of tokens were clipped, the policy moved by "
+        f"{number(found.movement)} nats per token{kl}. The score fell from {number(found.score[0])} to "
+        f"{number(found.score[1])} and did not come back."
+    )
+    rate, epochs = (
+        setting(run.config, "ppo", *keys) for keys in (("policy_optimizer", "learning_rate"), ("epochs_per_step",))
+    )
+    if rate is None or epochs is None:
+        return Finding(detail)
+    many = f", or ppo.epochs_per_step, now {epochs}" if epochs > MANY_EPOCHS else ""
+    return Finding(
+        detail,
+        f"Start again from before that step, with a tenth of ppo.policy_optimizer.learning_rate or less, now "
+        f"{rate:g}{many}. ppo.guards.target_kl ends a step before it goes so far.",
+    )
+
+
+def clip_fraction_high(run: Run) -> Finding | None:
+    """Of tokens; not for objectives whose clip is meant to act on many of them."""
+    if setting(run.config, "ppo", "policy_loss", "objective") not in (None, "ppo"):
+        return None
+    means = fifths(run.series("policy/clip_fraction"))
+    if means is None or means[-1] <= 0.3:
+        return None
+    epochs = setting(run.config, "ppo", "epochs_per_step") or 0
+    advice = f"Lower ppo.epochs_per_step, now {epochs}." if epochs > MANY_EPOCHS else None
+    return Finding(f"{means[-1]:.0%} of tokens are clipped in the last fifth.", advice)
+
+
+def hardly_moves(run: Run) -> str | None:
+    """In no step of the run."""
+    clipped, moved = fifths(run.series("policy/clip_fraction")), fifths(run.series("policy/approx_kl"))
+    if clipped is None or moved is None or max(clipped) > 0 or max(moved) > 1e-5 or succeeds(run):
+        return None
+    return f"No token was ever clipped, and a step moves it by {number(max(moved))} nats per token at most."
+
+
+def mostly_left_out(run: Run) -> Finding | None:
+    """By `rejection`, or by weights that are 0 beyond their bounds."""
+    loss = ("ppo", "policy_loss")
+    masked = setting(run.config, *loss, "behaviour_weight") == "masked"
+    for metric, key, holds in (
+        ("policy/rejected_fraction", ("rejection", "limit"), True),
+        ("policy/behaviour_clip_fraction", ("behaviour_cap",), masked),
+    ):
+        means = fifths(run.series(metric))
+        if means is None or means[-1] <= MOST or not holds:
+            continue
+        bound = setting(run.config, *loss, *key)
+        advice = None if bound is None else f"{'.'.join((*loss, *key))} is {bound:g}. {LEFT_OUT_ADVICE}"
+        return Finding(f"{means[-1]:.0%} of the tokens that count, in the last fifth.", advice)
+    return None
+
+
+def kl_outweighs_policy_loss(run: Run) -> str | None:
+    """Where the KL is a part of the loss: its pull at a token, beside that of the token's advantage.
+
+    Both are factors of the gradient of a token's log-prob. That of k2, and of the KL at each state, is the log-ratio to
+    the reference, whose root mean square is about sqrt(2 * k3) where the two are near each other.
+    """
+    coefficients, k3 = run.series("kl/coefficient"), run.series("kl/k3_per_token")
+    means, size = fifths(k3), _size_of_advantages(run)
+    if setting(run.config, "ppo", "kl", "apply_to") != "loss" or means is None or not len(coefficients) or not size:
+        return None
+    ratio = math.sqrt(2 * max(0.0, means[-1]))  # k3 is never negative but for rounding
+    pull = coefficients.values[-1] * ratio
+    if pull <= PULL * size or succeeds(run):
+        return None
+    return (
+        f"The log-ratio of a token to the reference is about {number(ratio)} nats, which pulls at it with "
+        f"{number(pull)} at a coefficient of {number(coefficients.values[-1])}; its advantage pulls with "
+        f"{number(size)}."
+    )
+
+
+def _size_of_advantages(run: Run) -> float | None:
+    """1 where they are standardised over the step; else their deviation in the last fifth."""
+    options = ("ppo", "advantage")
+    standardise = setting(run.config, *options, "standardise")
+    by_default = setting(run.config, *options, "estimator") in ("gae", "return_to_go", "group_return_to_go")
+    if standardise or (standardise is None and by_default):
+        return 1.0
+    means = fifths(run.series("advantage/std"))
+    return means[-1] if means else None
+
+
+def kl_rises_fast(run: Run) -> str | None:
+    """By more than it ever was before."""
+    means = fifths(run.series("kl/sequence"))
+    if means is None or means[-1] <= 5 or means[-1] <= 2 * max(means[-2], 0):
+        return None
+    return f"{number(means[-1])} nats per answer in the last fifth, {number(means[-2])} in the one before."
+
+
+def kl_negative(run: Run) -> str | None:
+    """More than noise can make it."""
+    means = fifths(run.series("kl/sequence"))
+    return f"Its mean is {number(means[-1])} nats in the last fifth." if means and means[-1] < -0.5 else None
+
+
+def entropy_collapses(run: Run) -> str | None:
+    """Sure of itself too early: the score is not high, and no longer rises."""
+    entropy, score = fifths(run.series("policy/entropy")), run.series("score/mean")
+    if entropy is None or entropy[0] <= 0 or entropy[-1] >= 0.2 * entropy[0] or succeeds(run):
+        return None
+    scores = fifths(score)
+    if scores is not None and scores[-1] - scores[-2] > fifth_noise(score):
+        return None
+    return f"From {number(entropy[0])} to {number(entropy[-1])} nats per token."
+
+
+def critic_useless(run: Run) -> Finding | None:
+    """Only in steps whose returns have something to explain, and of a run that has need of it."""
+    means = fifths(where_scores_differ(run, "value/explained_variance"))
+    if means is None or means[-1] > USELESS_VARIANCE or succeeds(run):
+        return None
+    return Finding(f"The explained variance is {number(means[-1])} in the last fifth.", _leapt_away(run))
+
+
+def _leapt_away(run: Run) -> str | None:
+    loss, spread = run.series("value/loss"), run.series("score/std")
+    if not len(loss) or not len(spread) or setting(run.config, "ppo", "value_loss", "normalise") not in (None, "none"):
+        return None
+    highest, widest = max(loss.values), max(spread.values) ** 2
+    if highest <= LEAP * widest:
+        return None
+    step = loss.steps[loss.values.index(highest)]
+    return (
+        f"Its loss was {number(highest)} at step {step}, and scores never had a variance above {number(widest)}: lower "
+        "ppo.value_optimizer.learning_rate."
+    )

@@ -1,0 +1,178 @@
+"""What the recipe of `proximo ppo` holds. Not what is built from it (from_recipe.py)."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from proximo.config.data import PromptDataConfig, TextDataConfig
+from proximo.config.ppo.options import PPOConfig
+from proximo.config.ppo.trunk import trunk_problem
+from proximo.config.recipe import (
+    TrainerRecipe,
+    check_one_pass,
+    check_quantisation,
+    check_reference,
+    check_tokenizer,
+)
+from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
+from proximo.config.rewards.section import check_names
+from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.config.run import RANDOM_BASE, ModelConfig, OptimizerConfig, ScalarModelConfig, TokenizerConfig
+from proximo.config.schema.base import Section
+from proximo.errors import UserError
+
+
+class PPORecipe(TrainerRecipe):
+    """`proximo ppo`."""
+
+    memory_settings: ClassVar[str] = PPOConfig.memory_settings
+
+    policy: ModelConfig
+    """The model that is trained; a frozen copy (or its base, with LoRA) is the reference."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The policy's tokenizer."""
+    reference: ModelConfig | None = None
+    """Another reference than a copy of the policy; it must share the policy's vocabulary."""
+    value: ScalarModelConfig = ScalarModelConfig()
+    """The critic; unused where `ppo.advantage` needs none."""
+    data: PromptDataConfig
+    """Prompts."""
+    ptx_data: TextDataConfig | None = None
+    """Texts that the policy goes on learning, with the weight that `ppo.ptx` gives them."""
+    reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
+    """What is rewarded: the weighted sum of these sources."""
+    gold: Annotated[WatchedSourceConfig, Field(discriminator="kind")] | None = None
+    """A score that is only watched, never trained on: shown beside the reward to uncover over-optimisation."""
+    ppo: PPOConfig = PPOConfig()
+    """How it learns."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check_tokenizer(self.policy, "policy", self.tokenizer)
+        check_names(self.reward)
+        if all(source.weight == 0 for source in self.reward):
+            raise ValueError("every source of reward has weight 0, so every score would be 0: give one another weight")
+        names = [source.name for source in self.reward]
+        if not self.ppo.task_reward_is_of(names):
+            raise ValueError(
+                f"ppo.task_reward is {self.ppo.task_reward}, which is no reward source and no part of one; sources: "
+                f"{', '.join(names)}"
+            )
+        dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
+        if dense and not self.ppo.advantage.goes_by_token:
+            raise ValueError(
+                f"reward source {dense[0]} rewards single tokens, but ppo.advantage {self.ppo.advantage.estimator} "
+                "judges a response as a whole: use gae or a return to go, or set dense: none"
+            )
+        if self.ppo.uses_critic and self.value.init_from == "reward" and all(s.kind != "model" for s in self.reward):
+            raise ValueError("value.init_from is reward, but no reward source is of kind model")
+        check_reference(self.policy, "policy", self.reference)
+        if (
+            self.ppo.uses_critic
+            and self.policy.config is not None
+            and self.value.lora
+            and self.value.init_from == "policy"
+        ):
+            raise ValueError(f"value starts from the policy, which is a random start: {RANDOM_BASE}")
+        if self.policy.lora is not None and self.ppo.kl.reference_every_steps is not None:
+            raise ValueError(
+                "with policy.lora the reference is the base below the adapter, which cannot move: remove "
+                "ppo.kl.reference_every_steps, or train without LoRA"
+            )
+        if self.reference is not None and self.reference.lora is not None:
+            raise ValueError("a reference is not trained: remove reference.lora")
+        return self
+
+    @model_validator(mode="after")
+    def _loss_fits_the_run(self) -> Self:
+        if problem := trunk_problem(self.ppo, shares_trunk=self.value.init_from == "trunk"):
+            raise ValueError(problem)
+        if self.ppo.policy_loss.asks_the_sampler and self.run.precision == "float32":
+            weighs = self.ppo.policy_loss.behaviour_weight != "none"
+            raise ValueError(
+                f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "
+                "sampler, but with run.precision float32 their log-probs are the same, and every weight 1: set "
+                "run.precision to bf16, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _texts_with_their_weight(self) -> Self:
+        if (self.ptx_data is None) != (self.ppo.ptx is None):
+            missing = "ptx_data (which texts)" if self.ptx_data is None else "ppo.ptx (their weight)"
+            raise ValueError(f"texts in the policy's updates need both ptx_data and ppo.ptx: give {missing} too")
+        if self.ptx_data is not None and (self.ptx_data.held_out_rows or self.ptx_data.evaluation_sources):
+            raise ValueError(
+                "nothing is evaluated on ptx_data: remove its held_out_rows and evaluation_sources; `proximo sft` "
+                "measures the loss on held-out texts"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest = self.ppo.responses_per_update * (self.data.max_prompt_tokens + self.ppo.rollout.max_new_tokens)
+        value_optimizer = self.ppo.value_optimizer if self.ppo.uses_critic else None
+        for optimizer in (self.ppo.policy_optimizer, value_optimizer):
+            check_one_pass(
+                optimizer,
+                longest=longest,
+                budget=self.ppo.tokens_per_microbatch,
+                section="ppo",
+                rows="ppo.minibatch_responses",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_quantised(self) -> Self:
+        check_quantisation(self.policy, "policy", self.run)
+        check_quantisation(self.value, "value", self.run)
+        whole = self.ppo.uses_critic and self.value.init_from == "policy" and self.value.lora is None
+        if self.policy.quantisation != "none" and whole:
+            raise ValueError(
+                "value.init_from is policy, whose quantised base cannot train: give value.lora, or value.path with a "
+                "model of its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _base_can_be_shared(self) -> Self:
+        scorers = [source for source in self.reward if isinstance(source, ModelRewardConfig)]
+        if any(scorer.share_base for scorer in scorers) and self.policy.lora is None:
+            raise ValueError(
+                "share_base of a reward model needs policy.lora: a policy that trains in full changes the weights that "
+                "the reward model reads"
+            )
+        adapted = self.ppo.uses_critic and self.value.init_from == "reward" and scorers and scorers[0].share_base
+        if adapted and (self.value.lora is not None or self.value.frozen_layers):
+            raise ValueError(
+                "value.init_from is reward, whose adapter the value model takes over and trains: remove value.lora and "
+                "value.frozen_layers"
+            )
+        return self
+
+    def sections(self) -> dict[str, Section]:
+        found = super().sections()
+        return found if self.ppo.uses_critic else {key: each for key, each in found.items() if key != "value"}
+
+    def optimizers(self) -> dict[str, OptimizerConfig]:
+        found = super().optimizers()
+        unused = () if self.ppo.uses_critic else ("ppo.value_optimizer",)
+        return {key: each for key, each in found.items() if key not in unused}
+
+    def reward_sources(self) -> tuple[RewardSourceConfig, ...]:
+        return self.reward
+
+    def longest_sequence(self) -> dict[str, int]:
+        return {
+            "data.max_prompt_tokens": self.data.max_prompt_tokens,
+            "ppo.rollout.max_new_tokens": self.ppo.rollout.max_new_tokens,
+        }
+
+    def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
+        try:
+            ppo = PPOConfig.model_validate({**self.ppo.model_dump(), **changes})
+        except ValidationError as error:
+            told = "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
+            raise UserError(told) from error
+        return self.model_copy(update={"ppo": ppo})

@@ -1,0 +1,85 @@
+"""What recipes of several trainers say in a dry run: models, data, passes over data. Imports no torch.
+
+A line is a word and what it is; one without a word goes on with the line before.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from proximo.checkpoint.run_folder import is_run_folder, steps_of_run
+from proximo.config.data import DataConfig
+from proximo.config.recipe import TrainerRecipe
+from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
+from proximo.run.build.data import SplitRows, read_split
+from proximo.run.preflight import data_inputs, model_input
+
+MOST_BYTES = 256 * 2**20
+"""Data of more than this is not read for its number of rows."""
+Line = tuple[str, str]
+
+
+def run_lines(run: RunConfig) -> Iterator[Line]:
+    """Where it writes, on what it runs, who else gets its numbers."""
+    yield "run", f"{run.folder} ({_state(Path(run.folder))}), seed {run.seed}, {run.device}, {run.precision}"
+    for sink in run.sinks:
+        yield "sink", f"{sink.label}, run {sink.name or run.folder}"
+
+
+def _state(folder: Path) -> str:
+    if not is_run_folder(folder):
+        return "new" if not folder.exists() else "exists"
+    steps = steps_of_run(folder)
+    where = f"at step {steps[-1]}" if steps else "without a checkpoint"
+    return f"holds a run {where}: --resume goes on, --overwrite replaces it"
+
+
+def describe_model(model: ModelConfig | ScalarModelConfig) -> str:
+    """Where it comes from."""
+    return str(model_input(model, "model"))
+
+
+def trained_part(model: ModelConfig | ScalarModelConfig) -> str:
+    """Whether a model is trained whole or by an adapter."""
+    lora = model.lora
+    if lora is None:
+        return "trained whole"
+    targets = lora.target_modules if isinstance(lora.target_modules, str) else ", ".join(lora.target_modules)
+    stored = "" if model.quantisation == "none" else f", its base in {model.quantisation}"
+    return f"LoRA of rank {lora.rank} on {targets}{stored}"
+
+
+def describe_reference(policy: ModelConfig, reference: ModelConfig | None) -> str:
+    """What the policy is compared with."""
+    if policy.lora is not None:
+        return "the policy's base, no second copy"
+    return "a frozen copy of the policy" if reference is None else f"{describe_model(reference)}, frozen"
+
+
+def data_lines(recipe: TrainerRecipe, data: DataConfig) -> Iterator[Line]:
+    """Sources, the part of them that this stage takes, and how many rows that are."""
+    for each in data_inputs(data, "data"):
+        yield "evaluation" if ".evaluation_sources." in f".{each.key}" else "data", str(each)
+    if data.proportions is not None and data.phase is not None:
+        part = data.proportions[data.phase] / sum(data.proportions)
+        yield "", f"part {data.phase} of {len(data.proportions)}: {part:.0%} of the rows"
+    rows = _rows_of(data, seed=recipe.run.seed)
+    if rows is not None:
+        yield "", f"{len(rows.training):,} rows to learn from, {len(rows.held_out):,} to evaluate on"
+    elif data.held_out_rows:
+        yield "", f"{data.held_out_rows:,} rows held out for evaluation"
+
+
+def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
+    """The rows where the data are files here, and not large; else None. Raises DataError as the run would."""
+    inputs = data_inputs(data, "data")
+    files = [Path(each.name).expanduser() for each in inputs if each.kind == "file" and not each.problem]
+    sources = (*data.sources, *(data.evaluation_sources or ()))
+    if len(files) < len(sources) or sum(file.stat().st_size for file in files) > MOST_BYTES:
+        return None
+    return read_split(data, seed=seed)
+
+
+def epoch_lines(batch: str, num_epochs: float, what: str, max_tokens: int) -> Iterator[Line]:
+    """Of a trainer that takes one update a step, over the next rows."""
+    yield "one step", f"{batch}, one update"
+    yield "whole run", f"{num_epochs:g} passes over the data, {what} of at most {max_tokens:,} tokens"

@@ -1,0 +1,225 @@
+"""What DPO measures, shows and warns of."""
+
+from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.curves import Curve, Section, Trace, held_out
+from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.declared.evaluation import CALIBRATION, HELD_OUT_LOSS, PAIRS
+from proximo.metrics.declared.rules import COMMON_RULES
+from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.formatting import format_number as number
+from proximo.metrics.run_files import Run
+from proximo.metrics.trainer_metrics import TrainerMetrics
+from proximo.metrics.values import Last, Mean, Sum
+from proximo.supervised.alarm_checks import STILL_PAIRS, newest_evaluation
+from proximo.supervised.alarms import HELD_OUT_RULE, UNLEARNED, UNLIKELY, coin_rule, gap_rule, leap_rule, still_rule
+
+METRICS = (
+    Metric(
+        name="dpo/loss",
+        reduction=Mean,
+        unit="nats per pair",
+        definition="The DPO loss, mean over the pairs of the step. ln 2 = 0.693 is that of the reference itself.",
+        better=Better.DOWN,
+    ),
+    Metric(
+        name="dpo/accuracy",
+        reduction=Mean,
+        unit="fraction",
+        definition="Share of pairs whose chosen answer has the higher implicit reward; a tie counts half.",
+        better=Better.UP,
+    ),
+    Metric(
+        name="dpo/margin",
+        reduction=Mean,
+        unit="score",
+        definition="Mean over pairs of the chosen answer's implicit reward minus the rejected one's.",
+        better=Better.UP,
+    ),
+    Metric(
+        name="dpo/reward_chosen",
+        reduction=Mean,
+        unit="score",
+        definition="Mean implicit reward of the chosen answers: beta times policy log-prob minus reference log-prob.",
+    ),
+    Metric(
+        name="dpo/reward_rejected",
+        reduction=Mean,
+        unit="score",
+        definition="Mean implicit reward of the rejected answers.",
+    ),
+    Metric(
+        name="dpo/logprob_chosen",
+        reduction=Mean,
+        unit="nats",
+        definition="Mean log-prob that the policy gives the whole chosen answers. The loss sees differences only, so "
+        "it may fall while the margin grows.",
+    ),
+    Metric(
+        name="dpo/logprob_rejected",
+        reduction=Mean,
+        unit="nats",
+        definition="Mean log-prob that the policy gives the whole rejected answers.",
+    ),
+    Metric(
+        name="dpo/gradient_norm",
+        reduction=Mean,
+        unit="norm",
+        definition="L2 norm of the gradient before clipping, mean over updates.",
+    ),
+    Metric(
+        name="dpo/learning_rate",
+        reduction=Last,
+        unit="per update",
+        definition="Learning rate of the last update.",
+    ),
+    Metric(
+        name="dpo/pairs",
+        reduction=Sum,
+        unit="pairs",
+        definition="Pairs of the step.",
+    ),
+    Metric(
+        name="dpo/skipped_updates",
+        reduction=Sum,
+        unit="updates",
+        definition="Updates left out because the gradient was not finite.",
+        better=Better.DOWN,
+    ),
+)
+
+EVALUATION = (
+    HELD_OUT_LOSS,
+    *PAIRS,
+    Metric(
+        name="evaluation/logprob_chosen",
+        reduction=Mean,
+        unit="nats",
+        definition="Mean log-prob that the policy gives the whole chosen answers of the held-out pairs.",
+    ),
+    Metric(
+        name="evaluation/logprob_rejected",
+        reduction=Mean,
+        unit="nats",
+        definition="Mean log-prob that the policy gives the whole rejected answers of the held-out pairs.",
+    ),
+    CALIBRATION,
+)
+
+CURVES = (
+    Curve(
+        key="accuracy",
+        title="Pair accuracy",
+        unit="fraction of pairs",
+        traces=(Trace("dpo/accuracy", "training"), held_out("evaluation/pair_accuracy")),
+        healthy="Starts at 0.5, where policy and reference are one, and climbs. Training far above held out is "
+        "learning by heart.",
+        guide=0.5,
+        share=True,
+    ),
+    Curve(
+        key="loss",
+        title="Loss",
+        unit="nats per pair",
+        traces=(Trace("dpo/loss", "training"), held_out("evaluation/loss")),
+        healthy="Starts at ln 2 = 0.69 and falls. Held out rising: stop at the lowest point.",
+        guide=0.6931471805599453,
+    ),
+    Curve(
+        key="rewards",
+        title="Implicit rewards of the two answers",
+        unit="score",
+        traces=(Trace("dpo/reward_chosen", "chosen"), Trace("dpo/reward_rejected", "rejected")),
+        healthy="They part. Best the chosen one stays at 0 or above; both falling is common, and harmless while the "
+        "chosen one falls little.",
+        guide=0.0,
+    ),
+    Curve(
+        key="logprobs",
+        title="Log-probs of the two answers, held out",
+        unit="nats per answer",
+        traces=(Trace("evaluation/logprob_chosen", "chosen"), Trace("evaluation/logprob_rejected", "rejected")),
+        healthy="The rejected one falls. The chosen one falling with it: likelihood goes to answers that are in no "
+        "pair, so read what the policy writes.",
+    ),
+    Curve(
+        key="calibration-error",
+        title="Calibration error",
+        unit="fraction",
+        traces=(held_out("evaluation/calibration_error"),),
+        healthy="Below about 0.05. Rising: the policy grows surer of the pairs than it has reason to be.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="gradients",
+        title="Gradient norm",
+        unit="norm before clipping",
+        traces=(Trace("dpo/gradient_norm", "training"),),
+        healthy="Falls as pairs are told apart.",
+        section=Section.MORE,
+    ),
+    Curve(
+        key="learning-rate",
+        title="Learning rate",
+        unit="per update",
+        traces=(Trace("dpo/learning_rate", "training"),),
+        healthy="As the recipe says.",
+        section=Section.MORE,
+    ),
+)
+
+
+def _chosen_become_unlikely(run: Run) -> str | None:
+    logprobs, newest = run.series("evaluation/logprob_chosen"), newest_evaluation(run, "evaluation/logprob_chosen")
+    if len(logprobs) < 2 or newest is None:
+        return None
+    first, last = logprobs.values[0], newest[1]
+    if last >= 1.25 * first:  # both are negative
+        return None
+    return f"From {number(first)} to {number(last)} nats per answer at step {newest[0]}."
+
+
+RULES = (
+    leap_rule("dpo/loss", "dpo.optimizer"),
+    still_rule("dpo/loss", "dpo.optimizer", STILL_PAIRS),
+    coin_rule(
+        UNLEARNED,
+        "Nothing that holds beyond the training pairs was learned: raise the learning rate if the margin stays near 0; "
+        "else check that chosen and rejected are not mixed up, and that both survive the length limit.",
+        "dpo/accuracy",
+        *("dpo", "optimizer", "learning_rate"),
+    ),
+    gap_rule("dpo/accuracy", "Fewer epochs, a lower learning rate, a larger dpo.beta, label smoothing, or more pairs."),
+    Rule(
+        title=UNLIKELY,
+        when="in the second half of the run evaluation/logprob_chosen is more than a quarter of its size below its "
+        "start",
+        advice="The margin was won by pushing both answers down, and the likelihood went to texts that are in no pair. "
+        "Raise dpo.beta, lower the learning rate or the passes, or fine-tune on the chosen answers first.",
+        severity=Severity.WARNING,
+        check=_chosen_become_unlikely,
+    ),
+    HELD_OUT_RULE,
+)
+
+DPO_METRICS = TrainerMetrics(
+    tables={"DPO": METRICS},
+    evaluation=EVALUATION,
+    watched={
+        "dpo/loss": "loss",
+        "dpo/accuracy": "accuracy",
+        "dpo/margin": "margin",
+        "evaluation/pair_accuracy": "held-out accuracy",
+        "dpo/logprob_chosen": "log-prob chosen",
+        "dpo/gradient_norm": "gradient",
+        "throughput/train_tokens_per_second": "tokens/s",
+    },
+    before_after={
+        "Pair accuracy": ("evaluation/pair_accuracy", "dpo/accuracy"),
+        "Loss": ("evaluation/loss", "dpo/loss"),
+        "Margin": ("evaluation/margin_mean", "dpo/margin"),
+        "Log-prob of the chosen": ("evaluation/logprob_chosen", "dpo/logprob_chosen"),
+        "Log-prob of the rejected": ("evaluation/logprob_rejected", "dpo/logprob_rejected"),
+    },
+    curves=(*CURVES, *SPEED),
+    rules=(*RULES, *COMMON_RULES),
+)

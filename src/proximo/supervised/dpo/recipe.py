@@ -1,0 +1,82 @@
+"""What the recipe of `proximo dpo` holds. Not what is built from it (build.py)."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from proximo.config.data import PreferenceDataConfig
+from proximo.config.recipe import (
+    TrainerRecipe,
+    check_one_pass,
+    check_quantisation,
+    check_reference,
+    check_tokenizer,
+)
+from proximo.config.run import ModelConfig, OptimizerConfig, TokenizerConfig
+from proximo.config.schema.base import Section
+
+
+class DPOConfig(Section):
+    """Direct preference optimisation. The model's own dropout is off, so that policy and reference read alike."""
+
+    num_epochs: float = Field(1.0, gt=0)
+    """Passes over the pairs; more than one overfits soon."""
+    pairs_per_step: int = Field(32, ge=1)
+    """Pairs of one update."""
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    loss: Literal["sigmoid", "ipo"] = "sigmoid"
+    """`sigmoid`: that of DPO, which pushes the answers of a pair apart without end. `ipo`: draws the difference of
+    their log-ratios to 1 / (2 beta)."""
+    beta: float = Field(0.1, gt=0)
+    """What a nat of log-ratio to the reference is worth in reward: the smaller, the further the policy may go."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Share of pairs whose label is taken to be the wrong way round (conservative DPO); 0 believes them all."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-7, schedule="linear")
+    """Optimizer of the policy."""
+
+    @model_validator(mode="after")
+    def _smooths_labels(self) -> Self:
+        if self.loss == "ipo" and self.label_smoothing:
+            raise ValueError(
+                "label_smoothing is for loss: sigmoid; ipo does not push pairs apart without end: remove it"
+            )
+        return self
+
+    @property
+    def rows_per_update(self) -> int:
+        """Pairs of one update."""
+        return self.pairs_per_step
+
+
+class DPORecipe(TrainerRecipe):
+    """`proximo dpo`."""
+
+    memory_settings: ClassVar[str] = "lower dpo.tokens_per_microbatch, or set model.activation_checkpointing"
+
+    model: ModelConfig
+    """The policy that is trained, best a fine-tuned one; a frozen copy (or its base, with LoRA) is the reference."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """The policy's tokenizer."""
+    reference: ModelConfig | None = None
+    """Another reference than a copy of the policy; it must share the policy's vocabulary."""
+    data: PreferenceDataConfig
+    """Preference pairs."""
+    dpo: DPOConfig = DPOConfig()
+    """How it learns."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check_tokenizer(self.model, "model", self.tokenizer)
+        check_reference(self.model, "model", self.reference)
+        check_quantisation(self.model, "model", self.run)
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest, budget = 2 * self.dpo.pairs_per_step * self.data.max_tokens, self.dpo.tokens_per_microbatch
+        check_one_pass(self.dpo.optimizer, longest=longest, budget=budget, section="dpo", rows="dpo.pairs_per_step")
+        return self
+
+    def longest_sequence(self) -> dict[str, int]:
+        return {"data.max_tokens": self.data.max_tokens}

@@ -1,0 +1,102 @@
+"""Direct preference optimisation of a policy, step by step. Not its recipe (build.py) nor the run around it
+(run/loop.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards, ipo_loss
+from proximo.algorithms.segments import segment_sum
+from proximo.data.preferences import PreferencePair
+from proximo.metrics.values import Mean, MetricValue
+from proximo.models.batching import plan_batches
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses, pack_responses
+from proximo.supervised.dpo.recipe import DPOConfig
+from proximo.supervised.pair_scores import PairMeasures, pair_scores
+from proximo.supervised.pair_task import PairTask
+from proximo.supervised.task import TaskInputs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairBatch:
+    """Pairs of one pass: all chosen answers behind their prompts, then all rejected ones, packed."""
+
+    answers: PackedResponses
+    num_pairs: int
+    reference_logprobs: Tensor
+    """[2 num_pairs] of whole answers."""
+
+
+class DPOTask(PairTask[LanguageModel, DPOConfig, PairBatch]):
+    """Makes the chosen answer of a pair likelier than the rejected one, as measured against a reference."""
+
+    role: ClassVar[str] = "policy"
+    metric_group: ClassVar[str] = "dpo"
+    # Accuracy stays level while the policy grows too sure of its pairs; the loss then rises.
+    best_metric: str | None = "evaluation/loss"
+    best_is_lowest: bool = True
+
+    def __init__(
+        self, inputs: TaskInputs[LanguageModel, PreferencePair, DPOConfig], *, reference: LanguageModel
+    ) -> None:
+        super().__init__(inputs)
+        self.reference = reference
+
+    def training_metrics(self, total: PairMeasures) -> dict[str, MetricValue]:
+        assert total.logprobs is not None
+        return {
+            "dpo/accuracy": Mean(total.scores.correct, len(total.scores.chosen)),
+            "dpo/margin": Mean.of(total.scores.gaps),
+            "dpo/reward_chosen": Mean.of(total.scores.chosen),
+            "dpo/reward_rejected": Mean.of(total.scores.rejected),
+            "dpo/logprob_chosen": Mean.of(total.logprobs.chosen),
+            "dpo/logprob_rejected": Mean.of(total.logprobs.rejected),
+        }
+
+    def evaluation_metrics(self, total: PairMeasures) -> dict[str, MetricValue]:
+        assert total.logprobs is not None
+        return super().evaluation_metrics(total) | {
+            "evaluation/logprob_chosen": Mean.of(total.logprobs.chosen),
+            "evaluation/logprob_rejected": Mean.of(total.logprobs.rejected),
+        }
+
+    def batches(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], PairBatch]]:
+        """With the reference's log-probs."""
+        plan = plan_batches([pair.num_tokens for pair in pairs], token_budget=self.config.tokens_per_microbatch)
+        batches = []
+        for indices in plan:
+            members = [pairs[i] for i in indices]
+            answers = pack_responses(
+                [pair.prompt_token_ids for pair in (*members, *members)],
+                [*(pair.chosen_token_ids for pair in members), *(pair.rejected_token_ids for pair in members)],
+                device=self.model.device,
+            )
+            with torch.no_grad():
+                reference = answer_logprobs(self.reference, answers)
+            batch = PairBatch(answers=answers, num_pairs=len(members), reference_logprobs=reference)
+            batches.append((indices, batch))
+        return batches
+
+    def loss(self, batch: PairBatch, *, num_pairs: int) -> tuple[Tensor, PairMeasures]:
+        logprobs = answer_logprobs(self.model, batch.answers)
+        ratios = (logprobs - batch.reference_logprobs).split(batch.num_pairs)
+        beta = self.config.beta
+        if self.config.loss == "ipo":
+            per_pair = ipo_loss(*ratios, beta=beta)
+        else:
+            per_pair = dpo_loss(*ratios, beta=beta, label_smoothing=self.config.label_smoothing)
+        rewards = [implicit_rewards(part.detach(), beta=beta) for part in ratios]
+        measures = PairMeasures(
+            scores=pair_scores(*rewards), logprobs=pair_scores(*logprobs.detach().split(batch.num_pairs))
+        )
+        return per_pair.sum() / num_pairs, measures
+
+
+def answer_logprobs(model: LanguageModel, answers: PackedResponses) -> Tensor:
+    """[S] log-probs of whole answers, in nats: sums over their tokens, 0 for an empty one."""
+    return segment_sum(model.response_logprobs(answers).logprobs, answers.response_lengths)

@@ -1,0 +1,77 @@
+"""What reward training and DPO share: an update and an evaluation over preference pairs. Not their losses."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from proximo.data.preferences import PreferencePair
+from proximo.learner.update import UpdateResult
+from proximo.metrics.calibration import calibration
+from proximo.metrics.values import Last, Mean, MetricValue, Sum
+from proximo.run.logs import Record
+from proximo.supervised.pair_scores import PairMeasures, pair_metrics, pair_sample
+from proximo.supervised.task import Config, Model, SupervisedTask, mean_loss
+
+Batch = TypeVar("Batch")
+
+
+class PairTask(SupervisedTask[Model, PreferencePair, Config], Generic[Model, Config, Batch]):
+    """A subclass packs pairs into batches, and says what the loss over one of them is."""
+
+    def learn(
+        self, chosen: Sequence[PreferencePair], *, seed: int | None
+    ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
+        """One update; the loss is the mean over the pairs."""
+        result = self.learners[self.role].update(
+            [batch for _, batch in self.batches(chosen)],
+            lambda batch: self.loss(batch, num_pairs=len(chosen)),
+            seed=seed,
+        )
+        own = self.training_metrics(reduce(add, result.statistics)) | {
+            f"{self.metric_group}/loss": mean_loss(result, len(chosen)),
+            f"{self.metric_group}/pairs": Sum(len(chosen)),
+        }
+        return result, own, sum(pair.num_tokens for pair in chosen)
+
+    @torch.no_grad()
+    def evaluate(self, num_rows: int | None = None) -> Record | None:
+        """The loss and what the scores say of the held-out pairs; each pair goes to samples.jsonl with its own."""
+        held_out = self.held_out[:num_rows]
+        if not held_out:
+            return None
+        scores: dict[int, tuple[float, float]] = {}
+        loss, parts = 0.0, []
+        for indices, batch in self.batches(held_out):
+            value, part = self.loss(batch, num_pairs=len(held_out))
+            loss += value.item()
+            parts.append(part)
+            scores |= dict(zip(indices, zip(part.scores.chosen, part.scores.rejected, strict=True), strict=True))
+        total = reduce(add, parts)
+        metrics = self.evaluation_metrics(total) | {
+            "evaluation/pairs": Sum(len(held_out)),
+            "evaluation/loss": Mean(loss * len(held_out), len(held_out)),
+            "evaluation/calibration_error": Last(calibration(total.scores.gaps).error),
+        }
+        rows = [pair_sample(self.tokenizer, pair, scores[i]) for i, pair in enumerate(held_out)]
+        return Record(metrics=metrics, samples=rows)
+
+    @abstractmethod
+    def batches(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], Batch]]:
+        """The pairs in micro-batches, each with the places of its pairs among the given ones."""
+
+    @abstractmethod
+    def loss(self, batch: Batch, *, num_pairs: int) -> tuple[Tensor, PairMeasures]:
+        """The sum of the losses of a batch over `num_pairs`, the pairs of the whole update; and what was seen."""
+
+    @abstractmethod
+    def training_metrics(self, total: PairMeasures) -> dict[str, MetricValue]:
+        """What an update over these pairs says, beside its loss and their number."""
+
+    def evaluation_metrics(self, total: PairMeasures) -> dict[str, MetricValue]:
+        """What held-out pairs say, beside loss, number and calibration."""
+        return pair_metrics("evaluation", total.scores)

@@ -1,0 +1,55 @@
+"""`proximo reward`: from the recipe to a running task. Not the steps (task.py)."""
+
+from proximo.errors import ConfigError
+from proximo.models.context_length import check_lengths
+from proximo.models.dropout import disable_dropout
+from proximo.models.scalar import HeadStart
+from proximo.run.build.conversion import check_optimizer
+from proximo.run.build.data import read_split, token_cache
+from proximo.run.build.models import build_scalar_model, build_tokenizer, check_readers, prepare_place
+from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.supervised.pair_data import SplitPairs, load_pairs
+from proximo.supervised.reward.recipe import RewardRecipe
+from proximo.supervised.reward.task import RewardTask
+from proximo.supervised.task import TaskInputs
+
+
+def build_task(recipe: RewardRecipe) -> RewardTask:
+    """Data first, then the model: a mistake in a file costs no loading."""
+    if recipe.model.init_from != "path":
+        raise ConfigError(
+            f"model.init_from is {recipe.model.init_from}, but a reward model starts from a path or a config"
+        )
+    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
+    check_optimizer(recipe.reward.optimizer, place.device)
+    rows = read_split(recipe.data, seed=recipe.run.seed)
+    tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
+    check_readers(recipe.tokenizer, tokenizer, {"reward": recipe.model})
+    pairs = load_pairs(recipe.data, rows, tokenizer, cache=cache)
+    model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, place=place)
+    check_lengths(model.base.config, role="reward", max_prompt_tokens=pairs.longest, max_response_tokens=0)
+    if not recipe.reward.dropout:
+        disable_dropout(model.model)
+    return RewardTask(
+        TaskInputs(
+            model=model,
+            tokenizer=tokenizer,
+            examples=pairs.training,
+            held_out=pairs.held_out,
+            config=recipe.reward,
+            seed=recipe.run.seed,
+            fingerprint=inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {}),
+            notes=(
+                *(f"data: {rows.description}", f"training pairs: {pairs.report}"),
+                *(*_unused_margins(recipe, pairs), *cache.notes),
+            ),
+        )
+    )
+
+
+def _unused_margins(recipe: RewardRecipe, pairs: SplitPairs) -> list[str]:
+    """A note where rows have margins that the loss has no place for."""
+    count = pairs.num_margins
+    if not count or recipe.reward.loss == "bradley_terry":
+        return []
+    return [f"the margins of {count:,} pairs are not used: only loss bradley_terry has a place for them"]

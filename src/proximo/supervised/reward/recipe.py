@@ -1,0 +1,75 @@
+"""What the recipe of `proximo reward` holds. Not what is built from it (build.py)."""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from proximo.config.data import PreferenceDataConfig
+from proximo.config.recipe import TrainerRecipe, check_one_pass, check_quantisation, check_tokenizer
+from proximo.config.run import OptimizerConfig, ScalarModelConfig, TokenizerConfig
+from proximo.config.schema.base import Section
+
+
+class RewardTrainingConfig(Section):
+    """Training of a reward model on preference pairs."""
+
+    num_epochs: float = Field(1.0, gt=0)
+    """Passes over the pairs; more than one overfits soon."""
+    pairs_per_step: int = Field(32, ge=1)
+    """Pairs of one update."""
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    loss: Literal["bradley_terry", "divergence_window"] = "bradley_terry"
+    """`bradley_terry` compares the scores of the last tokens; `divergence_window` those of all tokens from where
+    the two answers part (as DeepSpeed-Chat)."""
+    score_centring: float = Field(0.0, ge=0)
+    """Weight of the squared sum of both scores, which keeps scores near 0; for `bradley_terry`."""
+    dropout: bool = False
+    """Keep the model's own dropout in training."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear")
+    """Optimizer of the model."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.score_centring > 0 and self.loss != "bradley_terry":
+            raise ValueError(f"score_centring belongs to loss: bradley_terry; with {self.loss} leave it out")
+        return self
+
+    @property
+    def rows_per_update(self) -> int:
+        """Pairs of one update."""
+        return self.pairs_per_step
+
+
+class RewardRecipe(TrainerRecipe):
+    """`proximo reward`."""
+
+    memory_settings: ClassVar[str] = "lower reward.tokens_per_microbatch, or set model.activation_checkpointing"
+
+    model: ScalarModelConfig
+    """The backbone that the reward model starts from."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """Its tokenizer."""
+    data: PreferenceDataConfig
+    """Preference pairs."""
+    reward: RewardTrainingConfig = RewardTrainingConfig()
+    """How it learns."""
+
+    @model_validator(mode="after")
+    def _starts_somewhere(self) -> Self:
+        if self.model.init_from != "path":
+            raise ValueError("model needs path (trained weights) or config (a random start)")
+        check_quantisation(self.model, "model", self.run)
+        check_tokenizer(self.model, "model", self.tokenizer)
+        return self
+
+    @model_validator(mode="after")
+    def _one_pass_in_backward(self) -> Self:
+        longest, budget = 2 * self.reward.pairs_per_step * self.data.max_tokens, self.reward.tokens_per_microbatch
+        check_one_pass(
+            self.reward.optimizer, longest=longest, budget=budget, section="reward", rows="reward.pairs_per_step"
+        )
+        return self
+
+    def longest_sequence(self) -> dict[str, int]:
+        return {"data.max_tokens": self.data.max_tokens}

@@ -1,0 +1,76 @@
+"""Supervised fine-tuning, step by step. Not the run around it (run/loop.py)."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proximo.data.examples import TextExample
+from proximo.learner.text_batches import text_batches, text_nats
+from proximo.learner.update import UpdateResult
+from proximo.metrics.values import ExponentialMean, Mean, MetricValue, Sum
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses
+from proximo.run.logs import Record
+from proximo.supervised.sft.recipe import SFTConfig
+from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
+
+
+class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
+    """Minimises the negative log-likelihood per counted token, over updates of `examples_per_step` examples."""
+
+    role: ClassVar[str] = "policy"
+    metric_group: ClassVar[str] = "sft"
+    best_metric: str | None = "evaluation/loss"
+    best_is_lowest: bool = True
+
+    def __init__(
+        self, inputs: TaskInputs[LanguageModel, TextExample, SFTConfig], *, held_out_characters: int = 0
+    ) -> None:
+        super().__init__(inputs)
+        self.held_out_characters = held_out_characters
+
+    @property
+    def dropout(self) -> bool:
+        """Whether the model keeps its own dropout in training."""
+        return self.config.dropout
+
+    def learn(
+        self, chosen: Sequence[TextExample], *, seed: int | None
+    ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
+        """One update; the loss is the mean over the counted tokens of all of them."""
+        count = sum(example.num_targets for example in chosen)
+        result = self.learners[self.role].update(
+            self._batches(chosen), lambda batch: self._loss(batch, count), seed=seed
+        )
+        nats = mean_loss(result, count)
+        own: dict[str, MetricValue] = {
+            "sft/loss": nats,
+            "sft/perplexity": ExponentialMean(nats.total, nats.count),
+            "sft/tokens": Sum(count),
+        }
+        return result, own, sum(len(example.token_ids) for example in chosen)
+
+    @torch.no_grad()
+    def evaluate(self, num_rows: int | None = None) -> Record | None:
+        """Loss, perplexity and bits per character on the held-out examples, or the first `num_rows` of them."""
+        held_out = self.held_out[:num_rows]
+        if not held_out:
+            return None
+        nats = sum(self._loss(batch, 1)[0].item() for batch in self._batches(held_out))
+        count = sum(example.num_targets for example in held_out)
+        metrics: dict[str, MetricValue] = {
+            "evaluation/loss": Mean(nats, count),
+            "evaluation/perplexity": ExponentialMean(nats, count),
+        }
+        if len(held_out) == len(self.held_out):
+            metrics["evaluation/bits_per_character"] = Mean(nats / math.log(2), self.held_out_characters)
+        return Record(metrics=metrics)
+
+    def _batches(self, examples: Sequence[TextExample]) -> list[PackedResponses]:
+        return text_batches(examples, token_budget=self.config.tokens_per_microbatch, device=self.model.device)
+
+    def _loss(self, batch: PackedResponses, count: int) -> tuple[Tensor, None]:
+        return text_nats(self.model, batch) / count, None
