@@ -264,6 +264,9 @@ class Evaluated:
     def evaluate(self, num_rows):
         return Record(metrics={}, samples=[{"response": "ab", "components": {"r": math.nan}}])
 
+    def close(self):
+        pass
+
 
 def test_samples_of_an_evaluation_are_valid_json_whatever_their_numbers(folder, monkeypatch, capsys):
     save_run(folder / "run", {1: {"policy": tiny_language_model()}})

@@ -18,6 +18,7 @@ from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
 from proximo.records import Prompt
 from proximo.rewards.model import ModelReward
+from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
 from proximo.supervised.sft import build as sft
 from proximo.supervised.sft.recipe import SFTRecipe
@@ -67,7 +68,7 @@ def reward_template(place: Path, template: str) -> PPORecipe:
 
 
 def test_a_reward_model_whose_template_rewrites_earlier_turns_scores_a_whole_run(place: Path) -> None:
-    assert from_recipe.run_trainer(reward_template(place, DROPPING), RunOptions(quiet=True)) == 0
+    assert run_trainer(reward_template(place, DROPPING), RunOptions(quiet=True)) == 0
     lines = [json.loads(line) for line in (place / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(line.get("response/unscored", 0) == 0 for line in lines)
 

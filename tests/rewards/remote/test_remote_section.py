@@ -145,7 +145,7 @@ def test_a_service_that_is_not_there_is_a_mistake_of_the_recipe_and_of_no_dry_ru
 def test_a_pipeline_asks_its_services_before_its_first_stage(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "_run_stage", lambda *_: pytest.fail("a stage began"))
+    monkeypatch.setattr(pipeline, "run_trainer", lambda *_: pytest.fail("a stage began"))
     with ScriptedService(good) as service:
         source = {"kind": "remote", "url": service.url, "attempts": 1}
     recipe = {
