@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,10 +23,9 @@ class _Moves(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
-        if func is Tensor.__getitem__ and args[0].is_cuda:
-            return _indexed(*args)
-        if func is Tensor.copy_ and args[0].is_cuda:
-            return torch.ops.aten.copy_.default(*args)
+        on_cuda = bool(args) and isinstance(args[0], Tensor) and args[0].is_cuda
+        if on_cuda and func in _ON_CUDA:
+            return _ON_CUDA[func](*args, **given)
         if func is torch.tensor and _is_cuda(given.get("device")):
             return _moved(func(*args, **given | {"device": "cpu"}), given["device"])
         if func is Tensor.to and (device := next(filter(_is_cuda, (*args[1:], given.get("device"))), None)) is not None:
@@ -51,6 +51,8 @@ def _indexed(tensor: Tensor, index: Any) -> Tensor:
             dim += tensor.dim() - named
         elif each is None:
             tensor, dim = tensor.unsqueeze(dim), dim + 1
+        elif each == slice(None):
+            dim += 1
         elif isinstance(each, slice):
             tensor, dim = torch.ops.aten.slice(tensor, dim, each.start, each.stop, each.step or 1), dim + 1
         elif isinstance(each, int):
@@ -58,6 +60,34 @@ def _indexed(tensor: Tensor, index: Any) -> Tensor:
         else:
             tensor, dim = tensor.index_select(dim, each), dim + 1
     return tensor
+
+
+def _assigned(tensor: Tensor, index: Any, value: Any) -> None:
+    part = _indexed(tensor, index)
+    if isinstance(value, Tensor):
+        torch.ops.aten.copy_.default(part, value)
+    else:
+        part.fill_(value)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
+    """One kernel, as on CUDA: a build without CUDA would take it apart."""
+    mask = given.get("attn_mask")
+    if mask is None:
+        return functional.scaled_dot_product_attention(query, key, value, **given)
+    bias = mask.expand(*query.shape[:3], key.shape[2])
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    return kernel(query, key, value, bias, compute_log_sumexp=False, scale=given["scale"])[0]
+
+
+_ON_CUDA = {
+    Tensor.__getitem__: _indexed,
+    Tensor.__setitem__: _assigned,
+    Tensor.copy_: torch.ops.aten.copy_.default,
+    functional.scaled_dot_product_attention: _attention,
+    functional.rms_norm: lambda inputs, *_, **__: torch.ops.aten.empty_like(inputs),  # likewise one kernel
+}
+"""Function -> what does it here, for tensors on the device."""
 
 
 class Kernels(TorchDispatchMode):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from architectures import build_architecture, random_sequences
 from builders import tiny_language_model, tiny_tokenizer
@@ -20,6 +21,7 @@ from proximo.models.fast_path import PATHS
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.precision import compute
 from proximo.models.precision.compute import Compute, casting
 from proximo.models.precision.placement import Precision
 from proximo.records import Prompt
@@ -72,8 +74,8 @@ def test_attention_is_handed_one_type(name: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_cache_keeps_keys_and_values_in_the_compute_type(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[RowCache] = []
-    plain = RowCache.advance
-    monkeypatch.setattr(RowCache, "advance", lambda cache, num_rows: (kept.append(cache), plain(cache, num_rows))[1])
+    plain = RowCache.passes
+    monkeypatch.setattr(RowCache, "passes", lambda cache, *given: (kept.append(cache), plain(cache, *given))[1])
     recorded = Recorded(monkeypatch, PackedLayout, type(_layout_of_rows()))
     prompts = [Prompt(id=str(n), token_ids=tuple(tokens)) for n, tokens in enumerate(random_sequences([4, 6]))]
     LocalEngine(half(name), tiny_tokenizer(), eos_token_ids=[]).generate(
@@ -255,3 +257,29 @@ def test_a_later_backward_pass_lets_go_of_each_gradient_before_it_goes_on() -> N
             order.clear()
             model.response_logprobs(batch()).logprobs.sum().backward()
     assert order.index(f"w{len(layers) - 1}") < order.index("layer 0"), order
+
+
+@pytest.mark.parametrize(("name", "stands_in"), [("llama", True), ("qwen3", True), ("gemma2", False), ("gpt2", False)])
+def test_norms_in_one_kernel_have_the_bits_of_the_modules(
+    name: str, stands_in: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU. Gemma's norm is another formula and stays what it is, as do norms of numbers in bf16."""
+    model = half(name)
+    kinds = {type(product).__name__ for _, product in model.backbone._products._products}
+    assert ("_RMSNorm" in kinds) is stands_in
+    ours = model.hidden_states(batch().packed), gradients(model, batch())
+    monkeypatch.setattr(compute, "_is_rms_norm", lambda _: False)
+    plain = half(name)
+    assert ours[0].equal(plain.hidden_states(batch().packed))
+    assert all(map(torch.equal, ours[1], gradients(plain, batch())))
+
+
+def test_a_norm_with_code_of_its_own_keeps_it() -> None:
+    class Doubled(LlamaRMSNorm):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return 2 * super().forward(hidden_states)
+
+    Doubled.__module__ = LlamaRMSNorm.__module__
+    assert compute._is_rms_norm(LlamaRMSNorm(4))
+    assert not compute._is_rms_norm(Doubled(4))
+    assert not compute._is_rms_norm(nn.RMSNorm(4))

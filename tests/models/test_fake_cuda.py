@@ -1,12 +1,17 @@
 """What passes do on CUDA, followed by shapes and types: which kernel they take, on which device, in which type."""
 
+from collections import Counter
+
 import pytest
 import torch
 
 from architectures import build_architecture
+from builders import tiny_language_model
 from fake_cuda import CUDA, fake_cuda
+from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
-from proximo.models.packing import pack_responses
+from proximo.models.packing import pack, pack_responses
+from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 
 pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")  # so says an autocast of its own
@@ -31,3 +36,37 @@ def test_in_float32_there_is_one_call_for_each_sequence() -> None:
         batch = pack_responses([[3, 4, 5], [6, 7]], [[8, 9], [10, 11, 12]], device="cpu").to(CUDA)
         model.response_logprobs(batch)
     assert kernels.operators["_varlen_attn"] == 0
+
+
+VIEWS = {"view", "_unsafe_view", "transpose", "t", "unsqueeze", "slice", "expand", "select", "unbind"}
+
+
+def operators_of_a_decoding_pass(model_type: str, num_layers: int) -> Counter[str]:
+    model = LanguageModel(tiny_language_model(model_type, num_hidden_layers=num_layers), precision=Precision.BF16)
+    with fake_cuda(model.model) as kernels, casting():
+        prompts = pack([[3, 4, 5], [6, 7]]).to(CUDA)
+        captured = PromptCache(prompts.lengths)
+        model.prefill(prompts, captured)
+        cache = RowCache(num_rows=2, initial_tokens=8, max_tokens=16)
+        cache.place(captured, 0, [0])
+        cache.place(captured, 1, [1])
+        tokens = torch.zeros(2, dtype=torch.long).to(CUDA)
+        decoder, (layout,) = model.decoder(), cache.passes(2, 1)
+        kernels.operators.clear()
+        decoder(tokens, layout.positions, cache, layout)
+    return Counter({name: count for name, count in kernels.operators.items() if name != "device"})  # a question
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral"])
+def test_a_layer_decodes_a_token_in_few_operators(model_type: str) -> None:
+    """Those that compute: 7 products, 2 norms, 10 for rotary positions, 4 casts (of what both norms give, of queries,
+    of keys), 2 for the cache, 1 for attention and a copy of its result, 2 for the gate, 2 residual sums."""
+    two, three = (operators_of_a_decoding_pass(model_type, num_layers) for num_layers in (2, 3))
+    layer = three - two
+    rest = two - layer - layer
+    computing = {name: count for name, count in layer.items() if name not in VIEWS}
+    assert sum(computing.values()) <= 31, computing
+    assert computing["_to_copy"] == 4
+    assert computing["_scaled_dot_product_efficient_attention"] == 1
+    assert layer.total() <= 76, layer
+    assert rest.total() <= 33, rest

@@ -2,7 +2,8 @@
 
 A prompt is computed once for all its samples, packed with other prompts and without padding. Each decoding pass then
 draws one token for every row; a response that ends leaves at once and the next sample takes its row. Only the logits
-of the last position are ever computed.
+of the last position are ever computed. An accelerator decodes a few tokens before the host looks at them; what a row
+wrote past the end of its response is then cut off, so that responses do not depend on how many those are.
 """
 
 import math
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
-from proximo.models.packing import pack
+from proximo.models.packing import pack, send
 from proximo.models.precision.compute import casting
 from proximo.models.train_eval import evaluating
 from proximo.records import Finish, Prompt, Response
@@ -28,6 +29,10 @@ _INITIAL_NEW_TOKENS = 64
 """Rows begin with room for so many new tokens and grow when a response outgrows them."""
 PREFILL_TOKENS = 4096
 """Prompt tokens of one packed pass."""
+TOKENS_PER_TRANSFER = 8
+"""New tokens of each row that an accelerator decodes before they are copied to the host, which waits for them.
+
+A response that ends keeps its row for 3.5 passes more on average: 2% of the passes where responses have 200 tokens."""
 
 
 class LocalEngine:
@@ -167,6 +172,7 @@ class _Call:
         self._computed: dict[int, _ComputedPrompt] = {}
         ending = sorted({*stop.eos_token_ids, *stop.options.stop_token_ids})
         self._ending_ids = torch.tensor(ending, dtype=torch.long, device=model.device)
+        self._passes_at_once = _passes_at_once(model.device)
 
     def run(self) -> Iterator[_Growing]:
         """Until every sample has finished; each as soon as it has."""
@@ -206,33 +212,51 @@ class _Call:
 
     @torch.inference_mode()
     def _decode(self) -> list[_Growing]:
-        """Close the holes among the rows, and one more token for each; those that end with it."""
+        """Close the holes among the rows, and a few more tokens for each; the responses that end with them."""
         for move in self._scheduler.compact():
             self._cache.move(move.source, move.target)
         rows = range(len(self._scheduler.rows))
         if not rows:
             return []
-        last = torch.tensor([self._in_row(row).token_ids[-1] for row in rows], device=self._model.device)
-        layout = self._cache.advance(len(rows))
-        hidden = self._decoder(last, layout.positions, self._cache, layout)
-        return self._draw(rows, self._head.logits(hidden))
+        growing = [self._in_row(row) for row in rows]
+        count = min(self._passes_at_once, max(each.limit - len(each.token_ids) for each in growing))
+        numbers = [[each.token_ids[-1] for each in growing], *_draw_numbers(growing, count)]
+        tokens, streams, *positions = send(torch.tensor(numbers), self._model.device)
+        drawn = []
+        for layout, position in zip(self._cache.passes(len(rows), count), positions, strict=True):
+            hidden = self._decoder(tokens, layout.positions, self._cache, layout)
+            drawn.append(self._sample(self._head.logits(hidden), streams, position))
+            tokens = drawn[-1][0]
+        return self._note(rows, growing, drawn)
 
     def _draw(self, rows: Sequence[int], logits: Tensor) -> list[_Growing]:
-        """logits [B, V] of as many rows: draw, note, and release the rows of responses that are over, and say which."""
+        """logits [B, V] of as many rows: draw one token for each; the responses that end with it."""
         growing = [self._in_row(row) for row in rows]
-        tokens, logprobs = sample(
-            logits,
-            streams=torch.tensor([each.stream for each in growing], device=logits.device),
-            positions=torch.tensor([len(each.token_ids) for each in growing], device=logits.device),
-            options=self._stop.options,
-            ending_ids=self._ending_ids,
-        )
-        for each, token, logprob in zip(growing, tokens.tolist(), logprobs.tolist(), strict=True):
-            if not math.isfinite(logprob):
-                raise _broken_logits(each)
-            each.token_ids.append(token)
-            each.logprobs.append(logprob)
-            each.finish = self._stop.finish(each.token_ids, limit=each.limit)
+        streams, positions = send(torch.tensor(_draw_numbers(growing, 1)), logits.device)
+        return self._note(rows, growing, [self._sample(logits, streams, positions)])
+
+    def _sample(self, logits: Tensor, streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See `sample`."""
+        options = self._stop.options
+        return sample(logits, streams=streams, positions=positions, options=options, ending_ids=self._ending_ids)
+
+    def _note(
+        self, rows: Sequence[int], growing: Sequence[_Growing], drawn: Sequence[tuple[Tensor, Tensor]]
+    ) -> list[_Growing]:
+        """Append what was drawn, up to the end of each response, and release the rows of those that are over.
+
+        `drawn`: tokens and log-probs of each pass, [B] each. Returns the responses that are over. Raises TrainingError
+        for a log-prob that is not finite.
+        """
+        for each, tokens, logprobs in zip(growing, *_fetch(drawn), strict=True):
+            for token, logprob in zip(tokens, logprobs, strict=True):
+                if not math.isfinite(logprob):
+                    raise _broken_logits(each)
+                each.token_ids.append(token)
+                each.logprobs.append(logprob)
+                each.finish = self._stop.finish(each.token_ids, limit=each.limit)
+                if each.finish is not None:
+                    break
         self._scheduler.release(row for row, each in zip(rows, growing, strict=True) if each.finish is not None)
         return [each for each in growing if each.finish is not None]
 
@@ -240,6 +264,23 @@ class _Call:
         slot = self._scheduler.rows[row]
         assert slot is not None
         return self._samples[slot.prompt_index][slot.sample_index]
+
+
+def _passes_at_once(device: torch.device) -> int:
+    """On a CPU nothing is waited for, so each token is looked at as soon as it is there."""
+    return 1 if device.type == "cpu" else TOKENS_PER_TRANSFER
+
+
+def _draw_numbers(growing: Sequence[_Growing], count: int) -> list[list[int]]:
+    """What the next `count` draws of each row are a function of: its stream, and the positions of its tokens."""
+    positions = ([len(each.token_ids) + number for each in growing] for number in range(count))
+    return [[each.stream for each in growing], *positions]
+
+
+def _fetch(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens and log-probs of each pass, [B] each -> of each row. Here the host waits for the device."""
+    tokens, logprobs = (torch.stack(each, dim=1).tolist() for each in zip(*drawn, strict=True))
+    return tokens, logprobs
 
 
 def _check_request(

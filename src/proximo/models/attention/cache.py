@@ -16,7 +16,7 @@ Legend: B active rows, H query heads, H_kv key/value heads, K head width, M long
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch.nn import functional
 from transformers import Cache
 
 from proximo.models.attention.packed import AttentionOptions, explicit_attention
+from proximo.models.packing import send
 from proximo.models.precision.compute import to_compute_type
 from proximo.native.decoding import CachePointers
 
@@ -89,13 +90,24 @@ class RowCache(Cache):
 
     def advance(self, num_rows: int) -> "RowLayout":
         """Make room for one more token in each of the first `num_rows` rows; the pass that follows writes it there."""
-        positions = self.lengths[:num_rows]
-        self._ensure(max(positions) + 1)
-        for row in range(num_rows):
-            self.lengths[row] += 1
+        return next(self.passes(num_rows, 1))
+
+    def passes(self, num_rows: int, count: int) -> Iterator["RowLayout"]:
+        """The same for `count` passes: run each before asking for the next layout.
+
+        All positions go to the device at once, so that nothing waits for it between two passes. A row that becomes full
+        on the way writes its last place again and again: its response is over, and what it decodes is not read.
+        """
+        lengths = self.lengths[:num_rows]
+        self._ensure(max(lengths) + 1)
+        self._ensure(min(max(lengths) + count, self._max_tokens))
         device = next(iter(self._storage.values()))[0].device
-        self._step = RowLayout(torch.tensor(positions, dtype=torch.long, device=device), num_tokens=max(positions) + 1)
-        return self._step
+        last = self._max_tokens - 1
+        positions = [[min(length + number, last) for length in lengths] for number in range(count)]
+        for number, sent in enumerate(send(torch.tensor(positions, dtype=torch.long), device)):
+            self.lengths[:num_rows] = [position + 1 for position in positions[number]]
+            self._step = RowLayout(sent, num_tokens=max(positions[number]) + 1)
+            yield self._step
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
@@ -191,5 +203,5 @@ class RowLayout:
         """The same as a term of the scores: the fused kernel would convert a boolean mask anew in every layer."""
         if (window, dtype) not in self._bias:
             seen = self._seen_by(window)
-            self._bias[window, dtype] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -math.inf)
+            self._bias[window, dtype] = torch.zeros_like(seen, dtype=dtype).masked_fill_(seen.logical_not(), -math.inf)
         return self._bias[window, dtype]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.pytorch_utils import Conv1D
 
 Casts = dict[tuple[int, Hashable], tuple[Tensor, Tensor]]
@@ -162,7 +163,7 @@ class Products:
     @property
     def matrices(self) -> list[nn.Parameter]:
         """With their biases, each once: what a pass reads in its own type alone."""
-        products = (module for module, _ in self._products if not isinstance(module, nn.Embedding))
+        products = (module for module, _ in self._products if isinstance(module, nn.Linear | Conv1D))
         return list(dict.fromkeys(each for module in products for each in module.parameters(recurse=False)))
 
     @property
@@ -173,14 +174,24 @@ class Products:
 
 
 def _product(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """None for what is no plain product of a matrix in floating point: a matrix in few bits multiplies its own way."""
+    """What stands in for a module; None: nothing does. A matrix in few bits multiplies its own way."""
     if type(module) is nn.Linear and module.weight.is_floating_point():
         return _Linear(module)
     if type(module) is Conv1D:
         return _Conv1D(module)
     if type(module) is nn.Embedding and module.max_norm is None:
         return _Embedding(module)
+    if _is_rms_norm(module):
+        return _RMSNorm(module)
     return None
+
+
+def _is_rms_norm(module: nn.Module) -> bool:
+    """True for a norm of transformers whose code is that of Llama's, as that of most architectures is."""
+    code, own = getattr(type(module).forward, "__code__", None), LlamaRMSNorm.forward.__code__
+    if not type(module).__module__.startswith("transformers.") or code is None:
+        return False
+    return (code.co_code, code.co_names, code.co_consts) == (own.co_code, own.co_names, own.co_consts)
 
 
 class _Linear:
@@ -206,6 +217,19 @@ class _Embedding:
     def __call__(self, inputs: Tensor) -> Tensor:
         found = nn.Embedding.forward(self._module, inputs)
         return found.float() if found.dtype is torch.bfloat16 else found
+
+
+class _RMSNorm:
+    """w x / rms(x) of float32 rows: one kernel on CUDA, where the module's own code is six; the same bits on a CPU."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module: Any = module
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        module = self._module
+        if not inputs.dtype is module.weight.dtype is torch.float32:  # Qwen3 norms queries and keys, which are bf16
+            return type(module).forward(module, inputs)
+        return functional.rms_norm(inputs, module.weight.shape, module.weight, module.variance_epsilon)
 
 
 class _Conv1D:
