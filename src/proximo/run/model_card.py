@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from huggingface_hub import ModelCardData
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.run_folder import CHECKPOINTS
@@ -43,9 +43,8 @@ def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> s
         recipe = saved_recipe(run_folder)
     except RunFolderError:  # of another version, or damaged: the model is as good as before
         recipe = None
-    matter = yaml.safe_dump(_front_matter(run, recipe, role, is_adapter), sort_keys=False, allow_unicode=True)
     parts = [
-        f"---\n{matter}---",
+        f"---\n{_front_matter(run, recipe, role, is_adapter).to_yaml()}\n---",
         f"# {run.name}",
         f"{WHAT.get(role, WHAT['policy'])}, from step {step:,} of {_stage(run)} with Proximo.",
         *_training(recipe, run),
@@ -56,19 +55,17 @@ def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> s
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(run: Run, recipe: TrainerRecipe | None, role: str, is_adapter: bool) -> dict[str, Any]:
-    scalar = role in SCALAR_ROLES
+def _front_matter(run: Run, recipe: TrainerRecipe | None, role: str, is_adapter: bool) -> ModelCardData:
     tags = ["proximo", *([run.trainer.name] if run.trainer else []), *(["lora"] if is_adapter else [])]
-    matter: dict[str, Any] = {
-        "library_name": "peft" if is_adapter else "transformers",
-        "pipeline_tag": "text-classification" if scalar else "text-generation",
-        "tags": [*tags, "reward-model"] if role == "reward" else tags,
-    }
     base = _base(recipe, role) if recipe else None
-    if base is not None and base.kind == "Hub":
-        matter["base_model"] = base.name
     data = [each.name for each in _data_inputs(recipe) if each.kind == "Hub"] if recipe else []
-    return matter | ({"datasets": data} if data else {})
+    return ModelCardData(
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag="text-classification" if role in SCALAR_ROLES else "text-generation",
+        tags=[*tags, "reward-model"] if role == "reward" else tags,
+        base_model=base.name if base is not None and base.kind == "Hub" else None,
+        datasets=data or None,
+    )
 
 
 def _base(recipe: TrainerRecipe, role: str) -> Input | None:
