@@ -85,7 +85,7 @@ def sorting_sft() -> dict[str, Any]:
         "max_position_embeddings": 64,
         "tie_word_embeddings": True,
     }
-    source = {"function": "sorting:examples", "arguments": {"num_rows": 8000}}
+    source = {"function": "sorting:examples", "kwargs": {"num_rows": 8000}}
     return {
         "tokenizer": {"train_vocab_size": 300},
         "model": {"config": model},
@@ -111,8 +111,8 @@ def ppo(folder: Path, demo: Path, task: str, name: str, seed: int) -> dict[str, 
 
 def sorting_ppo(folder: Path) -> dict[str, Any]:
     """Exact scores of 0 or 1; nothing to over-optimise, so no KL."""
-    train = {"function": "sorting:problems", "arguments": {"num_rows": 4000, "seed": 1}}
-    held_out = {"function": "sorting:problems", "arguments": {"num_rows": 256, "seed": 2}}
+    train = {"function": "sorting:problems", "kwargs": {"num_rows": 4000, "seed": 1}}
+    held_out = {"function": "sorting:problems", "kwargs": {"num_rows": 256, "seed": 2}}
     return {
         "policy": {"path": str(model_of(folder / "digits in order" / "sft", "policy"))},
         "data": {"sources": [train], "evaluation_sources": [held_out], "max_prompt_tokens": 32},

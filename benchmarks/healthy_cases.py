@@ -27,15 +27,15 @@ def policy_rate(learning_rate: float) -> dict[str, Any]:
 
 
 SHORT_DIGITS = {
-    "sources": [{"function": "sorting:problems", "arguments": {"num_rows": 4000, "seed": 1, "digits": 3}}],
-    "evaluation_sources": [{"function": "sorting:problems", "arguments": {"num_rows": 128, "seed": 2, "digits": 3}}],
+    "sources": [{"function": "sorting:problems", "kwargs": {"num_rows": 4000, "seed": 1, "digits": 3}}],
+    "evaluation_sources": [{"function": "sorting:problems", "kwargs": {"num_rows": 128, "seed": 2, "digits": 3}}],
 }
 EASY_COUNTDOWN = {
-    "sources": [{"function": "proximo.data.countdown:rows", "arguments": {"num_rows": 8000, "seed": 1, "signs": "+"}}],
+    "sources": [{"function": "proximo.data.countdown:rows", "kwargs": {"num_rows": 8000, "seed": 1, "signs": "+"}}],
     "evaluation_sources": [
         {
             "function": "proximo.data.countdown:rows",
-            "arguments": {"num_rows": 128, "seed": 2, "split": "held_out", "signs": "+"},
+            "kwargs": {"num_rows": 128, "seed": 2, "split": "held_out", "signs": "+"},
         }
     ],
 }

@@ -27,18 +27,18 @@ def rate(trainer: str, learning_rate: float) -> dict[str, Any]:
 
 def digit_pairs(num_rows: int, **arguments: Any) -> list[dict[str, Any]]:
     """Rows of sorting.py as the training pairs."""
-    return [{"function": "sorting:pairs", "arguments": {"num_rows": num_rows, "seed": 1, **arguments}}]
+    return [{"function": "sorting:pairs", "kwargs": {"num_rows": num_rows, "seed": 1, **arguments}}]
 
 
 def review_pairs(num_rows: int, noise: float = 0.15) -> list[dict[str, Any]]:
     """Pairs of reviews, of which a share is in the wrong order."""
     arguments = {"num_rows": num_rows, "seed": 1, "noise": noise}
-    return [{"function": f"{REVIEWS}preference_rows", "arguments": arguments}]
+    return [{"function": f"{REVIEWS}preference_rows", "kwargs": arguments}]
 
 
 def few_digits(num_rows: int, **arguments: Any) -> list[dict[str, Any]]:
     """Fine-tuning data of sorting.py."""
-    return [{"function": "sorting:examples", "arguments": {"num_rows": num_rows, **arguments}}]
+    return [{"function": "sorting:examples", "kwargs": {"num_rows": num_rows, **arguments}}]
 
 
 HEALTHY = {

@@ -33,7 +33,7 @@ TINY = {
 
 def source(function: str, rows: int) -> dict[str, Any]:
     return {
-        "sources": [{"function": f"{REVIEWS}:{function}", "arguments": {"num_rows": rows, "seed": 0}}],
+        "sources": [{"function": f"{REVIEWS}:{function}", "kwargs": {"num_rows": rows, "seed": 0}}],
         "held_out_rows": 4,
     }
 

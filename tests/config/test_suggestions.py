@@ -43,7 +43,35 @@ def test_the_nearest_key_of_the_whole_recipe_is_found(typed, meant):
     assert best(typed, tree={"reward": [{"kind": "model"}, {"kind": "model"}]}) == meant
 
 
-@pytest.mark.parametrize(("former", "now"), RENAMED.items())
+REWARD_KINDS = {
+    "arguments": "function",
+    "each_number": "countdown",
+    "first_pause_seconds": "remote",
+    "judge_class": "verifier",
+    "limit_each_test": "code",
+    "no_answer": "maths",
+    "no_program": "code",
+    "opened_by_prompt": "think_answer",
+    "requests_at_once": "remote",
+    "right": "maths",
+    "right_reads": "think_answer",
+    "satisfies": "json_schema",
+    "several_boxes": "maths",
+    "unfenced": "code",
+    "well_formed_credit": "think_answer",
+    "wrong": "countdown",
+    "zero_as_minus_one": "think_answer",
+}
+"""Former keys of reward sources, and a kind that had each."""
+
+
+@pytest.mark.parametrize(("former", "kind"), REWARD_KINDS.items())
+def test_a_former_key_of_a_reward_source_leads_to_the_one_of_today(former, kind):
+    tree = {"reward": [{"kind": "model"}, {"kind": kind}]}
+    assert best(f"reward.1.{former}", tree=tree) == f"reward.1.{RENAMED[former]}"
+
+
+@pytest.mark.parametrize(("former", "now"), [pair for pair in RENAMED.items() if pair[0] not in REWARD_KINDS])
 def test_a_key_of_an_earlier_version_leads_to_the_one_of_today(former, now):
     """In a recipe, in a pipeline, and in a section that is made in Python."""
     schema = RewardRecipe if former == "model.start" else PPORecipe

@@ -243,18 +243,18 @@ PLACES = [
     ),
     (
         "wrong argument",
-        {"path": "proximo.data.pairing:label_pairs", "arguments": {"file": "x"}},
+        {"path": "proximo.data.pairing:label_pairs", "kwargs": {"file": "x"}},
         ["label_pairs", "path", "file"],
     ),
     ("not a generator", {"path": "os:getpid"}, ["os:getpid", "must yield rows", "int"]),
     (
         "rows are not mappings",
-        {"path": "string:capwords", "arguments": {"s": "ab"}},
+        {"path": "string:capwords", "kwargs": {"s": "ab"}},
         ["string:capwords, row 1", "mapping", "'A'"],
     ),
     ("weight of 0", {"path": "a.jsonl", "weight": 0}, ["weight", "a.jsonl", "above 0"]),
     ("max_rows of 0", {"path": "a.jsonl", "max_rows": 0}, ["max_rows", "at least 1"]),
-    ("arguments of a file", {"path": "a.jsonl", "arguments": {"a": 1}}, ["arguments", "not a function"]),
+    ("arguments of a file", {"path": "a.jsonl", "kwargs": {"a": 1}}, ["kwargs", "not a function"]),
     ("a function without a colon", {"path": "a.b", "format": "function"}, ["package.module:function", "a.b"]),
     ("no path", {"path": ""}, ["needs a path"]),
 ]

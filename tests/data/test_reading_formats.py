@@ -93,7 +93,7 @@ def test_keys_that_a_table_adds_to_messages_are_left_out(tmp_path: Path) -> None
 def test_a_function_gives_what_it_yields(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "my_rows.py").write_text("def count(n):\n    for i in range(n):\n        yield {'prompt': str(i)}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    rows = read_source(Source(path="my_rows:count", arguments={"n": 3}))
+    rows = read_source(Source(path="my_rows:count", kwargs={"n": 3}))
     assert [row.values["prompt"] for row in rows] == ["0", "1", "2"]
     assert rows[2].origin == "my_rows:count, row 3"
 

@@ -182,7 +182,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("sft", "Data", "data.held_out_rows=5 data.evaluation_sources=[{path: a/b}]"),
     ("sft", "Data", "data.sources=[{path: a/b, weight: 2}, {path: a/c}]"),
     ("sft", "Data", "data.sources=[{path: a/b, function: 'm:f'}]"),
-    ("sft", "Data", "data.sources=[{path: a/b, arguments: {x: 1}}]"),
+    ("sft", "Data", "data.sources=[{path: a/b, kwargs: {x: 1}}]"),
     ("sft", "Data", "data.sources=[{path: a/b, template: '{question}'}]"),
 )
 """Command, section of the page, what is changed in a small good recipe of that command."""

@@ -184,7 +184,7 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("policy with infinity", lambda: trainer(policy=spoilt(float("inf"))), "layers.1.mlp.up_proj.weight .*not finite"),
     ("number as function", lambda: FunctionReward(3), "it is a int, which cannot be called"),
     ("text as time-out", lambda: FunctionReward(length, timeout_seconds="a"), "number of seconds above 0, got 'a'"),
-    ("number as arguments", lambda: FunctionReward(length, arguments=3), "must be a mapping from their names"),
+    ("number as arguments", lambda: FunctionReward(length, kwargs=3), "must be a mapping from their names"),
     ("number as name", lambda: FunctionReward(length, name=3), "since metrics carry it; got 3"),
     ("classifier in a ModelReward", lambda: ModelReward(classifier()), r"write ModelReward\(ScalarModel\(model\)\)"),
     ("weight on the wrong side", lambda: WeightedReward([(FunctionReward(length), 1.0)]), r"pairs \(weight, source\)"),

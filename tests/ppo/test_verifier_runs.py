@@ -52,7 +52,7 @@ def lines(place: Path) -> list[dict[str, float]]:
 
 
 def test_a_run_counts_what_its_sources_do_and_leaves_no_worker(place: Path) -> None:
-    watched = verifier("letters", verifier_class="example_verifiers:Letters", arguments={"letter": "b"})
+    watched = verifier("letters", verifier_class="example_verifiers:Letters", kwargs={"letter": "b"})
     made = recipe(place, verifier("letters", verifier_class="example_verifiers:Letters"), gold=watched)
     assert run("ppo", made, QUIET) == 0
     for line in lines(place)[1:]:
@@ -142,7 +142,7 @@ def test_what_a_recipe_says_of_workers_reaches_them(monkeypatch: pytest.MonkeyPa
         reward_sources, "VerifierReward", lambda verifier, **options: given.update(options, verifier=verifier)
     )
     config = CustomVerifierRewardConfig(
-        kind="verifier", verifier_class="m:J", workers=3, worker_memory_mib=200, arguments={"x": 1}
+        kind="verifier", verifier_class="m:J", workers=3, worker_memory_mib=200, kwargs={"x": 1}
     )
     place = build.Place(device=torch.device("cpu"), precision=Precision.FLOAT32, seed=0)
     build.build_reward_source(config, tiny_tokenizer(), place=place, tokens_per_microbatch=64)

@@ -20,7 +20,7 @@ SMALL = [
     "ppo.rollout.max_num_seqs=4",
     "data.held_out_rows=3",
     "data.max_prompt_tokens=200",
-    "data.sources.0.arguments.num_rows=12",
+    "data.sources.0.kwargs.num_rows=12",
     "run.save_every_steps=null",
 ]
 

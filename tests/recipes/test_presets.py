@@ -42,7 +42,7 @@ def metrics(path):
 
 @pytest.mark.parametrize("recipe", ["areal-ppo", "areal-grpo"])
 def test_a_preset_with_a_function_trains(recipe, folder):
-    small = [*(f"ppo.{each}" for each in STEP), "data.sources.0.arguments.num_rows=8", "data.max_prompt_tokens=200"]
+    small = [*(f"ppo.{each}" for each in STEP), "data.sources.0.kwargs.num_rows=8", "data.max_prompt_tokens=200"]
     model = ["policy.path=model", "policy.activation_checkpointing=false"]
     assert main(["ppo", recipe, *RUN, *model, *small]) == 0
     assert metrics(folder / "runs" / recipe)[-1]["step"] == 1

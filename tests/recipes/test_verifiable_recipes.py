@@ -19,8 +19,8 @@ SMALL_MODEL = [
 SMALL_MADE = [
     *SMALL_MODEL,
     *("sft.model.config.num_attention_heads=1", "sft.model.config.num_key_value_heads=1", "run.tensorboard=false"),
-    *("sft.data.sources.0.arguments.num_rows=80", "sft.data.held_out_rows=8", "sft.sft.examples_per_step=36"),
-    *("ppo.data.sources.0.arguments.num_rows=16", "ppo.data.evaluation_sources.0.arguments.num_rows=3"),
+    *("sft.data.sources.0.kwargs.num_rows=80", "sft.data.held_out_rows=8", "sft.sft.examples_per_step=36"),
+    *("ppo.data.sources.0.kwargs.num_rows=16", "ppo.data.evaluation_sources.0.kwargs.num_rows=3"),
     *("ppo.ppo.num_steps=1", "ppo.ppo.prompts_per_step=2", "ppo.ppo.minibatch_responses=null"),
     *("ppo.ppo.rollout.max_new_tokens=6", "ppo.run.evaluate_every_steps=null"),
 ]

@@ -6,7 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from keep_runs import KEPT, NUM_STEPS, SAVED_STEP
+from keep_runs import KEPT, NUM_STEPS, SAVED_STEP, sft
 
 from proximo.checkpoint.manifest import FORMAT
 from proximo.cli import main
@@ -79,7 +79,7 @@ def test_a_run_of_another_format_is_refused_by_name(monkeypatch: pytest.MonkeyPa
     """By the next format the kept ones of today too."""
     monkeypatch.setattr("proximo.checkpoint.manifest.FORMAT", FORMAT + 1)
     with pytest.raises(CheckpointError, match=r"has format \d+, and .* reads format \d+: go on with the version that"):
-        run("sft", settings("sft"), RESUME)
+        run("sft", sft(), RESUME)
 
 
 @pytest.mark.usefixtures("kept")

@@ -24,7 +24,7 @@ def made(function: str, **options: Any) -> Iterator[ProcessFunctionReward]:
 
 
 def test_the_function_is_called_elsewhere_with_what_it_is_always_called_with() -> None:
-    with made("recites", arguments={"bonus": 0.5}) as source:
+    with made("recites", kwargs={"bonus": 0.5}) as source:
         found = source.score([response(text="ab"), response(text="cde")])
         assert source.score([]) == []
     assert [each.score for each in found] == [2.5, 3.5]
@@ -69,7 +69,7 @@ def test_mistakes_are_found_before_anything_is_scored() -> None:
     with pytest.raises(ConfigError, match="has nothing callable of the name 'no_such'"), made("no_such"):
         pass
     unexpected = pytest.raises(ConfigError, match="got an unexpected keyword argument 'bonus'")
-    with unexpected, made("hangs", arguments={"bonus": 1}):
+    with unexpected, made("hangs", kwargs={"bonus": 1}):
         pass
     with made("recites") as source, pytest.raises(DataError, match="the rows' columns cross as JSON"):
         source.score([response(to=prompt(metadata={"when": {1}}))])

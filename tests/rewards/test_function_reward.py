@@ -23,7 +23,7 @@ def test_the_function_sees_texts_metadata_answer_and_finish() -> None:
         return [len(text) + bonus for text in responses]
 
     asked = prompt(text=None, messages=({"role": "user", "content": "2+2?"},), answer="4", metadata={"level": 1})
-    source = FunctionReward(reward, arguments={"bonus": 0.5})
+    source = FunctionReward(reward, kwargs={"bonus": 0.5})
     (result,) = source.score([response(to=asked, text="four", finish=Finish.LENGTH)])
     assert result.score == 4.5
     assert seen == {
@@ -89,16 +89,16 @@ def fails(prompts, responses, metadata):
 
 
 @pytest.mark.parametrize(
-    ("function", "arguments"),
+    ("function", "kwargs"),
     [
         (lambda texts: texts, {}),
         (lambda prompts, responses, metadata: [], {"weight": 2}),
         (lambda prompts, responses, metadata, *, weight: [], {}),
     ],
 )
-def test_a_function_that_cannot_be_called_is_a_mistake_before_the_run(function, arguments) -> None:
+def test_a_function_that_cannot_be_called_is_a_mistake_before_the_run(function, kwargs) -> None:
     with pytest.raises(ConfigError, match="'short' is called as function.*but its signature is"):
-        FunctionReward(function, name="short", arguments=arguments)
+        FunctionReward(function, name="short", kwargs=kwargs)
 
 
 def test_a_function_that_hangs_stops_the_run_and_says_what_was_waited_for() -> None:

@@ -99,7 +99,7 @@ def test_nothing_outlives_a_trainer_that_is_killed() -> None:
         "pool = WorkerPool(Job(service='verifier', path='example_verifiers:Hostile'), limits, name='j')\n"
         "rest = {'prompt': '', 'reference': None, 'metadata': {}, 'finish': 'eos', 'num_tokens': 1}\n"
         "texts = ('leave_a_child', 'sleep', 'spin', 'sleep')\n"
-        "work = pool.submit(encode({'verifier': {'text': text, **rest}}) for text in texts)\n"
+        "work = pool.submit(encode({'grade': {'text': text, **rest}}) for text in texts)\n"
         "pool.wait(work[:1], seconds=60, limit='the test')\n"
         "print('ready', flush=True)\n"
         "pool.wait(work, seconds=60, limit='the test')\n"

@@ -205,9 +205,9 @@ KNOBS = [
     Knob(data.SourceConfig, "function", "sft", {"data.sources": [{"function": "knobs:rows"}]}),
     Knob(
         data.SourceConfig,
-        "arguments",
+        "kwargs",
         "sft",
-        {"data.sources": [{"function": "knobs:rows", "arguments": {"word": "ba"}}]},
+        {"data.sources": [{"function": "knobs:rows", "kwargs": {"word": "ba"}}]},
         {"data.sources": [{"function": "knobs:rows"}]},
     ),
     Knob(data.SourceConfig, "format", "sft", texts(format="parquet"), stops="parquet"),
@@ -465,7 +465,7 @@ KNOBS = [
     Knob(rewards.FunctionRewardConfig, "kind", "ppo", function(), scorer()),
     Knob(rewards.FunctionRewardConfig, "name", "ppo", function(name="other"), function()),
     Knob(rewards.FunctionRewardConfig, "function", "ppo", function(function="tiny_runs:share_of_vowels"), function()),
-    Knob(rewards.FunctionRewardConfig, "arguments", "ppo", function(arguments={"letter": "b"}), function()),
+    Knob(rewards.FunctionRewardConfig, "kwargs", "ppo", function(kwargs={"letter": "b"}), function()),
     Knob(rewards.FunctionRewardConfig, "weight", "ppo", function(weight=2.0), function()),
     Knob(rewards.CustomVerifierRewardConfig, "kind", "ppo", verifier(), function()),
     Knob(rewards.CustomVerifierRewardConfig, "name", "ppo", verifier(name="other"), verifier()),
@@ -476,7 +476,7 @@ KNOBS = [
         verifier(verifier_class="example_verifiers:Hostile"),
         verifier(),
     ),
-    Knob(rewards.CustomVerifierRewardConfig, "arguments", "ppo", verifier(arguments={"letter": "b"}), verifier()),
+    Knob(rewards.CustomVerifierRewardConfig, "kwargs", "ppo", verifier(kwargs={"letter": "b"}), verifier()),
 ]
 
 SINKS = {

@@ -150,14 +150,14 @@ def test_three_failures_in_a_row_give_a_sink_up_and_a_resume_sends_what_it_misse
 
 
 def test_a_tracker_that_cannot_be_opened_does_not_end_the_run(recipe: dict[str, Any], capsys) -> None:
-    assert run("sft", changed(recipe, {"run.sinks": [BOOK | {"arguments": {"refuses": True}}]}), START) == 0
+    assert run("sft", changed(recipe, {"run.sinks": [BOOK | {"kwargs": {"refuses": True}}]}), START) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "the run goes on (TimeoutError: no answer)" in said
     assert "failed 7 times" in said
 
 
 def test_a_sink_of_ones_own_is_told_its_name_and_arguments(recipe: dict[str, Any]) -> None:
-    own = BOOK | {"name": "mine", "arguments": {"refuses": False}}
+    own = BOOK | {"name": "mine", "kwargs": {"refuses": False}}
     assert run("sft", changed(recipe, {"run.sinks": [own]}), START) == 0
     assert Book.opened[0].name == "mine"
 
@@ -244,7 +244,7 @@ def open_late_book(run: TrackedRun) -> Book:
     ("sink", "problem"),
     [
         ({"function": "test_sinks:open_later"}, "run.sinks.0: test_sinks:open_later.*it is async"),
-        ({"function": "test_sinks:open_book", "arguments": {"refuse": 1}}, r"run.sinks.0: .*\(run, refuse=...\)"),
+        ({"function": "test_sinks:open_book", "kwargs": {"refuse": 1}}, r"run.sinks.0: .*\(run, refuse=...\)"),
         (
             {"function": "test_sinks:open_no_book"},
             r"no method write\(step, metrics\) and no method close\(\); write_samples\(step, samples\) cannot be",

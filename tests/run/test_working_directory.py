@@ -54,10 +54,10 @@ def test_a_run_with_relative_paths_survives_functions_that_move(
         recipe_of("ppo", inputs),
         {
             "run.folder": "moved",
-            "run.sinks": [{"kind": "function", "function": "test_working_directory:Book", "arguments": to}],
+            "run.sinks": [{"kind": "function", "function": "test_working_directory:Book", "kwargs": to}],
             "policy": {"path": "language_model"},
-            "data": {"sources": [{"function": "test_working_directory:moving_rows", "arguments": to}]},
-            "reward": [{"kind": "function", "name": "m", "function": "test_working_directory:moving", "arguments": to}],
+            "data": {"sources": [{"function": "test_working_directory:moving_rows", "kwargs": to}]},
+            "reward": [{"kind": "function", "name": "m", "function": "test_working_directory:moving", "kwargs": to}],
             "gold": None,
             "value": {"init_from": "policy"},
         },

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from proximo.cli import chat, configuration, doctor, planning, rating, recipes, serving, training, using
+from proximo.cli import chat, configuration, doctor, pass_rates, planning, recipes, serving, training, using
 from proximo.errors import ProximoError, redacted
 from proximo.failures import disk_refused, memory_ran_out
 
@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 training.add_to(app)
 planning.add_to(app)
-rating.add_to(app)
+pass_rates.add_to(app)
 using.add_to(app)
 chat.add_to(app)
 serving.add_to(app)

@@ -25,8 +25,8 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
     without_token: Annotated[
         bool, typer.Option("--without-token", help="Answer everyone who can reach an address that is not loopback.")
     ] = False,
-    running: Annotated[int, typer.Option(min=1, help="Requests scored at the same time.")] = 4,
-    waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 503 and come again.")] = 64,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests scored at the same time.")] = 4,
+    queue_size: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 503 and come again.")] = 64,
     request_mib: Annotated[int, typer.Option(min=1, help="Largest request, in MiB.")] = 64,
     grace_seconds: Annotated[int, typer.Option(min=1, help="For running requests, after SIGTERM or Ctrl-C.")] = 25,
 ) -> int:
@@ -36,7 +36,7 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
     proximo serve-reward ppo.yaml                             for this machine alone
     export REWARD_TOKEN=...                                   on both machines
     proximo serve-reward rewards.yaml --host 0.0.0.0 --token-env REWARD_TOKEN
-    proximo serve-reward rewards.yaml reward.0.workers=8 --running 8
+    proximo serve-reward rewards.yaml reward.0.workers=8 --concurrency 8
     curl http://127.0.0.1:8321/health
     curl http://127.0.0.1:8321/metrics -H "Authorization: Bearer $REWARD_TOKEN"
 
@@ -58,8 +58,8 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
         port=port,
         token_env=token_env,
         without_token=without_token,
-        running=running,
-        waiting=waiting,
+        concurrency=concurrency,
+        queue_size=queue_size,
         request_mib=request_mib,
         grace_seconds=grace_seconds,
     )

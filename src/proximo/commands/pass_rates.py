@@ -36,7 +36,7 @@ from proximo.run.preflight import inputs_of
 from proximo.working_directory import kept_working_directory
 
 
-def run_rate(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_prompts: int | None = None) -> int:
+def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_prompts: int | None = None) -> int:
     """Sample and score as the first step would, write one row per training prompt, and print what came out.
 
     Raises UserError where the file is there already or has no folder, and TrainingError where too many responses could

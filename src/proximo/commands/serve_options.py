@@ -22,9 +22,9 @@ class ServeOptions:
     """Environment variable that has the token; None for none."""
     without_token: bool = False
     """Listen for everyone who can reach the address."""
-    running: int = 4
+    concurrency: int = 4
     """Requests that are scored at the same time."""
-    waiting: int = 64
+    queue_size: int = 64
     """Requests that may wait beside them."""
     request_mib: int = 64
     grace_seconds: int = 25

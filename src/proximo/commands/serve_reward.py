@@ -42,7 +42,7 @@ def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
         listener = stack.enter_context(_listening(options))
         sources = [(config.weight, stack.enter_context(_built(config))) for config in configs]
         limits = ServiceLimits(
-            running=options.running, waiting=options.waiting, request_bytes=options.request_mib * 2**20
+            concurrency=options.concurrency, queue_size=options.queue_size, request_bytes=options.request_mib * 2**20
         )
         token = None if options.token_env is None else read_secret(options.token_env)
         service = RewardService(WeightedReward(sources), limits=limits, token=token)

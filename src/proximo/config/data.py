@@ -13,9 +13,9 @@ class SourceConfig(Section):
     path: str | None = None
     """A file (.json, .jsonl, .csv, .parquet, .txt), a `save_to_disk` folder, or a Hub data set's name."""
     function: str | None = None
-    """`package.module:function`, called with `arguments`, yielding one dict per row."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of `function`."""
+    """`package.module:function`, called with `kwargs`, yielding one dict per row."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword kwargs of `function`."""
     format: Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text"] = "auto"
     """`auto` goes by the file's ending; an existing folder is `disk`; anything else is `hub`."""
     split: str = "train"
@@ -42,8 +42,8 @@ class SourceConfig(Section):
     def _one_origin(self) -> Self:
         if (self.path is None) == (self.function is None):
             raise ValueError("exactly one of path and function is needed")
-        if self.arguments and self.function is None:
-            raise ValueError("arguments are for function")
+        if self.kwargs and self.function is None:
+            raise ValueError("kwargs are for function")
         if self.template is not None and self.problems is None:
             raise ValueError("template is the prompt of problems: say which they are, or make the prompt under columns")
         return self

@@ -70,8 +70,8 @@ class FunctionSinkConfig(Section):
     kind: Literal["function"]
     """A function that makes the sink."""
     function: str
-    """`package.module:function`, called as `function(run, **arguments)` with a `TrackedRun`; it returns a `Sink`."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    """`package.module:function`, called as `function(run, **kwargs)` with a `TrackedRun`; it returns a `Sink`."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments of the function."""
     name: str | None = None
     """The run's name; null takes the run folder as the recipe writes it."""

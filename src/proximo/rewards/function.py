@@ -19,7 +19,7 @@ from proximo.rewards.statistics import BatchStatistics
 from proximo.working_directory import kept_working_directory
 
 RewardFunction = Callable[..., Sequence[FunctionResult]]
-"""Called as `function(prompts, responses, metadata, **arguments)` with three lists of equal length."""
+"""Called as `function(prompts, responses, metadata, **kwargs)` with three lists of equal length."""
 _Answer = tuple[Any, BaseException | None]
 
 
@@ -57,7 +57,7 @@ class FunctionReward:
         function: RewardFunction,
         *,
         name: str = "function",
-        arguments: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
         """Raises ConfigError for what is no function of these arguments, and for a name or a time-out that is none."""
@@ -65,10 +65,10 @@ class FunctionReward:
             raise ConfigError(
                 f"the name of a reward is letters, digits, '_', '.' and '-', since metrics carry it; got {name!r:.60}"
             )
-        if arguments is not None and not isinstance(arguments, Mapping):
+        if kwargs is not None and not isinstance(kwargs, Mapping):
             raise ConfigError(
-                f"the arguments of reward function {name!r} must be a mapping from their names to their values, got "
-                f"{type(arguments).__name__}"
+                f"kwargs of reward function {name!r} must be a mapping from their names to their values, got "
+                f"{type(kwargs).__name__}"
             )
         if isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, int | float) or not timeout_seconds > 0:
             raise ConfigError(
@@ -77,9 +77,9 @@ class FunctionReward:
             )
         self.name = name
         self.function = function
-        self.arguments = dict(arguments or {})
+        self.kwargs = dict(kwargs or {})
         self.timeout_seconds = timeout_seconds
-        check_reward_function(function, self.arguments, name=repr(name))
+        check_reward_function(function, self.kwargs, name=repr(name))
         self._statistics = BatchStatistics()
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
@@ -101,7 +101,7 @@ class FunctionReward:
 
         def work() -> None:
             try:
-                answers.put((self.function(*lists, **self.arguments), None))
+                answers.put((self.function(*lists, **self.kwargs), None))
             except BaseException as error:
                 answers.put((None, error))
 

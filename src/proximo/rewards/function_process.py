@@ -28,12 +28,12 @@ class ProcessFunctionReward:
     concurrent = True
 
     def __init__(
-        self, path: str, *, name: str, arguments: Mapping[str, Any] | None = None, timeout_seconds: float = 600.0
+        self, path: str, *, name: str, kwargs: Mapping[str, Any] | None = None, timeout_seconds: float = 600.0
     ) -> None:
         """`path` is `package.module:function`. Raises ConfigError where the process cannot import or call it."""
         self.name = name
         self.timeout_seconds = timeout_seconds
-        job = Job(service="function", path=path, options=arguments or {}, whole_environment=True)
+        job = Job(service="function", path=path, options=kwargs or {}, whole_environment=True)
         limits = PoolLimits(num_workers=1, answer_seconds=timeout_seconds, attempts=ATTEMPTS)
         self._pool = WorkerPool(job, limits, name=name)
         self._statistics = SourceStatistics()

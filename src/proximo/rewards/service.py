@@ -53,9 +53,9 @@ Found = TypeVar("Found")
 class ServiceLimits:
     """What a service takes on."""
 
-    running: int = 4
+    concurrency: int = 4
     """Requests that are scored at the same time."""
-    waiting: int = 64
+    queue_size: int = 64
     """Requests that may wait beside them; more are sent away with 503."""
     request_bytes: int = 64 * 2**20
 
@@ -77,8 +77,8 @@ class RewardService:
         self.limits = limits or ServiceLimits()
         self.token = token
         self.statistics = ServiceStatistics()
-        self._threads = ThreadPoolExecutor(self.limits.running, thread_name_prefix="score")
-        self._turn = asyncio.Semaphore(self.limits.running)
+        self._threads = ThreadPoolExecutor(self.limits.concurrency, thread_name_prefix="score")
+        self._turn = asyncio.Semaphore(self.limits.concurrency)
         self._admitted = 0
 
     def application(self) -> Starlette:
@@ -102,7 +102,7 @@ class RewardService:
             self._authorise(request)
         except _SentAwayError as error:
             return _said(error)
-        waiting = max(0, self._admitted - self.limits.running)
+        waiting = max(0, self._admitted - self.limits.concurrency)
         return JSONResponse({**self.statistics.as_json(), "running": self._admitted - waiting, "waiting": waiting})
 
     async def score(self, request: Request) -> Response:
@@ -116,7 +116,7 @@ class RewardService:
     async def _admitted_to(self, work: Callable[[Request], Awaitable[bytes]], request: Request) -> Response:
         try:
             self._authorise(request)
-            if self._admitted >= self.limits.running + self.limits.waiting:
+            if self._admitted >= self.limits.concurrency + self.limits.queue_size:
                 raise _SentAwayError(503, "too many requests wait already", {"Retry-After": "1"})
             self._admitted += 1
             try:

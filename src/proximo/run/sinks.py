@@ -196,8 +196,8 @@ def _sink_problem(sink: SinkConfig) -> str | None:
         case TrackioSinkConfig():
             return trackio_problem(sink.space_id)
         case FunctionSinkConfig():
-            problem = calling_problem(import_function(sink.function), [None], sink.arguments)
-            given = "".join(f", {key}=..." for key in sink.arguments)
+            problem = calling_problem(import_function(sink.function), [None], sink.kwargs)
+            given = "".join(f", {key}=..." for key in sink.kwargs)
             return problem and f"{sink.function} is called as function(run{given}), but {problem}"
 
 
@@ -206,7 +206,7 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
 
     def open_sink(run: TrackedRun) -> Sink:
         with kept_working_directory():
-            sink = function(run, **config.arguments)
+            sink = function(run, **config.kwargs)
         samples = ("write_samples(step, samples)",) if hasattr(sink, "write_samples") else ()
         if problem := methods_problem(sink, (*SINK_METHODS, *samples)):
             raise ConfigError(

@@ -46,7 +46,7 @@ def test_a_row_whose_tests_compare_with_what_cannot_cross_is_refused(sandbox, ki
 
 
 @pytest.mark.parametrize("test", FINE, ids=range(len(FINE)))
-def test_what_a_program_might_pass_is_left_alone(sandbox, test) -> None:
+def test_what_a_program_might_pass_is_left_isolated(sandbox, test) -> None:
     check(sandbox, {"test_list": [test]})
 
 

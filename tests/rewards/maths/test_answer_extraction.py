@@ -87,7 +87,7 @@ def test_a_long_response_takes_time_in_proportion(place: str) -> None:
         assert time.process_time() - start < 0.5, piece
 
 
-def test_boxes_in_boxes_take_memory_and_time_of_their_text_alone() -> None:
+def test_boxes_in_boxes_take_memory_and_time_of_their_text_isolated() -> None:
     """Each holding its contents, 40,000 of them would take 7 GB."""
     text = "\\boxed{" * 40_000 + "5" + "}" * 40_000
     tracemalloc.start()

@@ -269,7 +269,7 @@ def test_half_of_a_surrogate_pair_costs_no_request() -> None:
     assert found.reason == "ValueError: ?"
 
 
-def test_the_token_goes_into_the_header_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_goes_into_the_header_isolated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     with ScriptedService(good) as service:  # on this machine, so no proxy stands between

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Iterator[Service]:
-    options = ("--token-env", "REWARD_TOKEN", "--running", "2", "--waiting", "1", "--request-mib", "1")
+    options = ("--token-env", "REWARD_TOKEN", "--concurrency", "2", "--queue-size", "1", "--request-mib", "1")
     with real_service(folder, *options, "reward.0.weight=0.5", REWARD_TOKEN=TOKEN) as found:
         yield found
 

@@ -69,7 +69,7 @@ def test_whether_anybody_is_here_is_answered_while_all_turns_are_taken() -> None
         assert go_on.wait(60)
         return fine(responses)
 
-    service = RewardService(Source(slow), limits=ServiceLimits(running=1))
+    service = RewardService(Source(slow), limits=ServiceLimits(concurrency=1))
 
     async def ask() -> tuple[bytes, bytes]:
         asked = asyncio.create_task(service.score(request(request_body([response()]))))

@@ -86,7 +86,7 @@ class FunctionRewardConfig(Section):
     """Name of this component in the metrics."""
     function: str
     """`package.module:function`, called with lists of prompts, responses and metadata. docs/rewards.md."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments."""
     timeout_seconds: float = Field(600.0, gt=0)
     """The run stops, and says so, when the function has not answered for a batch after this long."""
@@ -106,11 +106,11 @@ class CustomVerifierRewardConfig(VerifierRewardConfig):
     """Name of this component in the metrics."""
     verifier_class: str
     """`package.module:Class`, with a method `grade`; made in each worker."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
+    kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the class."""
 
     def verifier_path(self) -> str:
         return self.verifier_class
 
     def verifier_options(self) -> dict[str, Any]:
-        return dict(self.arguments)
+        return dict(self.kwargs)

@@ -130,7 +130,7 @@ def _raw_rows(source: Source) -> Iterator[Row]:
     path = Path(source.path).expanduser()
     match _format(source, path):
         case "function":
-            return function_rows(source.path, source.arguments)
+            return function_rows(source.path, source.kwargs)
         case "hub":
             return hub_rows(source.path, source.path, split=source.split, subset=source.subset)
         case "disk":

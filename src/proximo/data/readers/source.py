@@ -33,7 +33,7 @@ class Source:
     """The data set of problems whose rows these are (`problems.py`), after `columns`."""
     template: str | None = None
     """The prompt of such a problem, with names in braces; None takes the data set's own."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of a function."""
     weight: float | None = None
     """Share in a mixture, relative to the weights of the other sources."""
@@ -53,7 +53,7 @@ class Source:
         is_function = self.format == "function" or IMPORT_PATH.fullmatch(self.path)
         if self.format == "function" and not IMPORT_PATH.fullmatch(self.path):
             raise ConfigError(f"a function is named as package.module:function, got '{self.path}'")
-        if self.arguments and not is_function:
-            raise ConfigError(f"source '{self.path}' has arguments, but it is not a function")
+        if self.kwargs and not is_function:
+            raise ConfigError(f"source '{self.path}' has kwargs, but it is not a function")
         if self.template is not None and self.problems is None:
             raise ConfigError(f"source '{self.path}' has a template, but problems does not say of what; see columns")

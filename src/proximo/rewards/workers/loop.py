@@ -18,8 +18,8 @@ from proximo.errors import ProximoError, TrainingError
 from proximo.rewards.workers.frames import Decoder, encode
 from proximo.rewards.workers.outcomes import Done, Failed, TimedOut, Work
 from proximo.rewards.workers.process import Job, WorkerProcess
-from proximo.rewards.workers.self_pipe import Doorbell
-from proximo.rewards.workers.work_queue import WorkLine, pause_after
+from proximo.rewards.workers.self_pipe import SelfPipe
+from proximo.rewards.workers.work_queue import WorkQueue, backoff_seconds
 
 START_SECONDS = 120.0
 """For a worker to import what it needs: sympy and torch take seconds on a machine with much else to do."""
@@ -60,46 +60,46 @@ class WorkerLoop:
         """What a ready worker says of itself."""
         self.num_restarts = 0
         self.num_retries = 0
-        self._line = WorkLine()
+        self._queue = WorkQueue()
         self._given_up = threading.Event()
-        self.doorbell = Doorbell()
+        self.wakeup = SelfPipe()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self.doorbell.descriptor, selectors.EVENT_READ)
+        self._selector.register(self.wakeup.descriptor, selectors.EVENT_READ)
         self._workers: list[WorkerProcess] = []
         self._writing: dict[int, WorkerProcess] = {}
         self._failed_starts = 0
-        self._next_start = 0.0
+        self._next_start_time = 0.0
         self._mean_seconds = AHEAD_SECONDS
 
-    def hand_in(self, work: Sequence[Work]) -> None:
+    def submit(self, work: Sequence[Work]) -> None:
         """From any thread."""
-        self._line.arrive(work)
-        self.doorbell.ring()
+        self._queue.submit(work)
+        self.wakeup.wake()
 
-    def abandon(self) -> None:
+    def discard_finished(self) -> None:
         """From any thread: somebody else has said what became of work that was handed in."""
         self._given_up.set()
-        self.doorbell.ring()
+        self.wakeup.wake()
 
     def run(self) -> None:
         """The thread's work."""
         try:
             while not self.closing.is_set():
-                self._staff()
-                self._line.take_in()
-                self._hand_out()
+                self._start_workers()
+                self._queue.admit()
+                self._dispatch()
                 heard = self._selector.select(self._pause())
                 for key, events in heard:
-                    self._attend(key, events)
-                self._look(all_of_them=not heard)
+                    self._on_event(key, events)
+                self._check_workers(all_of_them=not heard)
         finally:
             self.closing.set()
-            self._dismiss_all()
-            self._give_up("the workers were closed")
+            self._shut_down()
+            self._fail_all("the workers were closed")
             self.decided.set()
             self._selector.close()
 
-    def _dismiss_all(self) -> None:
+    def _shut_down(self) -> None:
         """Idle workers close their verifiers; what is not gone in time is killed."""
         for worker in self._workers:
             worker.dismiss()
@@ -111,9 +111,9 @@ class WorkerLoop:
         for worker in self._workers:
             worker.kill()
 
-    def _staff(self) -> None:
+    def _start_workers(self) -> None:
         """Start what is missing, with a pause after starts that failed."""
-        while len(self._workers) < self.limits.num_workers and time.monotonic() >= self._next_start:
+        while len(self._workers) < self.limits.num_workers and time.monotonic() >= self._next_start_time:
             try:
                 worker = WorkerProcess(self.job)
             except OSError as error:
@@ -125,29 +125,29 @@ class WorkerLoop:
 
     def _start_failed(self, error: ProximoError) -> None:
         self._failed_starts += 1
-        self._next_start = time.monotonic() + pause_after(self._failed_starts)
+        self._next_start_time = time.monotonic() + backoff_seconds(self._failed_starts)
         self.start_error = error
         self.decided.set()
         if self._failed_starts >= MAX_FAILED_STARTS and not any(worker.is_ready for worker in self._workers):
-            self._give_up(f"no worker could be started: {error}")
+            self._fail_all(f"no worker could be started: {error}")
 
-    def _give_up(self, reason: str) -> None:
-        self._line.give_up(reason)
+    def _fail_all(self, reason: str) -> None:
+        self._queue.fail_all(reason)
         for worker in self._workers:
             for work in worker.in_flight:
                 work.finish(Failed(reason=reason))
 
-    def _hand_out(self) -> None:
+    def _dispatch(self) -> None:
         """To whoever holds least; a few pieces ahead where they are quick, so that nobody waits for the next."""
         ahead = max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / self._mean_seconds)))
         ready = [worker for worker in self._workers if worker.is_ready and not worker.is_reserved]
         while ready:
             worker = min(ready, key=lambda each: len(each.in_flight))
-            if len(worker.in_flight) >= ahead or (work := self._line.next()) is None:
+            if len(worker.in_flight) >= ahead or (work := self._queue.next()) is None:
                 break
             self._send(worker, work)
         for worker in ready:
-            if not worker.in_flight and (work := self._line.next_alone()) is not None:
+            if not worker.in_flight and (work := self._queue.next_isolated()) is not None:
                 worker.is_reserved = True
                 self._send(worker, work)
         for worker in self._workers:
@@ -155,7 +155,7 @@ class WorkerLoop:
 
     def _send(self, worker: WorkerProcess, work: Work) -> None:
         if not worker.in_flight:
-            worker.head_since = time.monotonic()
+            worker.head_started = time.monotonic()
         worker.in_flight.append(work)
         worker.send(work.request)
 
@@ -170,38 +170,38 @@ class WorkerLoop:
             del self._writing[worker.requests]
             self._selector.unregister(worker.requests)
 
-    def _attend(self, key: selectors.SelectorKey, events: int) -> None:
+    def _on_event(self, key: selectors.SelectorKey, events: int) -> None:
         worker = key.data
         if worker is None:
-            self.doorbell.answer()
+            self.wakeup.drain()
         elif worker not in self._workers:  # buried in this very round
             return
         elif events & selectors.EVENT_WRITE:
             self._write(worker)
         else:
-            self._hear(worker)
+            self._read_replies(worker)
 
-    def _hear(self, worker: WorkerProcess) -> None:
+    def _read_replies(self, worker: WorkerProcess) -> None:
         try:
             messages = worker.read()
             if messages is None:
-                self._bury(worker, None)
+                self._reap(worker, None)
                 return
             for message in messages:
                 if worker in self._workers:
-                    self._understand(worker, message)
+                    self._on_message(worker, message)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            self._bury(worker, f"answered with something that is no reply ({type(error).__name__}: {error})")
+            self._reap(worker, f"answered with something that is no reply ({type(error).__name__}: {error})")
 
-    def _understand(self, worker: WorkerProcess, message: Any) -> None:
+    def _on_message(self, worker: WorkerProcess, message: Any) -> None:
         if not worker.is_ready:
             if "failed" in message:
                 worker.start_error = _as_error(message["failed"], message["message"])
-                self._bury(worker, None)
+                self._reap(worker, None)
                 return
             self.about = message["ready"]
             worker.is_ready = True
-            worker.head_since = time.monotonic()
+            worker.head_started = time.monotonic()
             self._failed_starts, self.start_error = 0, None
             self.decided.set()
             return
@@ -215,45 +215,45 @@ class WorkerLoop:
         else:
             self._retry(worker.in_flight.popleft(), str(message["raised"]))
         worker.is_reserved = False
-        worker.head_since = time.monotonic()
+        worker.head_started = time.monotonic()
         if message.get("leaving"):
-            self._bury(worker, None, blame=False)
+            self._reap(worker, None, blame=False)
 
     def _postpone(self, work: Work) -> None:
         """Everything else comes first; then it is asked as one that has had its first turn."""
         (request,) = Decoder().feed(work.request)
         work.request = encode(request | {"postponed": True})
         work.is_postponed = True
-        self._line.put_alone(work)
+        self._queue.put_isolated(work)
 
-    def _look(self, *, all_of_them: bool) -> None:
+    def _check_workers(self, *, all_of_them: bool) -> None:
         """Deadlines; and, where nothing was heard, whether they live."""
         now = time.monotonic()
         given_up = self._given_up.is_set()
         self._given_up.clear()
         for worker in tuple(self._workers):
             if given_up and any(work.outcome is not None for work in worker.in_flight):
-                self._bury(worker, None, blame=False)
-            elif not worker.is_ready and now > worker.head_since + START_SECONDS:
-                self._bury(worker, f"was not ready within {START_SECONDS:g} seconds")
-            elif worker.in_flight and now > worker.head_since + self.limits.answer_seconds:
+                self._reap(worker, None, blame=False)
+            elif not worker.is_ready and now > worker.head_started + START_SECONDS:
+                self._reap(worker, f"was not ready within {START_SECONDS:g} seconds")
+            elif worker.in_flight and now > worker.head_started + self.limits.answer_seconds:
                 self._time_out(worker)
             elif all_of_them and worker.has_died():
-                self._hear(worker)  # its last words may be a reply
+                self._read_replies(worker)  # its last words may be a reply
                 if worker in self._workers:
-                    self._bury(worker, None)
+                    self._reap(worker, None)
 
     def _time_out(self, worker: WorkerProcess) -> None:
         work = worker.in_flight.popleft()
-        self._bury(worker, None, blame=False)
+        self._reap(worker, None, blame=False)
         work.timeouts += 1
         if work.timeouts > 1:
             work.finish(TimedOut(seconds=self.limits.answer_seconds))
         else:
             self.num_retries += 1
-            self._line.put_alone(work)
+            self._queue.put_isolated(work)
 
-    def _bury(self, worker: WorkerProcess, reason: str | None, *, blame: bool = True) -> None:
+    def _reap(self, worker: WorkerProcess, reason: str | None, *, blame: bool = True) -> None:
         """End a worker; the piece that it was at has failed once more, unless `blame` is off."""
         self._workers.remove(worker)
         self._selector.unregister(worker.replies)
@@ -269,7 +269,7 @@ class WorkerLoop:
         rest = worker.in_flight
         if blame and rest:
             self._retry(rest.popleft(), f"its worker {reason}")
-        self._line.put_back(rest)
+        self._queue.requeue(rest)
 
     def _retry(self, work: Work, reason: str) -> None:
         work.failures += 1
@@ -277,18 +277,18 @@ class WorkerLoop:
             work.finish(Failed(reason=reason))
         elif work.outcome is None:
             self.num_retries += 1
-            self._line.pause(work)
+            self._queue.pause(work)
 
     def _pause(self) -> float | None:
         """Seconds until something is due though nobody says a word; None where nothing is."""
         now = time.monotonic()
-        due = [] if (paused := self._line.due()) is None else [paused]
+        due = [] if (paused := self._queue.due()) is None else [paused]
         if len(self._workers) < self.limits.num_workers:
-            due.append(self._next_start)
+            due.append(self._next_start_time)
         for worker in self._workers:
             if worker.in_flight or not worker.is_ready:
                 limit = self.limits.answer_seconds if worker.is_ready else START_SECONDS
-                due += [worker.head_since + limit, now + LOOK_EVERY_SECONDS]
+                due += [worker.head_started + limit, now + LOOK_EVERY_SECONDS]
         return max(0.0, min(due) - now) if due else None
 
 

@@ -64,7 +64,7 @@ class WorkerPool:
     def submit(self, requests: Iterable[bytes]) -> list[Work]:
         """Begin with these encoded requests, in this order. Returns at once."""
         work = [Work(request=request) for request in requests]
-        self._loop.hand_in(work)
+        self._loop.submit(work)
         return work
 
     def wait(self, work: Sequence[Work], *, seconds: float, limit: str) -> list[Outcome]:
@@ -91,17 +91,17 @@ class WorkerPool:
             for each in work:
                 timed_out = TimedOut(seconds=self._answer_seconds, times=each.timeouts)
                 each.finish(timed_out if each.timeouts or each.is_postponed else late)
-            self._loop.abandon()
+            self._loop.discard_finished()
         return [each.outcome or late for each in work]
 
     def close(self) -> None:
         """End every worker and whatever it started."""
         atexit.unregister(self.close)
         self._loop.closing.set()
-        self._loop.doorbell.ring()
+        self._loop.wakeup.wake()
         self._thread.join(CLOSE_SECONDS)
         if not self._thread.is_alive():
-            self._loop.doorbell.close()
+            self._loop.wakeup.close()
 
     def __enter__(self) -> Self:
         return self

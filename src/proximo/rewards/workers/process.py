@@ -84,7 +84,7 @@ class WorkerProcess:
         """It holds a piece of work that is to be alone."""
         self.in_flight: deque[Work] = deque()
         """What it was sent, in the order of its replies: it is at work on the first."""
-        self.head_since = time.monotonic()
+        self.head_started = time.monotonic()
         """When it began with the first of `in_flight`, or with getting ready; or later, never earlier."""
         self._decoder = Decoder()
         self._unsent = bytearray(

@@ -5,7 +5,7 @@ import threading
 from contextlib import suppress
 
 
-class Doorbell:
+class SelfPipe:
     """A pipe to itself. Its descriptors may be somebody else's once it is closed, so it never rings then."""
 
     def __init__(self) -> None:
@@ -16,13 +16,13 @@ class Doorbell:
         self._lock = threading.Lock()
         self._is_closed = False
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """From any thread, also when nobody listens any more."""
         with self._lock, suppress(BlockingIOError):  # a full pipe wakes as well
             if not self._is_closed:
                 os.write(self._push, b"!")
 
-    def answer(self) -> None:
+    def drain(self) -> None:
         """Until the next time."""
         with suppress(BlockingIOError):
             while os.read(self.descriptor, 4096):

@@ -68,7 +68,7 @@ def as_sources(sources: Sequence[SourceConfig]) -> list[Source]:
             columns=source.columns,
             problems=source.problems,
             template=source.template,
-            arguments=source.arguments,
+            kwargs=source.kwargs,
             weight=source.weight,
             max_rows=source.max_rows,
             whole=source.whole,

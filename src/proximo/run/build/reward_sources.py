@@ -29,14 +29,14 @@ def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
             return ProcessFunctionReward(
                 config.function,
                 name=config.name,
-                arguments=config.arguments,
+                kwargs=config.kwargs,
                 timeout_seconds=config.timeout_seconds,
             )
         case FunctionRewardConfig():
             return FunctionReward(
                 import_function(config.function),
                 name=config.name,
-                arguments=config.arguments,
+                kwargs=config.kwargs,
                 timeout_seconds=config.timeout_seconds,
             )
         case RemoteRewardConfig():

@@ -17,8 +17,8 @@ RECIPE = {
     "value": {"init_from": "policy"},
     "data": {"sources": [{"path": "rows.jsonl"}], "held_out_rows": 2, "max_prompt_tokens": 16},
     "reward": [
-        {"kind": "function", "name": "right", "function": "test_rate:by_letter"},
-        {"kind": "function", "name": "form", "function": "test_rate:by_length"},
+        {"kind": "function", "name": "right", "function": "test_pass_rates:by_letter"},
+        {"kind": "function", "name": "form", "function": "test_pass_rates:by_length"},
     ],
     "ppo": {
         "num_steps": 1,

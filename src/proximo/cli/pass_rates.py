@@ -39,8 +39,8 @@ def pass_rate(
     new_file(out)
     with functions_of_the_working_directory():
         loaded = checked(PPO.name, recipe, overrides or ())
-        from proximo.commands.pass_rates import run_rate
+        from proximo.commands.pass_rates import run_pass_rates
 
-        return run_rate(
+        return run_pass_rates(
             cast("PPORecipe", loaded.recipe), out, samples_per_prompt=samples_per_prompt, num_prompts=num_prompts
         )
