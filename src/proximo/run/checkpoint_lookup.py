@@ -1,4 +1,4 @@
-"""Which folder a user means by a run, a checkpoint of it, or a model, whole as it was saved. Builds no model."""
+"""Finds runs, checkpoints and saved models by path, and verifies their hashes. Builds no model."""
 
 import re
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
 from proximo.trainer_kinds import trainer_kinds
 
 ROLES = ("policy", "reward", "value", "average", "reference")
-"""Folders of a checkpoint; the first that is there is what the run trained."""
+"""Model folders of a checkpoint, in this order: the first one present is the model that the run trained."""
 STEP = re.compile(r"step-0*(\d+)")
 
 
 def find_run(folder: Path) -> Path:
-    """The run folder itself; of a pipeline's folder, that of its last stage which has a run.
+    """The folder if it is a run; for a pipeline's folder, the run of its last stage that has one.
 
     Raises RunFolderError where there is none.
     """
@@ -33,12 +33,12 @@ def find_run(folder: Path) -> Path:
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """The folder itself, and those of the stages of a pipeline in it, the last one first."""
+    """The folder, then the folders of pipeline stages inside it, last stage first."""
     return [folder, *(folder / kind.name for kind in reversed(trainer_kinds()))]
 
 
 def find_checkpoint(folder: Path, checkpoint: str = "latest") -> Checkpoint:
-    """The checkpoint of a run: `latest`, `best` or `step-N`, every file compared with its hash.
+    """The checkpoint `latest`, `best` or `step-N` of a run, after every file was compared with its hash.
 
     Raises RunFolderError where there is none, CheckpointError where it is damaged.
     """
@@ -48,17 +48,17 @@ def find_checkpoint(folder: Path, checkpoint: str = "latest") -> Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedModel:
-    """One role's folder of a checkpoint."""
+    """The folder of one role in a checkpoint."""
 
     folder: Path
     step: int
 
 
 def find_model(folder: Path, checkpoint: str = "latest", role: str | None = None) -> SavedModel:
-    """The model of a role in a run's checkpoint; without a role, the policy, or what else the run trained.
+    """The model of a role in a run's checkpoint; without a role, the model that the run trained.
 
-    What is read of it is compared with its hashes. Raises RunFolderError where the checkpoint has no such model, and
-    as `find_checkpoint`.
+    Its files are compared with their hashes. Raises RunFolderError if the checkpoint has no such model, and what
+    `find_checkpoint` raises.
     """
     store, step = _chosen(folder, checkpoint)
     found = store.load(step, parts=())
@@ -70,12 +70,12 @@ def find_model(folder: Path, checkpoint: str = "latest", role: str | None = None
 
 
 def language_model_path(path: str, checkpoint: str = "latest") -> str:
-    """The path of a language model: of a run its policy, else what was given, a model folder or a Hub name."""
+    """The policy's folder if `path` is a run, otherwise `path` itself, a model folder or a Hub name."""
     return _model_path(path, checkpoint, "policy")
 
 
 def reward_model_path(path: str) -> str:
-    """The same of a reward model, from the newest checkpoint of a run."""
+    """The reward model's folder in the latest checkpoint if `path` is a run, otherwise `path` itself."""
     return _model_path(path, "latest", "reward")
 
 
@@ -91,7 +91,7 @@ def _model_path(path: str, checkpoint: str, role: str) -> str:
 
 
 def refuse_neither(folder: Path) -> None:
-    """Raises RunFolderError for a folder that holds no model, no run and no pipeline with a run."""
+    """Raises RunFolderError if the folder holds neither a model, nor a run, nor a pipeline with a run."""
     if _holds_model(folder) or any(map(is_run_folder, _candidates(folder))):
         return
     raise RunFolderError(
@@ -105,15 +105,15 @@ def _holds_model(folder: Path) -> bool:
 
 
 def verify_models(inputs: Iterable[Input]) -> None:
-    """The same as `verify_model` of every folder among what a run reads, each once."""
+    """Calls `verify_model` once for each folder among the inputs of a run."""
     for path in sorted({each.name for each in inputs if each.kind == "folder"}):
         verify_model(path)
 
 
 def verify_model(path: str) -> None:
-    """Compare a model's folder with its hashes where it is part of a run's checkpoint.
+    """Compare a model folder that is part of a checkpoint with its hashes.
 
-    Any other folder, and a name on the Hub, is taken as it is: there is nothing to compare it with. Raises
+    Other folders and names on the Hub are not checked: they have no hashes. Raises
     CheckpointError where the checkpoint is damaged.
     """
     folder = Path(path).expanduser().resolve()
@@ -141,7 +141,7 @@ def _chosen(folder: Path, checkpoint: str) -> tuple[CheckpointStore, int]:
 
 
 def _verified(store: CheckpointStore, step: int, role: str) -> Path:
-    """A value head alone is read with the layers of the policy beside it."""
+    """A value model saved as a head alone also needs the policy's folder, which holds its layers."""
     folder = store.load(step, parts=()).path(role)
     return store.load(step, parts=(role, "policy") if (folder / VALUE_HEAD).exists() else (role,)).path(role)
 

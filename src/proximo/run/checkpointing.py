@@ -1,4 +1,4 @@
-"""What of a trained model and its optimizer goes into a checkpoint, and back. Not the atomic writing: checkpoint/."""
+"""Writes models and optimizers into a checkpoint, and restores them. The atomic writing itself is in checkpoint/."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ def writers_for(
 ) -> dict[str, Writer]:
     """One folder per role in Hugging Face layout with tokenizer and template, one file per optimizer.
 
-    `head`: a value model on the policy's trunk, of which the folder `value` gets the head alone, with the tokenizer.
+    `head`: a value model on the policy's trunk; its folder `value` gets the head and the tokenizer only.
     """
 
     def head_writer(model: ScalarModel) -> Writer:
@@ -57,7 +57,7 @@ def restore_models(
     *,
     head: ScalarModel | None = None,
 ) -> None:
-    """Put the saved weights and optimizer states back in place, bit for bit, with the learners' positions."""
+    """Restore weights, optimizer states and the learners' update counts, bit for bit."""
     if head is not None:
         load_head(head, checkpoint.path("value"))
     for role, model in models.items():

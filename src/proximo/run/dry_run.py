@@ -1,6 +1,6 @@
-"""What recipes of several trainers say in a dry run: models, data, passes over data. Imports no torch.
+"""Lines of a dry run that several trainers share: models, data, passes over data. Imports no torch.
 
-A line is a word and what it is; one without a word goes on with the line before.
+A line is a word and its description; a line without a word continues the one before.
 """
 
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from proximo.run.build.data import SplitRows, read_split
 from proximo.run.preflight import data_inputs, model_input
 
 MOST_BYTES = 256 * 2**20
-"""Data of more than this is not read for its number of rows."""
+"""Rows of larger data are not counted."""
 Line = tuple[str, str]
 
 
 def run_lines(run: RunConfig) -> Iterator[Line]:
-    """Where it writes, on what it runs, who else gets its numbers."""
+    """The run folder, the device, and the sinks."""
     yield "run", f"{run.folder} ({_state(Path(run.folder))}), seed {run.seed}, {run.device}, {run.precision}"
     for sink in run.sinks:
         yield "sink", f"{sink.label}, run {sink.name or run.folder}"
@@ -34,7 +34,7 @@ def _state(folder: Path) -> str:
 
 
 def describe_model(model: ModelConfig | ScalarModelConfig) -> str:
-    """Where it comes from."""
+    """The path or architecture that the model starts from."""
     return str(model_input(model, "model"))
 
 
@@ -49,14 +49,14 @@ def trained_part(model: ModelConfig | ScalarModelConfig) -> str:
 
 
 def describe_reference(policy: ModelConfig, reference: ModelConfig | None) -> str:
-    """What the policy is compared with."""
+    """The model that the KL divergence is measured against."""
     if policy.lora is not None:
         return "the policy's base, no second copy"
     return "a frozen copy of the policy" if reference is None else f"{describe_model(reference)}, frozen"
 
 
 def data_lines(recipe: TrainerRecipe, data: DataConfig) -> Iterator[Line]:
-    """Sources, the part of them that this stage takes, and how many rows that are."""
+    """The sources, the split that this stage uses, and its number of rows."""
     for each in data_inputs(data, "data"):
         yield "evaluation" if ".evaluation_sources." in f".{each.key}" else "data", str(each)
     if data.proportions is not None and data.phase is not None:
@@ -70,7 +70,7 @@ def data_lines(recipe: TrainerRecipe, data: DataConfig) -> Iterator[Line]:
 
 
 def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
-    """The rows where the data are files here, and not large; else None. Raises DataError as the run would."""
+    """The rows if the data are small local files, otherwise None. Raises DataError as the run would."""
     inputs = data_inputs(data, "data")
     files = [Path(each.name).expanduser() for each in inputs if each.kind == "file" and not each.problem]
     sources = (*data.sources, *(data.evaluation_sources or ()))
@@ -80,6 +80,6 @@ def _rows_of(data: DataConfig, *, seed: int) -> SplitRows | None:
 
 
 def epoch_lines(batch: str, num_epochs: float, what: str, max_tokens: int) -> Iterator[Line]:
-    """Of a trainer that takes one update a step, over the next rows."""
+    """The batch, epochs and lengths of a trainer that takes one update per step."""
     yield "one step", f"{batch}, one update"
     yield "whole run", f"{num_epochs:g} passes over the data, {what} of at most {max_tokens:,} tokens"

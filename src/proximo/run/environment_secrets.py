@@ -1,4 +1,4 @@
-"""Secrets that are in the environment, under names that a recipe says. No message of this file has one in it."""
+"""Reads secrets from environment variables that a recipe names. No error message contains a secret."""
 
 import os
 
@@ -6,7 +6,7 @@ from proximo.errors import ConfigError
 
 
 def secret_problem(variable: str) -> str | None:
-    """Why the environment variable has no token; None where it has one."""
+    """Why the environment variable gives no token; None if it gives one."""
     value = os.environ.get(variable, "")
     if not value.strip():
         return f"the environment variable {variable} is not set: it should have the token of the reward service"

@@ -1,4 +1,4 @@
-"""Whether a recipe's run may begin in its folder. Not the opening of it (`run_folder.py`). Imports no torch."""
+"""Checks whether a run may start in its folder; checkpoint/run_folder.py opens it. Imports no torch."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from proximo.run.preflight import inputs_of
 
 
 def check_folders(recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
-    """Raises RunFolderError where `open_run` would refuse a folder, or the run reads what it would replace."""
+    """Raises RunFolderError if `open_run` would refuse the folder, or if the run reads files that it would replace."""
     if "" not in recipe.stages():
-        # A stage that was not reached yet has no run to resume: for stages, resume means "start or go on".
+        # A later stage may have no run yet, so for stages `--resume` means "start or continue".
         resume = "never" if resume == "never" else "auto"
     for _, stage in recipe.given_stages():
         folder = Path(stage.run.folder)
@@ -21,7 +21,7 @@ def check_folders(recipe: Recipe, *, resume: Resume, overwrite: bool) -> None:
 
 
 def _refuse_own_inputs(recipe: TrainerRecipe, folder: Path) -> None:
-    """A run that starts from what it replaces could not be resumed, and would lose it."""
+    """A run that starts from a model that it overwrites would lose that model and could not be resumed."""
     for each in inputs_of(recipe):
         below = Path(each.name).expanduser().resolve()
         if each.kind in ("folder", "file") and any((folder / name).resolve() in below.parents for name in REPLACED):

@@ -1,4 +1,4 @@
-"""What a run writes of each step: its line in metrics.jsonl, its samples, and every sink. Not what is measured."""
+"""Writes each step's line to metrics.jsonl, its samples to samples.jsonl, and both to every sink."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ from proximo.run.sinks import failures_of, open_sinks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What a step or an evaluation has to say."""
+    """Metrics and samples of a step or an evaluation."""
 
     metrics: Mapping[str, MetricValue]
     samples: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
-    """Rows of samples.jsonl, without their step."""
+    """Rows of samples.jsonl, without the step number."""
 
 
 class Logs:
-    """Writes each step's line to metrics.jsonl, its samples, and every sink, among them the one that raises alarms."""
+    """Writes metrics and samples of each step to files and to every sink, including the one that raises alarms."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Logs:
 
     @property
     def num_lines(self) -> dict[str, int]:
-        """Of each file, by its name."""
+        """File name -> number of lines written."""
         return {METRICS: self.metrics.num_lines, SAMPLES: self.samples.num_lines}
 
     def sync(self) -> None:
-        """Force the lines to the disk, so that no checkpoint is newer than the lines that belong to it."""
+        """Flush the lines to disk, so that a checkpoint is never newer than the lines of its steps."""
         self.metrics.sync()
         self.samples.sync()
 

@@ -52,25 +52,25 @@ MAY_CHANGE = (
     "ppo.num_steps",
     "ppo.rollout.max_num_seqs",
 )
-"""Settings that a resumed run may give otherwise: none of them touches what was computed so far.
+"""Settings that may change on resume: none of them affects the steps already taken.
 
-A longer `ppo.num_steps` stretches a falling learning rate, which is what extending a run means.
+A larger `ppo.num_steps` also stretches a decaying learning rate.
 """
 ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device")
-"""Settings that choose the environment: a resume may give them otherwise where the environment may be another."""
+"""Settings that may change on resume with `--allow-different-environment`."""
 
 
 class Task(Protocol):
-    """What the loop drives. Steps count from 1; everything a step uses is a function of its number and the state."""
+    """A training task that the loop drives. Steps count from 1; a step depends on its number and the state alone."""
 
     num_steps: int
     device: str
     inputs_fingerprint: Mapping[str, Any]
-    """What a resumed run must find unchanged: data, tokenizers, and models that no checkpoint holds."""
+    """Digests that must be unchanged on resume: data, tokenizers, and models that checkpoints do not hold."""
     notes: Sequence[str]
-    """Lines for the person who watches: what was loaded, what was dropped."""
+    """Lines for the log: what was loaded, and which rows were dropped."""
     best_metric: str | None
-    """The evaluation metric whose best checkpoint is kept, if any; higher is better unless `best_is_lowest`."""
+    """The evaluation metric that ranks checkpoints, if any; higher is better unless `best_is_lowest`."""
     best_is_lowest: bool
 
     def step(self, step: int) -> Record:
@@ -78,23 +78,23 @@ class Task(Protocol):
         ...
 
     def evaluate(self, num_rows: int | None = None) -> Record | None:
-        """Look at held-out data, or at so many rows of it; None where there is none."""
+        """Evaluate on held-out data, or on its first `num_rows` rows; None if there is none."""
         ...
 
     def writers(self) -> Mapping[str, Writer]:
-        """What a checkpoint holds beside the state, by name."""
+        """Name -> writer of each file or folder of a checkpoint, apart from the state."""
         ...
 
     def state(self) -> Mapping[str, Any]:
-        """Plain numbers that must survive, as JSON."""
+        """State that a checkpoint keeps as JSON."""
         ...
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Put back what `writers` and `state` kept."""
+        """Restore what `writers` and `state` saved."""
         ...
 
     def close(self) -> None:
-        """End what was started beside the models: worker processes, connections."""
+        """Stop worker processes and close connections."""
         ...
 
 
@@ -123,7 +123,7 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
 
 
 class _Loop:
-    """One process's part of a run."""
+    """The part of a run between a start and its end or interruption."""
 
     def __init__(self, folder: RunFolder, task: Task, recipe: TrainerRecipe, options: RunOptions) -> None:
         run = recipe.run
@@ -160,7 +160,7 @@ class _Loop:
         progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
         try:
             if self.task.device == "cpu" and (reason := why_no_kernels()) is not None:
-                progress.keep(f"{reason}\n")  # it was shown when the models were built
+                progress.keep(f"{reason}\n")  # already shown while the models were built
             for note in self.notes:
                 progress.note(note)
             for warning in deleted:
@@ -175,14 +175,14 @@ class _Loop:
             return status
         except Exception as error:
             progress.keep(traceback.format_exc())
-            with suppress(Exception):  # a full disk, say: what ended the run is what must be told
+            with suppress(Exception):  # such as a full disk: report what ended the run instead
                 self._end(progress, "failed", reason=_reason(error))
             raise
         finally:
             progress.close()
 
     def _end(self, progress: ProgressView, state: EndState, *, reason: str | None = None) -> None:
-        """Keep how the run ended, and say what it came to. One that is to be resumed has no report yet."""
+        """Write the outcome, and the report unless the run is to be resumed."""
         if state == "finished":
             write_final_cards(self.folder.path)
         self.folder.write_outcome(state, total_steps=self.task.num_steps, reason=reason)
@@ -215,7 +215,7 @@ class _Loop:
                     interruption.step_ended()
                 due = step == last or schedule.due(step)
                 if stopping or due:
-                    # A save that only the signal asked for must not become the best: the uninterrupted run has none.
+                    # A save caused by a signal must not become the best: an uninterrupted run would not have made it.
                     self._save(logs, step, metric if due else None)
                     schedule.saved()
                 if stopping:
@@ -224,7 +224,7 @@ class _Loop:
         return 0
 
     def _finish_step(self, logs: Logs, progress: ProgressView, step: int, record: Record) -> float | None:
-        """Evaluate where it is due and write the step's one line; returns the metric that ranks checkpoints."""
+        """Evaluate if it is due, write the step's line, and return the metric that ranks checkpoints."""
         every = self.run_config.evaluate_every_steps
         evaluation = None
         if step == self.task.num_steps or (every is not None and step % every == 0):
@@ -245,7 +245,7 @@ class _Loop:
 
     def _log(self, logs: Logs, step: int, *records: Record | None) -> float | None:
         given = [record for record in records if record is not None]
-        with kept_working_directory():  # a sink of the user's is told
+        with kept_working_directory():  # user-defined sinks run here
             line = logs.write(step, given)
         return None if self.task.best_metric is None else line.get(self.task.best_metric)
 
@@ -277,7 +277,7 @@ class _Loop:
         return checkpoint.step
 
     def _cut_logs_back(self, step: int) -> Iterator[str]:
-        """Drop what came after `step`; a sentence for each log that lacks lines which were there at the save."""
+        """Cut each log back to `step`; yields a warning for each log that has lost lines since the checkpoint."""
         for log in (self.folder.metrics, self.folder.samples):
             found, saved = cut_back(log, step if self.folder.resuming else -1), self.num_log_lines.get(log.name, 0)
             if found != saved:
@@ -288,11 +288,11 @@ class _Loop:
                 )
 
     def _shown(self, path: Path) -> Path:
-        """A path of the run folder as the recipe writes it."""
+        """A path inside the run folder, spelled as in the recipe."""
         return Path(self.run_config.folder, path.relative_to(self.folder.path))
 
     def _saved_fingerprints(self, checkpoint: Checkpoint) -> Fingerprints:
-        """With the settings that did not exist yet when the checkpoint was saved."""
+        """The saved fingerprints, with defaults for settings that are newer than the checkpoint."""
         saved, folder = Fingerprints.from_json(checkpoint.state["fingerprints"]), self.options.pipeline_folder
         known = read_saved(type(self.recipe), placed(saved.config, folder), saved_by=saved.environment.get("proximo"))
         return replace(saved, config=place_free(known.model_dump(mode="json"), folder))
@@ -309,7 +309,7 @@ class _Loop:
         return 0
 
     def _finish_interrupted_end(self) -> None:
-        """What a crash after the last checkpoint may have left undone: the end of its save, cards and report."""
+        """Finish what a crash after the last checkpoint left undone: its save, model cards and report."""
         self.store.tidy()
         write_final_cards(self.folder.path)
         if not self.folder.outcome.is_file():
@@ -320,14 +320,14 @@ class _Loop:
 
 
 def _reason(error: Exception) -> str:
-    """In one line: those raised on purpose say what is wrong, of the others the kind says as much as the words."""
+    """One line. Proximo's own errors explain themselves; others are prefixed with their type."""
     words = " ".join(str(error).split())
     return words if isinstance(error, ProximoError) and words else f"{type(error).__name__}: {words}".rstrip(": ")
 
 
 @contextmanager
 def progress_warnings(progress: ProgressView) -> Generator[None]:
-    """Python warnings of the run are shown where its numbers are, not across them."""
+    """Inside, Python warnings are shown by the progress view instead of over it."""
 
     def show(  # noqa: PLR0917  (the signature is Python's)
         message: Warning | str,
@@ -346,7 +346,7 @@ def progress_warnings(progress: ProgressView) -> Generator[None]:
 
 
 class _Notes(logging.Handler):
-    """What is logged becomes a line of the run's progress."""
+    """Turns log records into lines of the progress view."""
 
     def __init__(self, progress: ProgressView) -> None:
         super().__init__(logging.INFO)
@@ -358,7 +358,7 @@ class _Notes(logging.Handler):
 
 @contextmanager
 def progress_messages(progress: ProgressView) -> Generator[None]:
-    """What the run waits for is said where its numbers are shown, and in its log."""
+    """Inside, log messages (such as what the run waits for) are shown by the progress view and kept in log.txt."""
     log, notes = logging.getLogger("proximo"), _Notes(progress)
     level = log.level
     log.addHandler(notes)

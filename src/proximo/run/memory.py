@@ -1,4 +1,4 @@
-"""Memory that runs out: in which step and phase, and which settings to lower; and the cache between phases."""
+"""Out-of-memory errors that name the step, the phase and the settings to lower; releasing the cache; peak memory."""
 
 import resource
 import sys
@@ -15,7 +15,7 @@ from proximo.failures import memory_ran_out
 
 @contextmanager
 def memory_advice(settings: str, phase: str, *, step: int) -> Generator[None]:
-    """Raises TrainingError in the place of an allocation that failed on the device or in Python.
+    """Turns a failed allocation, on the device or in Python, into a TrainingError.
 
     settings: what to change, as `TrainerRecipe.memory_settings` says it.
     """
@@ -45,7 +45,7 @@ def with_memory_advice(handlers: Mapping[str, Handler], settings: str, *, step: 
 
 
 def check_release(wanted: bool, device: torch.device) -> None:
-    """Raises ConfigError where there is no cache to release."""
+    """Raises ConfigError if the device has no cache to release."""
     if wanted and device.type == "cpu":
         raise ConfigError(
             "ppo.release_cache gives cached memory of an accelerator back, and this run is on the cpu, which keeps "
@@ -54,7 +54,7 @@ def check_release(wanted: bool, device: torch.device) -> None:
 
 
 def release_cache(device: torch.device) -> None:
-    """Give back what torch keeps of freed tensors on an accelerator, so that the next phase can lay it out anew."""
+    """Empty torch's cache of freed blocks on an accelerator, so that the next phase does not fragment it."""
     {"cuda": torch.cuda, "mps": torch.mps}[device.type].empty_cache()
 
 

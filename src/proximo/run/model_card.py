@@ -1,7 +1,7 @@
-"""The README.md of a trained model, as text: what it is, how it was made, what changed. Not the writing of it.
+"""The model card of a trained model: what it is, how it was trained, what changed.
 
-Nothing of the user's machine is in it: a path is told by its last part, and a base or a data set is named in the front
-matter only where it goes by a name on the Hub.
+A card reveals nothing about the user's machine: of a path it shows the last part, and the front matter names a base
+model or a data set only if it is on the Hub.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,12 +36,12 @@ WHAT = {
 
 
 def model_card(run_folder: Path, *, role: str, step: int, is_adapter: bool) -> str:
-    """The card of the model that `role` was at `step`. What the run folder does not say is left out."""
+    """The card of the model of `role` at `step`. Facts that the run folder does not hold are left out."""
     run = read_run(run_folder)
     run = replace(run, lines=tuple(line for line in run.lines if line["step"] <= step))
     try:
         recipe = saved_recipe(run_folder)
-    except RunFolderError:  # of another version, or damaged: the model is as good as before
+    except RunFolderError:  # of another version, or damaged: the model itself is still good
         recipe = None
     parts = [
         f"---\n{_front_matter(run, recipe, role, is_adapter).to_yaml()}\n---",
@@ -69,7 +69,7 @@ def _front_matter(run: Run, recipe: TrainerRecipe | None, role: str, is_adapter:
 
 
 def _base(recipe: TrainerRecipe, role: str) -> Input | None:
-    """What the model started from; None where that was another model of the run."""
+    """The model that it was initialised from; None if that was another model of the run."""
     models = recipe.models()
     section = models.get(role, next(iter(models.values())))
     if isinstance(section, ScalarModelConfig) and section.init_from != "path":
@@ -100,7 +100,7 @@ def _training(recipe: TrainerRecipe | None, run: Run) -> Iterator[str]:
 
 
 def _data_inputs(recipe: TrainerRecipe) -> list[Input]:
-    """Of what the model learned from first; texts that join its updates are not told."""
+    """Inputs of the first data section; PTX texts are left out."""
     sections = [(key, each) for key, each in recipe.sections().items() if isinstance(each, DataConfig)]
     return [each for key, section in sections[:1] for each in data_inputs(section, key)]
 
@@ -110,7 +110,7 @@ def _listed(found: Sequence[Input]) -> str:
 
 
 def _public(given: Input) -> str:
-    """A name on the Hub, of a function or of a verifier as it is; of a path the last part."""
+    """Names of Hub repositories, functions and verifiers in full; the last part of a path."""
     match given.kind:
         case "Hub" | "function" | "verifier":
             return f"`{_cell(given.name)}`"
@@ -190,7 +190,7 @@ MODEL_FILES = ("config.json", "adapter_config.json")
 
 
 def write_card(model: Path, run_folder: Path, *, role: str, step: int) -> None:
-    """The card of the model in the folder `model`, which `role` was at `step` of the run."""
+    """Write the card of the model of `role` at `step` into its folder `model`, unless there is one."""
     if (model / CARD).exists():
         return
     is_adapter = (model / "adapter_config.json").is_file()
@@ -199,7 +199,7 @@ def write_card(model: Path, run_folder: Path, *, role: str, step: int) -> None:
 
 
 def write_final_cards(run_folder: Path) -> None:
-    """A card for every model of the run's latest checkpoint."""
+    """Write a card for every model of the run's latest checkpoint."""
     checkpoint = CheckpointStore(run_folder / CHECKPOINTS).latest()
     if checkpoint is None:
         return

@@ -1,4 +1,4 @@
-"""Whether the optional packages that a recipe needs are installed. Imports none of them, and no torch."""
+"""Checks that the optional packages a recipe needs are installed. Imports neither them nor torch."""
 
 import os
 from importlib.util import find_spec
@@ -9,19 +9,19 @@ from proximo.config.sinks import MLflowSinkConfig, SinkConfig
 from proximo.errors import MissingExtraError
 
 PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
-"""The module that a kind of sink imports; its extra has the name of the kind."""
+"""Kind of sink -> the module that it imports. The extra has the name of the kind."""
 SERVERS = ("http://", "https://", "databricks", "uc:")
-"""How the addresses begin that MLflow's small package, mlflow-skinny, can reach."""
+"""Prefixes of the addresses that mlflow-skinny can reach."""
 
 
 def check_extras_of(recipe: Recipe) -> None:
-    """`check_extras` of every stage."""
+    """Calls `check_extras` for every stage."""
     for _, stage in recipe.given_stages():
         check_extras(stage.run)
 
 
 def check_extras(run: RunConfig) -> None:
-    """Raises MissingExtraError that names the extra of a sink whose package is not there."""
+    """Raises MissingExtraError with the name of the extra if the package of a sink is not installed."""
     for index, sink in enumerate(run.sinks):
         if problem := _problem(sink):
             raise MissingExtraError(

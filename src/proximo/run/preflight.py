@@ -1,6 +1,6 @@
-"""What a recipe reads beside itself (models, data, functions), and whether it is there. Opens no model and no data.
+"""Checks that everything a recipe refers to (models, data, functions) exists. Opens neither models nor data.
 
-Imports no torch, so that a path which is wrong is reported at once.
+Imports no torch, so that a wrong path is reported at once.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,12 +36,12 @@ DISK_FILES = ("dataset_dict.json", "state.json")
 MODEL_FILES = ("config.json", "adapter_config.json")
 VALUE_HEAD = "value_head.safetensors"
 VALUE_FILES = (*MODEL_FILES, VALUE_HEAD)
-"""A checkpoint's value model may be a head alone, on the trunk of the policy beside it."""
+"""Files that identify a value model. In a checkpoint it may be a head alone, on the trunk of the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Input:
-    """One thing that a run reads, by the key that names it."""
+    """One input of a run, with the key that names it."""
 
     key: str
     name: str
@@ -50,7 +50,7 @@ class Input:
     problem: str | None = None
 
     def __str__(self) -> str:
-        """`models/sft (folder)`; a mistyped folder may look like a name on the Hub."""
+        """Such as `models/sft (folder)`. The kind is shown because a mistyped folder can look like a Hub name."""
         return f"{self.name} ({'Hub: nothing here has that name' if self.kind == 'Hub' else self.kind})"
 
 
@@ -60,7 +60,7 @@ def check_inputs(recipe: Recipe) -> None:
 
 
 def check_reward_inputs(sources: Sequence[RewardSourceConfig]) -> None:
-    """The same for reward sources alone."""
+    """Like `check_inputs`, for reward sources only."""
     _check(each for index, source in enumerate(sources) for each in reward_inputs(source, f"reward.{index}"))
 
 
@@ -73,7 +73,7 @@ def _check(inputs: Iterable[Input]) -> None:
 
 
 def inputs_of(recipe: Recipe) -> Iterator[Input]:
-    """Everything that a recipe names outside itself."""
+    """All inputs that a recipe refers to."""
     stages = recipe.stages()
     left_out = {f"@{name}" for name, stage in stages.items() if stage is None}
     for prefix, stage in recipe.given_stages():
@@ -87,7 +87,7 @@ def _section_inputs(section: Section, key: str) -> Iterator[Input]:
         case RunConfig():
             yield from _run_inputs(section, key)
         case ModelConfig() | ScalarModelConfig():
-            if section.path is not None or section.config is not None:  # else it starts from another role
+            if section.path is not None or section.config is not None:  # otherwise it starts from another role
                 yield model_input(section, key)
         case TokenizerConfig():
             if section.path is not None:
@@ -108,7 +108,7 @@ def _run_inputs(run: RunConfig, key: str) -> Iterator[Input]:
 
 
 def _with_stage(given: Input, pipeline: Path) -> Input:
-    """A stage that is left out must have run before."""
+    """A stage that the pipeline leaves out must already have run."""
     folder = pipeline / given.name.removeprefix("@")
     if is_run_folder(folder):
         return given
@@ -116,7 +116,7 @@ def _with_stage(given: Input, pipeline: Path) -> Input:
 
 
 def reward_inputs(source: RewardSourceConfig | VerifierRewardConfig, key: str) -> Iterator[Input]:
-    """What a reward source reads."""
+    """The inputs of a reward source."""
     match source:
         case FunctionRewardConfig():
             yield _function(source.function, f"{key}.function")
@@ -140,7 +140,7 @@ def reward_inputs(source: RewardSourceConfig | VerifierRewardConfig, key: str) -
 
 
 def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:
-    """Where a model comes from."""
+    """The folder, Hub name or random start of a model."""
     if model.path is None:
         name = str((model.config or {}).get("model_type", "a model without model_type"))
         return Input(key=f"{key}.config", name=name, kind="random start")
@@ -149,7 +149,7 @@ def model_input(model: ModelConfig | ScalarModelConfig, key: str) -> Input:
 
 
 def data_inputs(data: DataConfig, key: str) -> Iterator[Input]:
-    """Every source of a stage."""
+    """One input for each data source."""
     for index, source in enumerate(data.sources):
         yield _source(source, f"{key}.sources.{index}")
     for index, source in enumerate(data.evaluation_sources or ()):
@@ -157,7 +157,7 @@ def data_inputs(data: DataConfig, key: str) -> Iterator[Input]:
 
 
 def _folder_or_hub(name: str, key: str, wanted_files: tuple[str, ...], what: str = "model") -> Input:
-    """A folder where there is one, else a Hub name where it can be one; a `@` path is what a stage makes."""
+    """A folder if it exists, otherwise a Hub name if it can be one; an `@` path refers to a pipeline stage."""
     if name.startswith("@"):
         return Input(key=key, name=name, kind="stage")
     path = Path(name).expanduser()

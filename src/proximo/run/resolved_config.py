@@ -1,4 +1,4 @@
-"""The recipe of a run as it was saved in its folder. Not what is built from it."""
+"""Reads the recipe that a run saved in its folder."""
 
 import json
 from pathlib import Path
@@ -12,14 +12,14 @@ from proximo.trainer_kinds import TrainerKind, recognise, trainer_kinds
 
 
 def saved_recipe(run: Path) -> TrainerRecipe:
-    """The settings of a run. Raises RunFolderError where there are none, or where they are damaged."""
+    """The saved recipe. Raises RunFolderError if it is missing or damaged."""
     saved = run / RESOLVED_CONFIG
     if not saved.is_file():
         raise RunFolderError(f"{run} has no file {RESOLVED_CONFIG}, so its models and data are not known")
     try:
         content = _where_it_lies(json.loads(saved.read_text(encoding="utf-8")), run)
         kind = recognise(content)
-    except (ValueError, TypeError, KeyError) as error:  # no JSON, or not what a recipe holds
+    except (ValueError, TypeError, KeyError) as error:  # not JSON, or not a recipe
         reason = str(error).partition("\n")[0]
         raise RunFolderError(f"{saved} is damaged ({reason}): it cannot be read") from error
     if not isinstance(kind, TrainerKind):
@@ -29,7 +29,7 @@ def saved_recipe(run: Path) -> TrainerRecipe:
 
 
 def _where_it_lies(content: Any, run: Path) -> Any:
-    """The settings of a stage whose pipeline was moved: what lay below the old folder is looked for below the new."""
+    """Rewrite the paths of a stage whose pipeline was moved from the old folder to the new one."""
     before, now = Path(content["run"]["folder"]).parent, run.parent
 
     def moved(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a resumed run must find as it was: data, tokenizer, and the models that no checkpoint holds."""
+"""Digests of what must be unchanged on resume: data, tokenizer, and models that checkpoints do not hold."""
 
 import hashlib
 import json
@@ -19,15 +19,15 @@ from proximo.run.preflight import inputs_of
 def inputs_fingerprint(
     rows: SplitRows, tokenizer: PreTrainedTokenizerBase, models: Mapping[str, nn.Module]
 ) -> dict[str, Any]:
-    """Digests by name; the models as they are built, before a checkpoint is restored into them."""
+    """Name -> digest. Call it before a checkpoint is restored into the models."""
     digests = {name: model_digest(model) for name, model in models.items()}
     return {"data": rows.fingerprints, "tokenizer": tokenizer_digest(tokenizer), "models": digests}
 
 
 def function_sources(recipe: Recipe) -> dict[str, str | None]:
-    """Of each reward function and verifier of the user's own a hash of the file that it stands in.
+    """User-defined reward function or verifier -> hash of the file that defines it.
 
-    What that file imports is not looked at, nor are functions whose rows are hashed, or that score nothing.
+    Imports of that file are not followed. Data functions are left out, since their rows are hashed.
     """
     scoring = [each for each in inputs_of(recipe) if each.key.startswith(("reward.", "gold.")) and ":" in each.name]
     names = sorted({each.name for each in scoring if each.kind in ("function", "verifier")})
@@ -38,7 +38,7 @@ def function_sources(recipe: Recipe) -> dict[str, str | None]:
 def model_digest(module: nn.Module) -> str:
     """SHA-256 over names, types, shapes and every bit of all parameters.
 
-    Several tensors at once: hashing leaves the interpreter's lock. It takes as long as reading the weights does.
+    Tensors are hashed in parallel, because hashing releases the interpreter's lock.
     """
     named = list(module.named_parameters())
     with ThreadPoolExecutor(max_workers=torch.get_num_threads()) as pool:
@@ -54,7 +54,7 @@ def _tensor_digest(tensor: Tensor) -> str:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of what decides ids: the vocabulary with its merges, special tokens and the chat template."""
+    """SHA-256 of everything that determines token ids: vocabulary, merges, special tokens and chat template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     content = tokenizer.get_vocab() if backend is None else json.loads(backend.to_str())
     content = {name: part for name, part in content.items() if name not in ("padding", "truncation")}

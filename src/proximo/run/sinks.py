@@ -1,4 +1,4 @@
-"""The sinks of a run: opened from its recipe, fed each step once, and kept from ending the run. Not what they send."""
+"""Opens the sinks of a run, sends them each step once, and keeps their failures from ending the run."""
 
 import json
 import secrets
@@ -28,21 +28,21 @@ from proximo.working_directory import kept_working_directory
 
 SINK_METHODS = ("write(step, metrics)", "close()")
 MOST_FAILURES_IN_A_ROW = 3
-"""A tracker that is away may take its whole timeout to say so, at every step."""
+"""After this many failures in a row a sink is turned off: an unreachable tracker costs a timeout per step."""
 
 OpenSink = Callable[[TrackedRun], Sink]
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What a resumed run must know of a sink."""
+    """State of a sink that a resumed run needs."""
 
     id: str
     last_step: int
 
 
 class GuardedSink:
-    """A sink that gets each step at most once, over all processes of the run, and whose failures are counted.
+    """Sends each step to a sink at most once, across restarts of the run, and counts its failures.
 
     What it was last given is kept in the run folder: written before the line is handed over, and put back where that
     fails. Steps that a resume does again are not sent again; steps that metrics.jsonl has and the sink was never given
@@ -61,7 +61,7 @@ class GuardedSink:
         warn: Callable[[str], None],
         samples: bool = True,
     ) -> None:
-        """`samples`: whether a sink that takes samples is given them."""
+        """`samples`: whether to send samples, if the sink takes them."""
         self.label = label
         self._samples = samples
         self.num_failures = 0
@@ -76,7 +76,7 @@ class GuardedSink:
             self._sink = open_sink(TrackedRun(id=self._memory.id, name=name, folder=folder, config=config))
         except UserError:
             raise
-        except Exception as error:  # whatever a tracker raises, the run's own files have every number
+        except Exception as error:  # whatever a tracker raises, metrics.jsonl has every number
             self._failed(error)
             self._warn(f"{label} could not be opened and gets no line in this process")
         for step, metrics in history(metrics_file):
@@ -107,7 +107,7 @@ class GuardedSink:
             self._written = step
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """After the step's numbers: what was sampled, to a sink that took those just now and wants it."""
+        """Send samples of a step, after its metrics, to a sink that takes samples and accepted the metrics."""
         if not (samples and self._samples and step == self._written and isinstance(self._sink, SampleSink)):
             return
         try:
@@ -152,7 +152,7 @@ class GuardedSink:
 def open_sinks(
     run: RunConfig, config: Mapping[str, Any], *, folder: Path, metrics_file: Path, warn: Callable[[str], None]
 ) -> list[GuardedSink]:
-    """The sinks of `run.sinks`, with what metrics.jsonl already has. ConfigError for a wrong function."""
+    """The sinks of `run.sinks`, caught up with metrics.jsonl. Raises ConfigError for an invalid function."""
     return [
         GuardedSink(
             sink.label,
@@ -181,7 +181,7 @@ def _opener(config: SinkConfig) -> OpenSink:
 
 
 def check_sinks(run: RunConfig) -> None:
-    """Raises ConfigError for one of `run.sinks` that could not be opened; whether a server answers is not asked."""
+    """Raises ConfigError if one of `run.sinks` cannot be opened. Servers are not contacted."""
     for index, sink in enumerate(run.sinks):
         if problem := _sink_problem(sink):
             raise ConfigError(f"run.sinks.{index}: {problem}")
@@ -218,5 +218,5 @@ def _user_sink(config: FunctionSinkConfig) -> OpenSink:
 
 
 def failures_of(sinks: Sequence[GuardedSink]) -> int:
-    """Of all of them, since the start of the process."""
+    """Failures of all sinks since the start of the process."""
     return sum(sink.num_failures for sink in sinks)

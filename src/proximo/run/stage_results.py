@@ -1,4 +1,4 @@
-"""What an earlier stage of a pipeline made, by `@` and its name. Not what `@` may stand before: config/stages.py."""
+"""Resolves `@stage` to the model that an earlier stage of a pipeline trained."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from proximo.run.checkpoint_lookup import ROLES
 
 
 def stage_result(folder: Path, reference: str) -> Path:
-    """The folder of the model that a stage made: its best checkpoint where one was measured, else its latest.
+    """The model folder of a stage: from its best checkpoint if one was measured, otherwise from its latest.
 
     Raises ConfigError where that stage has no checkpoint.
     """

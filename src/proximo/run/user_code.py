@@ -1,4 +1,4 @@
-"""Code that a caller of the library brings, while it runs: what it raises, and what a reward source hands back."""
+"""Calls user-defined code: turns its exceptions into errors that name it, and checks what a reward source returns."""
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -15,10 +15,9 @@ from proximo.rewards.source import RewardSource
 
 
 def ask(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
-    """Its scores of these responses, each a number of Python's.
+    """Scores of these responses as Python numbers.
 
-    Raises TrainingError where a source that is not Proximo's own raises, or returns anything but one `Scored` for each
-    response, in their order.
+    Raises TrainingError if a user-defined source raises, or does not return one `Scored` per response, in order.
     """
     what = f"reward source {source.name!r}"
     if type(source).__module__.startswith("proximo."):
@@ -60,9 +59,9 @@ def _identity(response: Response) -> tuple[str, int, tuple[int, ...]]:
 
 @contextmanager
 def telling(what: str, function: Any) -> Generator[None]:
-    """What the caller's own code raises becomes a TrainingError with its name and place.
+    """Inside, an exception of user-defined code becomes a TrainingError that names the code and the line.
 
-    What Proximo says on purpose stays as it is, and so do memory that ran out and a disk that refuses.
+    Proximo's own errors, out-of-memory errors and disk errors pass through unchanged.
     """
     try:
         yield
@@ -73,7 +72,7 @@ def telling(what: str, function: Any) -> Generator[None]:
 
 
 def tell_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int, metrics: Mapping[str, float]) -> None:
-    """Call it. What it raises passes through, since it may be a way to end the loop, with a note of where it stands."""
+    """Call `on_step`. Its exceptions may be meant to end the loop, so they pass through, with a note of origin."""
     try:
         on_step(number, metrics)
     except BaseException as error:
