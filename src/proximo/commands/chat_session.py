@@ -1,4 +1,4 @@
-"""A dialogue with a trained model, turn by turn. Not the terminal that it is held at (cli/chat.py)."""
+"""A chat session with a trained model. The terminal is in cli/chat.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,36 +15,36 @@ from proximo.run.checkpoint_lookup import language_model_path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DialogueOptions:
-    """How the model speaks."""
+    """Options of sampling and of the session."""
 
     sampling: SamplingOptions
     seed: int = 0
     """The same seed and the same turns give the same answers."""
     system: str | None = None
-    """What stands before the first turn; for models with a chat template."""
+    """The system prompt; for models with a chat template."""
     checkpoint: str = "latest"
-    """Where the model is a run: `latest`, `best` or `step-N`."""
+    """If the model is a run: `latest`, `best` or `step-N`."""
     device: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One turn of the model."""
+    """A reply of the model."""
 
     text: str
     forgot: bool
-    """The oldest turns no longer fitted into the model and were left out."""
+    """True if the oldest turns were dropped because they no longer fit into the model's context."""
 
 
 class Dialogue:
-    """What was said so far, and the model that answers.
+    """The conversation so far, and the model that replies.
 
-    With a chat template turns are messages of user and assistant. Without one it is plain continuation: everything
-    said is one text, a line for each turn, and the model writes on.
+    With a chat template turns are messages of user and assistant. Without one the model
+    continues a text in which each turn is a line.
     """
 
     def __init__(self, model: str, options: DialogueOptions) -> None:
-        """Raises ModelError or RunFolderError for what cannot be loaded, UserError for options that have no place."""
+        """Raises ModelError or RunFolderError if the model cannot be loaded, UserError for wrong options."""
         path = language_model_path(model, options.checkpoint)
         self.tokenizer = load_tokenizer(path)
         self.has_template = self.tokenizer.chat_template is not None
@@ -62,11 +62,11 @@ class Dialogue:
         self._turns: tuple[Message, ...] = ()
 
     def reset(self) -> None:
-        """Forget everything that was said."""
+        """Clear the conversation."""
         self._turns = ()
 
     def answer(self, text: str) -> Answer:
-        """What the model says to this. Raises UserError where the text alone is too long; then it was not said."""
+        """The model's reply. Raises UserError if the text alone is too long; the conversation is then unchanged."""
         asked: tuple[Message, ...] = (*self._turns, {"role": "user", "content": text})
         values = {"messages": list(asked)} if self.has_template else {"prompt": _as_text(asked)}
         how = PromptOptions(max_tokens=self._room, too_long="truncate", system=self.options.system)
@@ -81,6 +81,6 @@ class Dialogue:
 
 
 def _as_text(turns: Sequence[Message]) -> str:
-    """A line for each of the user's turns, and what the model wrote directly behind it."""
+    """Each user turn as a line, followed by the model's reply."""
     pieces = [turn["content"] + ("\n" if turn["role"] == "assistant" else "") for turn in turns]
     return "".join(pieces)

@@ -1,4 +1,4 @@
-"""What a recipe would do, in numbers: the text of `--dry-run`. Loads no model, writes nothing, imports no torch."""
+"""The text of `--dry-run`: what a recipe would do. Loads no model, writes nothing, imports no torch."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ NAME_WIDTH = 12
 
 
 def describe(recipe: Recipe) -> str:
-    """One line for each thing that would be loaded, made or counted."""
+    """One line for each model, data set and quantity."""
     return "\n".join(_lines(recipe))
 
 

@@ -1,4 +1,4 @@
-"""`proximo evaluate`: a run's checkpoint on its held-out data, once more. Not the evaluations during training."""
+"""`proximo evaluate`: evaluates a checkpoint of a run on the run's held-out data."""
 
 import sys
 from collections.abc import Mapping
@@ -32,11 +32,11 @@ def run_evaluate(
     output: Path | None,
     settings: Mapping[str, Any] | None = None,
 ) -> int:
-    """Evaluate as the run itself did, print the numbers, and write every sample to `output` where that is given.
+    """Evaluate as the run did, print the metrics, and write every sample to `output` if given.
 
-    `settings` are those of how held-out prompts are answered which differ from the run's.
+    `settings`: rollout settings of the evaluation that differ from the run's.
 
-    Raises RunFolderError for a folder without a run, and UserError where the run held out no data.
+    Raises RunFolderError for a folder without a run, and UserError if the run has no held-out data.
     """
     run = find_run(folder)
     found = find_checkpoint(run, checkpoint)
@@ -60,9 +60,9 @@ def run_evaluate(
 
 
 def build_task(run: Path, changes: Mapping[str, Any]) -> Task:
-    """The task of a run from the configuration that was saved with it, evaluated with `changes`.
+    """The task of a run, built from its saved config with `changes`.
 
-    Raises RunFolderError where it is damaged, and UserError for changes that do not fit the run.
+    Raises RunFolderError if the config is damaged, and UserError for changes that do not apply to the run.
     """
     recipe = saved_recipe(run)
     if changes:

@@ -1,4 +1,4 @@
-"""A trained model out of a run, as a Hugging Face folder that any other tool loads. Changes nothing in the run."""
+"""Exports a trained model of a run as a Hugging Face folder. Changes nothing in the run."""
 
 import shutil
 from collections.abc import Callable
@@ -31,27 +31,27 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """Which model, and in which form."""
+    """Which model to export, and how."""
 
     role: Literal["policy", "value", "reward", "average", "reference"] | None = None
-    """None: the policy, or the reward model of a run that trained one."""
+    """None: the model that the run trained."""
     checkpoint: str = "latest"
     """`latest`, `best` or `step-N`."""
     merge: bool = False
-    """Add an adapter into its base; otherwise the folder holds the adapter alone."""
+    """Merge an adapter into its base; otherwise the folder holds the adapter alone."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """None keeps the numbers as they are saved."""
+    """None keeps the saved dtype."""
     push: str | None = None
-    """The name on the Hub that the folder is uploaded to as well; None uploads nothing."""
+    """Also upload the folder to the Hub under this name; None uploads nothing."""
     private: bool = False
-    """Whether a model that `push` makes is for its owner's eyes only."""
+    """Whether a repository that `push` creates is private."""
 
 
 def run_export(run: Path, out: Path, options: ExportOptions) -> int:
-    """Write the folder `out`, whole or not at all, with tokenizer, chat template, generation config and model card.
+    """Write the folder `out` atomically, with tokenizer, chat template, generation config and model card.
 
-    Raises RunFolderError where `out` exists or the run has no such model, ModelError where a base cannot be loaded,
-    and ProximoError where the folder is written but the Hub refuses it.
+    Raises RunFolderError if `out` exists or the run has no such model, ModelError if a base cannot be loaded,
+    and ProximoError if the folder was written but the upload failed.
     """
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
@@ -79,7 +79,7 @@ def export_model(
     dtype: torch.dtype | None = None,
     finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """Write one role's folder of a checkpoint to `out`, whole or not at all; `finish` adds to what is written."""
+    """Write one role's folder of a checkpoint to `out` atomically; `finish` adds files before the rename."""
     temporary = atomic.temporary_beside(out)
     if temporary.exists():
         atomic.remove(temporary)
@@ -99,7 +99,7 @@ def export_model(
 
 
 def is_adapter(folder: Path) -> bool:
-    """True where the folder holds an adapter and not a whole model."""
+    """True if the folder holds an adapter, False for a whole model."""
     return (folder / ADAPTER_CONFIG).is_file()
 
 
@@ -118,7 +118,7 @@ def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:
 
 
 def _write_from_trunk(source: Path, target: Path, dtype: torch.dtype | None) -> None:
-    """A classifier on a copy of the policy's trunk, whole also where the policy is an adapter."""
+    """Write the value head with a copy of the policy's trunk as a classifier; an adapter is merged."""
     model = load_scalar_model(ModelSource(path=str(source)), fresh_head=None, device=torch.device("cpu"))
     resize_vocabulary(model.base, vocabulary_size(load_tokenizer(str(source))))
     with quiet_transformers():

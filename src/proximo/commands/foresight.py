@@ -1,4 +1,4 @@
-"""What the files of this machine tell of a run before it begins, for `--dry-run`. Imports no torch."""
+"""Problems of a run that this machine's files show before it starts, for `--dry-run`. Imports no torch."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from proximo.errors import ConfigError
 
 
 def cautions(recipe: Recipe) -> Iterator[str]:
-    """What may end the run. Raises ConfigError for what is sure to."""
+    """Warnings about what may end the run. Raises ConfigError for what certainly will."""
     for prefix, stage in recipe.given_stages():
         yield from _device(stage.run, prefix)
         scorers = {
@@ -33,7 +33,7 @@ def _device(run: RunConfig, prefix: str) -> Iterator[str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Why this machine has no such device, as far as it shows without torch."""
+    """Why this machine lacks the device, as far as can be told without torch."""
     if device == "mps" and sys.platform != "darwin":
         return "mps is for macOS alone"
     if device.partition(":")[0] != "cuda":
@@ -51,7 +51,7 @@ def device_problem(device: str) -> str | None:
 
 
 def _positions(model: ModelConfig | ScalarModelConfig, longest: Mapping[str, int], key: str) -> Iterator[str]:
-    """`longest`: the keys that limit what is read, and then what is written to it, where anything is."""
+    """`longest`: key of a length limit -> tokens; first of the prompt, then of the response if there is one."""
     limit = _position_limit(model)
     if limit is None or sum(longest.values()) <= limit:
         return
@@ -72,7 +72,7 @@ def _positions(model: ModelConfig | ScalarModelConfig, longest: Mapping[str, int
 
 
 def _position_limit(model: ModelConfig | ScalarModelConfig) -> int | None:
-    """As the configuration states it; None where it lies on the Hub, cannot be read, or says nothing."""
+    """The position limit in the model's config.json; None if that is on the Hub, unreadable, or has no limit."""
     config: Mapping[str, Any] = model.config or {}
     if model.path is not None:
         try:

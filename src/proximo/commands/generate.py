@@ -1,4 +1,4 @@
-"""Text from a trained model, for a person to read, the best of it first where asked. Not the rollouts of training."""
+"""`proximo generate`: samples responses from a trained model, ranked by a reward on request."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -32,28 +32,28 @@ from proximo.run.checkpoint_lookup import language_model_path, reward_model_path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateOptions:
-    """What is asked for, beside the prompts."""
+    """Options of `proximo generate`."""
 
     sampling: SamplingOptions
     num_samples: int = 1
-    """Responses to each prompt."""
+    """Responses per prompt."""
     seed: int = 0
-    """The same seed, prompts and number of samples give the same text."""
+    """The same seed, prompts and number of samples give the same responses."""
     chat: bool = False
-    """Render a prompt as the user's turn with the chat template, instead of continuing it."""
+    """Render each prompt as a user turn with the chat template."""
     checkpoint: str = "latest"
-    """Where the model is a run: `latest`, `best` or `step-N`."""
+    """If the model is a run: `latest`, `best` or `step-N`."""
     device: str = "auto"
     reward: str | None = None
-    """What scores the responses: `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
+    """The reward that ranks responses: `package.module:function`, or a reward model (a run, a folder, a Hub name)."""
     keep: int | None = None
-    """Only the best so many responses to each prompt; needs `reward`."""
+    """Keep this many of the best responses per prompt; needs `reward`."""
     output: Path | None = None
-    """A new file for one JSON line of each response, instead of text on standard output."""
+    """Write one JSON line per response to this new file instead of printing text."""
 
 
 def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> int:
-    """Print responses to each prompt; a single response is printed alone. Returns the exit status."""
+    """Print the responses to each prompt and return the exit status. A single response is printed without a heading."""
     if options.reward is None:
         if options.keep is not None:
             raise UserError("keep shows the best responses, and only a reward knows which they are: give a reward too")
@@ -85,16 +85,16 @@ def _record(response: Response, score: float | None) -> dict[str, Any]:
 
 
 def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions) -> list[Scored]:
-    """The same responses with their scores, the best to each prompt first; only `keep` of them where that is given.
+    """Scored responses, best first for each prompt; at most `keep` per prompt if given.
 
-    Raises UserError where there are fewer than are to be kept, and what `generate` raises.
+    Raises UserError if `keep` exceeds the number of samples, and what `generate` raises.
     """
     if options.reward is None or not 1 <= (options.keep or 1) <= options.num_samples:
         raise UserError(
             f"keep ({options.keep}) chooses among num_samples ({options.num_samples}): give a smaller number"
         )
     is_function = IMPORT_PATH.fullmatch(options.reward) is not None
-    # A mistake in a function costs no model.
+    # Check the function before a model is loaded.
     source: RewardSource | None = FunctionReward(import_function(options.reward)) if is_function else None
     path = language_model_path(model, options.checkpoint)
     responses = _generate(path, prompts, options)
@@ -107,7 +107,7 @@ def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions
 
 
 def rank_by_score(scored: Sequence[Scored], *, size: int, keep: int) -> list[Scored]:
-    """Of each `size` responses to one prompt the best `keep`, highest score first; what has no score comes last."""
+    """The best `keep` of each group of `size` responses, highest score first; unscored responses come last."""
 
     def rank(each: Scored) -> tuple[bool, float]:
         return not each.valid, -each.score if each.valid else 0.0
@@ -117,9 +117,9 @@ def rank_by_score(scored: Sequence[Scored], *, size: int, keep: int) -> list[Sco
 
 
 def generate(model: str, prompts: Sequence[str], options: GenerateOptions) -> list[Response]:
-    """Responses of a run's policy, a model folder or a Hub name; prompt after prompt, sample after sample.
+    """Responses of a run's policy, a model folder or a Hub name, grouped by prompt.
 
-    Raises ModelError, RunFolderError or DataError for what cannot be loaded, UserError for a prompt that does not fit.
+    Raises ModelError, RunFolderError or DataError if the model cannot be loaded, UserError for a too long prompt.
     """
     return _generate(language_model_path(model, options.checkpoint), prompts, options)
 
@@ -134,16 +134,16 @@ def _generate(path: str, prompts: Sequence[str], options: GenerateOptions) -> li
 
 
 def load_engine(path: str, tokenizer: PreTrainedTokenizerBase, *, device: str) -> tuple[LanguageModel, LocalEngine]:
-    """A model, with its adapter where it has one, and the engine that samples from it."""
+    """A model, with its adapter if it has one, and an engine that samples from it."""
     check_tokenizer(ModelSource(path=path), tokenizer, role="policy")
     language = load_language_model(ModelSource(path=path), device=resolve_device(device))
-    if language.has_adapter:  # its base has no rows for the tokens that the run added
+    if language.has_adapter:  # its base lacks embeddings of the tokens that the run added
         resize_vocabulary(language.base, vocabulary_size(tokenizer))
     return language, LocalEngine(language, tokenizer, eos_token_ids=ending_ids(language.base, tokenizer))
 
 
 def response_lines(responses: Sequence[Response], scores: Sequence[float | None], *, num_samples: int) -> Iterator[str]:
-    """The text of one response; of several, each below its prompt, with its number, why it ended, and its score."""
+    """The text of a single response; several are listed under their prompts with number, finish reason and score."""
     if len(responses) == 1:
         yield responses[0].text
         return

@@ -1,4 +1,4 @@
-"""An exported model to the Hugging Face Hub. Not the export itself (export.py)."""
+"""Uploads an exported model to the Hugging Face Hub."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from proximo.run.model_card import CARD
 
 
 def check_pushable(model: Path, *, merge: bool) -> None:
-    """Raises UserError for an adapter whose base nobody else has."""
+    """Raises UserError for an adapter whose base is a local folder: it would load nowhere else."""
     if merge or not (model / "adapter_config.json").is_file():
         return
     base = read_adapter_config(model).get("base_model_name_or_path") or ""
@@ -23,9 +23,9 @@ def check_pushable(model: Path, *, merge: bool) -> None:
 
 
 def push_folder(folder: Path, name: str, *, private: bool) -> str:
-    """Upload the folder as the model `name`, made where it is missing; returns its address.
+    """Upload the folder as the model `name`, created if missing; returns its URL.
 
-    A card that the model has on the Hub stays as it is. Raises ProximoError where the Hub cannot be reached or refuses.
+    An existing model card on the Hub is kept. Raises ProximoError if the Hub cannot be reached or refuses.
     """
     api = huggingface_hub.HfApi()
     try:

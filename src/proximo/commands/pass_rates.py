@@ -1,4 +1,4 @@
-"""`proximo pass-rate`: how often the policy that a run would start from solves each training prompt. Trains nothing.
+"""`proximo pass-rate`: how often the initial policy of a run solves each training prompt. Trains nothing.
 
 What it writes is a data set: the prompts of the recipe, ready to be read, with the outcomes as `base_scores`, by which
 `data.filter` leaves prompts out.
@@ -37,9 +37,9 @@ from proximo.working_directory import kept_working_directory
 
 
 def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, num_prompts: int | None = None) -> int:
-    """Sample and score as the first step would, write one row per training prompt, and print what came out.
+    """Sample and score as the first step would, write one row per training prompt, and print a summary.
 
-    Raises UserError where the file is there already or has no folder, and TrainingError where too many responses could
+    Raises UserError if the file exists or its folder does not, and TrainingError if too many responses could
     not be scored.
     """
     if output.exists():
@@ -70,7 +70,7 @@ def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, 
 
 
 def sampling_only(recipe: PPORecipe) -> PPORecipe:
-    """The recipe without what rating does not ask: no reference, no value model, no filter, no texts."""
+    """The recipe without reference, value model, filter and PTX texts, which sampling does not need."""
     ppo = recipe.ppo.model_copy(
         update={
             "kl": recipe.ppo.kl.model_copy(update={"apply_to": "none", "reference_every_steps": None}),
@@ -90,7 +90,7 @@ def sampling_only(recipe: PPORecipe) -> PPORecipe:
 
 
 def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterator[list[Scored]]:
-    """The scored responses to each prompt, prompt after prompt; as many prompts are sampled at once as in a step."""
+    """Scored responses, one group per prompt; prompts are sampled in batches as large as a step's."""
     calls, size = InferenceCalls(task.ppo.roles, task.reward, config), config.prompts_per_step
     for index, start in enumerate(range(0, len(prompts), size)):
         key = RandomKey(seed=task.ppo.seed, purpose="rating", step=index)
@@ -102,7 +102,7 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
 
 
 def rated_row(group: Sequence[Scored], task_reward: str | None) -> dict[str, Any]:
-    """The prompt as a row of data, with the outcomes of the responses that have a score."""
+    """The prompt as a data row, with the outcomes of its scored responses."""
     prompt = group[0].response.prompt
     return {
         "id": prompt.id,

@@ -1,4 +1,4 @@
-"""Where and for whom `proximo serve-reward` listens, and whether that can be meant. Imports no torch."""
+"""Options of `proximo serve-reward`: address, token, limits; and their check. Imports no torch."""
 
 import ipaddress
 from dataclasses import dataclass
@@ -9,30 +9,30 @@ from proximo.errors import ConfigError, MissingExtraError
 from proximo.run.environment_secrets import read_secret
 
 MIN_TOKEN_CHARACTERS = 16
-"""Of a token that keeps out who can reach the address from other machines."""
+"""The shortest token accepted for an address that other machines can reach."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServeOptions:
-    """What the command line says beside the recipe."""
+    """Options of the command line."""
 
     host: str = "127.0.0.1"
     port: int = 8321
     token_env: str | None = None
-    """Environment variable that has the token; None for none."""
+    """The environment variable that holds the token; None for no token."""
     without_token: bool = False
-    """Listen for everyone who can reach the address."""
+    """Serve anyone who can reach the address, without a token."""
     concurrency: int = 4
-    """Requests that are scored at the same time."""
+    """Requests scored at the same time."""
     queue_size: int = 64
-    """Requests that may wait beside them."""
+    """Requests that may wait; more are refused."""
     request_mib: int = 64
     grace_seconds: int = 25
-    """After a signal, for requests that are being scored."""
+    """Seconds after a signal in which running requests may finish."""
 
 
 def check_options(options: ServeOptions) -> None:
-    """Raises MissingExtraError, and ConfigError for what would be open to others or has no token."""
+    """Raises MissingExtraError, and ConfigError if other machines could reach the service without a token."""
     if any(find_spec(name) is None for name in ("starlette", "uvicorn")):
         raise MissingExtraError(
             "proximo serve-reward needs packages that are not installed: pip install 'proximo[serve]'"

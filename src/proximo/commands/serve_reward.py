@@ -1,6 +1,6 @@
-"""Builds the sources of a recipe and serves them over HTTP until a signal ends it. Not what a request gets: service.py.
+"""Builds the reward sources of a recipe and serves them over HTTP until a signal ends it.
 
-The server runs in a thread of its own, so that the main thread hears signals and says with which status to end.
+The server runs in its own thread, so that the main thread can handle signals and choose the exit status.
 """
 
 import os
@@ -36,7 +36,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def serve(configs: Sequence[RewardSourceConfig], options: ServeOptions) -> int:
     """Serves the weighted sum of the sources. Returns 128 + the number of the signal that ended it.
 
-    Raises ConfigError where the address cannot be listened at, and what building a source raises.
+    Raises ConfigError if the address cannot be bound, and what building a source raises.
     """
     with ExitStack() as stack:
         listener = stack.enter_context(_listening(options))
@@ -75,7 +75,7 @@ class _OneAtATime:
         self._lock = threading.Lock()
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """Waits for its turn."""
+        """Score the responses when no other thread does."""
         with self._lock:
             return self.source.score(responses)
 
@@ -93,7 +93,7 @@ def _built(config: RewardSourceConfig) -> Generator[RewardSource]:
 
 
 def _with_model(config: ModelRewardConfig) -> RewardSource:
-    """It reads the text that clients send with its own tokenizer: the policy's is not here."""
+    """Uses the reward model's own tokenizer on the text that clients send."""
     from proximo.models.precision.placement import resolve_device, resolve_precision
     from proximo.run.build.models import Place, build_reward_source
 
@@ -106,7 +106,7 @@ def _with_model(config: ModelRewardConfig) -> RewardSource:
 
 @contextmanager
 def _listening(options: ServeOptions) -> Generator[socket.socket]:
-    """Before anything is built, so that an address that is taken is said at once."""
+    """Bind the address before anything is built, so that a taken address is reported at once."""
     family = socket.AF_INET6 if is_ipv6(options.host) else socket.AF_INET
     try:
         listener = socket.create_server((options.host, options.port), family=family)
@@ -120,7 +120,7 @@ def _listening(options: ServeOptions) -> Generator[socket.socket]:
 
 
 def _run(server: uvicorn.Server, listener: socket.socket) -> int:
-    """Until a signal; a second one does not wait for requests that are being scored."""
+    """Run until a signal. A second signal does not wait for running requests."""
     received: list[int] = []
 
     def hear(number: int, _: object) -> None:

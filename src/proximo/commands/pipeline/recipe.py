@@ -1,4 +1,4 @@
-"""What the recipe of `proximo pipeline` holds: a recipe for each of its stages. Not the running of them (run.py)."""
+"""The recipe of `proximo pipeline`: one recipe per stage."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -31,14 +31,14 @@ class PipelineRecipe(Recipe):
 
     @classmethod
     def stage_names(cls) -> tuple[str, ...]:
-        """Every key that holds the recipe of a trainer, in the order in which they run."""
+        """Keys that hold the recipe of a stage, in the order in which stages run."""
         sections = {name: sections_of(field.annotation) for name, field in cls.model_fields.items()}
         return tuple(name for name, kinds in sections.items() if any(issubclass(kind, TrainerRecipe) for kind in kinds))
 
     @model_validator(mode="before")
     @classmethod
     def _share_run(cls, data: Any) -> Any:
-        """Every stage runs with the pipeline's `run`, in a folder of its own, with its own changes on top."""
+        """Give every stage the pipeline's `run`, with its own folder and its own overrides."""
         if not isinstance(data, dict) or not isinstance(data.get("run"), dict):
             return data
         shared, stages = data["run"], {}

@@ -1,4 +1,4 @@
-"""Runs the stages of a pipeline in a row; finished ones are skipped. Not the stages themselves."""
+"""Runs the stages of a pipeline one after the other; finished stages are skipped."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,27 +26,27 @@ Stage = TypeVar("Stage", bound=TrainerRecipe)
 
 
 def run_recipe(recipe: Recipe, options: RunOptions) -> int:
-    """Train what the recipe says: a single trainer, or the stages of a pipeline one after the other."""
+    """Run a recipe: a single trainer, or the stages of a pipeline."""
     return run_trainer(recipe, options) if isinstance(recipe, TrainerRecipe) else run_pipeline(recipe, options)
 
 
 def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
     """Run the stages that the recipe has, each in its folder; returns the exit status of the last one that ran.
 
-    With `resume` the finished stages are skipped and the one under way goes on. All folders are checked, and remote
-    reward services asked, before anything runs.
+    With `resume` finished stages are skipped and the interrupted one is resumed. All folders are checked, and remote
+    reward services contacted, before anything runs.
     """
     folder = Path(recipe.run.folder)
     stages = [stage for _, stage in recipe.given_stages()]
     check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
     options = replace(options, resume="never" if options.resume == "never" else "auto", pipeline_folder=str(folder))
-    # Asked again when PPO begins, but by then the stages before it have cost their time.
+    # PPO checks again when it starts, but by then the earlier stages have run for nothing.
     check_services(section for stage in stages for section in stage.sections().values())
     for stage in stages:
         try:
             status = run_trainer(resolve_references(stage, folder), options)
         except Exception:
-            with suppress(Exception):  # what ended the stage is what must be told
+            with suppress(Exception):  # report what ended the stage instead
                 write_pipeline_report(folder)
             raise
         if status != 0:
@@ -61,7 +61,7 @@ def run_pipeline(recipe: Recipe, options: RunOptions) -> int:
 
 
 def resolve_references(section: Stage, folder: Path) -> Stage:
-    """The section with `@sft`, `@reward` and the like replaced by the folders that those stages made."""
+    """The recipe with `@sft`, `@reward` and so on replaced by the folders of those stages' models."""
 
     def resolve(value: Any, *, merge: bool = True) -> Any:
         if isinstance(value, Mapping):
@@ -77,11 +77,11 @@ def resolve_references(section: Stage, folder: Path) -> Stage:
 
 
 def whole_result(folder: Path, reference: str) -> Path:
-    """The model that a stage made. An adapter comes merged into its base, beside the checkpoints of its run."""
+    """The model of a stage as whole weights. An adapter is merged into its base, in a folder beside the checkpoints."""
     found = stage_result(folder, reference)
     if not is_adapter(found):
         return found
-    # What follows starts from whole models: the base of a later adapter is what this stage made, adapter included.
+    # Later stages start from whole models, so the adapter of this stage is merged into the base of a later one.
     merged = folder / reference.removeprefix(MARK) / MERGED / found.parent.name
     if not merged.is_dir():
         verify_model(str(found))

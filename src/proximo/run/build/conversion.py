@@ -1,4 +1,4 @@
-"""Sections of the configuration as the plain values that the floors below take. No models are built here."""
+"""Converts config sections to the plain option types of learner/, data/ and models/. Builds no models."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from proximo.learner.update import Learner
 
 
 def schedule_notes(learners: Mapping[str, Learner]) -> list[str]:
-    """A line for every model whose warm-up is not over when the run is."""
+    """A warning for every model whose learning-rate warm-up is longer than the run."""
     return [
         f"the learning rate of the {role} model never reaches its peak: warmup_updates is "
         f"{learner.options.warmup_updates}, and the run has {learner.num_updates} updates"
@@ -24,7 +24,7 @@ def schedule_notes(learners: Mapping[str, Learner]) -> list[str]:
 
 
 def example_options(config: TextDataConfig) -> ExampleOptions:
-    """How rows become texts to learn."""
+    """How rows become training texts."""
     return ExampleOptions(
         form=config.form,
         train_on=config.train_on,
@@ -49,11 +49,11 @@ def prompt_options(data: PromptDataConfig) -> PromptOptions:
 
 
 def check_optimizer(config: OptimizerConfig | None, device: torch.device) -> None:
-    """Raises MissingExtraError or ConfigError where this machine cannot run it: to be called before models load."""
+    """Raises MissingExtraError or ConfigError if this machine cannot run the optimizer. Call it before models load."""
     if config is not None and config.kind != "adamw":
         check_low_memory(config.kind, device)
 
 
 def optimizer_options(config: OptimizerConfig) -> OptimizerOptions:
-    """The learner's plain values, which have the same names."""
+    """The learner's options; the names are the same."""
     return OptimizerOptions(**config.model_dump())

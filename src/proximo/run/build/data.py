@@ -1,4 +1,4 @@
-"""The data section of a recipe as rows: read, cut to the phase, split into training and held-out. Not tokenised."""
+"""Reads the data section of a recipe and splits its rows into training and held-out. Does not tokenise."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ from proximo.errors import DataError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitRows:
-    """Rows to train on and rows to evaluate on, with their fingerprints."""
+    """Training rows and held-out rows, with fingerprints."""
 
     training: tuple[Row, ...]
     held_out: tuple[Row, ...]
     description: str
-    """How many rows each source gave."""
+    """The number of rows from each source, as text."""
 
     @property
     def fingerprints(self) -> dict[str, str]:
-        """Of the contents of both, by source: which row is held out follows from them and the settings."""
+        """Source -> digest of its rows. With the settings they determine which rows are held out."""
         return fingerprints((*self.training, *self.held_out))
 
 
 def read_split(data: DataConfig, *, seed: int) -> SplitRows:
-    """Read the sources of a stage. Raises DataError for what is malformed, and where too few rows are left to train."""
+    """Read the sources of a stage. Raises DataError for malformed rows, and if too few rows are left for training."""
     phase = None
     if data.proportions is not None and data.phase is not None:
         phase = Phase(proportions=data.proportions, part=data.phase, seed=data.split_seed)
@@ -52,12 +52,12 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
 
 
 def token_cache(run: RunConfig) -> TokenCache:
-    """Where the run keeps the ids of its texts, if anywhere."""
+    """The cache of token ids that the run uses, if any."""
     return TokenCache(None if run.token_cache is None else Path(run.token_cache).expanduser())
 
 
 def as_sources(sources: Sequence[SourceConfig]) -> list[Source]:
-    """The reader's plain values."""
+    """The options of the reader."""
     return [
         Source(
             path=source.path or source.function or "",

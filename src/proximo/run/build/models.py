@@ -1,4 +1,4 @@
-"""From the sections of a recipe to tokenizers and models, on the device and with the threads that it names."""
+"""Builds tokenizers, models and reward sources from the sections of a recipe."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Place:
     precision: Precision
     seed: int
     compile: str = "none"
-    """The backend of torch.compile for models that train."""
+    """The torch.compile backend of trained models."""
 
 
 def prepare_place(run: RunConfig) -> Place:
@@ -58,7 +58,7 @@ def prepare_place(run: RunConfig) -> Place:
 def build_tokenizer(
     config: TokenizerConfig, *, model_path: str | None, revision: str | None = None, texts: Iterable[str] | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a stage: trained on `texts`, from its own path, or the one beside the model."""
+    """The tokenizer of a stage: trained on `texts`, loaded from its own path, or loaded from the model's folder."""
     if config.train_vocab_size is not None:
         if texts is None:
             raise ConfigError("tokenizer.train_vocab_size is for SFT, whose texts it is trained on; give a path here")
@@ -73,7 +73,7 @@ def build_tokenizer(
         tokenizer.chat_template = config.chat_template
     if config.added_tokens:
         tokenizer.add_special_tokens({"additional_special_tokens": list(config.added_tokens)})
-    end_of_turn_ids(Encoder(tokenizer))  # a template that cannot be rendered is refused before anything is read
+    end_of_turn_ids(Encoder(tokenizer))  # refuses a broken template before anything is read
     return tokenizer
 
 
@@ -82,9 +82,9 @@ def check_readers(
     tokenizer: PreTrainedTokenizerBase,
     models: Mapping[str, ModelConfig | ScalarModelConfig | ModelRewardConfig | None],
 ) -> None:
-    """Raises ModelError where a model, by its role, does not read the ids of the stage's tokenizer. Reads no weights.
+    """Raises ModelError if a role's model does not use the token ids of the stage's tokenizer. Reads no weights.
 
-    None for a role that needs no model of its own.
+    A role maps to None if it needs no model of its own.
     """
     for role, model in models.items():
         if model is not None:
@@ -96,9 +96,9 @@ def check_readers(
 def build_language_model(
     config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place, role: str
 ) -> LanguageModel:
-    """The model of a role with an embedding for every token, and its adapter if it has one.
+    """The model of a role, resized to one embedding per token, with its adapter if it has one.
 
-    Whether the tokenizer is the model's was asked before (`check_readers`): what has no row here is meant to get one.
+    `check_readers` has compared tokenizer and model, so a token without an embedding is a new one.
     """
     source = model_source(config, seed=place.seed)
     if config.lora is not None:
@@ -106,8 +106,8 @@ def build_language_model(
     model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
     if isinstance(model.model, PeftModel):
-        # An adapter that was trained before is part of where this stage starts, and so of its reference.
-        whole = merged_copy(model.model).requires_grad_(True)  # peft had frozen it
+        # An earlier adapter is part of this stage's start, and therefore of its reference.
+        whole = merged_copy(model.model).requires_grad_(True)  # peft froze it
         model = LanguageModel(whole, precision=place.precision)
     if config.lora is not None:
         options = lora_options(config.lora, seed=place.seed)
@@ -121,20 +121,20 @@ def build_language_model(
 
 
 def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> ModelSource:
-    """Where the section's weights come from, and how they are stored."""
+    """The source of the section's weights, and their quantisation."""
     kind = None if config.quantisation == "none" else Quantisation(config.quantisation)
     return ModelSource(path=config.path, revision=config.revision, config=config.config, seed=seed, quantisation=kind)
 
 
 def build_reference(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel:
-    """A frozen model to compare the policy with."""
+    """A frozen reference model."""
     reference = build_language_model(config, tokenizer, place=place, role="reference")
     reference.model.requires_grad_(False)
     return reference
 
 
 def refuse_second_adapter(source: ModelSource, *, role: str) -> None:
-    """Raises ModelError where a new adapter would be saved above a base that no folder holds: merged in memory only."""
+    """Raises ModelError if a new adapter would be trained on an adapter: their merged base exists in memory only."""
     if adapter_base(source) is not None:
         raise ModelError(
             f"the {role} model would get a new adapter, but starts from {source.name}, which is an adapter itself; "
@@ -150,7 +150,7 @@ def build_scalar_model(
     fresh_head: HeadStart | None,
     place: Place,
 ) -> ScalarModel:
-    """A value or reward model from a path or config; `fresh_head` where the checkpoint has none, None refuses that."""
+    """A value or reward model from a path or config. `fresh_head` initialises a missing head; None refuses one."""
     source = model_source(config, seed=place.seed)
     model = load_scalar_model(
         source,
@@ -165,7 +165,7 @@ def build_scalar_model(
 
 
 def build_value_on_trunk(config: ScalarModelConfig, policy: LanguageModel, *, place: Place) -> ScalarModel:
-    """A head on the policy's own layers: a fresh one that claims nothing, or that of the model at the path."""
+    """A value head on the policy's layers: a new head whose values are 0, or the head of the model at the path."""
     model = scalar_on(policy, HeadStart.ZERO, seed=place.seed)
     if config.path is not None:
         source = ModelSource(path=config.path, revision=config.revision)
@@ -174,7 +174,7 @@ def build_value_on_trunk(config: ScalarModelConfig, policy: LanguageModel, *, pl
 
 
 def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place: Place) -> ScalarModel:
-    """Adapter, activation checkpointing and compilation as the recipe asks."""
+    """Add the adapter, activation checkpointing and compilation that the recipe asks for."""
     if config.lora is not None:
         model = model.with_adapter(lora_options(config.lora, seed=place.seed))
     freeze_layers(model.base, config.frozen_layers)
@@ -186,7 +186,7 @@ def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place:
 
 
 def lora_options(config: LoRAConfig, *, seed: int) -> LoRAOptions:
-    """The adapter's plain values."""
+    """The options of the adapter."""
     targets = None if config.target_modules == "all-linear" else tuple(config.target_modules)
     return LoRAOptions(rank=config.rank, alpha=config.alpha, target_modules=targets, seed=seed)
 
@@ -200,9 +200,9 @@ def build_reward_source(
     policy: LanguageModel | None = None,
     own: PreTrainedTokenizerBase | None = None,
 ) -> RewardSource:
-    """One source of scores. A reward model whose vocabulary or template differs reads text, never the policy's ids.
+    """A reward source. A reward model whose vocabulary or template differs from the policy's reads text, not token ids.
 
-    `policy_tokenizer` is None where nobody's ids will come, and every reward model reads text. `policy` for a reward
+    `policy_tokenizer` is None if responses come as text only. `policy` for a reward
     model that shares its base; `own` for one whose tokenizer was loaded already.
     """
     if not isinstance(config, ModelRewardConfig):
@@ -225,7 +225,7 @@ def build_reward_source(
 
 
 def load_reward_tokenizer(config: ModelRewardConfig) -> PreTrainedTokenizerBase:
-    """A reward model's own tokenizer. Raises ModelError where it is not that of the model, or has a broken template."""
+    """A reward model's tokenizer. Raises ModelError if it does not fit the model or its chat template is broken."""
     own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
     check_tokenizer(ModelSource(path=config.path, revision=config.revision), own, role="reward")
     end_of_turn_ids(Encoder(own))
@@ -233,7 +233,7 @@ def load_reward_tokenizer(config: ModelRewardConfig) -> PreTrainedTokenizerBase:
 
 
 def reads_alike(own: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase | None) -> bool:
-    """True where both give the same ids to the same texts and messages."""
+    """True if both give the same ids for the same texts and messages."""
     if other is None:
         return False
     return own.get_vocab() == other.get_vocab() and own.chat_template == other.chat_template

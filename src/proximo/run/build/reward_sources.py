@@ -1,6 +1,4 @@
-"""Reward sources that need no model, from their sections. Apart from models.py, so that a service starts in
-a moment.
-"""
+"""Builds reward sources that need no model. Separate from models.py, so that a reward service starts fast."""
 
 import os
 import warnings
@@ -20,9 +18,9 @@ from proximo.run.environment_secrets import read_secret
 
 
 def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
-    """A source with its workers at work, or whose service has answered once.
+    """A source with its workers started, or whose remote service has answered once.
 
-    Raises ConfigError for a function or service that is not there, and what making a verifier raises.
+    Raises ConfigError if the function or service does not exist, and what building a verifier raises.
     """
     match config:
         case FunctionRewardConfig(process=True):
@@ -46,7 +44,7 @@ def build_source_without_model(config: WatchedSourceConfig) -> RewardSource:
 
 
 def check_services(configs: Iterable[Section]) -> None:
-    """Ask each service among the sections once, so that one that is not there is missed now. Raises ConfigError."""
+    """Contact each remote service once. Raises ConfigError if one does not answer."""
     for config in configs:
         if isinstance(config, RemoteRewardConfig):
             _remote_reward(config).close()
@@ -69,7 +67,7 @@ def _verifier_reward(config: VerifierRewardConfig) -> VerifierReward:
 
 
 def num_cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

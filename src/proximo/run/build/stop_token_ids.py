@@ -1,4 +1,4 @@
-"""Which tokens end an answer: of the model, of the tokenizer, and of the chat template. Not stop strings."""
+"""The EOS and end-of-turn token ids of model, tokenizer and chat template."""
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -8,8 +8,8 @@ from proximo.models.pretrained.vocabulary import end_of_sequence_ids
 
 
 def ending_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ascending. A chat template's end of turn is often another token than the end of sequence.
+    """The ids in ascending order. A chat template's end-of-turn token is often not the EOS token.
 
-    Raises ModelError where neither model nor tokenizer names an end of sequence.
+    Raises ModelError if neither model nor tokenizer defines an EOS token.
     """
     return tuple(sorted({*end_of_sequence_ids(model, tokenizer), *end_of_turn_ids(Encoder(tokenizer))}))
