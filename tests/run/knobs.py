@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, dpo, recipes, run, sinks
+from proximo.config import data, run, sinks
 from proximo.config.ppo import losses
 from proximo.config.ppo import options as ppo
 from proximo.config.ppo import ptx as ppo_ptx
@@ -15,6 +15,10 @@ from proximo.config.rewards import sources as rewards
 from proximo.config.rewards import texts as rewards_texts
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.schema.base import Section
+from proximo.ppo.recipe import PPORecipe
+from proximo.supervised.dpo.recipe import DPOConfig, DPORecipe
+from proximo.supervised.reward.recipe import RewardTrainingConfig
+from proximo.supervised.sft.recipe import SFTConfig
 from tiny_runs import LORA, Kind
 
 Changes = Mapping[str, Any]
@@ -268,41 +272,41 @@ KNOBS = [
     Knob(data.PromptFilterConfig, "below", "ppo", {"data.filter.below": -0.8}, FILTERED),
     Knob(data.PromptFilterConfig, "max_fraction", "ppo", {"data.filter.max_fraction": 0.3}, FILTERED),
     Knob(data.PromptFilterConfig, "from_epoch", "ppo", {"data.filter.from_epoch": 0}, FILTERED),
-    Knob(recipes.PPORecipe, "ptx_data", "ppo", {"ptx_data.sources": [{"path": "$/other.jsonl"}]}, PTX),
+    Knob(PPORecipe, "ptx_data", "ppo", {"ptx_data.sources": [{"path": "$/other.jsonl"}]}, PTX),
     Knob(ppo_ptx.PTXConfig, "coefficient", "ppo", {"ppo.ptx.coefficient": 2.0}, PTX),
     Knob(ppo_ptx.PTXConfig, "examples_per_update", "ppo", {"ppo.ptx.examples_per_update": 3}, PTX),
-    Knob(recipes.SFTConfig, "num_epochs", "sft", {"sft.num_epochs": 3}),
-    Knob(recipes.SFTConfig, "examples_per_step", "sft", {"sft.examples_per_step": 3}),
-    Knob(recipes.SFTConfig, "tokens_per_microbatch", "sft", {"sft.tokens_per_microbatch": 400}),
-    Knob(recipes.SFTConfig, "dropout", "sft", {"sft.dropout": True}, DROPOUT),
-    Knob(recipes.RewardTrainingConfig, "num_epochs", "reward", {"reward.num_epochs": 3}),
-    Knob(recipes.RewardTrainingConfig, "pairs_per_step", "reward", {"reward.pairs_per_step": 3}),
-    Knob(recipes.RewardTrainingConfig, "tokens_per_microbatch", "reward", {"reward.tokens_per_microbatch": 900}),
-    Knob(recipes.RewardTrainingConfig, "loss", "reward", {"reward.loss": "divergence_window"}),
-    Knob(recipes.RewardTrainingConfig, "score_centring", "reward", {"reward.score_centring": 0.5}),
-    Knob(recipes.RewardTrainingConfig, "dropout", "reward", {"reward.dropout": True}, DROPOUT),
+    Knob(SFTConfig, "num_epochs", "sft", {"sft.num_epochs": 3}),
+    Knob(SFTConfig, "examples_per_step", "sft", {"sft.examples_per_step": 3}),
+    Knob(SFTConfig, "tokens_per_microbatch", "sft", {"sft.tokens_per_microbatch": 400}),
+    Knob(SFTConfig, "dropout", "sft", {"sft.dropout": True}, DROPOUT),
+    Knob(RewardTrainingConfig, "num_epochs", "reward", {"reward.num_epochs": 3}),
+    Knob(RewardTrainingConfig, "pairs_per_step", "reward", {"reward.pairs_per_step": 3}),
+    Knob(RewardTrainingConfig, "tokens_per_microbatch", "reward", {"reward.tokens_per_microbatch": 900}),
+    Knob(RewardTrainingConfig, "loss", "reward", {"reward.loss": "divergence_window"}),
+    Knob(RewardTrainingConfig, "score_centring", "reward", {"reward.score_centring": 0.5}),
+    Knob(RewardTrainingConfig, "dropout", "reward", {"reward.dropout": True}, DROPOUT),
     Knob(
-        recipes.PPORecipe,
+        PPORecipe,
         "reference",
         "ppo",
         {"reference": {"path": "$/other_model"}},
         {"policy": {"path": "$/language_model"}},
     ),
     Knob(
-        recipes.DPORecipe,
+        DPORecipe,
         "reference",
         "dpo",
         {"reference": {"path": "$/other_model"}},
         {"model": {"path": "$/language_model"}},
     ),
-    Knob(dpo.DPOConfig, "num_epochs", "dpo", {"dpo.num_epochs": 3}),
-    Knob(dpo.DPOConfig, "pairs_per_step", "dpo", {"dpo.pairs_per_step": 3}),
-    Knob(dpo.DPOConfig, "tokens_per_microbatch", "dpo", {"dpo.tokens_per_microbatch": 900}),
-    Knob(dpo.DPOConfig, "loss", "dpo", {"dpo.loss": "ipo"}),
-    Knob(dpo.DPOConfig, "beta", "dpo", {"dpo.beta": 0.2}),
-    Knob(dpo.DPOConfig, "label_smoothing", "dpo", {"dpo.label_smoothing": 0.1}),
-    Knob(dpo.DPOConfig, "optimizer", "dpo", {"dpo.optimizer": {"learning_rate": 1e-3}}),
-    Knob(recipes.PPORecipe, "gold", "ppo", {"gold": None}),
+    Knob(DPOConfig, "num_epochs", "dpo", {"dpo.num_epochs": 3}),
+    Knob(DPOConfig, "pairs_per_step", "dpo", {"dpo.pairs_per_step": 3}),
+    Knob(DPOConfig, "tokens_per_microbatch", "dpo", {"dpo.tokens_per_microbatch": 900}),
+    Knob(DPOConfig, "loss", "dpo", {"dpo.loss": "ipo"}),
+    Knob(DPOConfig, "beta", "dpo", {"dpo.beta": 0.2}),
+    Knob(DPOConfig, "label_smoothing", "dpo", {"dpo.label_smoothing": 0.1}),
+    Knob(DPOConfig, "optimizer", "dpo", {"dpo.optimizer": {"learning_rate": 1e-3}}),
+    Knob(PPORecipe, "gold", "ppo", {"gold": None}),
     Knob(ppo.RolloutConfig, "max_new_tokens", "ppo", {"ppo.rollout.max_new_tokens": 3}),
     Knob(
         ppo.RolloutConfig,

@@ -23,7 +23,6 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook
 
 from builders import tiny_language_model, tiny_tokenizer
-from proximo.config import recipes
 from proximo.config.schema.base import Section
 from proximo.errors import ProximoError
 from proximo.metrics.catalogue import catalogue
@@ -31,6 +30,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.run.options import RunOptions
+from proximo.trainer_kinds import recipe_kinds
 from run.knobs import KNOBS, SHOWN_ELSEWHERE, TEMPLATE, Changes, Knob, rows
 from run_outcomes import read_lines
 from tiny_runs import KINDS, Kind, changed, make_inputs, recipe_of
@@ -182,7 +182,8 @@ def kinds_within(annotation: Any) -> list[type[Section]]:
 
 def test_no_key_is_left_out() -> None:
     known = {(knob.section, knob.name) for knob in KNOBS} | set(SHOWN_ELSEWHERE)
-    for section in sections_within(recipes.PipelineRecipe) | sections_within(recipes.DPORecipe):
+    sections = set().union(*(sections_within(kind.schema) for kind in recipe_kinds()))
+    for section in sections:
         for name, field_ in section.model_fields.items():
             holder = any((parent, name) in known for parent in section.__mro__)
             assert holder or kinds_within(field_.annotation), f"{section.__name__}.{name} has no row"
