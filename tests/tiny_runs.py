@@ -6,23 +6,21 @@ Nothing is constant: learning rates, the KL coefficient, the number of micro-bat
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
 from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.recipe import TrainerRecipe
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, scalar_from_language_model
-from proximo.ppo.recipe import PPORecipe
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
-from proximo.supervised.dpo.recipe import DPORecipe
-from proximo.supervised.reward.recipe import RewardRecipe
-from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.trainer_kinds import recipe_kind
 
 Kind = Literal["sft", "reward", "dpo", "ppo"]
 KINDS: tuple[Kind, ...] = ("sft", "reward", "dpo", "ppo")
@@ -186,10 +184,6 @@ def changed(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 def run(kind: Kind, recipe: Mapping[str, Any], options: RunOptions) -> int:
     """Run the recipe in this process, as the command line would; returns the exit status."""
-    runners: dict[Kind, Callable[[], int]] = {
-        "sft": lambda: run_trainer(SFTRecipe.model_validate(recipe), options),
-        "reward": lambda: run_trainer(RewardRecipe.model_validate(recipe), options),
-        "dpo": lambda: run_trainer(DPORecipe.model_validate(recipe), options),
-        "ppo": lambda: run_trainer(PPORecipe.model_validate(recipe), options),
-    }
-    return runners[kind]()
+    schema = recipe_kind(kind).schema
+    assert issubclass(schema, TrainerRecipe)
+    return run_trainer(schema.model_validate(recipe), options)

@@ -70,7 +70,8 @@ class TrainerRecipe(Recipe):
 
     def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
         """The recipe with other settings of how held-out prompts are answered. Raises UserError where none are."""
-        raise UserError(f"{' and '.join(changes)} are about the responses of PPO, but this run is none: leave them out")
+        names = " and ".join(changes)
+        raise UserError(f"{names} change how responses are sampled, and this run samples none: leave them out")
 
 
 def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:

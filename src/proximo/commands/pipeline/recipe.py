@@ -14,17 +14,10 @@ from proximo.supervised.reward.recipe import RewardRecipe
 from proximo.supervised.sft.recipe import SFTRecipe
 
 
-class PipelineRecipe(Recipe):
-    """`proximo pipeline`: the three steps; `run` of a stage gives what differs from the pipeline's `run`."""
-
-    run: RunConfig
-    """Shared by all stages; each writes in its own folder below `run.folder`: sft, reward, ppo."""
-    sft: SFTRecipe | None = None
-    """First step; null skips it."""
-    reward: RewardRecipe | None = None
-    """Second step; null skips it."""
-    ppo: PPORecipe
-    """Third step."""
+class StagedRecipe(Recipe):
+    """A recipe whose fields are recipes of trainers: its stages. They run in the order of the fields; one that is null
+    is left out. A class below it says which they are.
+    """
 
     def stages(self) -> Mapping[str, TrainerRecipe | None]:
         return {name: getattr(self, name) for name in self.stage_names()}
@@ -50,6 +43,19 @@ class PipelineRecipe(Recipe):
                 raise ValueError(f"{name}.run.folder follows from run.folder ({folder}): remove it")
             stages[name] = {**data[name], "run": {**shared, **given, "folder": folder}}
         return {**data, **stages}
+
+
+class PipelineRecipe(StagedRecipe):
+    """`proximo pipeline`: the three steps; `run` of a stage gives what differs from the pipeline's `run`."""
+
+    run: RunConfig
+    """Shared by all stages; each writes in its own folder below `run.folder`: sft, reward, ppo."""
+    sft: SFTRecipe | None = None
+    """First step; null skips it."""
+    reward: RewardRecipe | None = None
+    """Second step; null skips it."""
+    ppo: PPORecipe
+    """Third step."""
 
     @model_validator(mode="after")
     def _base_can_be_shared(self) -> Self:

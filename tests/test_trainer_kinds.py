@@ -1,0 +1,106 @@
+"""What one trainer is stands in its own files: nobody else asks of which kind a recipe, a task or a run is."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import proximo
+from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise, trainer_kinds, trainer_of
+
+SOURCE = Path(proximo.__file__).parent
+NAMES = {kind.name for kind in recipe_kinds()}
+CLASSES = {name for kind in recipe_kinds() for name in (kind.schema.__name__, type(kind).__name__)}
+OBJECTS = CLASSES | {kind.name.upper() for kind in recipe_kinds()} | {"SFTTask", "RewardTask", "DPOTask", "PPOTask"}
+OWN = ("ppo", "supervised", "commands/pipeline", "__init__.py")
+"""The files of the trainers, and the one that registers them."""
+
+
+def test_no_other_file_switches_on_the_kind_of_a_trainer() -> None:
+    switches = [
+        f"{path}:{line}"
+        for path in sorted(SOURCE.rglob("*.py"))
+        if not str(path.relative_to(SOURCE)).startswith(OWN)
+        for line in switches_in(path.read_text(encoding="utf-8"))
+    ]
+    assert not switches
+
+
+def switches_in(text: str) -> Iterator[int]:
+    """The lines of comparisons, matches, unions, tables and lists of kinds, of their names or of their classes."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, classes]):
+                found = any(is_kind(part) for part in ast.walk(classes))
+            case ast.Match():
+                patterns = [part for case in node.cases for part in ast.walk(case.pattern)]
+                found = any(isinstance(part, ast.MatchClass) and is_kind(part.cls) for part in patterns)
+                found |= several([part.value for part in patterns if isinstance(part, ast.MatchValue)])
+            case ast.Compare():
+                found = any(is_kind(part) for part in (node.left, *node.comparators))
+            case ast.BinOp(op=ast.BitOr()):
+                found = is_kind(node.left) and is_kind(node.right)
+            case ast.Dict():
+                found = several([key for key in node.keys if key]) or several(node.values)
+            case ast.Tuple() | ast.List() | ast.Set():
+                found = several(node.elts)
+            case _:
+                found = False
+        if found:
+            yield node.lineno  # ty: ignore[unresolved-attribute]
+
+
+def is_kind(node: ast.AST) -> bool:
+    """An object or a class that only one kind of recipe has."""
+    return (isinstance(node, ast.Name) and node.id in OBJECTS) or (
+        isinstance(node, ast.Attribute) and node.attr in CLASSES
+    )
+
+
+def several(nodes: list[ast.expr]) -> bool:
+    """Two kinds or more, by name or themselves."""
+    return sum(is_kind(node) or (isinstance(node, ast.Constant) and node.value in NAMES) for node in nodes) > 1
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "isinstance(recipe, PPORecipe)",
+        "isinstance(recipe, recipes.SFTRecipe | recipes.DPORecipe)",
+        "match recipe:\n    case SFTRecipe(): pass",
+        "match kind:\n    case 'sft': pass\n    case 'dpo': pass",
+        "run.trainer is PPO",
+        "Stage = SFTRecipe | RewardRecipe",
+        "TITLES = {SFT: 'SFT', PPO: 'PPO'}",
+        "STAGES = ('sft', 'reward', 'ppo')",
+    ],
+)
+def test_a_switch_is_found(switch: str) -> None:
+    assert list(switches_in(switch))
+
+
+def test_types_are_named_upwards_in_the_declaration_of_kinds_alone() -> None:
+    """import-linter passes over imports for type checkers, which only few files have of the package itself."""
+    found = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for part in node.body
+        if isinstance(part, ast.ImportFrom) and (part.module or "").startswith("proximo")
+    }
+    allowed = {"trainer_kinds.py", "__init__.py", "data/formats/typed_columns.py"}
+    assert not {path for path in found - allowed if not path.startswith("cli/") and not path.endswith("/kind.py")}
+
+
+def test_a_kind_is_found_by_its_name_its_recipe_and_the_keys_of_one() -> None:
+    for kind in trainer_kinds():
+        assert recipe_kind(kind.name) is kind
+        assert trainer_of(kind.schema.model_construct()) is kind
+    assert recognise({"model": {}, "sft": {}}) is recipe_kind("sft")
+    assert recognise({"policy": {}, "reward": []}) is recipe_kind("ppo")
+    assert recognise({"ppo": {"policy": {}}, "sft": {"model": {}}}) is recipe_kind("pipeline")
+    assert recognise({"model": {}, "sft": {}, "dpo": {}}) is None
+    assert recognise({"run": {}}) is None
+    assert recognise(None) is None

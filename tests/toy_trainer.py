@@ -1,0 +1,216 @@
+"""A trainer from outside of the package, whole in one file: fine-tuning whose loss has a weight. Registers nothing.
+
+`register(TOY)` makes it a trainer like those of Proximo; TOY_CHAIN is a pipeline that has it as its second stage.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+
+from proximo.commands.pipeline.recipe import StagedRecipe
+from proximo.config.data import TextDataConfig
+from proximo.config.recipe import TrainerRecipe
+from proximo.config.run import ModelConfig, OptimizerConfig, TokenizerConfig
+from proximo.config.schema.base import Section
+from proximo.data.examples import TextExample, load_text_examples
+from proximo.learner.text_batches import text_batches, text_nats
+from proximo.learner.update import UpdateResult
+from proximo.metrics.alarms import Rule, Severity
+from proximo.metrics.curves import Curve, Trace, held_out
+from proximo.metrics.declared.curves import SPEED
+from proximo.metrics.declared.evaluation import HELD_OUT_LOSS
+from proximo.metrics.declared.rules import COMMON_RULES
+from proximo.metrics.definitions import Better, Metric
+from proximo.metrics.trainer_metrics import TrainerMetrics
+from proximo.metrics.values import Last, Mean, MetricValue, Sum
+from proximo.models.fake_tensor_profiler import building
+from proximo.models.language import LanguageModel
+from proximo.plan.cost_model import likelihood_loss
+from proximo.plan.stages import StageContext, StageCosts
+from proximo.plan.weightless_models import language_model
+from proximo.run.build.conversion import example_options
+from proximo.run.build.data import read_split
+from proximo.run.build.models import build_language_model, build_tokenizer, prepare_place
+from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
+from proximo.run.logs import Record
+from proximo.run.resume_fingerprint import inputs_fingerprint
+from proximo.supervised.plan import plan_update
+from proximo.supervised.sft.recipe import SFTRecipe
+from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
+from proximo.trainer_kinds import RecipeKind, TrainerKind
+
+
+class ToyConfig(Section):
+    """Fine-tuning with a weight."""
+
+    num_epochs: float = Field(1.0, gt=0)
+    """Passes over the data."""
+    examples_per_step: int = Field(4, ge=1)
+    """Examples of one update."""
+    tokens_per_microbatch: int = Field(8192, ge=1)
+    """Tokens of one pass."""
+    weight: float = Field(1.0, gt=0)
+    """Factor of the loss."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-2, schedule="linear")
+    """Optimizer of the model."""
+
+    @property
+    def rows_per_update(self) -> int:
+        return self.examples_per_step
+
+
+class ToyRecipe(TrainerRecipe):
+    """`proximo toy`."""
+
+    memory_settings: ClassVar[str] = "lower toy.tokens_per_microbatch"
+
+    model: ModelConfig
+    """The model that is trained."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    """Its tokenizer."""
+    data: TextDataConfig
+    """What it learns from."""
+    toy: ToyConfig = ToyConfig()
+    """How it learns."""
+
+    def longest_sequence(self) -> dict[str, int]:
+        return {"data.max_tokens": self.data.max_tokens}
+
+
+class ToyTask(SupervisedTask[LanguageModel, TextExample, ToyConfig]):
+    role = "policy"
+    metric_group = "toy"
+    best_metric = "evaluation/loss"
+    best_is_lowest = True
+
+    def learn(
+        self, chosen: Sequence[TextExample], *, seed: int | None
+    ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
+        count = sum(example.num_targets for example in chosen)
+        weight = self.config.weight / count
+        batches = text_batches(chosen, token_budget=self.config.tokens_per_microbatch, device=self.model.device)
+        result = self.learners[self.role].update(
+            batches, lambda batch: (weight * text_nats(self.model, batch), None), seed=seed
+        )
+        return result, {"toy/loss": mean_loss(result, count)}, sum(len(example.token_ids) for example in chosen)
+
+    @torch.no_grad()
+    def evaluate(self, num_rows: int | None = None) -> Record | None:
+        held_out = self.held_out[:num_rows]
+        if not held_out:
+            return None
+        batches = text_batches(held_out, token_budget=self.config.tokens_per_microbatch, device=self.model.device)
+        nats = sum(text_nats(self.model, batch).item() for batch in batches)
+        return Record(metrics={"evaluation/loss": Mean(nats, sum(example.num_targets for example in held_out))})
+
+
+TOY_METRICS = TrainerMetrics(
+    tables={
+        "Toy": (
+            Metric(name="toy/loss", reduction=Mean, unit="nats", definition="The loss.", better=Better.DOWN),
+            Metric(name="toy/gradient_norm", reduction=Mean, unit="norm", definition="Before clipping."),
+            Metric(name="toy/learning_rate", reduction=Last, unit="per update", definition="Of the last update."),
+            Metric(name="toy/skipped_updates", reduction=Sum, unit="updates", definition="Updates left out."),
+        )
+    },
+    evaluation=(HELD_OUT_LOSS,),
+    watched={"toy/loss": "toy loss", "evaluation/loss": "held-out loss"},
+    before_after={"Toy loss": ("evaluation/loss", "toy/loss")},
+    curves=(
+        Curve(
+            key="loss",
+            title="Loss of the toy",
+            unit="nats",
+            traces=(Trace("toy/loss", "training"), held_out("evaluation/loss")),
+            healthy="Falls.",
+        ),
+        *SPEED,
+    ),
+    rules=(
+        Rule(
+            title="The toy is heavy",
+            when="toy/loss is above 1 in any step",
+            advice="Lower toy.weight.",
+            severity=Severity.WARNING,
+            check=lambda run: "It is above 1." if max(run.series("toy/loss").values, default=0) > 1 else None,
+        ),
+        *COMMON_RULES,
+    ),
+)
+
+
+class ToyKind(TrainerKind):
+    name = "toy"
+    help = """Fine-tune with a weight.
+
+    \b
+    proximo toy toy.yaml --dry-run
+    """
+    title = "Toy training"
+    short_title = "Toy"
+    task = "training as a toy"
+    card_settings = ("toy.num_epochs", "toy.weight")
+    card_limits = "It is a toy."
+    schema = ToyRecipe
+    metrics = TOY_METRICS
+
+    def build(self, recipe: ToyRecipe) -> ToyTask:
+        place, rows = prepare_place(recipe.run), read_split(recipe.data, seed=recipe.run.seed)
+        tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path)
+        how = example_options(recipe.data)
+        inputs = TaskInputs(
+            model=build_language_model(recipe.model, tokenizer, place=place, role="policy"),
+            tokenizer=tokenizer,
+            examples=load_text_examples(rows.training, tokenizer, how)[0],
+            held_out=load_text_examples(rows.held_out, tokenizer, how)[0] if rows.held_out else [],
+            config=recipe.toy,
+            seed=recipe.run.seed,
+            fingerprint=inputs_fingerprint(rows, tokenizer, {}),
+        )
+        return ToyTask(inputs)
+
+    def dry_run(self, recipe: ToyRecipe) -> Iterator[tuple[str, str]]:
+        yield "model", f"{describe_model(recipe.model)}, {trained_part(recipe.model)}"
+        yield from data_lines(recipe, recipe.data)
+        batch = f"{recipe.toy.examples_per_step} examples with weight {recipe.toy.weight:g}"
+        yield from epoch_lines(batch, recipe.toy.num_epochs, "examples", recipe.data.max_tokens)
+
+    def plan(self, recipe: ToyRecipe, context: StageContext) -> StageCosts:
+        origins = context.origins
+        config = origins.sized(recipe.model, origins.num_tokens(recipe.tokenizer, recipe.model))
+        with building():
+            model = language_model(config, recipe.model, precision=context.precision)
+        return plan_update(
+            {"policy": model},
+            recipe.toy,
+            likelihood_loss(model),
+            max_tokens=recipe.data.max_tokens,
+            sequences_each=1,
+        )
+
+    def ineffective_keys(self, recipe: ToyRecipe, prefix: str) -> Iterator[str]:
+        if recipe.toy.weight == 1:
+            yield f"{prefix}toy.weight is 1: it changes nothing"
+
+
+class ToyChainRecipe(StagedRecipe):
+    """`proximo toy-chain`."""
+
+    sft: SFTRecipe | None = None
+    """First stage."""
+    toy: ToyRecipe
+    """Second stage."""
+
+
+class ToyChainKind(RecipeKind):
+    name = "toy-chain"
+    help = "Fine-tune, then train the toy."
+    schema = ToyChainRecipe
+
+    def recognises(self, tree: Any) -> bool:
+        return isinstance(tree.get("toy"), dict) and "model" not in tree
+
+
+TOY, TOY_CHAIN = ToyKind(), ToyChainKind()
