@@ -12,9 +12,18 @@ from proximo.models.compilation import check_compiler
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.precision import compute
+from proximo.models.precision.compute import casting
+from proximo.models.precision.placement import Precision
 from proximo.records import Prompt
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_compiled_before() -> None:
+    """What another test compiled would serve a model of the same shapes."""
+    torch._dynamo.reset()
 
 
 def batch(count: int) -> PackedResponses:
@@ -63,6 +72,47 @@ def test_a_compiled_model_has_the_gradients_names_and_samples_of_a_plain_one() -
         assert compiled == first, "another number of sequences was compiled anew"
     assert sum(compiled) > 20
     assert list(model.model.state_dict()) == names
+
+
+LENGTHS = ([4, 5], [2, 9, 3], [7], [5] * 6)
+"""Of responses: other numbers of them, other lengths, and equal ones."""
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "checkpointed"])
+def test_in_bf16_other_lengths_compile_nothing_and_weights_are_cast_once_for_an_update(checkpointing: bool) -> None:
+    model = LanguageModel(tiny_language_model(num_hidden_layers=1), precision=Precision.BF16)
+    if checkpointing:
+        model.use_activation_checkpointing()
+    batches = [pack_responses([(5, 6, 7)] * len(each), [tuple(range(10, 10 + n)) for n in each]) for each in LENGTHS]
+    expected = [gradients(model, each) for each in batches]
+    backend, compiled = torch._dynamo.lookup_backend("aot_eager"), []
+    shapes = {each.shape for each in model.backbone.matrices}
+    types: set[torch.dtype] = set()
+
+    def counted(module: torch.fx.GraphModule, inputs: list) -> object:
+        compiled.append(module)
+        types.update(each.dtype for each in inputs if isinstance(each, Tensor) and each.shape in shapes)
+        return backend(module, inputs)
+
+    model.compile(counted)  # ty: ignore[invalid-argument-type]
+    gradients(model, batches[0])
+    once = len(compiled)
+    assert once > 1
+    with casting():
+        found = [gradients(model, each) for each in batches]
+        casts = compute._CASTS.get()
+    assert len(compiled) == once
+    if not checkpointing:  # under which torch compiles what is around the layers alone
+        assert types == {torch.bfloat16}, "a weight that is not cast yet is cast by what was compiled, in each pass"
+    assert casts is not None
+    assert {key[0] for key in casts if key[1] is torch.bfloat16} == set(map(id, model.backbone.matrices))
+    for ours, plain in zip(found, expected, strict=True):
+        assert ours.keys() == plain.keys()
+        for name, gradient in ours.items():
+            assert (gradient - plain[name]).norm() <= 0.02 * plain[name].norm(), name
+    assert all(isinstance(each, torch.nn.Parameter) for each in model.backbone.layers.parameters())
+    assert len(list(model.backbone.layers.parameters())) == 9 + 2
 
 
 def test_inductor_on_a_cpu_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

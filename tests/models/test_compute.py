@@ -22,7 +22,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.precision import compute
-from proximo.models.precision.compute import Compute, casting
+from proximo.models.precision.compute import Compute, Products, casting
 from proximo.models.precision.placement import Precision
 from proximo.records import Prompt
 from proximo.rollout.local import LocalEngine
@@ -234,7 +234,7 @@ def test_what_is_float64_stays_so() -> None:
 
 
 def test_a_cast_that_two_products_read_is_made_once_and_let_go() -> None:
-    compute, given = Compute(torch.bfloat16), torch.randn(3)
+    compute, given = Compute(torch.bfloat16, Products(nn.Identity())), torch.randn(3)
     first = compute.narrow(given)
     assert first.dtype is torch.bfloat16
     assert compute.narrow(given) is first

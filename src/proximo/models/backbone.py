@@ -169,7 +169,7 @@ class Backbone:
         layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
         compute = None
         if self.precision.is_half:
-            compute = Compute(torch.bfloat16, self._products if layers is self.layers else None)
+            compute = Compute(torch.bfloat16, self._products, is_compiled=layers is not self.layers)
         # Autocast is for what is no plain matrix product: experts, attention that an architecture spells out.
         half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=compute is not None)
         with half, attending(layout), computing(compute):

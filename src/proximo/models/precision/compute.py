@@ -7,7 +7,7 @@ added up in the weight's own type.
 """
 
 from collections.abc import Callable, Generator, Hashable
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -85,10 +85,11 @@ class _CopyOfWeight(torch.autograd.Function):
 class Compute:
     """One pass that computes its products in `dtype`. What is float64 stays so."""
 
-    def __init__(self, dtype: torch.dtype, products: "Products | None" = None) -> None:
-        """`products`: those that are to compute so; without them it is left to the caller's autocast."""
+    def __init__(self, dtype: torch.dtype, products: "Products", *, is_compiled: bool = False) -> None:
+        """`products`: those that are to compute so. `is_compiled`: the layers run through torch.compile."""
         self.dtype = dtype
         self.products = products
+        self.is_compiled = is_compiled
         self.casts: Casts = {} if (kept := _CASTS.get()) is None else kept
         self._last: tuple[Tensor, Tensor] | None = None
 
@@ -116,9 +117,8 @@ _COMPUTE: ContextVar[Compute | None] = ContextVar("compute", default=None)
 def computing(compute: Compute | None) -> Generator[None]:
     """Passes through layers that are run within, in this thread, compute so; None for the types that they have."""
     token = _COMPUTE.set(compute)
-    products = None if compute is None else compute.products
     try:
-        with nullcontext() if products is None else products.standing_in():
+        with nullcontext() if compute is None else compute.products.at_work(compute):
             yield
     finally:
         if compute is not None:
@@ -148,9 +148,32 @@ class Products:
     def __init__(self, layers: nn.Module) -> None:
         self._products = [(module, product) for module in layers.modules() if (product := _product(module))]
 
+    def at_work(self, compute: Compute) -> AbstractContextManager[None]:
+        """While inside, the modules multiply in the type of a pass."""
+        return self._with_cast_weights(compute) if compute.is_compiled else self._standing_in()
+
     @contextmanager
-    def standing_in(self) -> Generator[None]:
-        """While inside, the modules multiply as `current_compute` says."""
+    def _with_cast_weights(self, compute: Compute) -> Generator[None]:
+        """The modules' own code over weights that are cast already, for a compiler to look at: autocast, which goes
+        into what it makes, would cast each weight in every pass, forward and again backward."""
+        own = [
+            (module._parameters, name, weight)
+            for module, _ in self._products
+            if isinstance(module, nn.Linear | Conv1D)
+            for name, weight in module._parameters.items()
+            if weight is not None
+        ]
+        # What is no parameter may take the place of one: so do torch.func.functional_call and parametrizations.
+        for parameters, name, weight in own:
+            parameters[name] = compute.weight(weight)  # ty: ignore[invalid-assignment]
+        try:
+            yield
+        finally:
+            for parameters, name, weight in own:
+                parameters[name] = weight
+
+    @contextmanager
+    def _standing_in(self) -> Generator[None]:
         own = [(module.__dict__, product) for module, product in self._products if "forward" not in module.__dict__]
         for attributes, product in own:
             attributes["forward"] = product
