@@ -9,6 +9,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 import pytest
 import torch
 
+import shape_checks
+
+shape_checks.install()
+
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:

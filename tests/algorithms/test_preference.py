@@ -38,10 +38,10 @@ def test_bradley_terry_by_hand():
 
 def test_bradley_terry_pushes_the_scores_apart_and_centring_pulls_their_sum_to_zero():
     scores = torch.tensor([3.0, 2.5], dtype=torch.float64, requires_grad=True)
-    (apart,) = torch.autograd.grad(bradley_terry(scores[0], scores[1]), scores)
+    (apart,) = torch.autograd.grad(bradley_terry(scores[:1], scores[1:]), scores)
     assert apart[0] < 0 < apart[1]
     assert apart.sum().item() == pytest.approx(0, abs=1e-15)
-    (gradient,) = torch.autograd.grad(bradley_terry(scores[0], scores[1], centring=0.01), scores)
+    (gradient,) = torch.autograd.grad(bradley_terry(scores[:1], scores[1:], centring=0.01), scores)
     assert (gradient - apart).tolist() == pytest.approx([0.11, 0.11])
 
 

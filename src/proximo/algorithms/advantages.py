@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from math import comb
 
 import torch
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from proximo.algorithms.scan import advantages_by_scan, goes_by_scan, returns_by_scan
@@ -23,15 +24,15 @@ from proximo.algorithms.segments import (
 
 @torch.no_grad()
 def gae(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
+    rewards: Float[Tensor, "tokens"],
+    values: Float[Tensor, "states"],
+    mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
-    bootstrap: Tensor,
+    bootstrap: Bool[Tensor, "responses"],
     gamma: float,
-    lam: float | Tensor,
-) -> tuple[Tensor, Tensor]:
+    lam: float | Float[Tensor, "responses"],
+) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
     """Generalised advantage estimation (arXiv:1506.02438, eq. 16), for all responses at once.
 
         delta_t = r_t + gamma * V_{t+1} - V_t
@@ -94,7 +95,7 @@ def _discounted_sums(x: Tensor, lengths: Sequence[int], decay: float | Tensor) -
     return columns[token_positions(lengths, device=x.device), segment_ids(lengths, device=x.device)]
 
 
-def length_adaptive_lam(num_tokens: Tensor, *, alpha: float) -> Tensor:
+def length_adaptive_lam(num_tokens: Shaped[Tensor, "responses"], *, alpha: float) -> Float[Tensor, "responses"]:
     """lambda = 1 - 1 / (alpha * tokens), at least 0 (VAPO, arXiv:2504.05118): [R] from [R].
 
     The powers of lambda then sum to about alpha * tokens: every response looks ahead over the same share of itself,
@@ -104,7 +105,9 @@ def length_adaptive_lam(num_tokens: Tensor, *, alpha: float) -> Tensor:
 
 
 @torch.no_grad()
-def returns_to_go(rewards: Tensor, mask: Tensor, lengths: Sequence[int], *, gamma: float) -> Tensor:
+def returns_to_go(
+    rewards: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], lengths: Sequence[int], *, gamma: float
+) -> Float[Tensor, "tokens"]:
     """[T] G_t = r_t + gamma * G_{t+1} over the tokens in the mask, 0 outside: REINFORCE without a baseline.
 
     Standardised over the batch it is REINFORCE++ (arXiv:2501.03262). Arguments as in `gae`.
@@ -117,7 +120,9 @@ def returns_to_go(rewards: Tensor, mask: Tensor, lengths: Sequence[int], *, gamm
 
 
 @torch.no_grad()
-def discounted_returns(rewards: Tensor, mask: Tensor, lengths: Sequence[int], *, gamma: float) -> Tensor:
+def discounted_returns(
+    rewards: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], lengths: Sequence[int], *, gamma: float
+) -> Float[Tensor, "responses"]:
     """[R] what each response earns as its first token sees it: G_0 of `returns_to_go`, 0 without a masked token."""
     to_go = returns_to_go(rewards, mask, lengths, gamma=gamma)
     return segment_sum(torch.where(_first_in_mask(mask, lengths), to_go, 0), lengths)
@@ -125,8 +130,14 @@ def discounted_returns(rewards: Tensor, mask: Tensor, lengths: Sequence[int], *,
 
 @torch.no_grad()
 def group_returns_to_go(
-    rewards: Tensor, group_ids: Tensor, valid: Tensor, mask: Tensor, lengths: Sequence[int], *, gamma: float
-) -> Tensor:
+    rewards: Float[Tensor, "tokens"],
+    group_ids: Int[Tensor, "responses"],
+    valid: Bool[Tensor, "responses"],
+    mask: Bool[Tensor, "tokens"],
+    lengths: Sequence[int],
+    *,
+    gamma: float,
+) -> Float[Tensor, "tokens"]:
     """[T] G_t - the mean of G at the first token over the valid responses of the group, 0 outside the mask.
 
     Standardised over the batch it is REINFORCE++ with a baseline (arXiv:2501.03262). Arguments as in `returns_to_go`
@@ -141,7 +152,9 @@ def group_returns_to_go(
 
 
 @torch.no_grad()
-def group_centred(scores: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
+def group_centred(
+    scores: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"]
+) -> Float[Tensor, "responses"]:
     """score - mean of its group (Dr. GRPO, arXiv:2503.20783): [R] from [R].
 
     Args:
@@ -162,8 +175,13 @@ def group_centred(scores: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
 
 @torch.no_grad()
 def group_standardised(
-    scores: Tensor, group_ids: Tensor, valid: Tensor, *, correction: int = 1, epsilon: float = 1e-4
-) -> Tensor:
+    scores: Float[Tensor, "responses"],
+    group_ids: Int[Tensor, "responses"],
+    valid: Bool[Tensor, "responses"],
+    *,
+    correction: int = 1,
+    epsilon: float = 1e-4,
+) -> Float[Tensor, "responses"]:
     """(score - mean) / (standard deviation + epsilon) within its group (GRPO, arXiv:2402.03300): [R] from [R].
 
     Arguments as in `group_centred`. `correction` 1 is the unbiased variance, 0 the biased one; `epsilon`, above 0,
@@ -176,7 +194,9 @@ def group_standardised(
 
 
 @torch.no_grad()
-def leave_one_out(scores: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
+def leave_one_out(
+    scores: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"]
+) -> Float[Tensor, "responses"]:
     """score - mean of the OTHER valid scores of its group (RLOO, arXiv:2402.14740): [R] from [R].
 
     Arguments as in `group_centred`, of which it is n / (n - 1) times, with n valid scores in the group: its own score
@@ -188,7 +208,12 @@ def leave_one_out(scores: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def length_weighted(scores: Tensor, group_ids: Tensor, valid: Tensor, num_tokens: Tensor) -> Tensor:
+def length_weighted(
+    scores: Float[Tensor, "responses"],
+    group_ids: Int[Tensor, "responses"],
+    valid: Bool[Tensor, "responses"],
+    num_tokens: Shaped[Tensor, "responses"],
+) -> Float[Tensor, "responses"]:
     """score - b, b = sum(tokens * score) / sum(tokens) over its group (OPO, arXiv:2505.23585): [R] from [R].
 
     The baseline of least variance where the squared gradient of a response's log-prob grows with its `num_tokens` [R].
@@ -202,7 +227,9 @@ def length_weighted(scores: Tensor, group_ids: Tensor, valid: Tensor, num_tokens
 
 
 @torch.no_grad()
-def pass_at_k(scores: Tensor, group_ids: Tensor, valid: Tensor, *, k: int) -> Tensor:
+def pass_at_k(
+    scores: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"], *, k: int
+) -> Float[Tensor, "responses"]:
     """k times what a response adds to the best of k - 1 others: k E[max(score - max of the others, 0)], [R] from [R].
 
     The mean runs over all sets of k - 1 other valid responses of the group, by their ranks. The mean over a group of
@@ -231,7 +258,9 @@ def _added_to_the_best(scores: Tensor, k: int) -> Tensor:
 
 
 @torch.no_grad()
-def zero_variance_groups(outcomes: Tensor, group_ids: Tensor, valid: Tensor) -> Tensor:
+def zero_variance_groups(
+    outcomes: Float[Tensor, "responses"], group_ids: Int[Tensor, "responses"], valid: Bool[Tensor, "responses"]
+) -> Bool[Tensor, "responses"]:
     """[R] bool: True where all valid outcomes [R] of the response's group are one number, or there is at most one.
 
     Such a group says nothing of which response is better. Arguments as in `group_centred`; outcomes that are not valid
@@ -245,14 +274,14 @@ def zero_variance_groups(outcomes: Tensor, group_ids: Tensor, valid: Tensor) -> 
 
 @torch.no_grad()
 def standardised_in_groups(
-    advantages: Tensor,
-    group_ids: Tensor,
-    mask: Tensor,
+    advantages: Float[Tensor, "tokens"],
+    group_ids: Int[Tensor, "responses"],
+    mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
     correction: int = 0,
     epsilon: float = 1e-8,
-) -> Tensor:
+) -> Float[Tensor, "tokens"]:
     """`masking.standardise` over the tokens of each group by itself: [T] from [T], 0 outside the mask.
 
     Longer responses weigh more in their group. A group whose tokens all have one advantage gets 0. `group_ids` [R] as
@@ -271,7 +300,7 @@ def standardised_in_groups(
     return deviations * torch.rsqrt(variance + epsilon)
 
 
-def broadcast_to_tokens(per_response: Tensor, lengths: Sequence[int]) -> Tensor:
+def broadcast_to_tokens(per_response: Shaped[Tensor, "responses"], lengths: Sequence[int]) -> Shaped[Tensor, "tokens"]:
     """[T] from [R]: every token of a response gets its response's number."""
     return per_response[segment_ids(lengths, device=per_response.device)]
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from proximo.algorithms import kl
@@ -19,8 +20,13 @@ ESTIMATES = {"k1": kl.k1, "k2": kl.k2, "k3": kl.k3}
 
 @torch.no_grad()
 def behaviour_ratios(
-    proximal_logprobs: Tensor, sampled_logprobs: Tensor, mask: Tensor, lengths: Sequence[int], *, of_responses: bool
-) -> Tensor:
+    proximal_logprobs: Float[Tensor, "tokens"],
+    sampled_logprobs: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
+    lengths: Sequence[int],
+    *,
+    of_responses: bool,
+) -> Float[Tensor, "tokens"]:
     """[T] w = exp(proximal - sampled) of each token; or the product of w over the masked tokens of its response.
 
     w makes the mean over the sampler's tokens that of the proximal policy (arXiv:2110.00641). A token's own leaves out
@@ -34,7 +40,9 @@ def behaviour_ratios(
 
 
 @torch.no_grad()
-def bounded_weights(ratios: Tensor, *, floor: float, cap: float, masked: bool) -> Tensor:
+def bounded_weights(
+    ratios: Float[Tensor, "*shape"], *, floor: float, cap: float, masked: bool
+) -> Float[Tensor, "*shape"]:
     """The ratios cut to [floor, cap]; with `masked` 0 outside of it instead: factors of the losses, shape kept.
 
     A cap trades variance for bias (arXiv:1802.01561). A token whose weight is 0 teaches nothing (arXiv:2505.24298;
@@ -47,15 +55,15 @@ def bounded_weights(ratios: Tensor, *, floor: float, cap: float, masked: bool) -
 
 @torch.no_grad()
 def near_the_sampler(
-    proximal_logprobs: Tensor,
-    sampled_logprobs: Tensor,
-    mask: Tensor,
+    proximal_logprobs: Float[Tensor, "tokens"],
+    sampled_logprobs: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
     estimator: Literal["k1", "k2", "k3"],
     over: Literal["token", "mean", "sum", "max"],
     limit: float,
-) -> Tensor:
+) -> Bool[Tensor, "tokens"]:
     """[T] bool: the masked tokens whose divergence of the sampler from the proximal policy is at most `limit`, in nats.
 
     The divergence of a token is `kl.k1`, `k2` or `k3` of its two log-probs; k1, which has a sign, counts by its size.

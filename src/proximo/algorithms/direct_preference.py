@@ -4,19 +4,24 @@ N pairs. A log-ratio is the log-prob of a whole answer, summed over its tokens, 
 reference.
 """
 
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 
-def implicit_rewards(log_ratios: Tensor, *, beta: float) -> Tensor:
+def implicit_rewards(log_ratios: Float[Tensor, "*shape"], *, beta: float) -> Float[Tensor, "*shape"]:
     """beta log(pi / pi_ref), in the shape given: the reward that the policy is the best answer to, up to a constant of
     the prompt (arXiv:2305.18290, eq. 5)."""
     return beta * log_ratios
 
 
 def dpo_loss(
-    chosen_log_ratios: Tensor, rejected_log_ratios: Tensor, *, beta: float, label_smoothing: float = 0.0
-) -> Tensor:
+    chosen_log_ratios: Float[Tensor, "pairs"],
+    rejected_log_ratios: Float[Tensor, "pairs"],
+    *,
+    beta: float,
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, "pairs"]:
     """-(1 - eps) log sigmoid(x) - eps log sigmoid(-x) with x the difference of implicit rewards, [N] from [N].
 
     With eps = 0 it is the loss of arXiv:2305.18290, eq. 7. eps is the share of pairs whose label is taken to be the
@@ -27,7 +32,9 @@ def dpo_loss(
     return -(1 - label_smoothing) * logsigmoid(gap) - label_smoothing * logsigmoid(-gap)
 
 
-def ipo_loss(chosen_log_ratios: Tensor, rejected_log_ratios: Tensor, *, beta: float) -> Tensor:
+def ipo_loss(
+    chosen_log_ratios: Float[Tensor, "pairs"], rejected_log_ratios: Float[Tensor, "pairs"], *, beta: float
+) -> Float[Tensor, "pairs"]:
     """(h - 1 / (2 beta))^2 with h the difference of log-ratios, [N] from [N] (IPO, arXiv:2310.12036, eq. 17).
 
     The gap is drawn to a width, where the loss of DPO pushes it apart for as long as the pairs agree. Log-ratios are

@@ -20,34 +20,35 @@ Source of k1, k2, k3: J. Schulman, "Approximating KL Divergence", 2020.
 from collections.abc import Callable, Mapping
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are cut here before exp: e^20 is finite in float32, and so is its square."""
 
 
-def bounded_exp(log_ratio: Tensor) -> Tensor:
+def bounded_exp(log_ratio: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """exp with its argument cut to +-MAX_LOG_RATIO; no gradient beyond."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def k1(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+def k1(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """d per token, the log-ratio itself; shapes equal."""
     return logprobs - reference_logprobs
 
 
-def k2(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+def k2(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """d^2 / 2 per token."""
     return 0.5 * (logprobs - reference_logprobs).square()
 
 
-def k3(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+def k3(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """exp(-d) - 1 + d per token."""
     log_ratio = logprobs - reference_logprobs
     return (-log_ratio).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).expm1() + log_ratio
 
 
-def absolute(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+def absolute(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """|d| per token."""
     return (logprobs - reference_logprobs).abs()
 
@@ -56,7 +57,11 @@ ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k
 """By the names that recipes have for them."""
 
 
-def weighted_k3(logprobs: Tensor, old_logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
+def weighted_k3(
+    logprobs: Float[Tensor, "*shape"],
+    old_logprobs: Float[Tensor, "*shape"],
+    reference_logprobs: Float[Tensor, "*shape"],
+) -> Float[Tensor, "*shape"]:
     """(policy / old policy) k3 per token, for the loss; `old_logprobs` are of the policy that sampled the tokens.
 
     The gradient runs through the weight as well: over samples of the old policy the mean is then the KL of the present
@@ -65,7 +70,7 @@ def weighted_k3(logprobs: Tensor, old_logprobs: Tensor, reference_logprobs: Tens
     return bounded_exp(logprobs - old_logprobs) * k3(logprobs, reference_logprobs)
 
 
-def clamped(per_token: Tensor, limit: float | None) -> Tensor:
+def clamped(per_token: Float[Tensor, "*shape"], limit: float | None) -> Float[Tensor, "*shape"]:
     """The KL of each token cut to +-`limit` nats, without gradient beyond; as it is where that is None.
 
     k3 and what is made of it grow with the ratio, so that one token can outweigh all others.
@@ -73,7 +78,9 @@ def clamped(per_token: Tensor, limit: float | None) -> Tensor:
     return per_token if limit is None else per_token.clamp(-limit, limit)
 
 
-def full_kl(logits: Tensor, reference_logits: Tensor) -> Tensor:
+def full_kl(
+    logits: Float[Tensor, "*shape vocab"], reference_logits: Float[Tensor, "*shape vocab"]
+) -> Float[Tensor, "*shape"]:
     """The KL itself, summed over the vocabulary: [..., V] -> [...], in float32 or wider.
 
     Logits must be divided by the temperature already. A logit of -inf is a token that cannot come: of the policy's it

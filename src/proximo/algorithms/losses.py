@@ -8,6 +8,7 @@ micro-batches add up with `+` to those of the whole.
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from proximo.algorithms import objectives
@@ -16,8 +17,13 @@ from proximo.algorithms.masking import masked_variance
 
 
 def clipped_policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
-) -> Tensor:
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Float[Tensor, "tokens"]:
     """-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), r = policy / old policy (arXiv:1707.06347, eq. 7).
 
     The loss of `objectives.ppo`, which says more of it and of what may take its place.
@@ -26,8 +32,13 @@ def clipped_policy_loss(
 
 
 def clipped_value_loss(
-    values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None, huber_delta: float | None = None
-) -> Tensor:
+    values: Float[Tensor, "tokens"],
+    old_values: Float[Tensor, "tokens"],
+    returns: Float[Tensor, "tokens"],
+    *,
+    clip: float | None,
+    huber_delta: float | None = None,
+) -> Float[Tensor, "tokens"]:
     """max(l(V - R), l(clip(V, V_old - clip, V_old + clip) - R)); plain l(V - R) where `clip` is None.
 
     l(x) = x^2 / 2, and with d = `huber_delta` d (|x| - d / 2) where |x| is above d: an outlier pulls no harder than d.
@@ -42,7 +53,7 @@ def clipped_value_loss(
     return torch.maximum(plain, _error_loss(near - returns, huber_delta))
 
 
-def sft_loss(logprobs: Tensor) -> Tensor:
+def sft_loss(logprobs: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """Negative log-likelihood of each token, in nats."""
     return -logprobs
 
@@ -51,17 +62,17 @@ def sft_loss(logprobs: Tensor) -> Tensor:
 class PolicyStatistics:
     """Sums over the valid tokens of one or more micro-batches; divide by `num_tokens` for means. Scalars."""
 
-    num_tokens: Tensor
-    clipped: Tensor
+    num_tokens: Shaped[Tensor, ""]
+    clipped: Shaped[Tensor, ""]
     """Tokens on whose loss a bound acted (`objectives.TokenLosses.clipped`)."""
-    ratio: Tensor
-    ratio_squared: Tensor
-    k1: Tensor
+    ratio: Shaped[Tensor, ""]
+    ratio_squared: Shaped[Tensor, ""]
+    k1: Shaped[Tensor, ""]
     """Old - new log-probs. Like k2 and k3 it estimates KL(old policy || policy): the old one wrote the tokens."""
-    k2: Tensor
-    k3: Tensor
-    abs_log_ratio: Tensor
-    max_abs_log_ratio: Tensor
+    k2: Shaped[Tensor, ""]
+    k3: Shaped[Tensor, ""]
+    abs_log_ratio: Shaped[Tensor, ""]
+    max_abs_log_ratio: Shaped[Tensor, ""]
     """Not a sum: the largest seen; 0 over no tokens."""
 
     def __add__(self, other: "PolicyStatistics") -> "PolicyStatistics":
@@ -79,7 +90,12 @@ class PolicyStatistics:
 
 
 @torch.no_grad()
-def policy_statistics(logprobs: Tensor, old_logprobs: Tensor, clipped: Tensor, mask: Tensor) -> PolicyStatistics:
+def policy_statistics(
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    clipped: Bool[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
+) -> PolicyStatistics:
     """How far the tokens of the mask ([T] bool) moved, and how many were `clipped` ([T] bool, from the objective)."""
     logprobs, old_logprobs = logprobs[mask], old_logprobs[mask]
     ratio = bounded_exp(logprobs - old_logprobs)
@@ -100,13 +116,13 @@ def policy_statistics(logprobs: Tensor, old_logprobs: Tensor, clipped: Tensor, m
 class ValueStatistics:
     """Sums over the valid tokens of one or more micro-batches; divide by `num_tokens` for means. Scalars."""
 
-    num_tokens: Tensor
-    clipped: Tensor
+    num_tokens: Shaped[Tensor, ""]
+    clipped: Shaped[Tensor, ""]
     """Tokens whose clipped branch is the larger loss."""
-    squared_error: Tensor
+    squared_error: Shaped[Tensor, ""]
     """(V - R)^2, without the factor 1/2 of the loss and without clipping."""
-    values: Tensor
-    returns: Tensor
+    values: Shaped[Tensor, ""]
+    returns: Shaped[Tensor, ""]
 
     def __add__(self, other: "ValueStatistics") -> "ValueStatistics":
         return ValueStatistics(
@@ -120,7 +136,12 @@ class ValueStatistics:
 
 @torch.no_grad()
 def value_statistics(
-    values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, *, clip: float | None
+    values: Float[Tensor, "tokens"],
+    old_values: Float[Tensor, "tokens"],
+    returns: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
+    *,
+    clip: float | None,
 ) -> ValueStatistics:
     """What `clipped_value_loss` did on the tokens of the mask ([T] bool).
 
@@ -138,7 +159,9 @@ def value_statistics(
 
 
 @torch.no_grad()
-def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+def explained_variance(
+    values: Float[Tensor, "tokens"], returns: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"]
+) -> Float[Tensor, ""]:
     """1 - variance(returns - values) / variance(returns) over the mask, a scalar.
 
     1 is perfect, 0 no better than a constant, below 0 worse. Where the returns do not vary it is defined as 0. A

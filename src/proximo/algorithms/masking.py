@@ -10,22 +10,25 @@ Zero or one valid token is a defined case everywhere: means and sums over nothin
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from proximo.algorithms.segments import segment_sum
 
 
-def select(mask: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+def select(mask: Bool[Tensor, "*shape"], *tensors: Shaped[Tensor, "*shape"]) -> tuple[Shaped[Tensor, "*shape"], ...]:
     """Each tensor with 0 where `mask` is False. The entrance of a loss: no gradient comes from outside the mask."""
     return tuple(torch.where(mask, x, 0) for x in tensors)
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
     """Mean of `x` over the mask, a scalar; 0 where the mask is empty. Both tensors have one shape."""
     return torch.where(mask, x, 0).sum() / mask.sum().clamp(min=1)
 
 
-def masked_variance(x: Tensor, mask: Tensor, *, correction: int = 0) -> Tensor:
+def masked_variance(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, correction: int = 0
+) -> Float[Tensor, ""]:
     """Mean squared deviation over the mask, a scalar, dividing by count - `correction`; 0 below two valid tokens.
 
     `correction` 0 is the biased variance of the batch itself, 1 the unbiased estimate.
@@ -33,18 +36,24 @@ def masked_variance(x: Tensor, mask: Tensor, *, correction: int = 0) -> Tensor:
     return _deviations(x, mask).square().sum() / (mask.sum() - correction).clamp(min=1)
 
 
-def standardise(x: Tensor, mask: Tensor, *, correction: int = 0, epsilon: float = 1e-8) -> Tensor:
+def standardise(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, correction: int = 0, epsilon: float = 1e-8
+) -> Float[Tensor, "*shape"]:
     """Mean 0 and variance 1 on the mask, 0 outside: (x - mean) / sqrt(variance + epsilon)."""
     return _deviations(x, mask) * torch.rsqrt(masked_variance(x, mask, correction=correction) + epsilon)
 
 
-def rescale(x: Tensor, mask: Tensor, *, correction: int = 0, epsilon: float = 1e-8) -> Tensor:
+def rescale(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, correction: int = 0, epsilon: float = 1e-8
+) -> Float[Tensor, "*shape"]:
     """Variance 1 on the mask with the mean kept, 0 outside: for rewards, whose sign carries meaning."""
     scaled = standardise(x, mask, correction=correction, epsilon=epsilon)
     return torch.where(mask, scaled + masked_mean(x, mask), 0)
 
 
-def sum_per_token(per_token: Tensor, mask: Tensor, *, denominator: Tensor | float) -> Tensor:
+def sum_per_token(
+    per_token: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, denominator: Shaped[Tensor, ""] | float
+) -> Float[Tensor, ""]:
     """The scalar that a loss is: sum over the mask / `denominator`.
 
     `denominator` counts the valid tokens of the whole update, over all micro-batches and ranks, so that the gradient
@@ -54,8 +63,12 @@ def sum_per_token(per_token: Tensor, mask: Tensor, *, denominator: Tensor | floa
 
 
 def sum_of_response_means(
-    per_token: Tensor, mask: Tensor, lengths: Sequence[int], *, denominator: Tensor | float
-) -> Tensor:
+    per_token: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
+    lengths: Sequence[int],
+    *,
+    denominator: Shaped[Tensor, ""] | float,
+) -> Float[Tensor, ""]:
     """The scalar in which every response weighs the same: sum over responses of the mean over its masked tokens /
     `denominator`, which counts the responses of the whole update. A response without a masked token adds 0.
     """

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from proximo.algorithms.advantages import broadcast_to_tokens
@@ -21,16 +22,15 @@ from proximo.algorithms.segments import segment_sum
 class TokenLosses:
     """The loss of each token, and where a bound acted on it."""
 
-    loss: Tensor
-    """[T]"""
-    clipped: Tensor
-    """[T] bool: the loss is not what it would be without a bound. But for `cispo` the token has no gradient there."""
+    loss: Float[Tensor, "tokens"]
+    clipped: Bool[Tensor, "tokens"]
+    """The loss is not what it would be without a bound. But for `cispo` the token has no gradient there."""
 
 
 def ppo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
     *,
     clip_low: float,
     clip_high: float,
@@ -49,10 +49,10 @@ def ppo(
 
 
 def gspo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
     clip_low: float,
@@ -70,10 +70,10 @@ def gspo(
 
 
 def gmpo(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
     clip_low: float,
@@ -94,7 +94,12 @@ def gmpo(
 
 
 def cispo(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    *,
+    clip_low: float,
+    clip_high: float,
 ) -> TokenLosses:
     """-w A logprob, w = clip(r, 1 - clip_low, 1 + clip_high) without gradient (arXiv:2506.13585, eq. 4).
 
@@ -107,7 +112,12 @@ def cispo(
 
 
 def sapo(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, gate_positive: float, gate_negative: float
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    *,
+    gate_positive: float,
+    gate_negative: float,
 ) -> TokenLosses:
     """-(4 / tau) sigmoid(tau (r - 1)) A, tau = gate_positive where A > 0, else gate_negative (arXiv:2511.20347).
 
@@ -120,7 +130,12 @@ def sapo(
     return TokenLosses(loss=-gate * advantages, clipped=torch.zeros_like(advantages, dtype=torch.bool))
 
 
-def m2po(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, trusted: Tensor) -> TokenLosses:
+def m2po(
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    advantages: Float[Tensor, "tokens"],
+    trusted: Shaped[Tensor, "tokens"],
+) -> TokenLosses:
     """-r A where the token is trusted, else 0: no clip (arXiv:2510.01161). `trusted` [T] is 1 or 0.
 
     See `within_second_moment`. The denominator goes on counting the tokens that are left out.
@@ -130,7 +145,9 @@ def m2po(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, trusted: Te
 
 
 @torch.no_grad()
-def within_second_moment(log_ratios: Tensor, mask: Tensor, *, limit: float) -> Tensor:
+def within_second_moment(
+    log_ratios: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], *, limit: float
+) -> Bool[Tensor, "tokens"]:
     """[T] bool: the tokens left when those with the largest (log r)^2 are taken out until its mean is at most `limit`.
 
     The second moment of M2PO (arXiv:2510.01161), over all masked tokens given: a minibatch. Tokens with equal squares
@@ -146,7 +163,12 @@ def within_second_moment(log_ratios: Tensor, mask: Tensor, *, limit: float) -> T
     return mask & (squares < ascending[num_within])
 
 
-def sequence_ratios(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, lengths: Sequence[int]) -> Tensor:
+def sequence_ratios(
+    logprobs: Float[Tensor, "tokens"],
+    old_logprobs: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
+    lengths: Sequence[int],
+) -> Float[Tensor, "responses"]:
     """[R]: exp of the mean of log r over the masked tokens of each response; 1 for one without any."""
     return _geometric_means(logprobs - old_logprobs, mask, lengths)
 

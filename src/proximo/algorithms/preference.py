@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -14,7 +15,13 @@ from proximo.algorithms.masking import select
 from proximo.algorithms.segments import last_indices
 
 
-def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | None = None, centring: float = 0.0) -> Tensor:
+def bradley_terry(
+    chosen: Float[Tensor, "pairs"],
+    rejected: Float[Tensor, "pairs"],
+    *,
+    margin: Float[Tensor, "pairs"] | None = None,
+    centring: float = 0.0,
+) -> Float[Tensor, "pairs"]:
     """-log sigmoid(chosen - rejected - margin) + centring (chosen + rejected)^2, [N] from [N].
 
     `margin` [N] asks for a wider gap where annotators were surer (arXiv:2307.09288, eq. 2). `centring` pulls the scores
@@ -24,7 +31,7 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | None = N
     return -logsigmoid(gap) + centring * (chosen + rejected).square()
 
 
-def pair_accuracy(chosen: Tensor, rejected: Tensor) -> Tensor:
+def pair_accuracy(chosen: Float[Tensor, "pairs"], rejected: Float[Tensor, "pairs"]) -> Float[Tensor, "pairs"]:
     """1 where the chosen response scores higher, 1/2 for a tie, else 0: [N] from [N], to be summed and counted."""
     return (chosen > rejected).to(chosen.dtype) + 0.5 * (chosen == rejected).to(chosen.dtype)
 
@@ -33,12 +40,13 @@ def pair_accuracy(chosen: Tensor, rejected: Tensor) -> Tensor:
 class TokenScores:
     """A score after every token of N sequences, flat: the prompt and the response, or the response alone."""
 
-    token_ids: Tensor  # [T] long
-    scores: Tensor  # [T]
-    lengths: Sequence[int]  # [N], each at least 1
+    token_ids: Int[Tensor, "tokens"]
+    scores: Float[Tensor, "tokens"]
+    lengths: Sequence[int]
+    """Tokens of each of the N sequences, at least 1."""
 
 
-def divergence_window(chosen: TokenScores, rejected: TokenScores) -> Tensor:
+def divergence_window(chosen: TokenScores, rejected: TokenScores) -> Float[Tensor, "pairs"]:
     """The mean of -log sigmoid(chosen_t - rejected_t) from the first token that differs to the end: [N].
 
     The pairwise loss of DeepSpeed-Chat's reward models, which scores every token and not only the last. Here the

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from proximo.algorithms.advantages import discounted_returns
@@ -28,7 +29,13 @@ class ReturnSpread:
 
 
 def return_spread(
-    rewards: Tensor, mask: Tensor, lengths: Sequence[int], *, gamma: float, least: float | None, seen: RunningMoments
+    rewards: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
+    lengths: Sequence[int],
+    *,
+    gamma: float,
+    least: float | None,
+    seen: RunningMoments,
 ) -> ReturnSpread:
     """From the rewards [T] of a step, read on the mask [T] alone, and the returns of the steps before.
 

@@ -8,6 +8,7 @@ last bits differ from those of a loop. Those of a response do not depend on its 
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from proximo.algorithms.segments import segment_ids
@@ -18,7 +19,9 @@ def goes_by_scan(x: Tensor) -> bool:
     return x.device.type != "cpu"
 
 
-def scan_back(x: Tensor, decay: Tensor, lengths: Sequence[int]) -> Tensor:
+def scan_back(
+    x: Float[Tensor, "tokens"], decay: Float[Tensor, "tokens"], lengths: Sequence[int]
+) -> Float[Tensor, "tokens"]:
     """[T] y_t = x_t + decay_t * y_{t+1} within each response; x and decay [T]."""
     owners, shift = segment_ids(lengths, device=x.device), 1
     while shift < max(lengths, default=0):
@@ -31,15 +34,15 @@ def scan_back(x: Tensor, decay: Tensor, lengths: Sequence[int]) -> Tensor:
 
 
 def advantages_by_scan(
-    rewards: Tensor,
-    values: Tensor,
-    mask: Tensor,
+    rewards: Float[Tensor, "tokens"],
+    values: Float[Tensor, "tokens"],
+    mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
-    final_values: Tensor,
+    final_values: Float[Tensor, "responses"],
     gamma: float,
-    lam: float | Tensor,
-) -> Tensor:
+    lam: float | Float[Tensor, "responses"],
+) -> Float[Tensor, "tokens"]:
     """[T] the advantages of `advantages.gae`, 0 outside the mask. values [T] before each token, `final_values` [R]."""
     if len(rewards) == 0:
         return torch.zeros_like(rewards)
@@ -55,7 +58,9 @@ def advantages_by_scan(
     return torch.where(mask, scan_back(deltas, decay, lengths), 0)
 
 
-def returns_by_scan(rewards: Tensor, mask: Tensor, lengths: Sequence[int], *, gamma: float) -> Tensor:
+def returns_by_scan(
+    rewards: Float[Tensor, "tokens"], mask: Bool[Tensor, "tokens"], lengths: Sequence[int], *, gamma: float
+) -> Float[Tensor, "tokens"]:
     """[T] those of `advantages.returns_to_go`, 0 outside the mask."""
     decay = torch.ones_like(rewards).masked_fill(mask, gamma)
     return torch.where(mask, scan_back(torch.where(mask, rewards, 0), decay, lengths), 0)

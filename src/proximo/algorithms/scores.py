@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 LEAST_SPREAD = 1e-6
@@ -39,7 +40,7 @@ NOTHING_SEEN = RunningMoments()
 """The moments before the first step."""
 
 
-def update_moments(moments: RunningMoments, scores: Tensor) -> RunningMoments:
+def update_moments(moments: RunningMoments, scores: Float[Tensor, "responses"]) -> RunningMoments:
     """The moments of what was seen before and of `scores` [R] together (Chan, Golub and LeVeque 1979).
 
     Computed in float64. Scores that are not finite are not counted: one of them would spoil all that follow.
@@ -59,7 +60,9 @@ def update_moments(moments: RunningMoments, scores: Tensor) -> RunningMoments:
     )
 
 
-def scale_by_moments(scores: Tensor, moments: RunningMoments, *, subtract_mean: bool) -> Tensor:
+def scale_by_moments(
+    scores: Float[Tensor, "responses"], moments: RunningMoments, *, subtract_mean: bool
+) -> Float[Tensor, "responses"]:
     """scores / deviation, or (scores - mean) / deviation, of the moments; scores [R], shape and dtype kept.
 
     Where the moments have no deviation, scores are not divided. Source: the score scaling of TRL's PPO.
@@ -68,14 +71,19 @@ def scale_by_moments(scores: Tensor, moments: RunningMoments, *, subtract_mean: 
     return centred / (moments.deviation or 1.0)
 
 
-def shift_and_scale(scores: Tensor, *, bias: float, scale: float) -> Tensor:
+def shift_and_scale(scores: Float[Tensor, "*shape"], *, bias: float, scale: float) -> Float[Tensor, "*shape"]:
     """(scores + bias) * scale; shape kept."""
     return (scores + bias) * scale
 
 
 def fixed_penalties(
-    lengths: Tensor, terminated: Tensor, *, missing_eos: float, min_tokens: int, too_short: float
-) -> Tensor:
+    lengths: Int[Tensor, "responses"],
+    terminated: Bool[Tensor, "responses"],
+    *,
+    missing_eos: float,
+    min_tokens: int,
+    too_short: float,
+) -> Float[Tensor, "responses"]:
     """[R] float64: what each response loses for how it ended and for being short: the sum of both, 0 for neither.
 
     Args:
@@ -88,14 +96,18 @@ def fixed_penalties(
     return (~terminated).double() * missing_eos + (lengths < min_tokens).double() * too_short
 
 
-def apply_penalties(scores: Tensor, penalties: Tensor, *, replace: bool) -> Tensor:
+def apply_penalties(
+    scores: Float[Tensor, "responses"], penalties: Float[Tensor, "responses"], *, replace: bool
+) -> Float[Tensor, "responses"]:
     """scores - penalties; with `replace`, -penalty instead of the score where there is one. All [R]."""
     if replace:
         return torch.where(penalties > 0, -penalties, scores)
     return scores - penalties
 
 
-def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int, penalty: float) -> Tensor:
+def overlong_penalty(
+    lengths: Int[Tensor, "responses"], *, max_tokens: int, buffer_tokens: int, penalty: float
+) -> Float[Tensor, "responses"]:
     """[R] float64: penalty * clip((length - (max_tokens - buffer_tokens)) / buffer_tokens, 0, 1).
 
     0 up to max_tokens - buffer_tokens, then a line that reaches `penalty` at max_tokens. `lengths` [R] counts tokens.
@@ -106,9 +118,9 @@ def overlong_penalty(lengths: Tensor, *, max_tokens: int, buffer_tokens: int, pe
 
 
 def penalise(  # noqa: PLR0913 - each is a number of its own
-    scores: Tensor,
-    lengths: Tensor,
-    terminated: Tensor,
+    scores: Float[Tensor, "responses"],
+    lengths: Int[Tensor, "responses"],
+    terminated: Bool[Tensor, "responses"],
     *,
     missing_eos: float,
     min_tokens: int,
@@ -117,7 +129,7 @@ def penalise(  # noqa: PLR0913 - each is a number of its own
     max_tokens: int,
     buffer_tokens: int | None,
     overlong: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Float[Tensor, "responses"], Bool[Tensor, "responses"], Bool[Tensor, "responses"]]:
     """[R] the scores minus all penalties; [R] bool where there was one, and where one took the place of the score.
 
     `replace` is said of the fixed penalties alone; the one for overlong responses is subtracted either way, and is

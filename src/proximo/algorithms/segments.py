@@ -7,18 +7,19 @@ entry more per response, V_0 .. V_n, so they are [T + R], again response by resp
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 Device = torch.device | str | None
 
 
-def segment_ids(lengths: Sequence[int], *, device: Device = None) -> Tensor:
+def segment_ids(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "tokens"]:
     """[T] long: the response that each token belongs to."""
     counts = _counts(lengths, device)
     return torch.repeat_interleave(torch.arange(len(counts), device=device), counts, output_size=sum(lengths))
 
 
-def token_positions(lengths: Sequence[int], *, device: Device = None) -> Tensor:
+def token_positions(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "tokens"]:
     """[T] long: 0, 1, 2, ... within each response."""
     counts = _counts(lengths, device)
     starts = counts.cumsum(0) - counts
@@ -27,7 +28,7 @@ def token_positions(lengths: Sequence[int], *, device: Device = None) -> Tensor:
     return places - torch.repeat_interleave(starts, counts, output_size=num_tokens)
 
 
-def last_indices(lengths: Sequence[int], *, device: Device = None) -> Tensor:
+def last_indices(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "responses"]:
     """[R] long: where the last token of each response stands among the T.
 
     Raises:
@@ -41,24 +42,24 @@ def last_indices(lengths: Sequence[int], *, device: Device = None) -> Tensor:
     return _counts(lengths, device).cumsum(0) - 1
 
 
-def value_positions(lengths: Sequence[int], *, device: Device = None) -> Tensor:
+def value_positions(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "tokens"]:
     """[T] long: where among the T + R values stands V_t, the value of the state before each token."""
     return torch.arange(sum(lengths), device=device) + segment_ids(lengths, device=device)
 
 
-def final_value_positions(lengths: Sequence[int], *, device: Device = None) -> Tensor:
+def final_value_positions(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "responses"]:
     """[R] long: where among the T + R values stands V_n, the value of the state after each response's last token."""
     return (_counts(lengths, device) + 1).cumsum(0) - 1
 
 
-def segment_rows(x: Tensor, lengths: Sequence[int]) -> Tensor:
+def segment_rows(x: Shaped[Tensor, "tokens"], lengths: Sequence[int]) -> Shaped[Tensor, "responses longest"]:
     """[R, longest] from [T]: each response on its own row, zeros after its end. For code that walks along time."""
     rows = x.new_zeros(len(lengths), max(lengths, default=0))
     index = segment_ids(lengths, device=x.device), token_positions(lengths, device=x.device)
     return rows.index_put(index, x)
 
 
-def segment_sum(x: Tensor, lengths: Sequence[int]) -> Tensor:
+def segment_sum(x: Shaped[Tensor, "tokens"], lengths: Sequence[int]) -> Shaped[Tensor, "responses"]:
     """[R] from [T]: the sum over each response; 0 for an empty one. Repeatable to the bit on every device."""
     return segment_rows(x, lengths).sum(1)
 

@@ -6,20 +6,21 @@ Shapes: T tokens of R responses, flat; `lengths` gives the tokens of each respon
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from proximo.algorithms.segments import final_value_positions, segment_ids, segment_sum, value_positions
 
 
 def shape_rewards(
-    kl_per_token: Tensor,
-    scores: Tensor,
-    mask: Tensor,
+    kl_per_token: Float[Tensor, "tokens"],
+    scores: Float[Tensor, "responses"],
+    mask: Bool[Tensor, "tokens"],
     lengths: Sequence[int],
     *,
     kl_coefficient: float,
-    token_rewards: Tensor | None = None,
-) -> Tensor:
+    token_rewards: Float[Tensor, "tokens"] | None = None,
+) -> Float[Tensor, "tokens"]:
     """r_t = -kl_coefficient * kl_t, plus the score, once, at the last token that the policy wrote (arXiv:1909.08593).
 
     With `token_rewards` each token has its own part of the score, and the last one what they leave of it: without KL
@@ -46,7 +47,7 @@ def shape_rewards(
     return (earned + torch.where(ends, _at_tokens(left, lengths), 0)).to(penalty.dtype) - penalty
 
 
-def prefix_deltas(prefix_scores: Tensor, lengths: Sequence[int]) -> Tensor:
+def prefix_deltas(prefix_scores: Float[Tensor, "states"], lengths: Sequence[int]) -> Float[Tensor, "tokens"]:
     """r_t = s_t - s_(t-1), what each token adds to the score of the prompt with the response so far.
 
     Args:
@@ -61,12 +62,14 @@ def prefix_deltas(prefix_scores: Tensor, lengths: Sequence[int]) -> Tensor:
     return prefix_scores[before + 1] - prefix_scores[before]
 
 
-def clip_scores(scores: Tensor, limit: float | None) -> Tensor:
+def clip_scores(scores: Float[Tensor, "*shape"], limit: float | None) -> Float[Tensor, "*shape"]:
     """Scores cut to [-limit, limit], or as they are for None; shape kept. A score that is not a number stays so."""
     return scores if limit is None else scores.clamp(-limit, limit)
 
 
-def scaled_rows(rows: Sequence[Sequence[float] | None], sizes: Sequence[int], factors: Tensor) -> Tensor:
+def scaled_rows(
+    rows: Sequence[Sequence[float] | None], sizes: Sequence[int], factors: Float[Tensor, "responses"]
+) -> Float[Tensor, "tokens"]:
     """[sum of sizes] float64: rows end to end, each times its factor of `factors` [R]; zeros where there is none."""
     given = [row or (0.0,) * size for row, size in zip(rows, sizes, strict=True)]
     return torch.cat(
@@ -75,8 +78,13 @@ def scaled_rows(rows: Sequence[Sequence[float] | None], sizes: Sequence[int], fa
 
 
 def clip_with_parts(
-    values: Tensor, token_rewards: Tensor, prefix_scores: Tensor, lengths: Sequence[int], *, limit: float | None
-) -> tuple[Tensor, Tensor]:
+    values: Float[Tensor, "responses"],
+    token_rewards: Float[Tensor, "tokens"],
+    prefix_scores: Float[Tensor, "states"],
+    lengths: Sequence[int],
+    *,
+    limit: float | None,
+) -> tuple[Float[Tensor, "responses"], Float[Tensor, "tokens"]]:
     """[R] clipped scores, and [T] what tokens earn of them.
 
     Each number that a source gave a token is clipped by itself, and so is what they leave of the score: a limit for

@@ -13,6 +13,7 @@ the mean of the first returns for a model that claims nothing yet (all outputs 0
 import math
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 SMALLEST_SCALE = 0.1
@@ -35,11 +36,11 @@ class ValueUnits:
     scale: float = 1.0
     shift: float = 0.0
 
-    def to_values(self, outputs: Tensor) -> Tensor:
+    def to_values(self, outputs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """What the model's outputs mean, in units of the return."""
         return outputs * self.scale + self.shift
 
-    def to_outputs(self, values: Tensor) -> Tensor:
+    def to_outputs(self, values: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """What the model should say for values or returns: the inverse of `to_values`."""
         return (values - self.shift) / self.scale
 

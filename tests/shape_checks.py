@@ -1,0 +1,95 @@
+"""Checks dtypes and shapes that functions state in their annotations, at every call in the tests, by an import hook.
+
+jaxtyping and beartype do the checking. Their own hook would wrap every function of a module, at some 30 us a call; this
+one wraps the functions whose arguments state a shape, and the dataclasses whose fields do.
+"""
+
+import ast
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from typing import Any
+
+import torch
+from beartype import BeartypeConf, beartype
+from jaxtyping import jaxtyped
+
+CHECKED = ("proximo.algorithms", "proximo.models", "proximo.rollout.sampling")
+SHAPED = {"Bool", "Float", "Float32", "Int", "Int64", "Shaped"}
+"""The names of jaxtyping that the package uses."""
+
+_types = beartype(conf=BeartypeConf(is_pep484_tower=True))  # a whole number is a float, as for every type checker
+
+
+def install() -> None:
+    """To be called before any of the modules is imported."""
+    sys.meta_path.insert(0, _Finder())
+
+
+def checked(made: Any) -> Any:
+    """The function, or the dataclass, with its shapes checked.
+
+    Not within torch.compile, which cannot trace through the checks: it is given the function itself.
+    """
+    strict = jaxtyped(made, typechecker=_types)
+    return strict if isinstance(made, type) else _plain_while_compiling(made, strict)
+
+
+def _plain_while_compiling(plain: Callable[..., Any], strict: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(plain)
+    def call(*arguments: Any, **options: Any) -> Any:
+        return (plain if torch.compiler.is_compiling() else strict)(*arguments, **options)
+
+    return call
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if not any(fullname == name or fullname.startswith(f"{name}.") for name in CHECKED):
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is None or not isinstance(spec.loader, SourceFileLoader):
+            return None
+        if b"from jaxtyping import" not in spec.loader.get_data(spec.loader.path):
+            return None  # there is nothing to check, and its byte code is cached
+        spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def get_code(self, fullname: str) -> Any:
+        """Compiled anew, past the cache of byte code: what is cached there is the module without checks."""
+        path = self.get_filename(fullname)
+        tree = _Wrapping().visit(ast.parse(self.get_data(path), path))
+        return compile(ast.fix_missing_locations(tree), path, "exec", dont_inherit=True)
+
+
+class _Wrapping(ast.NodeTransformer):
+    """Puts the check below all other decorators of a function, and above those of a class (its dataclass comes first).
+
+    Functions within functions stay as they are: they would be wrapped again at every call.
+    """
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        arguments = node.args
+        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        if _state_a_shape(*(each.annotation for each in every if each is not None)):
+            node.decorator_list.append(_check())
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        self.generic_visit(node)
+        if _state_a_shape(*(each.annotation for each in node.body if isinstance(each, ast.AnnAssign))):
+            node.decorator_list.insert(0, _check())
+        return node
+
+
+def _state_a_shape(*annotations: ast.expr | None) -> bool:
+    parts = [part for each in annotations if each is not None for part in ast.walk(each)]
+    return any(isinstance(part, ast.Name) and part.id in SHAPED for part in parts)
+
+
+def _check() -> ast.expr:
+    return ast.parse("__import__('shape_checks').checked", mode="eval").body
