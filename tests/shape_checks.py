@@ -5,6 +5,7 @@ one wraps the functions whose arguments state a shape, and the dataclasses whose
 """
 
 import ast
+import inspect
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from beartype import BeartypeConf, beartype
-from jaxtyping import jaxtyped
+from jaxtyping import AbstractArray, jaxtyped
 
 CHECKED = ("proximo.algorithms", "proximo.models", "proximo.rollout.sampling")
 SHAPED = {"Bool", "Float", "Float32", "Int", "Int64", "Shaped"}
@@ -29,15 +30,32 @@ def install() -> None:
 
 
 def checked(made: Any) -> Any:
-    """The function, or the dataclass, with its shapes checked.
+    """The function, or the dataclass, with its shapes checked. Other annotations are for the type checker."""
+    if not isinstance(made, type):
+        return _checked_function(made)
+    made.__init__ = _checked_function(made.__init__)
+    return made
 
-    Not within torch.compile, which cannot trace through the checks: it is given the function itself.
-    """
-    strict = jaxtyped(made, typechecker=_types)
-    return strict if isinstance(made, type) else _plain_while_compiling(made, strict)
+
+def _shape(hint: Any) -> Any:
+    return hint if _states_a_shape(hint) else Any
 
 
-def _plain_while_compiling(plain: Callable[..., Any], strict: Callable[..., Any]) -> Callable[..., Any]:
+def _states_a_shape(hint: Any) -> bool:
+    """True for an annotation of jaxtyping, and for a union or a tuple that holds one."""
+    if inspect.isclass(hint) and issubclass(hint, AbstractArray):
+        return True
+    return any(_states_a_shape(part) for part in getattr(hint, "__args__", ()))
+
+
+def _checked_function(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Within torch.compile, which cannot trace through the checks, it is the function itself."""
+    whole = inspect.signature(plain)
+    parameters = [each.replace(annotation=_shape(each.annotation)) for each in whole.parameters.values()]
+    plain.__signature__ = whole.replace(parameters=parameters, return_annotation=_shape(whole.return_annotation))
+    strict = jaxtyped(plain, typechecker=_types)
+    del plain.__signature__
+
     @wraps(plain)
     def call(*arguments: Any, **options: Any) -> Any:
         return (plain if torch.compiler.is_compiling() else strict)(*arguments, **options)
@@ -75,18 +93,18 @@ class _Wrapping(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         arguments = node.args
         every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        if _state_a_shape(*(each.annotation for each in every if each is not None)):
+        if _name_a_shape(*(each.annotation for each in every if each is not None)):
             node.decorator_list.append(_check())
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         self.generic_visit(node)
-        if _state_a_shape(*(each.annotation for each in node.body if isinstance(each, ast.AnnAssign))):
+        if _name_a_shape(*(each.annotation for each in node.body if isinstance(each, ast.AnnAssign))):
             node.decorator_list.insert(0, _check())
         return node
 
 
-def _state_a_shape(*annotations: ast.expr | None) -> bool:
+def _name_a_shape(*annotations: ast.expr | None) -> bool:
     parts = [part for each in annotations if each is not None for part in ast.walk(each)]
     return any(isinstance(part, ast.Name) and part.id in SHAPED for part in parts)
 

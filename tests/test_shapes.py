@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jaxtyping import AbstractArray, TypeCheckError
+from jaxtyping import TypeCheckError
 from torch import Tensor
 
 import proximo.algorithms
@@ -35,9 +35,8 @@ GAE: dict[str, Any] = {
         ("mask", torch.ones(5)),
         ("rewards", torch.zeros(1, 5)),
         ("lam", torch.zeros(3)),
-        ("lengths", torch.tensor([2, 3])),
     ],
-    ids=["another size", "another dtype", "another rank", "another number of responses", "no sequence of numbers"],
+    ids=["another size", "another dtype", "another rank", "another number of responses"],
 )
 def test_an_argument_of_another_shape_is_refused_by_name(name: str, wrong: Tensor) -> None:
     gae(**GAE)
@@ -78,12 +77,10 @@ def test_every_public_function_of_the_mathematics_states_the_shapes_of_its_tenso
     silent = [
         name
         for name, function in public_functions(proximo.algorithms)
-        if any(_says_no_shape(hint) for hint in inspect.get_annotations(function).values())
+        if any(_is_a_tensor(hint) for hint in inspect.get_annotations(function).values())
     ]
     assert silent == ["proximo.algorithms.scan.goes_by_scan"]
 
 
-def _says_no_shape(hint: Any) -> bool:
-    if inspect.isclass(hint) and issubclass(hint, AbstractArray):
-        return False
-    return hint is Tensor or any(_says_no_shape(part) for part in getattr(hint, "__args__", ()))
+def _is_a_tensor(hint: Any) -> bool:
+    return hint is Tensor or any(_is_a_tensor(part) for part in getattr(hint, "__args__", ()))

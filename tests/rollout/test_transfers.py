@@ -23,12 +23,12 @@ RULES: dict[str, dict[str, Any]] = {
     "end of sequence": {},
     "stop tokens": {"stop_token_ids": tuple(range(40, 64, 4))},
     "stop strings": {"stop_strings": ("e", "12", " t")},
-    "a limit for each prompt": {"shortest_limit": 2},
+    "a limit for each prompt": {"random_limit_min": 2},
     "a minimum": {"min_new_tokens": 6},
     "one token": {"max_new_tokens": 1},
     "shaped": {"temperature": 0.7, "top_k": 9, "top_p": 0.9},
     "greedy": {"greedy": True},
-    "all": {"shortest_limit": 4, "min_new_tokens": 3, "stop_strings": ("o", "7"), "stop_token_ids": (40, 41)},
+    "all": {"random_limit_min": 4, "min_new_tokens": 3, "stop_strings": ("o", "7"), "stop_token_ids": (40, 41)},
 }
 
 
@@ -37,10 +37,10 @@ def model_of(dtype: torch.dtype) -> LanguageModel:
     return LanguageModel(tiny_language_model(seed=5, initializer_range=0.6).to(dtype))
 
 
-def generate(model: LanguageModel, *, on_finished: Any = None, max_rows: int = 4, **options: Any) -> list[Response]:
+def generate(model: LanguageModel, *, on_finished: Any = None, max_num_seqs: int = 4, **options: Any) -> list[Response]:
     tokenizer = tiny_tokenizer()
     encoded = (tokenizer.encode(text, add_special_tokens=False) for text in TEXTS)
-    engine = LocalEngine(model, tokenizer, eos_token_ids=ENDS, max_rows=max_rows, prefill_tokens=1)
+    engine = LocalEngine(model, tokenizer, eos_token_ids=ENDS, max_num_seqs=max_num_seqs, prefill_tokens=1)
     return engine.generate(
         [Prompt(id=str(index), token_ids=tuple(tokens)) for index, tokens in enumerate(encoded)],
         num_samples=3,
@@ -96,7 +96,7 @@ def test_no_row_goes_beyond_the_positions_of_the_model(name: str, monkeypatch: p
     limit = model.position_limit
     assert limit is not None
     prompts = [Prompt(id=str(n), token_ids=tuple(tokens)) for n, tokens in enumerate(random_sequences([limit - 9, 3]))]
-    options = SamplingOptions(max_new_tokens=9, shortest_limit=2)
+    options = SamplingOptions(max_new_tokens=9, random_limit_min=2)
     monkeypatch.setattr(local, "_passes_at_once", lambda _: 64)
     engine = LocalEngine(model, tiny_tokenizer(), eos_token_ids=[])
     found = engine.generate(prompts, num_samples=2, options=options, key=RandomKey(seed=1, purpose="test"))
@@ -149,7 +149,7 @@ def test_on_cuda_the_host_waits_once_for_several_tokens(name: str, monkeypatch: 
     prompts = [Prompt(id=str(n), token_ids=tuple(tokens)) for n, tokens in enumerate(random_sequences([4, 6]))]
     new_tokens = 2 * TOKENS_PER_TRANSFER + 4
     with fake_cuda(model.model):
-        engine = LocalEngine(model, tiny_tokenizer(), eos_token_ids=[], max_rows=4)
+        engine = LocalEngine(model, tiny_tokenizer(), eos_token_ids=[], max_num_seqs=4)
         options = SamplingOptions(max_new_tokens=new_tokens)
         found = engine.generate(prompts, num_samples=2, options=options, key=RandomKey(seed=1, purpose="test"))
     assert [len(each.token_ids) for each in found] == [new_tokens] * 4

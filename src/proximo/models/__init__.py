@@ -1,0 +1,18 @@
+"""Models of transformers, run on packed tokens: loading, attention, heads, adapters. Not their training.
+
+The annotations state dtype and shape of tensors; the tests check both at each call (tests/shape_checks.py). One name
+stands for one size within a call:
+
+    tokens       T   tokens of all sequences of a pass, laid end to end
+    sequences    S   sequences of a pass
+    responded    N   response tokens among them
+    states           responded + sequences: one state before each response token, and one after the last of each
+    positions    N   positions whose scores over the vocabulary are asked for
+    rows         B   rows of a decoding step, or rows of a matrix that are read
+    hidden       D   width of the hidden states
+    vocab        V   rows of the output layer
+    heads, kv_heads  H, heads of queries, of keys and values; width K is that of one head
+    *batch           any leading dimensions
+
+Docstrings abbreviate them by the letters.
+"""

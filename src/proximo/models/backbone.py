@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -125,10 +126,10 @@ class Backbone:
         self,
         packed: Packed,
         *,
-        rows: Tensor | None = None,
+        rows: Int64[Tensor, "rows"] | None = None,
         cache: Cache | None = None,
         layout: PackedLayout | None = None,
-    ) -> Tensor:
+    ) -> Float[Tensor, "rows hidden"]:
         """Hidden states after the final norm: [T, D], or [R, D] of the flat indices `rows` [R], each given once.
 
         A cache gets the keys and values of all tokens. `layout`: None for the one that suits the device. Raises
@@ -153,7 +154,13 @@ class Backbone:
         kernel = None if fused is None or make is None else make(fused, self.decode)
         return self.decode if kernel is None else kernel.decode
 
-    def decode(self, token_ids: Tensor, position_ids: Tensor, cache: Cache, layout: AttentionLayout) -> Tensor:
+    def decode(
+        self,
+        token_ids: Int64[Tensor, "rows"],
+        position_ids: Int64[Tensor, "rows"],
+        cache: Cache,
+        layout: AttentionLayout,
+    ) -> Float[Tensor, "rows hidden"]:
         """One more token for each row, by the modules: token_ids and position_ids [B] -> hidden states [B, D]."""
         return self.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)[:, 0]
 
@@ -163,8 +170,13 @@ class Backbone:
         return None if of is None or self.is_compiled else of(self.layers)
 
     def run(
-        self, token_ids: Tensor, position_ids: Tensor, *, layout: AttentionLayout, cache: Cache | None = None
-    ) -> Tensor:
+        self,
+        token_ids: Int64[Tensor, "batch tokens"],
+        position_ids: Int64[Tensor, "batch tokens"],
+        *,
+        layout: AttentionLayout,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch tokens hidden"]:
         """token_ids and position_ids [B, T] -> hidden states [B, T, D]."""
         layers = self.training_layers if torch.is_grad_enabled() and cache is None else self.layers
         compute = None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -34,10 +35,9 @@ size for vocabularies of 2 thousand to 150 thousand tokens."""
 class OutputHead:
     """The last layer of a language model: z(h) = cap(logit_scale * (W h + b)), cap(x) = softcap * tanh(x / softcap)."""
 
-    weight: Tensor
-    """[V, D]; may be the input embedding itself."""
-    bias: Tensor | None = None
-    """[V]."""
+    weight: Float[Tensor, "vocab hidden"]
+    """May be the input embedding itself."""
+    bias: Float[Tensor, "vocab"] | None = None
     logit_scale: float = 1.0
     softcap: float | None = None
     narrow: bool = False
@@ -69,7 +69,7 @@ class OutputHead:
             chunk_tokens=max(CHUNK_TOKENS, (logits_bytes or 0) // (4 * layer.weight.shape[0])),
         )
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
         """hidden [..., D] -> [..., V] in at least float32. For few positions only."""
         wide = wide_dtype(hidden, self.weight)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -88,10 +88,10 @@ class OutputHead:
 class TokenLogprobs:
     """What the head says about given tokens."""
 
-    logprobs: Tensor
-    """[N] log softmax(z / temperature) of the target."""
-    entropy: Tensor | None
-    """[N] of softmax(z / temperature), in nats; None where it was not asked for."""
+    logprobs: Float[Tensor, "positions"]
+    """log softmax(z / temperature) of the target."""
+    entropy: Float[Tensor, "positions"] | None
+    """Of softmax(z / temperature), in nats; None where it was not asked for."""
 
 
 def wide_dtype(*tensors: Tensor) -> torch.dtype:
@@ -103,9 +103,9 @@ def wide_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def token_logprobs(
-    hidden: Tensor,
+    hidden: Float[Tensor, "positions hidden"],
     head: OutputHead,
-    targets: Tensor,
+    targets: Int64[Tensor, "positions"],
     *,
     temperature: float = 1.0,
     entropy: bool = False,
@@ -264,14 +264,14 @@ def _score_gradient(  # noqa: PLR0917 - six tensors of one chunk
 
 
 def full_kl(
-    hidden: Tensor,
+    hidden: Float[Tensor, "positions hidden"],
     head: OutputHead,
-    reference_hidden: Tensor,
+    reference_hidden: Float[Tensor, "positions reference_hidden"],
     reference_head: OutputHead,
     *,
     temperature: float = 1.0,
     chunk_tokens: int | None = None,
-) -> Tensor:
+) -> Float[Tensor, "positions"]:
     """KL(policy || reference) over the whole vocabulary at each position, in nats: [N, D] twice -> [N].
 
     The formula is that of `algorithms.kl.full_kl`, in chunks.

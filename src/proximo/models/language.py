@@ -6,6 +6,7 @@ Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V 
 import copy
 
 import torch
+from jaxtyping import Float, Int64
 from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -67,7 +68,7 @@ class LanguageModel:
         """Names and tensors that an optimizer should move; tied ones once."""
         return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
 
-    def hidden_states(self, packed: Packed, rows: Tensor | None = None) -> Tensor:
+    def hidden_states(self, packed: Packed, rows: Int64[Tensor, "rows"] | None = None) -> Float[Tensor, "rows hidden"]:
         """[T, D] after the final norm, or [R, D] of the flat indices `rows`, each given once. No logits are made."""
         return self.backbone.packed(packed, rows=rows)
 
@@ -78,11 +79,11 @@ class LanguageModel:
         hidden = self.hidden_states(batch.packed, batch.predictors)
         return token_logprobs(hidden, self.head, batch.targets, temperature=temperature, entropy=entropy)
 
-    def next_logits(self, hidden: Tensor) -> Tensor:
+    def next_logits(self, hidden: Float[Tensor, "rows hidden"]) -> Float[Tensor, "rows vocab"]:
         """hidden [B, D] -> logits [B, V] in at least float32."""
         return self.head.logits(hidden)
 
-    def prefill(self, packed: Packed, cache: Cache) -> Tensor:
+    def prefill(self, packed: Packed, cache: Cache) -> Float[Tensor, "sequences hidden"]:
         """Hidden states of the last token of each packed prompt, [S, D]; the cache keeps the keys and values of all."""
         return self.backbone.packed(packed, rows=packed.last_indices, cache=cache)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int64, Shaped
 from torch import Tensor
 
 
@@ -17,10 +18,9 @@ from torch import Tensor
 class Packed:
     """S sequences, one after the other, as one row."""
 
-    token_ids: Tensor
-    """[T] int64."""
-    position_ids: Tensor
-    """[T] int64: 0, 1, 2, ... within each sequence."""
+    token_ids: Int64[Tensor, "tokens"]
+    position_ids: Int64[Tensor, "tokens"]
+    """0, 1, 2, ... within each sequence."""
     lengths: tuple[int, ...]
     """[S] tokens of each sequence, each at least 1; their sum is T."""
 
@@ -53,12 +53,12 @@ class PackedResponses:
     """
 
     packed: Packed
-    predictors: Tensor
-    """[N] int64: flat index of the hidden state before each response token."""
-    targets: Tensor
-    """[N] int64: the response tokens."""
-    value_positions: Tensor
-    """[N + S] int64: for each response, its predictors and then its last token."""
+    predictors: Int64[Tensor, "responded"]
+    """Flat index of the hidden state before each response token."""
+    targets: Int64[Tensor, "responded"]
+    """The response tokens."""
+    value_positions: Int64[Tensor, "states"]
+    """For each response, its predictors and then its last token."""
     response_lengths: tuple[int, ...]
     """[S] tokens of each response; 0 is allowed and leaves a response with its V_T alone."""
 
@@ -109,7 +109,7 @@ def pack_responses(
     )
 
 
-def send(tensor: Tensor, device: torch.device | str) -> Tensor:
+def send(tensor: Shaped[Tensor, "*shape"], device: torch.device | str) -> Shaped[Tensor, "*shape"]:
     """The same on another device; what is on the host goes to CUDA without waiting until it is there."""
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -8,6 +8,7 @@ import math
 from enum import StrEnum
 
 import torch
+from jaxtyping import Float, Int64
 from peft import PeftModel
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
@@ -69,19 +70,19 @@ class ScalarModel:
         """Names and tensors that an optimizer should move."""
         return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
 
-    def token_scores(self, packed: Packed, rows: Tensor | None = None) -> Tensor:
+    def token_scores(self, packed: Packed, rows: Int64[Tensor, "rows"] | None = None) -> Float[Tensor, "rows"]:
         """The score after each token, [T] in at least float32; or [R], of the flat indices `rows`, each given once."""
         return self.scores(self.backbone.packed(packed, rows=rows))
 
-    def sequence_scores(self, packed: Packed) -> Tensor:
+    def sequence_scores(self, packed: Packed) -> Float[Tensor, "sequences"]:
         """The score after the last token of each sequence, [S]. No token id is looked at, so pad may equal EOS."""
         return self.token_scores(packed, packed.last_indices)
 
-    def response_values(self, batch: PackedResponses) -> Tensor:
+    def response_values(self, batch: PackedResponses) -> Float[Tensor, "states"]:
         """[N + S]: for each response V before every token, and one more after the last."""
         return self.token_scores(batch.packed, batch.value_positions)
 
-    def scores(self, hidden: Tensor) -> Tensor:
+    def scores(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch"]:
         """The head alone: hidden [..., D] -> [...] in at least float32."""
         # Under an adapter `score` is peft's wrapper, which must be called, not looked into.
         layer = self.base.get_submodule("score")

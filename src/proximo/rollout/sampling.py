@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import NoneType
 
 import torch
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from proximo.errors import UserError
@@ -130,8 +131,13 @@ class RandomKey:
 
 
 def sample(
-    logits: Tensor, *, streams: Tensor, positions: Tensor, options: SamplingOptions, ending_ids: Tensor
-) -> tuple[Tensor, Tensor]:
+    logits: Float[Tensor, "rows vocab"],
+    *,
+    streams: Int64[Tensor, "rows"],
+    positions: Int64[Tensor, "rows"],
+    options: SamplingOptions,
+    ending_ids: Int64[Tensor, "endings"],
+) -> tuple[Int64[Tensor, "rows"], Float32[Tensor, "rows"]]:
     """Draw one token per row.
 
     logits [B, V]; streams [B] int64, one `RandomKey.stream` per row; positions [B] int64, response tokens before this
@@ -154,7 +160,13 @@ def sample(
     return torch.cat(tokens), torch.cat(logprobs)
 
 
-def restrict(scaled: Tensor, *, positions: Tensor, options: SamplingOptions, ending_ids: Tensor) -> Tensor:
+def restrict(
+    scaled: Float[Tensor, "rows vocab"],
+    *,
+    positions: Int64[Tensor, "rows"],
+    options: SamplingOptions,
+    ending_ids: Int64[Tensor, "endings"],
+) -> Float[Tensor, "rows vocab"]:
     """scaled [B, V] logits at the temperature -> the same with -inf at tokens that may not be drawn: first those that
     would end a response too early, then what top_k leaves out, then what top_p leaves out of the rest."""
     if options.min_new_tokens > 0 and ending_ids.numel() > 0:

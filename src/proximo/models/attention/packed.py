@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
@@ -38,8 +39,8 @@ class AttentionOptions:
     """A token sees itself and the `sliding_window - 1` tokens before it; None = all before it."""
     softcap: float | None = None
     """c: scores become c * tanh(score / c), before the mask."""
-    sinks: Tensor | None = None
-    """[H] one more logit per head in the softmax, which carries no value."""
+    sinks: Float[Tensor, "heads"] | None = None
+    """One more logit per head in the softmax, which carries no value."""
     dropout: float = 0.0
     """Probability of dropping an attention weight; layers pass 0 in eval mode."""
 
@@ -158,7 +159,13 @@ class PackedLayout:
         # One band mask per length and window serves all layers of the pass.
         self._masks: dict[tuple[int, int | None], Tensor] = {}
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def attend(
+        self,
+        query: Float[Tensor, "1 heads tokens width"],
+        key: Float[Tensor, "1 kv_heads keys width"],
+        value: Float[Tensor, "1 kv_heads keys value_width"],
+        options: AttentionOptions,
+    ) -> Float[Tensor, "1 tokens heads value_width"]:
         """query [1, H, T, K], key and value [1, H_kv, T, K] -> [1, T, H, K]."""
         if query.shape[2] != sum(self.lengths) or key.shape[2] != query.shape[2]:
             raise ModelError(
@@ -203,7 +210,13 @@ def band_mask(length: int, window: int | None, device: torch.device) -> Tensor:
     return seen if window is None else seen & (distance < window)
 
 
-def explicit_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, options: AttentionOptions) -> Tensor:
+def explicit_attention(
+    query: Float[Tensor, "batch heads queries width"],
+    key: Float[Tensor, "batch kv_heads keys width"],
+    value: Float[Tensor, "batch kv_heads keys value_width"],
+    mask: Bool[Tensor, "#batch #heads #queries keys"] | Bool[Tensor, "#queries keys"],
+    options: AttentionOptions,
+) -> Float[Tensor, "batch heads queries value_width"]:
     """Attention with a soft-cap or sinks, which no fused kernel on a CPU offers; softmax in at least float32.
 
     query [B, H, L, K], key and value [B, H_kv, M, K], mask bool broadcastable to [B, H, L, M] -> [B, H, L, K].

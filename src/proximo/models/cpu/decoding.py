@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 from transformers.cache_utils import Cache
 
@@ -64,7 +65,13 @@ class KernelDecoder:
         return cls(fused, otherwise) if readable and indices == list(range(len(indices))) else None
 
     @torch.no_grad()
-    def decode(self, token_ids: Tensor, position_ids: Tensor, cache: Cache, layout: AttentionLayout) -> Tensor:
+    def decode(
+        self,
+        token_ids: Int64[Tensor, "rows"],
+        position_ids: Int64[Tensor, "rows"],
+        cache: Cache,
+        layout: AttentionLayout,
+    ) -> Float[Tensor, "rows hidden"]:
         """token_ids and position_ids [B] -> hidden states [B, D] after the final norm.
 
         The cache gets the keys and values of the new tokens.

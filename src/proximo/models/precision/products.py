@@ -9,6 +9,7 @@ weight, is float32 and is not rounded; nor is the gradient of a bias.
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.function import once_differentiable
@@ -17,33 +18,39 @@ from proximo.models.precision.compute import remembered
 from proximo.native.decoding import linear
 
 
-def operand(tensor: Tensor) -> Tensor:
+def operand(tensor: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Rounded to bf16, in the type that `product` takes on this device."""
     half = tensor.to(torch.bfloat16)
     return half if _multiplies_halves(tensor) else half.float()
 
 
-def weight_operand(weight: Tensor) -> Tensor:
+def weight_operand(weight: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The same of a weight, made once within `casting` (compute.py). It takes no gradient."""
     with torch.no_grad():
         return remembered(weight, "operand", operand)
 
 
-def product(first: Tensor, second: Tensor) -> Tensor:
+def product(
+    first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]
+) -> Float[Tensor, "rows columns"]:
     """[N, D] and [D, V], operands both -> [N, V] float32."""
     if first.dtype is torch.bfloat16:
         return torch.mm(first, second, out_dtype=torch.float32)
     return first @ second
 
 
-def add_product(total: Tensor, first: Tensor, second: Tensor) -> Tensor:
+def add_product(
+    total: Float[Tensor, "rows columns"], first: Float[Tensor, "rows inner"], second: Float[Tensor, "inner columns"]
+) -> Float[Tensor, "rows columns"]:
     """total [V, D] float32 plus the product of two operands; perhaps in `total` itself."""
     if first.dtype is torch.bfloat16:
         return torch.addmm(total, first, second, out_dtype=torch.float32)
     return total.addmm_(first, second)
 
 
-def narrow_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def narrow_linear(
+    rows: Float[Tensor, "*batch hidden"], weight: Float[Tensor, "vocab hidden"], bias: Float[Tensor, "vocab"] | None
+) -> Float[Tensor, "*batch vocab"]:
     """rows [..., D], weight [V, D], bias [V] float32 -> x W' + b [..., V] float32, with gradients for all."""
     if torch.is_inference_mode_enabled() and not _multiplies_halves(rows):
         return linear(operand(rows), weight_operand(weight), bias)
