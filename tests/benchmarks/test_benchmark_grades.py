@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from mixed_programs import KINDS, misgraded, mixture, verifier
+from mixed_programs import KINDS, grade, misgraded, mixture
 
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.enums import ScoreState
@@ -28,7 +28,7 @@ def test_no_honest_program_loses_among_hostile_ones_and_two_passes_agree() -> No
     kinds, responses = [kind for kind, _ in pairs], [response for _, response in pairs]
     options = {"cpu_seconds": 1.0, "idle_seconds": 1.5, "workers": 2}
     config = CodeRewardConfig(kind="code", form="asserts", program="text", **options)
-    first, second = (verifier(responses, config) for _ in range(2))
+    first, second = (grade(responses, config) for _ in range(2))
     assert misgraded(kinds, first) == misgraded(kinds, second) == []
     assert [each[:2] for each in first] == [each[:2] for each in second]
     assert ScoreState.INFRASTRUCTURE_FAULT not in {state for _, state, _ in first}
