@@ -2,9 +2,9 @@
 
 A kind is light, since `proximo --help` makes every one of them: its attributes are words, and its methods import what
 they need when they are called. `proximo/__init__.py` registers the kinds of Proximo; a trainer of your own is one more
-call of `register` (docs/trainers.md). No other file asks of which kind a recipe or a run is.
+call of `register`, or an entry point (docs/trainers.md). No other file asks of which kind a recipe or a run is.
 
-This file imports nothing, so that every floor may read the list; the types are named for type checkers alone.
+This file imports nothing, so that code of every layer may read the list; types are named for type checkers only.
 """
 
 from abc import ABC, abstractmethod
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from proximo.config.recipe import Recipe, TrainerRecipe
     from proximo.metrics.trainer_metrics import TrainerMetrics
     from proximo.plan.stages import StageContext, StageCosts
-    from proximo.run.loop import Task
+    from proximo.run.task import Task
 
 
 class RecipeKind(ABC):
@@ -85,7 +85,12 @@ _registered: dict[str, RecipeKind] = {}
 
 
 def register(kind: RecipeKind) -> None:
-    """From now on `kind` has its command, and its recipes and runs are known. Raises ValueError for a name in use."""
+    """From now on `kind` has its command, and its recipes and runs are known.
+
+    Raises TypeError for another object, and ValueError for a name in use.
+    """
+    if not isinstance(kind, RecipeKind):
+        raise TypeError(f"register takes an object of a class below TrainerKind or RecipeKind, got {kind!r:.60}")
     if kind.name in _registered:
         raise ValueError(f"there is a kind of recipe {kind.name!r} already: give this one another name")
     _registered[kind.name] = kind

@@ -4,6 +4,9 @@ The trainer is `tests/toy_trainer.py`; one call of `register` is all that the pa
 """
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +161,32 @@ def test_it_can_be_a_stage_of_a_pipeline(place: Path, capsys: pytest.CaptureFixt
     assert main(["toy-chain", path, "--quiet", "--resume=auto"]) == 0
     started = json.loads((place / "chain" / "toy" / "config.resolved.json").read_text())["model"]["path"]
     assert Path(started).parts[:3] == ("chain", "sft", "checkpoints")
+
+
+def test_a_trainer_of_an_installed_package_needs_no_call(tmp_path: Path) -> None:
+    """Its package names it as an entry point, which every command registers."""
+    package = tmp_path / "toy-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+    points = package / "entry_points.txt"
+    points.write_text("[proximo.trainers]\ntoy = toy_trainer:TOY\n")
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+
+    def proximo(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "proximo", *words],
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+
+    assert "Fine-tune with a weight." in proximo("toy", "--help").stdout
+    points.write_text("[proximo.trainers]\ntoy = toy_trainer:ToyConfig\n")
+    broken = proximo("recipes")
+    assert broken.returncode == 2
+    assert "the trainer toy of an installed package (toy_trainer:ToyConfig) cannot be registered" in broken.stderr
 
 
 def test_a_name_is_given_once() -> None:

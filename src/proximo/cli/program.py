@@ -5,14 +5,16 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from functools import cache
+from importlib.metadata import entry_points, version
 from typing import Annotated
 
 import typer
 
 from proximo.cli import chat, configuration, doctor, pass_rates, planning, recipes, serving, training, using
-from proximo.errors import ProximoError, redacted
+from proximo.errors import ConfigError, ProximoError, redacted
 from proximo.failures import disk_refused, memory_ran_out
+from proximo.trainer_kinds import register
 
 INTERRUPTED = 130
 TRAIN = "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`"
@@ -55,9 +57,10 @@ def main(argv: Sequence[str]) -> int:
     """
     _let_idle_threads_sleep()
     _let_streams_say_everything()
-    training.add_to(app)  # again, for a trainer that was registered since
     arguments = explicit_resume(argv) or ["--help"]
     try:
+        _register_installed_trainers()
+        training.add_to(app)  # again, for trainers that were registered since
         command = typer.main.get_command(app)
         status = command.main(args=arguments, prog_name="proximo", standalone_mode=False)
     except ProximoError as error:
@@ -75,6 +78,19 @@ def main(argv: Sequence[str]) -> int:
             raise
         return _refuse(known, 1)
     return status if isinstance(status, int) else 0
+
+
+@cache
+def _register_installed_trainers() -> None:
+    """Those that installed packages declare as entry points of the group `proximo.trainers`. Raises ConfigError."""
+    for point in entry_points(group="proximo.trainers"):
+        try:
+            register(point.load())
+        except Exception as error:
+            raise ConfigError(
+                f"the trainer {point.name} of an installed package ({point.value}) cannot be registered: {error}; mend "
+                "or remove that package"
+            ) from error
 
 
 def _known_failure(error: BaseException) -> str | None:

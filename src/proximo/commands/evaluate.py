@@ -17,9 +17,9 @@ from proximo.metrics.formatting import format_number
 from proximo.metrics.recorder import Recorder
 from proximo.run.checkpoint_lookup import find_checkpoint, find_run, verify_models
 from proximo.run.logs import Record
-from proximo.run.loop import Task
 from proximo.run.preflight import inputs_of
 from proximo.run.resolved_config import saved_recipe
+from proximo.run.task import Task
 from proximo.trainer_kinds import trainer_of
 from proximo.working_directory import kept_working_directory
 

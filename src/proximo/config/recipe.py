@@ -34,6 +34,8 @@ class TrainerRecipe(Recipe):
 
     memory_settings: ClassVar[str] = "take smaller batches, or a smaller model"
     """What to change where memory runs out. None of it changes a result."""
+    may_change: ClassVar[tuple[str, ...]] = ()
+    """Keys of its own that may change on resume: they do not affect the steps already taken."""
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         return {"": self}

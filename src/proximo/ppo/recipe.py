@@ -27,6 +27,8 @@ class PPORecipe(TrainerRecipe):
     """`proximo ppo`."""
 
     memory_settings: ClassVar[str] = PPOConfig.memory_settings
+    # A larger number of steps also stretches a decaying learning rate.
+    may_change: ClassVar[tuple[str, ...]] = ("ppo.num_steps", "ppo.rollout.max_num_seqs")
 
     policy: ModelConfig
     """The model that is trained; a frozen copy (or its base, with LoRA) is the reference."""

@@ -1,14 +1,11 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
-import logging
 import time
 import traceback
-import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TextIO
 
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free, placed
@@ -16,7 +13,7 @@ from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.logs import cut_back
 from proximo.checkpoint.run_folder import EndState, RunFolder, open_run
 from proximo.checkpoint.schedule import SaveSchedule
-from proximo.checkpoint.store import Checkpoint, CheckpointStore, Writer
+from proximo.checkpoint.store import Checkpoint, CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.saved import read_saved
 from proximo.errors import ProximoError, RunFolderError
@@ -35,8 +32,10 @@ from proximo.run.model_card import write_final_cards
 from proximo.run.optional_dependencies import check_extras
 from proximo.run.options import RunOptions
 from proximo.run.preflight import inputs_of
+from proximo.run.progress_messages import progress_messages, progress_warnings
 from proximo.run.resume_fingerprint import function_sources
 from proximo.run.sinks import check_sinks
+from proximo.run.task import Task
 from proximo.trainer_kinds import trainer_of
 from proximo.working_directory import kept_working_directory
 
@@ -49,53 +48,12 @@ MAY_CHANGE = (
     "run.tensorboard",
     "run.sinks",
     "run.token_cache",
-    "ppo.num_steps",
-    "ppo.rollout.max_num_seqs",
 )
-"""Settings that may change on resume: none of them affects the steps already taken.
-
-A larger `ppo.num_steps` also stretches a decaying learning rate.
+"""Settings of every run that may change on resume: none of them affects the steps already taken. A trainer adds its own
+(`config/recipe.py::TrainerRecipe.may_change`).
 """
 ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device")
 """Settings that may change on resume with `--allow-different-environment`."""
-
-
-class Task(Protocol):
-    """A training task that the loop drives. Steps count from 1; a step depends on its number and the state alone."""
-
-    num_steps: int
-    device: str
-    inputs_fingerprint: Mapping[str, Any]
-    """Digests that must be unchanged on resume: data, tokenizers, and models that checkpoints do not hold."""
-    notes: Sequence[str]
-    """Lines for the log: what was loaded, and which rows were dropped."""
-    best_metric: str | None
-    """The evaluation metric that ranks checkpoints, if any; higher is better unless `best_is_lowest`."""
-    best_is_lowest: bool
-
-    def step(self, step: int) -> Record:
-        """Take one step."""
-        ...
-
-    def evaluate(self, num_rows: int | None = None) -> Record | None:
-        """Evaluate on held-out data, or on its first `num_rows` rows; None if there is none."""
-        ...
-
-    def writers(self) -> Mapping[str, Writer]:
-        """Name -> writer of each file or folder of a checkpoint, apart from the state."""
-        ...
-
-    def state(self) -> Mapping[str, Any]:
-        """State that a checkpoint keeps as JSON."""
-        ...
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Restore what `writers` and `state` saved."""
-        ...
-
-    def close(self) -> None:
-        """Stop worker processes and close connections."""
-        ...
 
 
 def run_trainer(recipe: TrainerRecipe, options: RunOptions) -> int:
@@ -267,7 +225,7 @@ class _Loop:
         differences = check_fingerprints(
             self._saved_fingerprints(checkpoint),
             self.fingerprints,
-            may_change=(*MAY_CHANGE, *(ENVIRONMENT_SETTINGS if other_environment else ())),
+            may_change=(*MAY_CHANGE, *self.recipe.may_change, *(ENVIRONMENT_SETTINGS if other_environment else ())),
             allow_different_environment=other_environment,
         )
         self.num_log_lines = checkpoint.state["num_log_lines"]
@@ -323,48 +281,3 @@ def _reason(error: Exception) -> str:
     """One line. Proximo's own errors explain themselves; others are prefixed with their type."""
     words = " ".join(str(error).split())
     return words if isinstance(error, ProximoError) and words else f"{type(error).__name__}: {words}".rstrip(": ")
-
-
-@contextmanager
-def progress_warnings(progress: ProgressView) -> Generator[None]:
-    """Inside, Python warnings are shown by the progress view instead of over it."""
-
-    def show(  # noqa: PLR0917  (the signature is Python's)
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        del category, filename, lineno, file, line
-        progress.warn(str(message))
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show  # ty: ignore[invalid-assignment]
-        yield
-
-
-class _Notes(logging.Handler):
-    """Turns log records into lines of the progress view."""
-
-    def __init__(self, progress: ProgressView) -> None:
-        super().__init__(logging.INFO)
-        self._progress = progress
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._progress.note(record.getMessage())
-
-
-@contextmanager
-def progress_messages(progress: ProgressView) -> Generator[None]:
-    """Inside, log messages (such as what the run waits for) are shown by the progress view and kept in log.txt."""
-    log, notes = logging.getLogger("proximo"), _Notes(progress)
-    level = log.level
-    log.addHandler(notes)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        log.removeHandler(notes)

@@ -56,7 +56,7 @@ class TaskInputs(Generic[Model, Example, Config]):
     config: Config
     seed: int
     fingerprint: Mapping[str, Any]
-    """See `run/loop.py::Task.inputs_fingerprint`."""
+    """See `run/task.py::Task.inputs_fingerprint`."""
     notes: Sequence[str] = ()
 
 

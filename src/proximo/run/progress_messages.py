@@ -1,0 +1,54 @@
+"""Warnings and log messages of a run, shown by its progress view instead of over it."""
+
+import logging
+import warnings
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TextIO
+
+from proximo.metrics.console import ProgressView
+
+
+@contextmanager
+def progress_warnings(progress: ProgressView) -> Generator[None]:
+    """Inside, Python warnings are shown by the progress view instead of over it."""
+
+    def show(  # noqa: PLR0917  (the signature is Python's)
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        del category, filename, lineno, file, line
+        progress.warn(str(message))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # ty: ignore[invalid-assignment]
+        yield
+
+
+class _Notes(logging.Handler):
+    """Turns log records into lines of the progress view."""
+
+    def __init__(self, progress: ProgressView) -> None:
+        super().__init__(logging.INFO)
+        self._progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._progress.note(record.getMessage())
+
+
+@contextmanager
+def progress_messages(progress: ProgressView) -> Generator[None]:
+    """Inside, log messages (such as what the run waits for) are shown by the progress view and kept in log.txt."""
+    log, notes = logging.getLogger("proximo"), _Notes(progress)
+    level = log.level
+    log.addHandler(notes)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(notes)

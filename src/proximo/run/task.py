@@ -1,0 +1,45 @@
+"""What the loop around a run drives: a training task. Not the loop (loop.py)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.run.logs import Record
+
+
+class Task(Protocol):
+    """A training task that the loop drives. Steps count from 1; a step depends on its number and the state alone."""
+
+    num_steps: int
+    device: str
+    inputs_fingerprint: Mapping[str, Any]
+    """Digests that must be unchanged on resume: data, tokenizers, and models that checkpoints do not hold."""
+    notes: Sequence[str]
+    """Lines for the log: what was loaded, and which rows were dropped."""
+    best_metric: str | None
+    """The evaluation metric that ranks checkpoints, if any; higher is better unless `best_is_lowest`."""
+    best_is_lowest: bool
+
+    def step(self, step: int) -> Record:
+        """Take one step."""
+        ...
+
+    def evaluate(self, num_rows: int | None = None) -> Record | None:
+        """Evaluate on held-out data, or on its first `num_rows` rows; None if there is none."""
+        ...
+
+    def writers(self) -> Mapping[str, Writer]:
+        """Name -> writer of each file or folder of a checkpoint, apart from the state."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """State that a checkpoint keeps as JSON."""
+        ...
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Restore what `writers` and `state` saved."""
+        ...
+
+    def close(self) -> None:
+        """Stop worker processes and close connections."""
+        ...
