@@ -7,7 +7,7 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker  # noqa: TID251 - a tool that counts, of no process group
 from transformers import AutoConfig
 
-from proximo.models.fake_tensor_profiler import building, rehearsable, shapes_only
+from proximo.models.fake_tensor_profiler import building, shapes_only, to_fake_tensors
 from proximo.models.language import LanguageModel
 from proximo.models.loading import random_model
 from proximo.models.packing import pack_responses
@@ -57,7 +57,7 @@ def tracked(*, checkpointing: bool) -> int:
             model = LanguageModel(plain, precision=Precision.BF16)
             if checkpointing:
                 model.use_activation_checkpointing()
-        rehearsable(model.model)
+        to_fake_tensors(model.model)
         model.model.train()
         batch = pack_responses([[0]] * SEQUENCES, [[0] * (LENGTH - 1)] * SEQUENCES)
         tracker = MemTracker()

@@ -22,7 +22,7 @@ from proximo.supervised.reward.recipe import RewardRecipe, RewardTrainingConfig
 from proximo.supervised.reward.task import RewardTask, pair_sequences
 from proximo.supervised.sft.recipe import SFTConfig
 from proximo.supervised.sft.task import SFTTask
-from proximo.supervised.task import MOST_SKIPPED_IN_A_ROW, TaskInputs
+from proximo.supervised.task import MAX_CONSECUTIVE_SKIPS, TaskInputs
 from tiny_runs import changed, make_inputs, recipe_of
 
 FAST = {"learning_rate": 1e-2}
@@ -232,8 +232,8 @@ def test_margins_that_the_loss_has_no_place_for_are_noted(loss: str, noted: bool
 def test_a_model_that_a_learning_rate_destroyed_ends_the_run_after_some_skipped_updates():
     task = sft_task(optimizer={"learning_rate": 1e30})
     task.step(1)
-    for step in range(2, 1 + MOST_SKIPPED_IN_A_ROW):
+    for step in range(2, 1 + MAX_CONSECUTIVE_SKIPS):
         assert task.step(step).metrics["sft/skipped_updates"].value == 1
-    assert task.state()["num_skipped_in_a_row"] == MOST_SKIPPED_IN_A_ROW - 1
+    assert task.state()["num_skipped_in_a_row"] == MAX_CONSECUTIVE_SKIPS - 1
     with pytest.raises(TrainingError, match=r"8 updates in a row were skipped.*learning rate .* may be too high"):
-        task.step(1 + MOST_SKIPPED_IN_A_ROW)
+        task.step(1 + MAX_CONSECUTIVE_SKIPS)

@@ -1,8 +1,7 @@
-"""Passes over tensors that have shapes and no numbers: what they would hold in memory, and compute. No real pass.
+"""Profiles memory and FLOPs of a pass over fake tensors, which have shapes but no data.
 
-Every operation runs as it would on a CPU, so whatever an architecture does is counted and not guessed: recomputed
-layers, frozen ones, adapters, casts. What depends on the numbers themselves (which expert a token goes to) cannot be
-rehearsed.
+Every operation runs as it would on a CPU, so recomputed and frozen layers, adapters and casts are counted, not guessed.
+Data-dependent control flow (which expert a token goes to) cannot be profiled.
 """
 
 import weakref
@@ -22,25 +21,25 @@ from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
 from proximo.models.backbone import base_of
-from proximo.models.cpu.fused_layers import NAMING
+from proximo.models.cpu.fused_layers import PART_SCOPE
 from proximo.models.freezing import decoder_layers
 
 WORKING = "working"
-"""Part of what belongs to no other: temporaries, and the gradients of activations in a backward pass."""
+"""The default part: temporaries, and gradients of activations in a backward pass."""
 GRADIENTS = "gradients"
 ACTIVATIONS = ("attention", "mlp", "norms", "between layers")
-"""Parts of what layers make. Their residual stream, embeddings and rotary factors are between them."""
+"""Parts of a model's activations. `between layers`: residual stream, embeddings and rotary factors."""
 LARGEST_HEAP_BLOCK = 32 * 2**20
-"""glibc gives larger ones back at once, each being a mapping of its own (DEFAULT_MMAP_THRESHOLD_MAX)."""
+"""Bytes. glibc maps each larger block on its own and returns it at once (DEFAULT_MMAP_THRESHOLD_MAX)."""
 
 
 def shapes_only() -> AbstractContextManager[object]:
-    """Tensors made inside have no storage, and can be used only there."""
+    """A context in which all new tensors are fake. They can only be used inside it."""
     return _Shapes()
 
 
 class _Shapes(FakeTensorMode):
-    """A copy of a model stays among the tensors that it can meet."""
+    """Survives `deepcopy` of a model, so that the copy's fake tensors belong to the same mode."""
 
     def __deepcopy__(self, memo: Any) -> "_Shapes":
         return self
@@ -48,13 +47,13 @@ class _Shapes(FakeTensorMode):
 
 @contextmanager
 def building() -> Generator[None]:
-    """Inside `shapes_only()`: models are built on the meta device, which the libraries that build them know."""
+    """Build models on the meta device, inside `shapes_only()`, which transformers and peft support."""
     with unset_fake_temporarily(), torch.device("meta"):
         yield
 
 
-def rehearsable(*models: nn.Module) -> None:
-    """Replace what was built so by tensors of `shapes_only()`, in place; those that models share stay shared."""
+def to_fake_tensors(*models: nn.Module) -> None:
+    """Replace meta parameters and buffers by fake tensors of `shapes_only()`, in place. Shared tensors stay shared."""
     new: dict[int, Tensor] = {}
     for module in dict.fromkeys(module for model in models for module in model.modules()):
         for name, old in module._parameters.items():
@@ -70,26 +69,29 @@ def rehearsable(*models: nn.Module) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What some passes would hold and compute."""
+    """Memory and FLOPs of profiled passes."""
 
     parts: Mapping[str, int]
-    """Bytes by part at the moment when most is held, without the weights."""
+    """Part -> bytes at the memory peak, without the weights."""
     flops: int
-    """Operations of all matrix products and attention, counted as torch.utils.flop_counter does."""
+    """Floating-point operations of matrix products and attention, counted as torch.utils.flop_counter does."""
     heap: int = 0
-    """Bytes, at that moment, of activations, gradients and temporaries in blocks that glibc keeps in its heap."""
+    """Bytes at the peak of activations, gradients and temporaries in blocks that glibc keeps in its heap."""
 
     @property
     def peak(self) -> int:
-        """Bytes."""
+        """Peak memory in bytes, without the weights."""
         return sum(self.parts.values())
 
 
-class Rehearsal(TorchDispatchMode):
-    """Counts while it is entered. A tensor belongs to the part in force when it was made."""
+class PassProfiler(TorchDispatchMode):
+    """Counts memory and FLOPs while it is entered.
+
+    A tensor is attributed to the part that is current when it is created.
+    """
 
     def __init__(self, models: Iterable[nn.Module]) -> None:
-        """`models`: those that run; their weights are known and not counted, their layers name the parts."""
+        """`models`: those that run inside. Their weights are not counted; their layers decide the current part."""
         super().__init__()
         self.part = WORKING
         self.flops = 0
@@ -103,30 +105,30 @@ class Rehearsal(TorchDispatchMode):
         self._parts_before: list[str] = []
         self._hooks: list[Any] = []
 
-    def __enter__(self) -> "Rehearsal":
+    def __enter__(self) -> "PassProfiler":
         for model in self._models:
             self._watch(model)
-        self._naming = NAMING.set(self.making)
+        self._scope_token = PART_SCOPE.set(self.attribute_to)
         super().__enter__()
         return self
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
-        NAMING.reset(self._naming)
+        PART_SCOPE.reset(self._scope_token)
         for hook in self._hooks:
             hook.remove()
 
     @contextmanager
-    def making(self, part: str) -> Generator[None]:
-        """What is made inside belongs to this part."""
+    def attribute_to(self, part: str) -> Generator[None]:
+        """Attribute tensors that are created inside to `part`."""
         before, self.part = self.part, part
         try:
             yield
         finally:
             self.part = before
 
-    def claim(self, tensor: Tensor, part: str) -> None:
-        """Count a tensor that was made under another name to this part."""
+    def reassign(self, tensor: Tensor, part: str) -> None:
+        """Move a counted tensor to another part."""
         key = _key(tensor)
         if key in self._parts:
             size, before = tensor.untyped_storage().nbytes(), self._parts[key]
@@ -136,35 +138,35 @@ class Rehearsal(TorchDispatchMode):
             self._parts[key] = part
 
     def cost(self) -> Cost:
-        """So far."""
+        """The cost of everything since the profiler was created."""
         return Cost(parts=dict(self._peak), flops=self.flops, heap=self._heap_at_peak)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, note what it made and computed."""
-        given = kwargs or {}
-        made = func(*args, **given)
+        """Run the operation; count its outputs and FLOPs."""
+        kwargs = kwargs or {}
+        outputs = func(*args, **kwargs)
         count = _FLOPS.get(func._overloadpacket)
         if count is not None:
-            self.flops += int(count(*args, **given, out_val=made))
-        for tensor in tree_leaves(made):
+            self.flops += int(count(*args, **kwargs, out_val=outputs))
+        for tensor in tree_leaves(outputs):
             if isinstance(tensor, Tensor):
-                self._hold(tensor)
-        return made
+                self._track(tensor)
+        return outputs
 
-    def _hold(self, tensor: Tensor) -> None:
+    def _track(self, tensor: Tensor) -> None:
         storage, key = tensor.untyped_storage(), _key(tensor)
         if key in self._known or key in self._alive:
             return
         size = storage.nbytes()
         self._parts[key] = self.part
-        self._alive[key] = weakref.ref(storage, lambda _: self._let_go(key, size))
+        self._alive[key] = weakref.ref(storage, lambda _: self._release(key, size))
         self._held[self.part] += size
         self._heap += self._in_heap(self.part, size)
         if self._held.total() > sum(self._peak.values()):
             self._peak = {part: held for part, held in self._held.items() if held}
             self._heap_at_peak = self._heap
 
-    def _let_go(self, key: int, size: int) -> None:
+    def _release(self, key: int, size: int) -> None:
         part = self._parts.pop(key)
         self._held[part] -= size
         self._heap -= self._in_heap(part, size)
@@ -175,7 +177,7 @@ class Rehearsal(TorchDispatchMode):
         return size if size < LARGEST_HEAP_BLOCK and part in (*ACTIVATIONS, WORKING, GRADIENTS) else 0
 
     def _watch(self, model: nn.Module) -> None:
-        """Name the part of what each layer makes, also when it runs again in a backward pass."""
+        """Set the current part in hooks around each layer, also when it is recomputed in the backward pass."""
         base = base_of(model) if isinstance(model, PreTrainedModel | PeftModel) else model
         self._name(base.base_model if isinstance(base, PreTrainedModel) else base, "between layers")
         for layer in decoder_layers(base) if isinstance(base, PreTrainedModel) else ():
@@ -195,12 +197,12 @@ class Rehearsal(TorchDispatchMode):
             self.part = self._parts_before.pop()
 
         self._hooks.append(module.register_forward_pre_hook(enter))
-        # Also where a checkpointed layer, run again, stops as soon as it has what the backward pass wants.
+        # always_call: a recomputed checkpointed layer raises to stop early, once the backward pass has what it needs.
         self._hooks.append(module.register_forward_hook(leave, always_call=True))
 
     def _own_gradient(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        self.claim(parameter.grad, GRADIENTS)
+        self.reassign(parameter.grad, GRADIENTS)
 
 
 def _key(tensor: Tensor) -> int:
@@ -208,31 +210,31 @@ def _key(tensor: Tensor) -> int:
 
 
 def _part_of(name: str) -> str:
-    """Of a module of a layer, by its name, as the architectures of transformers give it."""
+    """The part of a layer's child module, by the names that transformers uses."""
     if "norm" in name or name.startswith("ln_"):
         return "norms"
     return "attention" if "attn" in name or "attention" in name else "mlp"
 
 
 def _attention_flops(query: Tensor, key: Tensor, *_: Any, **__: Any) -> int:
-    """Scores and their sum over values, of the full square, as torch counts them."""
+    """FLOPs of the scores and the weighted sum of values, without a discount for causality, as torch counts them."""
     rows, heads, length, width = query.shape
     return 4 * rows * heads * length * key.shape[2] * width
 
 
 def _attention_backward_flops(_: Tensor, query: Tensor, key: Tensor, *__: Any, **___: Any) -> int:
-    """The scores once more, and the gradients of scores, queries, keys and values."""
+    """FLOPs of recomputing the scores and of the gradients of scores, queries, keys and values."""
     return _attention_flops(query, key) * 5 // 2
 
 
 def _addmm_flops(_: Tensor, first: Tensor, second: Tensor, *__: Any, **___: Any) -> int:
-    """Of the product, whatever type it was asked for in, which torch's own count cannot be told."""
+    """FLOPs of the product. torch's own formula does not take the `out_dtype` argument."""
     return 2 * first.shape[0] * first.shape[1] * second.shape[1]
 
 
 _FLOPS: Mapping[Any, Any] = {
     **flop_registry,
-    # Those that the registry lacks, or counts with as many key heads as query heads.
+    # Operators that the registry lacks, or counts as if there were as many key heads as query heads.
     torch.ops.aten.addmm: _addmm_flops,
     torch.ops.aten.addmm_: _addmm_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,

@@ -1,6 +1,6 @@
-"""What each pass of a run would hold and compute, rehearsed with the code that runs it. Not which passes there are.
+"""Estimates memory and FLOPs of a pass by running its code on fake tensors. Which passes a trainer has: its plan.py.
 
-To be called inside `shapes_only()`. Every sequence has its greatest length.
+Call these functions inside `shapes_only()`. Every sequence is assumed to have the maximum length.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.models.batching import plan_batches
-from proximo.models.fake_tensor_profiler import Cost, Rehearsal
+from proximo.models.fake_tensor_profiler import Cost, PassProfiler
 from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
@@ -27,112 +27,126 @@ COPY = "bf16 copy"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Tokens of one sequence; without a prompt, all but the first are targets."""
+    """Prompt and response length of one sequence, in tokens.
+
+    A text without a prompt counts its first token as the prompt.
+    """
 
     prompt: int
     response: int
 
     @property
     def total(self) -> int:
-        """Of both."""
+        """Tokens of prompt and response."""
         return self.prompt + self.response
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batches:
-    """How some sequences of one length go through a model."""
+    """Micro-batches of sequences that all have the same lengths."""
 
     lengths: Lengths
     sizes: tuple[int, ...]
-    """Sequences of each micro-batch."""
+    """Number of sequences in each micro-batch."""
 
     @classmethod
-    def of(cls, lengths: Lengths, count: int, *, token_budget: int, sequences_each: int = 1) -> "Batches":
-        """`count` units of `sequences_each` sequences, which stay together (the two answers of a pair)."""
-        plan = plan_batches([lengths.total * sequences_each] * count, token_budget=token_budget)
-        return cls(lengths=lengths, sizes=tuple(len(batch) * sequences_each for batch in plan))
+    def of(cls, lengths: Lengths, count: int, *, token_budget: int, sequences_per_row: int = 1) -> "Batches":
+        """Micro-batches for `count` rows of the data.
+
+        The `sequences_per_row` sequences of a row share a micro-batch (2 for preference pairs).
+        """
+        plan = plan_batches([lengths.total * sequences_per_row] * count, token_budget=token_budget)
+        return cls(lengths=lengths, sizes=tuple(len(batch) * sequences_per_row for batch in plan))
 
     @property
-    def tokens(self) -> int:
-        """Of the largest micro-batch."""
+    def max_tokens(self) -> int:
+        """Tokens of the largest micro-batch."""
         return max(self.sizes) * self.lengths.total
 
     @property
-    def all_tokens(self) -> int:
-        """Of all micro-batches."""
+    def total_tokens(self) -> int:
+        """Tokens of all micro-batches."""
         return sum(self.sizes) * self.lengths.total
 
     def largest(self) -> PackedResponses:
-        """The largest micro-batch, packed."""
+        """The largest micro-batch, packed, with dummy token ids."""
         count = max(self.sizes)
         return pack_responses([[0] * self.lengths.prompt] * count, [[0] * self.lengths.response] * count)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCost:
-    """What one phase of a step needs."""
+    """Memory and work of one phase of a step."""
 
     parts: Mapping[str, int]
-    """Bytes by part at the moment when most is held, without what is held in every phase."""
+    """Part -> bytes at the phase's peak, without static memory (weights and optimizer state)."""
     flops: int
-    """In all passes of the step."""
+    """Floating-point operations of all passes of this phase in one step."""
     tokens: int
-    """Read or written by them."""
+    """Tokens that these passes process."""
     heap: int
-    """See `Cost.heap`."""
+    """Bytes of the peak in small heap blocks, see `Cost.heap`."""
 
 
-def in_step(cost: Cost, *, rehearsed: int, tokens: int) -> StepCost:
-    """The cost of a pass over `rehearsed` tokens, of which a step makes so many that they are `tokens`."""
-    return StepCost(parts=cost.parts, flops=cost.flops * tokens // rehearsed, tokens=tokens, heap=cost.heap)
+def scale_to_step(cost: Cost, *, profiled_tokens: int, tokens: int) -> StepCost:
+    """Scale the FLOPs of a pass over `profiled_tokens` tokens to the `tokens` tokens of a step.
+
+    Memory is not scaled.
+    """
+    return StepCost(parts=cost.parts, flops=cost.flops * tokens // profiled_tokens, tokens=tokens, heap=cost.heap)
 
 
-def one_after_the_other(costs: Sequence[StepCost]) -> StepCost:
-    """The memory of the one that needs most, the work of all."""
+def sequential_cost(costs: Sequence[StepCost]) -> StepCost:
+    """Cost of passes that run in sequence: the largest of their peaks, the sum of their FLOPs and tokens."""
     largest = max(costs, key=lambda cost: sum(cost.parts.values()))
     return replace(largest, flops=sum(c.flops for c in costs), tokens=sum(c.tokens for c in costs))
 
 
-def at_the_same_time(costs: Mapping[str, StepCost]) -> dict[str, StepCost]:
-    """Each with the memory of all, and its own work: what each holds most of may be held in one moment."""
+def concurrent_costs(costs: Mapping[str, StepCost]) -> dict[str, StepCost]:
+    """Cost of phases that run concurrently: each gets the summed memory, since their peaks may coincide."""
     parts = sum((Counter(cost.parts) for cost in costs.values()), Counter())
     heap = sum(cost.heap for cost in costs.values())
     return {name: replace(cost, parts=dict(parts), heap=heap) for name, cost in costs.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Lesson:
-    """Micro-batches of one kind in an update."""
+class TrainingPass:
+    """Micro-batches of an update that share one loss."""
 
-    loss: Callable[[Rehearsal, PackedResponses], Tensor]
+    loss: Callable[[PassProfiler, PackedResponses], Tensor]
     batches: Batches
     tokens: int
-    """That a step trains on in this way, in all its updates."""
+    """Tokens trained with this loss in one step, over all updates."""
 
 
-def training(modules: Sequence[nn.Module], lessons: Sequence[Lesson], *, in_backward: bool = False) -> StepCost:
-    """The gradients of an update of the modules. `in_backward`: each is freed as soon as it is there.
+def training_cost(
+    modules: Sequence[nn.Module], passes: Sequence[TrainingPass], *, in_backward: bool = False
+) -> StepCost:
+    """Cost of the forward and backward passes that train the modules.
 
-    Where there are several micro-batches the second one begins with all gradients held.
+    `in_backward`: the optimizer steps inside the backward pass, so each gradient is freed as soon as it is computed.
     """
     learner, flops = nn.ModuleList(modules), 0
     learner.train()
-    with Rehearsal(modules) as rehearsal, casting(), _freed(learner) if in_backward else nullcontext():
-        for lesson in lessons:
-            batch, rounds, before = lesson.batches.largest(), min(2, len(lesson.batches.sizes)), rehearsal.flops
+    with PassProfiler(modules) as profiler, casting(), _free_gradients(learner) if in_backward else nullcontext():
+        for training_pass in passes:
+            batches, flops_before = training_pass.batches, profiler.flops
+            # The peak is in the second micro-batch, if there is one: it starts with all accumulated gradients in
+            # memory.
+            batch, rounds = batches.largest(), min(2, len(batches.sizes))
             for _ in range(rounds):
-                lesson.loss(rehearsal, batch).backward()
-            flops += (rehearsal.flops - before) * lesson.tokens // (rounds * lesson.batches.tokens)
+                training_pass.loss(profiler, batch).backward()
+            flops += (profiler.flops - flops_before) * training_pass.tokens // (rounds * batches.max_tokens)
     learner.eval()
     for parameter in learner.parameters():
         parameter.grad = None
-    cost = rehearsal.cost()
-    return StepCost(parts=cost.parts, flops=flops, tokens=sum(lesson.tokens for lesson in lessons), heap=cost.heap)
+    cost = profiler.cost()
+    return StepCost(parts=cost.parts, flops=flops, tokens=sum(p.tokens for p in passes), heap=cost.heap)
 
 
 @contextmanager
-def _freed(module: nn.Module) -> Generator[None]:
-    """As learner/update.py does it, without the step."""
+def _free_gradients(module: nn.Module) -> Generator[None]:
+    """Free each gradient in the backward pass, as learner/update.py does, but without an optimizer step."""
 
     def free(parameter: Tensor) -> None:
         parameter.grad = None
@@ -145,39 +159,42 @@ def _freed(module: nn.Module) -> Generator[None]:
             handle.remove()
 
 
-def likelihood_loss(model: LanguageModel) -> Callable[[Rehearsal, PackedResponses], Tensor]:
-    """Of fine-tuning."""
+def likelihood_loss(model: LanguageModel) -> Callable[[PassProfiler, PackedResponses], Tensor]:
+    """The loss of fine-tuning on responses, for the profiler."""
 
-    def loss(rehearsal: Rehearsal, batch: PackedResponses) -> Tensor:
+    def loss(profiler: PassProfiler, batch: PackedResponses) -> Tensor:
         hidden = model.hidden_states(batch.packed, batch.predictors)
-        with rehearsal.making(LOGITS):
+        with profiler.attribute_to(LOGITS):
             return token_logprobs(hidden, model.head, batch.targets).logprobs.sum()
 
     return loss
 
 
-def score_loss(model: ScalarModel) -> Callable[[Rehearsal, PackedResponses], Tensor]:
-    """Of a value or reward model: a number for each token."""
+def score_loss(model: ScalarModel) -> Callable[[PassProfiler, PackedResponses], Tensor]:
+    """The loss of a value or reward model with one score per token, for the profiler."""
     return lambda _, batch: model.token_scores(batch.packed, batch.predictors).sum()
 
 
 @torch.no_grad()
-def reading(
-    model: Model, batches: Batches, *, also: LanguageModel | None = None, tokens: int | None = None
+def inference_cost(
+    model: Model, batches: Batches, *, full_kl_with: LanguageModel | None = None, tokens: int | None = None
 ) -> StepCost:
-    """A pass without gradients: log-probs or scores. `also`: a second model, for the KL over all tokens.
+    """Cost of a pass without gradients that computes log-probs or scores.
 
-    `tokens`: that a step reads in this way; None for those of the batches.
+    `full_kl_with`: the model whose full KL is computed in the same pass. `tokens`: tokens per step that take this pass;
+    None for the tokens of `batches`.
     """
     batch = batches.largest()
-    with Rehearsal([model.model] if also in (None, model) else [model.model, also.model]) as rehearsal:
+    with PassProfiler(
+        [model.model] if full_kl_with in (None, model) else [model.model, full_kl_with.model]
+    ) as profiler:
         if isinstance(model, ScalarModel):
             model.token_scores(batch.packed, batch.predictors)
         else:
             hidden = model.hidden_states(batch.packed, batch.predictors)
-            others = None if also is None else also.hidden_states(batch.packed, batch.predictors)
-            with rehearsal.making(LOGITS):
+            other = None if full_kl_with is None else full_kl_with.hidden_states(batch.packed, batch.predictors)
+            with profiler.attribute_to(LOGITS):
                 token_logprobs(hidden, model.head, batch.targets)
-                if also is not None and others is not None:
-                    full_kl(others, also.head, hidden, model.head)
-    return in_step(rehearsal.cost(), rehearsed=batches.tokens, tokens=tokens or batches.all_tokens)
+                if full_kl_with is not None and other is not None:
+                    full_kl(other, full_kl_with.head, hidden, model.head)
+    return scale_to_step(profiler.cost(), profiled_tokens=batches.max_tokens, tokens=tokens or batches.total_tokens)

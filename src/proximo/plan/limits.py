@@ -1,4 +1,4 @@
-"""What of a recipe no plan can say, and what a plan leaves out. Not whether the recipe can run."""
+"""Options that `proximo plan` refuses or leaves out. Whether a recipe can run: run/preflight.py."""
 
 from collections.abc import Iterator
 
@@ -7,18 +7,18 @@ from proximo.errors import ConfigError
 
 
 def check_plannable(recipe: TrainerRecipe) -> None:
-    """Raises ConfigError for weights of few bits."""
+    """Raises ConfigError if a model has quantised weights."""
     for key, model in recipe.models().items():
         if model.quantisation != "none":
             raise ConfigError(
                 f"no plan for {key}.quantisation {model.quantisation}: what bitsandbytes holds and expands in its "
-                f"products cannot be rehearsed without weights; plan with {key}.quantisation=none for what the same "
+                f"products cannot be profiled without weights; plan with {key}.quantisation=none for what the same "
                 "run takes with float32 weights"
             )
 
 
 def notes_on(recipe: TrainerRecipe) -> Iterator[str]:
-    """One sentence for each option that the numbers of the plan leave out."""
+    """One sentence for each option of the recipe that the plan does not count."""
     if recipe.run.compile != "none":
         yield f"run.compile {recipe.run.compile} is left out: passes are counted as they are without it"
     if any(optimizer.kind == "adamw_paged_8bit" for optimizer in recipe.optimizers().values()):

@@ -1,4 +1,4 @@
-"""What this machine has: its device, memory, and the rate of its matrix products. Plans nothing."""
+"""Measures this machine: device, memory, FLOP/s of matrix products."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def device_kind(run: RunConfig) -> str:
-    """cpu, cuda or mps. A device that is named is believed: a plan may be made on another machine."""
+    """cpu, cuda or mps. A device that the recipe names is not checked, since a plan may be for another machine."""
     if run.device != "auto":
         return run.device
     if torch.cuda.is_available():
@@ -22,7 +22,7 @@ def device_kind(run: RunConfig) -> str:
 
 
 def memory_bytes(device: str) -> int | None:
-    """Of the device, as far as this process may use it; None for an accelerator that is not here."""
+    """Bytes of device memory that this process may use; None if this machine lacks the accelerator."""
     if device == "cuda":
         return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -31,7 +31,10 @@ def memory_bytes(device: str) -> int | None:
 
 
 def process_bytes() -> int:
-    """What this process holds in memory: with torch and transformers loaded, what every run does before its first."""
+    """Resident memory of this process in bytes.
+
+    Once torch and transformers are imported, this is what every run holds before its first step.
+    """
     statistics = Path("/proc/self/statm")
     if statistics.is_file():
         return int(statistics.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -39,12 +42,12 @@ def process_bytes() -> int:
 
 
 def product_rate(device: str, *, precision: str, width: int = 1024) -> float:
-    """Floating-point operations per second of a matrix product, the best of five."""
+    """FLOP/s of a square matrix product of side `width`, the best of five runs."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     left = torch.ones(width, width, dtype=dtype, device=device)
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
-        (left @ left).sum().item()  # the number is waited for, also on an accelerator
+        (left @ left).sum().item()  # item() waits for the accelerator
         best = min(best, time.perf_counter() - start)
     return 2 * width**3 / best

@@ -1,4 +1,4 @@
-"""The record of a plan: memory by phase and part, and work per step. Not how it is found, nor how it is shown."""
+"""The record of a plan: memory by phase and part, and work per step. Computed by stages.py, printed by text.py."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,62 +8,62 @@ from proximo.plan.cost_model import Lengths
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Role:
-    """A model of the run."""
+    """A model of the run and its parameter counts."""
 
     name: str
     architecture: str
     parameters: int
     shared: int
-    """Of these, those that roles named before it hold already."""
+    """Parameters that it shares with roles listed before it."""
     trained: int
-    """Of its own."""
+    """Trainable parameters, shared ones excluded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """A stretch of a step, named as in the metrics."""
+    """A phase of a step, named as in the metrics."""
 
     name: str
     parts: Mapping[str, int]
-    """Bytes by part at the moment when most is held."""
+    """Part -> bytes at the phase's memory peak."""
     tokens: int
-    """Read or written in all passes of one step."""
+    """Tokens that all passes of one step process."""
     flops: int
-    """In one step."""
+    """Floating-point operations in one step."""
 
     @property
     def peak(self) -> int:
-        """Bytes."""
+        """Peak memory of this phase in bytes."""
         return sum(self.parts.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """Of one stage."""
+    """The plan of one stage."""
 
     stage: str
-    """The name of its trainer, which is that of its section in the recipe."""
+    """The name of its trainer and of the trainer's section in the recipe."""
     trained: tuple[str, ...]
-    """Keys of the models that learn."""
+    """Recipe keys of the trained models."""
     device: str
     precision: str
     roles: tuple[Role, ...]
     phases: tuple[Phase, ...]
     sequence: Lengths
-    """What every sequence is taken to be: as long as the recipe and the model allow."""
+    """Assumed lengths of every sequence: the maximum that the recipe and the model allow."""
     microbatch_tokens: int
-    """Of the largest training micro-batch, if every sequence is as long as that."""
+    """Tokens of the largest training micro-batch, with sequences of that length."""
     token_budget: int
-    """What a micro-batch of shorter sequences may hold."""
+    """Maximum number of tokens in a micro-batch of shorter sequences."""
     notes: tuple[str, ...] = ()
-    """What the run does that is not in these numbers."""
+    """Sentences about costs that the plan does not count."""
 
     @property
     def largest(self) -> Phase:
-        """The phase that needs most."""
+        """The phase with the highest peak."""
         return max(self.phases, key=lambda phase: phase.peak)
 
     @property
     def peak(self) -> int:
-        """Bytes."""
+        """Peak memory of the stage in bytes."""
         return self.largest.peak

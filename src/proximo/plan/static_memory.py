@@ -1,4 +1,4 @@
-"""Bytes of weights and optimizer state that a run holds in every phase, shared ones once. Not those of passes."""
+"""Bytes of weights and optimizer state, which are held in every phase. Memory of passes: cost_model.py."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,34 +11,34 @@ from proximo.models.scalar import ScalarModel
 from proximo.plan.record import Role
 
 Model = LanguageModel | ScalarModel
-Learning = Mapping[str, tuple[Sequence[nn.Module], OptimizerConfig]]
-"""Role -> what its optimizer moves, and which one that is."""
+OptimizedModules = Mapping[str, tuple[Sequence[nn.Module], OptimizerConfig]]
+"""Role -> the modules that its optimizer trains, and the optimizer's config."""
 _SMALL = 4096
-"""bitsandbytes keeps float32 moments of tensors with fewer numbers (`min_8bit_size`)."""
+"""bitsandbytes keeps float32 moments for tensors with fewer elements (`min_8bit_size`)."""
 _BLOCK = 256
-"""Numbers of a moment that share a float32 scale."""
+"""Elements of an 8-bit moment that share one float32 scale."""
 
 
-def held_bytes(models: Mapping[str, Model], learning: Learning) -> dict[str, int]:
-    """Part -> bytes that are held in every phase."""
+def static_bytes(models: Mapping[str, Model], optimized: OptimizedModules) -> dict[str, int]:
+    """Part -> bytes that are held in every phase. A shared storage counts for the first role that holds it."""
     parts, seen = {}, set[int]()
     for role, model in models.items():
         storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(model)}
         parts[f"{role} weights"] = sum(size for key, size in storages.items() if key not in seen)
         seen |= storages.keys()
-    for role, (modules, optimizer) in learning.items():
+    for role, (modules, optimizer) in optimized.items():
         parts[f"{role} optimizer"] = optimizer_bytes(modules, optimizer)
     return {name: size for name, size in parts.items() if size}
 
 
 def optimizer_bytes(modules: Sequence[nn.Module], config: OptimizerConfig) -> int:
-    """Both moments of what the modules train, with the step or the scales of each tensor."""
+    """Bytes of both Adam moments of the trainable parameters, with the step counters or the scales of 8-bit blocks."""
     moments = _float32_moments if config.kind == "adamw" else _moments_of_8_bits
     return sum(moments(tensor) for module in modules for tensor in trainable_parameters(module).values())
 
 
-def make_roles(models: Mapping[str, Model]) -> tuple[Role, ...]:
-    """Who holds what of the weights."""
+def role_sizes(models: Mapping[str, Model]) -> tuple[Role, ...]:
+    """Parameter counts of each role."""
     roles, seen = [], set[int]()
     for name, model in models.items():
         own = [p for p in model.model.parameters() if id(p) not in seen]

@@ -1,4 +1,4 @@
-"""A plan as a table, as JSON, and what to lower where the machine has less. Finds nothing out."""
+"""Prints a plan as a table or JSON, and advises which keys to lower if it does not fit the machine."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,15 +12,15 @@ _WIDTH = 20
 
 
 def describe(plan: Plan, *, memory: int | None, process: int = 0) -> str:
-    """Roles, memory by phase and part, work by phase.
+    """The plan as text: roles, memory by phase and part, work by phase.
 
-    `memory`: bytes that the machine has, None where unknown. `process`: bytes that the process holds before a run.
+    `memory`: bytes of the machine, None if unknown. `process`: bytes that the process holds before a run.
     """
     return "\n".join(_lines(plan, memory, process))
 
 
 def to_json(plans: Sequence[Plan], *, process: int = 0) -> list[dict[str, Any]]:
-    """For programs: bytes and counts."""
+    """Plans as JSON values, with sizes in bytes. The output of `proximo plan --json`."""
     return [
         {
             "stage": plan.stage,
@@ -79,7 +79,7 @@ def _lines(plan: Plan, memory: int | None, process: int) -> Iterator[str]:
 
 
 def step_seconds(plan: Plan, rate: float) -> str:
-    """The floor of a step's time at a rate of matrix products; what is not a product comes on top."""
+    """A line with the minimum time of a step at `rate` FLOP/s, matrix products only."""
     flops = sum(phase.flops for phase in plan.phases)
     return f"  at {rate / 1e9:,.0f} GFLOP/s of matrix products a step takes at least {flops / rate:,.2g} s"
 
@@ -111,19 +111,19 @@ def _mib(size: int) -> str:
 
 
 def largest_parts(phase: Phase, count: int = 3) -> str:
-    """`mlp 120 MiB, policy weights 90 MiB`."""
+    """The largest parts of a phase, for example `mlp 120 MiB, policy weights 90 MiB`."""
     ordered = sorted(phase.parts.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {_mib(size)} MiB" for name, size in ordered[:count])
 
 
 def advice(plan: Plan) -> str:
-    """Which keys lower the largest of what can be lowered in the phase that needs most."""
+    """Keys that lower the largest reducible part of the peak phase."""
     parts, section, models = plan.largest.parts, plan.stage, plan.trained
     checkpointing = " and ".join(f"{model}.activation_checkpointing" for model in models)
-    passing = (*ACTIVATIONS, WORKING, "allocator")
+    transient = (*ACTIVATIONS, WORKING, "allocator")
     trained = [name for name in parts if name == GRADIENTS or name.endswith("optimizer")]
     options = {
-        f"lower {section}.tokens_per_microbatch, or set {checkpointing}": sum(parts.get(p, 0) for p in passing),
+        f"lower {section}.tokens_per_microbatch, or set {checkpointing}": sum(parts.get(p, 0) for p in transient),
         f"train an adapter ({models[0]}.lora) or fewer layers ({models[0]}.frozen_layers)": sum(
             parts[name] for name in trained
         ),

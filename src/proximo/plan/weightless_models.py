@@ -1,6 +1,6 @@
-"""The models of a run without their weights: built from configurations alone. Not what a run does with them.
+"""Builds the models of a run without weights, from configurations alone.
 
-A folder or Hub name is asked for its config.json and its tokenizer only.
+Reads only config.json and the tokenizer of a local folder or Hub repository.
 """
 
 import copy
@@ -33,18 +33,18 @@ Model = LanguageModel | ScalarModel
 
 
 @dataclass(kw_only=True)
-class Origins:
-    """Configurations by what a recipe calls them."""
+class ModelConfigs:
+    """Looks up model configurations by the paths in a recipe."""
 
     folder: Path | None = None
-    """Of the pipeline, for stages that are left out because they ran before."""
+    """The pipeline's run folder, to look up results of stages that have finished; None for a single stage."""
     results: dict[str, PreTrainedConfig] = field(default_factory=dict)
-    """`@sft` and `@reward`: the configuration of what that stage makes."""
+    """`@sft` or `@reward` -> configuration of that stage's result."""
     adapters: dict[str, LoRAOptions] = field(default_factory=dict)
-    """`@reward`: what that stage trains instead of whole weights."""
+    """`@reward` -> the adapter that the stage trains, if any."""
 
     def config(self, path: str, revision: str | None = None) -> PreTrainedConfig:
-        """Of a trained model. Raises ModelError where it cannot be read."""
+        """The configuration of a trained model. Raises ModelError if it cannot be read."""
         if path in self.results:
             return copy.deepcopy(self.results[path])
         if path.startswith("@") and self.folder is not None:
@@ -60,7 +60,7 @@ class Origins:
             ) from error
 
     def sized(self, section: ModelConfig | ScalarModelConfig, num_tokens: int | None) -> PreTrainedConfig:
-        """Of a section's model, with an embedding for each of the tokenizer's tokens."""
+        """The configuration of a section's model, with at least `num_tokens` embeddings."""
         if section.path is not None:
             config = self.config(section.path, section.revision)
         else:
@@ -72,7 +72,7 @@ class Origins:
         return config
 
     def num_tokens(self, tokenizer: TokenizerConfig, model: ModelConfig | ScalarModelConfig) -> int | None:
-        """Of the tokenizer; None where the model's own configuration says all there is to say."""
+        """Vocabulary size of the tokenizer; None if the model's own `vocab_size` decides."""
         if tokenizer.train_vocab_size is not None:
             return tokenizer.train_vocab_size + len(tokenizer.added_tokens)
         path = tokenizer.path or model.path
@@ -85,7 +85,10 @@ class Origins:
         return vocabulary_size(build_tokenizer(tokenizer, model_path=model.path, revision=model.revision))
 
     def adapter(self, path: str) -> LoRAOptions:
-        """Of a reward model on the policy's base. Raises ModelError where there is none, or one of another kind."""
+        """Options of a reward model's adapter on the policy's base.
+
+        Raises ModelError if Proximo did not write the adapter.
+        """
         if path in self.adapters:
             return self.adapters[path]
         if path.startswith("@") and self.folder is not None:
@@ -100,20 +103,23 @@ class Origins:
 def language_model(
     config: PreTrainedConfig, section: ModelConfig, *, precision: Precision, dropout: bool = False
 ) -> LanguageModel:
-    """As `build_language_model` makes it. To be called inside `building()`."""
+    """A language model without weights, equal in shape to that of `build_language_model`.
+
+    Call it inside `building()`.
+    """
     plain = random_model(config, ModelSource(config={"model_type": config.model_type}))
     plain.name_or_path = section.path or ""
     model = LanguageModel(plain, precision=precision)
     if section.lora is not None:
         model = model.with_adapter(lora_options(section.lora, seed=0))
-    finish(model, section, dropout=dropout)
+    apply_options(model, section, dropout=dropout)
     return model
 
 
 def scalar_model(
     config: PreTrainedConfig, section: ScalarModelConfig, *, precision: Precision, dropout: bool = False
 ) -> ScalarModel:
-    """As `build_scalar_model` makes it. To be called inside `building()`."""
+    """A scalar model without weights, equal in shape to that of `build_scalar_model`. Call it inside `building()`."""
     config = copy.deepcopy(config)
     config.num_labels = 1
     try:
@@ -124,12 +130,12 @@ def scalar_model(
     model = ScalarModel(plain, precision=precision)
     if section.lora is not None:
         model = model.with_adapter(lora_options(section.lora, seed=0))
-    finish(model, section, dropout=dropout)
+    apply_options(model, section, dropout=dropout)
     return model
 
 
-def finish(model: Model, section: ModelConfig | ScalarModelConfig, *, dropout: bool = False) -> None:
-    """What a section asks for beside the adapter."""
+def apply_options(model: Model, section: ModelConfig | ScalarModelConfig, *, dropout: bool = False) -> None:
+    """Apply a section's frozen layers, activation checkpointing and dropout."""
     freeze_layers(model.base, section.frozen_layers)
     if section.activation_checkpointing:
         model.use_activation_checkpointing()
@@ -137,22 +143,22 @@ def finish(model: Model, section: ModelConfig | ScalarModelConfig, *, dropout: b
         disable_dropout(model.model)
 
 
-def frozen(model: ScalarModel | LanguageModel) -> Model:
-    """The same, without a gradient."""
+def freeze(model: ScalarModel | LanguageModel) -> Model:
+    """Turn off the gradients of all parameters, in place, and return the model."""
     model.model.requires_grad_(False)
     return model
 
 
 PLAIN = ModelConfig(config={"model_type": "any"})
-"""No adapter, nothing frozen, no checkpointing."""
+"""A model section without adapter, frozen layers or checkpointing."""
 
 
 def make_reference(
-    section: ModelConfig | None, policy: LanguageModel, origins: Origins, num_tokens: int | None
+    section: ModelConfig | None, policy: LanguageModel, configs: ModelConfigs, num_tokens: int | None
 ) -> Model:
-    """The policy's base below an adapter; a copy of it; or the model that the recipe names."""
+    """The reference model: the base of a policy with an adapter, else the named model or a copy of the policy."""
     if policy.has_adapter:
         return base_alone(policy)
     if section is None:
         return policy.frozen_copy()
-    return frozen(language_model(origins.sized(section, num_tokens), PLAIN, precision=policy.precision))
+    return freeze(language_model(configs.sized(section, num_tokens), PLAIN, precision=policy.precision))

@@ -1,6 +1,7 @@
-"""What the rules for SFT, reward model and DPO look for. A share is judged by how many pairs it is of, and never early.
+"""Checks behind the alarms of SFT, reward model training and DPO. The alarms' texts: alarms.py.
 
-An evaluation speaks for the run from half of its steps on: before, the model has hardly begun to learn.
+Only evaluations in the second half of a run are judged: before that, the model has hardly begun to learn. Thresholds
+on shares of pairs take the number of pairs into account.
 """
 
 import math
@@ -11,23 +12,23 @@ from proximo.metrics.alarms import Finding, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, Series, setting
 
-STEPS_AFTER = 5
-"""Steps from a leap on whose median loss shows it, so that one odd batch does not."""
-COIN_SHARE, TRAINED_SHARE = 0.55, 0.6
-"""Below the first of held-out pairs in the right order nothing was learned; above the second of training pairs,
+SPIKE_STEPS = 5
+"""A spike is judged by the median loss of this many steps, so that a single odd batch raises no alarm."""
+CHANCE_ACCURACY, LEARNED_ACCURACY = 0.55, 0.6
+"""Held-out pair accuracy below the first means that nothing was learned; training accuracy above the second, that
 something was."""
-GAP, GAP_ERRORS = 0.15, 3
-"""A gap must be above this, and above so many of its standard errors."""
-MISCALIBRATED, BIN_NOISE = 0.15, 2.5
-"""A calibration error must be above the first, and above the second over the root of the pairs: twice what ten bins of
-a perfect model show, 0.4 * sqrt(10 / pairs)."""
-STILL, STILL_PAIRS = 0.005, 0.00005
-"""The part of the held-out loss that it must have moved by. Of pairs less: labels that are noise leave it where it is
-too, but not so exactly."""
+GAP, GAP_STANDARD_ERRORS = 0.15, 3
+"""An accuracy gap must exceed the first value, and this many of its standard errors."""
+CALIBRATION_ERROR, BIN_NOISE = 0.15, 2.5
+"""A calibration error must exceed the first value, and the second divided by sqrt(pairs). The latter is twice the
+error that a perfect model shows in ten bins, 0.4 * sqrt(10 / pairs)."""
+FLAT_LOSS, FLAT_PAIR_LOSS = 0.005, 0.00005
+"""Smallest relative change of the held-out loss that counts as learning. The value for pairs is lower, since with noisy
+labels a pairwise loss changes little even when the model learns."""
 
 
 def newest_evaluation(run: Run, name: str) -> tuple[int, float] | None:
-    """Step and value, where that step is in the second half of the run."""
+    """Step and value of the last evaluation, or None if it is not in the second half of the run."""
     series = run.series(name)
     if not len(series) or not run.lines:
         return None
@@ -36,13 +37,14 @@ def newest_evaluation(run: Run, name: str) -> tuple[int, float] | None:
     return (step, series.values[-1]) if step >= max(1, total / 2) else None
 
 
-def learns_by_heart(run: Run) -> Finding | None:
-    """The held-out loss is above its lowest point by more than its noise over so many pairs."""
+def overfits(run: Run) -> Finding | None:
+    """A finding if the held-out loss has risen from its minimum by more than its noise."""
     losses, newest = run.series("evaluation/loss"), newest_evaluation(run, "evaluation/loss")
     if len(losses) < 3 or newest is None:
         return None
     best, pairs = min(losses.values), _held_out_pairs(run)
-    # A loss near 0 may double and mean nothing; that of a pair varies by about its own size.
+    # The absolute term: a loss near 0 may double without meaning. The last term: the standard deviation of the loss
+    # over single pairs is about as large as the loss itself.
     if newest[1] < best + max(0.02 * best + 0.005, best / math.sqrt(pairs) if pairs else 0.0):
         return None
     step = losses.steps[losses.values.index(best)]
@@ -56,8 +58,8 @@ def learns_by_heart(run: Run) -> Finding | None:
     return Finding(f"It was lowest, {number(best)}, at step {step}, and is {number(newest[1])} at step {newest[0]}.")
 
 
-def does_not_fall(run: Run, training_loss: str, least: float) -> str | None:
-    """Neither the held-out loss nor that of training is another than it was at the start, by the part `least` of it."""
+def loss_is_flat(run: Run, training_loss: str, least: float) -> str | None:
+    """Describes losses that changed by less than the fraction `least` of their start, held out and in training."""
     losses, newest = run.series("evaluation/loss"), newest_evaluation(run, "evaluation/loss")
     training = run.series(training_loss)
     means = fifths(training)
@@ -71,34 +73,38 @@ def does_not_fall(run: Run, training_loss: str, least: float) -> str | None:
     return f"The held-out loss was {first:.4g} before the first step and is {newest[1]:.4g} at step {newest[0]}."
 
 
-def leaps(run: Run, name: str) -> str | None:
-    """From the lowest mean of three steps so far: after a random start a loss falls first, and may leap from there."""
+def loss_spike(run: Run, name: str) -> str | None:
+    """Describes a spike of a training loss.
+
+    A spike is measured from the lowest three-step mean before it, because a loss may fall first and spike later.
+    """
     loss = run.series(name)
     values = loss.values
     noise = median([abs(later - earlier) for earlier, later in pairwise(values)] or [0.0])
     lowest = math.inf
-    for place in range(1, len(loss) - 2):
-        lowest = min(lowest, fmean(values[max(0, place - 3) : place]))
-        after = median_low(values[place : place + STEPS_AFTER])
+    for start in range(1, len(loss) - 2):
+        lowest = min(lowest, fmean(values[max(0, start - 3) : start]))
+        after = median_low(values[start : start + SPIKE_STEPS])
         if after > 1.25 * lowest + 0.1 + 4 * noise:
-            leap = max(range(place, min(place + STEPS_AFTER, len(loss))), key=lambda at: values[at] - values[at - 1])
+            spike = max(range(start, min(start + SPIKE_STEPS, len(loss))), key=lambda i: values[i] - values[i - 1])
             return (
-                f"It went from {number(lowest)} to {number(after)} at step {loss.steps[leap]}, by the update of the "
-                f"step before, and ends at {number(fmean(values[-STEPS_AFTER:]))}."
+                f"It went from {number(lowest)} to {number(after)} at step {loss.steps[spike]}, by the update of the "
+                f"step before, and ends at {number(fmean(values[-SPIKE_STEPS:]))}."
             )
     return None
 
 
-def no_better_than_a_coin(run: Run, training_metric: str, *rate: str) -> Finding | None:
-    """Of held-out pairs; `rate` are the keys of the learning rate, which is to blame where training pairs fail too.
+def is_at_chance(run: Run, training_metric: str, *rate: str) -> Finding | None:
+    """A finding if held-out pair accuracy is at chance level.
 
-    Fewer than a hundred held-out pairs cannot tell a coin from a fair model: then the training pairs must fail too.
+    With fewer than 100 held-out pairs, accuracy on training pairs must be low too, since so few pairs cannot tell a
+    fair model from chance. `rate`: the config keys of the learning rate, for the advice.
     """
     newest = newest_evaluation(run, "evaluation/pair_accuracy")
-    if newest is None or newest[1] >= COIN_SHARE:
+    if newest is None or newest[1] >= CHANCE_ACCURACY:
         return None
     trained = _trained_pairs(run, training_metric, newest[0])
-    fails_training = trained is not None and trained[0] < TRAINED_SHARE
+    fails_training = trained is not None and trained[0] < LEARNED_ACCURACY
     pairs = _held_out_pairs(run)
     if pairs is not None and pairs < 100 and not fails_training:
         return None
@@ -114,28 +120,28 @@ def no_better_than_a_coin(run: Run, training_metric: str, *rate: str) -> Finding
 
 
 def accuracy_gap(run: Run, training_metric: str) -> str | None:
-    """Between held-out pairs and those trained on shortly before, beyond what so many pairs show by chance."""
+    """Describes a gap between training and held-out accuracy that the number of pairs does not explain."""
     newest = newest_evaluation(run, "evaluation/pair_accuracy")
     trained = None if newest is None else _trained_pairs(run, training_metric, newest[0])
     if newest is None or trained is None:
         return None
     pairs = _held_out_pairs(run)
     error = math.hypot(_error_of_share(*trained), _error_of_share(newest[1], pairs))
-    if trained[0] - newest[1] <= max(GAP, GAP_ERRORS * error):
+    if trained[0] - newest[1] <= max(GAP, GAP_STANDARD_ERRORS * error):
         return None
     return f"{trained[0]:.1%} in training, {newest[1]:.1%}{_of_pairs(pairs)} at step {newest[0]}."
 
 
-def badly_calibrated(run: Run) -> str | None:
-    """By more than the noise of its bins."""
+def is_miscalibrated(run: Run) -> str | None:
+    """Describes a calibration error above the noise of its bins."""
     newest, pairs = newest_evaluation(run, "evaluation/calibration_error"), _held_out_pairs(run)
-    if newest is None or newest[1] <= max(MISCALIBRATED, BIN_NOISE / math.sqrt(pairs) if pairs else 0.0):
+    if newest is None or newest[1] <= max(CALIBRATION_ERROR, BIN_NOISE / math.sqrt(pairs) if pairs else 0.0):
         return None
     return f"It is {newest[1]:.2f} at step {newest[0]}."
 
 
 def _held_out_pairs(run: Run) -> float | None:
-    """None in runs that did not record it, and in those without pairs."""
+    """Number of held-out pairs; None if the run did not record it or has none."""
     pairs = run.series("evaluation/pairs")
     return pairs.values[-1] if len(pairs) and pairs.values[-1] > 0 else None
 
@@ -145,7 +151,7 @@ def _of_pairs(pairs: float | None) -> str:
 
 
 def _trained_pairs(run: Run, metric: str, until: int) -> tuple[float, float | None] | None:
-    """The share of the last fifth of the steps until then, five at least, and how many pairs those had."""
+    """Mean of a training share over the last fifth of the steps up to `until` (five or more), and the pairs in it."""
     series = run.series(metric)
     values = [value for step, value in zip(series.steps, series.values, strict=True) if step <= until]
     if len(values) < 5:
@@ -160,7 +166,7 @@ def _sum_until(series: Series, until: int, count: int) -> float | None:
 
 
 def _error_of_share(share: float, count: float | None) -> float:
-    """The standard error; a right and a wrong one more keep it from being 0 at the ends."""
+    """Standard error of a share of `count`. One added success and failure keep it above 0 for shares of 0 and 1."""
     if not count:
         return 0.0
     fair = (share * count + 1) / (count + 2)

@@ -1,21 +1,21 @@
-"""The rules that trainers with a loss share, with the names of their numbers filled in. Not what they look for."""
+"""Alarm rules that SFT, reward model training and DPO share, with their texts. The checks: alarm_checks.py."""
 
 from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.declared.rules import NOT_FINITE, SKIPPED
 from proximo.supervised import alarm_checks as checks
 
-COIN, UNLEARNED = "The reward model is no better than a coin", "The policy cannot tell held-out pairs apart"
-BY_HEART = "The held-out loss rises again"
-UNLIKELY, UNSURE = "The chosen answers become much less likely", "The reward model is surer than it should be"
-GAP, STILL = "Accuracy is much higher in training than held out", "The loss does not fall"
-BEYOND_THE_DATA = (UNLIKELY, UNSURE, BY_HEART)
-"""What follows where pairs are learned one by one."""
-AFTER_A_LEAP = (STILL, COIN, UNLEARNED, GAP, *BEYOND_THE_DATA, SKIPPED, NOT_FINITE)
-"""What follows where one step spoiled the model."""
+CHANCE, UNLEARNED = "The reward model is no better than a coin", "The policy cannot tell held-out pairs apart"
+OVERFITTING = "The held-out loss rises again"
+UNLIKELY, OVERCONFIDENT = "The chosen answers become much less likely", "The reward model is surer than it should be"
+GAP, FLAT_LOSS = "Accuracy is much higher in training than held out", "The loss does not fall"
+CAUSED_BY_OVERFITTING = (UNLIKELY, OVERCONFIDENT, OVERFITTING)
+"""Alarms that overfitting to single pairs explains."""
+CAUSED_BY_SPIKE = (FLAT_LOSS, CHANCE, UNLEARNED, GAP, *CAUSED_BY_OVERFITTING, SKIPPED, NOT_FINITE)
+"""Alarms that one too large step explains."""
 
 
-def leap_rule(loss: str, optimizer: str) -> Rule:
-    """For the training loss of that name, whose learning rate stands in that section."""
+def spike_rule(loss: str, optimizer: str) -> Rule:
+    """A rule for spikes of the training loss `loss`. `optimizer`: the config section with its learning rate."""
     return Rule(
         title="The training loss leapt up",
         when=f"the median of {loss} over five steps is above the lowest mean of three steps before by a quarter, 0.1 "
@@ -23,56 +23,56 @@ def leap_rule(loss: str, optimizer: str) -> Rule:
         advice=f"A step was too large. Start again from before it with a tenth of {optimizer}.learning_rate or less, "
         "and with warmup_updates.",
         severity=Severity.PROBLEM,
-        check=lambda run: checks.leaps(run, loss),
-        explains=AFTER_A_LEAP,
+        check=lambda run: checks.loss_spike(run, loss),
+        explains=CAUSED_BY_SPIKE,
     )
 
 
-HELD_OUT_RULE = Rule(
-    title=BY_HEART,
+OVERFITTING_RULE = Rule(
+    title=OVERFITTING,
     when="in the second half of the run evaluation/loss is 2% and 0.005 nats or more above its lowest point; of pairs, "
     "also more than that point over the root of evaluation/pairs",
-    advice="The model learns its data by heart: stop at the lowest point, or take more data.",
+    advice="The model overfits: stop at the lowest point, or take more data.",
     severity=Severity.WARNING,
-    check=checks.learns_by_heart,
+    check=checks.overfits,
 )
 
 
 def gap_rule(training_metric: str, advice: str) -> Rule:
-    """For the training accuracy of that name."""
+    """A rule for the gap between the training accuracy `training_metric` and held-out accuracy."""
     return Rule(
         title=GAP,
         when=f"{training_metric}, over the last fifth of the steps until an evaluation in the second half of the run, "
-        f"is more than {checks.GAP} and {checks.GAP_ERRORS} standard errors (of so many pairs) above its "
+        f"is more than {checks.GAP} and {checks.GAP_STANDARD_ERRORS} standard errors (of so many pairs) above its "
         "evaluation/pair_accuracy",
         advice=advice,
         severity=Severity.WARNING,
         check=lambda run: checks.accuracy_gap(run, training_metric),
-        explains=BEYOND_THE_DATA,
+        explains=CAUSED_BY_OVERFITTING,
     )
 
 
-def coin_rule(title: str, advice: str, training_metric: str, *rate: str) -> Rule:
-    """Of the trainer whose training accuracy has that name; `rate` are the keys of its learning rate."""
+def chance_rule(title: str, advice: str, training_metric: str, *rate: str) -> Rule:
+    """A rule for held-out accuracy at chance level. `rate`: the config keys of the learning rate."""
     return Rule(
         title=title,
-        when=f"in the second half of the run evaluation/pair_accuracy is below {checks.COIN_SHARE}; with fewer than "
-        f"100 held-out pairs only if {training_metric} is below {checks.TRAINED_SHARE} too",
+        when=f"in the second half of the run evaluation/pair_accuracy is below {checks.CHANCE_ACCURACY}; with fewer "
+        f"than 100 held-out pairs only if {training_metric} is below {checks.LEARNED_ACCURACY} too",
         advice=advice,
         severity=Severity.PROBLEM,
-        check=lambda run: checks.no_better_than_a_coin(run, training_metric, *rate),
-        explains=(GAP, *BEYOND_THE_DATA),
+        check=lambda run: checks.is_at_chance(run, training_metric, *rate),
+        explains=(GAP, *CAUSED_BY_OVERFITTING),
     )
 
 
-def still_rule(loss: str, optimizer: str, least: float) -> Rule:
-    """For the training loss of that name, whose learning rate stands in that section."""
+def flat_loss_rule(loss: str, optimizer: str, least: float) -> Rule:
+    """A rule for a training loss `loss` that does not fall. `optimizer`: the config section with its learning rate."""
     return Rule(
-        title=STILL,
+        title=FLAT_LOSS,
         when=f"in the second half of the run no evaluation/loss was another than the first by more than {least:.3%} of "
         f"it, and {loss} does not fall by more than its noise (ten steps or more)",
         advice=f"Raise {optimizer}.learning_rate. If it is right, the data teach the model nothing that is new to it.",
         severity=Severity.WARNING,
-        check=lambda run: checks.does_not_fall(run, loss, least),
-        explains=(COIN, UNLEARNED),
+        check=lambda run: checks.loss_is_flat(run, loss, least),
+        explains=(CHANCE, UNLEARNED),
     )

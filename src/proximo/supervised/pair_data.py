@@ -1,4 +1,4 @@
-"""The preference pairs of a stage, tokenised, as reward training and DPO read them. Not what either learns."""
+"""Loads and tokenises the preference pairs of a stage, for reward model training and DPO."""
 
 from dataclasses import dataclass
 
@@ -13,21 +13,21 @@ from proximo.run.build.data import SplitRows
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitPairs:
-    """Pairs to train on and pairs to evaluate on."""
+    """Training pairs and held-out pairs."""
 
     training: list[PreferencePair]
     held_out: list[PreferencePair]
     report: LoadReport
-    """Of the training pairs."""
+    """What was loaded and dropped among the training rows."""
 
     @property
     def all(self) -> list[PreferencePair]:
-        """Both."""
+        """Training and held-out pairs."""
         return [*self.training, *self.held_out]
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with an answer."""
+        """Tokens of the longest prompt plus response."""
         return max(
             len(pair.prompt_token_ids) + max(len(pair.chosen_token_ids), len(pair.rejected_token_ids))
             for pair in self.all
@@ -35,15 +35,15 @@ class SplitPairs:
 
     @property
     def num_margins(self) -> int:
-        """Training pairs that say by how much the chosen answer is better."""
+        """Number of training pairs with a margin (by how much the chosen response is better)."""
         return sum(pair.margin is not None for pair in self.training)
 
 
 def load_pairs(
     data: PreferenceDataConfig, rows: SplitRows, tokenizer: PreTrainedTokenizerBase, *, cache: TokenCache | None = None
 ) -> SplitPairs:
-    """Rows as the section wants them. Raises DataError for a malformed row, and where no pair is left."""
-    how = PairOptions(
+    """Tokenise rows into pairs. Raises DataError for a malformed row, and if no pair is left."""
+    options = PairOptions(
         form=data.form,
         min_response_words=data.min_response_words,
         max_tokens=data.max_tokens,
@@ -51,6 +51,6 @@ def load_pairs(
         as_messages=data.as_messages,
         system=data.system,
     )
-    training, report = load_preference_pairs(rows.training, tokenizer, how, cache=cache)
-    held_out = load_preference_pairs(rows.held_out, tokenizer, how, cache=cache)[0] if rows.held_out else []
+    training, report = load_preference_pairs(rows.training, tokenizer, options, cache=cache)
+    held_out = load_preference_pairs(rows.held_out, tokenizer, options, cache=cache)[0] if rows.held_out else []
     return SplitPairs(training=training, held_out=held_out, report=report)

@@ -1,4 +1,4 @@
-"""The scores of the two answers of preference pairs, as metrics and samples. Not where the scores come from."""
+"""Turns the scores of preference pairs into metrics and samples."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from proximo.models.pretrained.vocabulary import decode_text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairScores:
-    """The scores of some pairs, and whether the model ranked them as the annotators did (a tie counts half)."""
+    """Scores of the chosen and rejected responses of pairs. `correct`: pairs ranked as annotated; a tie counts half."""
 
     chosen: tuple[float, ...]
     rejected: tuple[float, ...]
@@ -35,12 +35,12 @@ class PairScores:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairMeasures:
-    """What is seen of some pairs."""
+    """Measurements of a batch of pairs. The sum of two holds the pairs of both."""
 
     scores: PairScores
-    """Those of a reward model, or the implicit rewards of a policy."""
+    """Scores of a reward model, or implicit rewards of a policy."""
     logprobs: PairScores | None = None
-    """Of whole answers under a policy, in nats."""
+    """Log-probs of whole responses under the policy, in nats; None for a reward model."""
 
     def __add__(self, other: "PairMeasures") -> "PairMeasures":
         both = self.logprobs is not None and other.logprobs is not None
@@ -50,7 +50,7 @@ class PairMeasures:
 
 
 def pair_scores(chosen: Tensor, rejected: Tensor) -> PairScores:
-    """From [N] scores of the chosen and of the rejected answers."""
+    """Converts [num_pairs] scores of chosen and rejected responses. Waits for the device."""
     return PairScores(
         chosen=tuple(chosen.tolist()),
         rejected=tuple(rejected.tolist()),
@@ -59,7 +59,7 @@ def pair_scores(chosen: Tensor, rejected: Tensor) -> PairScores:
 
 
 def pair_metrics(group: str, total: PairScores) -> dict[str, MetricValue]:
-    """Accuracy, mean scores and mean margin under the names that reward training and every evaluation of pairs use."""
+    """Pair accuracy, mean scores and mean margin, as metrics of `group`."""
     return {
         f"{group}/pair_accuracy": Mean(total.correct, len(total.chosen)),
         f"{group}/score_chosen_mean": Mean.of(total.chosen),
@@ -71,7 +71,7 @@ def pair_metrics(group: str, total: PairScores) -> dict[str, MetricValue]:
 def pair_sample(
     tokenizer: PreTrainedTokenizerBase, pair: PreferencePair, scores: tuple[float, float]
 ) -> dict[str, Any]:
-    """The row of samples.jsonl that shows a pair with the scores of its two answers."""
+    """A row of samples.jsonl: a pair with its (chosen, rejected) scores."""
     return {
         "kind": "pair",
         "prompt_id": pair.id,

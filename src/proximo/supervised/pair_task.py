@@ -1,4 +1,4 @@
-"""What reward training and DPO share: an update and an evaluation over preference pairs. Not their losses."""
+"""Base of reward model training and DPO: an update and an evaluation over preference pairs. Subclasses add the loss."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,26 +21,26 @@ Batch = TypeVar("Batch")
 
 
 class PairTask(SupervisedTask[Model, PreferencePair, Config], Generic[Model, Config, Batch]):
-    """A subclass packs pairs into batches, and says what the loss over one of them is."""
+    """A task over preference pairs. A subclass packs pairs into batches and computes the loss of a batch."""
 
     def learn(
-        self, chosen: Sequence[PreferencePair], *, seed: int | None
+        self, examples: Sequence[PreferencePair], *, seed: int | None
     ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
-        """One update; the loss is the mean over the pairs."""
+        """One update. The loss is the mean over the pairs."""
         result = self.learners[self.role].update(
-            [batch for _, batch in self.batches(chosen)],
-            lambda batch: self.loss(batch, num_pairs=len(chosen)),
+            [batch for _, batch in self.batches(examples)],
+            lambda batch: self.loss(batch, num_pairs=len(examples)),
             seed=seed,
         )
-        own = self.training_metrics(reduce(add, result.statistics)) | {
-            f"{self.metric_group}/loss": mean_loss(result, len(chosen)),
-            f"{self.metric_group}/pairs": Sum(len(chosen)),
+        metrics = self.training_metrics(reduce(add, result.statistics)) | {
+            f"{self.metric_group}/loss": mean_loss(result, len(examples)),
+            f"{self.metric_group}/pairs": Sum(len(examples)),
         }
-        return result, own, sum(pair.num_tokens for pair in chosen)
+        return result, metrics, sum(pair.num_tokens for pair in examples)
 
     @torch.no_grad()
     def evaluate(self, num_rows: int | None = None) -> Record | None:
-        """The loss and what the scores say of the held-out pairs; each pair goes to samples.jsonl with its own."""
+        """Loss, accuracy and calibration on the held-out pairs. Every pair goes to samples.jsonl with its scores."""
         held_out = self.held_out[:num_rows]
         if not held_out:
             return None
@@ -62,16 +62,16 @@ class PairTask(SupervisedTask[Model, PreferencePair, Config], Generic[Model, Con
 
     @abstractmethod
     def batches(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], Batch]]:
-        """The pairs in micro-batches, each with the places of its pairs among the given ones."""
+        """Micro-batches of the pairs. Each comes with the indices of its pairs in `pairs`."""
 
     @abstractmethod
     def loss(self, batch: Batch, *, num_pairs: int) -> tuple[Tensor, PairMeasures]:
-        """The sum of the losses of a batch over `num_pairs`, the pairs of the whole update; and what was seen."""
+        """Sum of a batch's pair losses divided by `num_pairs` (pairs of the whole update), and its measurements."""
 
     @abstractmethod
     def training_metrics(self, total: PairMeasures) -> dict[str, MetricValue]:
-        """What an update over these pairs says, beside its loss and their number."""
+        """Metrics of an update, except its loss and number of pairs."""
 
     def evaluation_metrics(self, total: PairMeasures) -> dict[str, MetricValue]:
-        """What held-out pairs say, beside loss, number and calibration."""
+        """Metrics of an evaluation, except loss, number of pairs and calibration."""
         return pair_metrics("evaluation", total.scores)

@@ -1,4 +1,4 @@
-"""What SFT, reward training and DPO share: one model, one update per step over the next rows. Not their losses."""
+"""Base of SFT, reward model training and DPO: one trained model, one update per step. Subclasses add the loss."""
 
 import math
 import time
@@ -22,14 +22,14 @@ from proximo.run.checkpointing import restore_models, update_counts, writers_for
 from proximo.run.logs import Record
 from proximo.run.memory import peak_memory_mib
 
-MOST_SKIPPED_IN_A_ROW = 8
-"""Updates without a finite loss and gradient; after so many the model is lost, and no later batch mends it."""
+MAX_CONSECUTIVE_SKIPS = 8
+"""The run stops after this many consecutive updates with a non-finite loss or gradient: the model has diverged."""
 Model = TypeVar("Model", LanguageModel, ScalarModel)
 Example = TypeVar("Example")
 
 
 class SupervisedConfig(Protocol):
-    """The section of a recipe that says how a supervised trainer learns, as far as all of them have the same."""
+    """The settings that the recipe sections of all supervised trainers share."""
 
     @property
     def num_epochs(self) -> float: ...
@@ -46,10 +46,10 @@ Config = TypeVar("Config", bound=SupervisedConfig)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskInputs(Generic[Model, Example, Config]):
-    """What every supervised task is made of."""
+    """Model, data and settings of a supervised task."""
 
     model: Model
-    """It trains."""
+    """The model that is trained."""
     tokenizer: PreTrainedTokenizerBase
     examples: Sequence[Example]
     held_out: Sequence[Example]
@@ -61,12 +61,12 @@ class TaskInputs(Generic[Model, Example, Config]):
 
 
 class SupervisedTask(ABC, Generic[Model, Example, Config]):
-    """Owns the model and its learner. A subclass says what one update over some examples is."""
+    """Owns the trained model and its learner. A subclass implements one update over given examples."""
 
     role: ClassVar[str]
     """The model's folder in a checkpoint."""
     metric_group: ClassVar[str]
-    """First part of the names of the update's metrics."""
+    """Prefix of the names of the update's metrics."""
 
     def __init__(self, inputs: TaskInputs[Model, Example, Config]) -> None:
         model, config = inputs.model, inputs.config
@@ -88,30 +88,32 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
 
     @property
     def dropout(self) -> bool:
-        """Whether the model keeps its own dropout in training."""
+        """Whether the model trains with its own dropout."""
         return False
 
     @abstractmethod
-    def learn(self, chosen: Sequence[Example], *, seed: int | None) -> tuple[UpdateResult, dict[str, MetricValue], int]:
-        """One update: its result, the metrics that only this kind of training has, and the number of tokens read.
+    def learn(
+        self, examples: Sequence[Example], *, seed: int | None
+    ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
+        """One update over the examples: its result, this trainer's metrics, and the number of tokens processed.
 
-        `seed` is that of the dropout; None where there is none.
+        `seed`: for dropout; None if there is no dropout.
         """
 
     def step(self, step: int) -> Record:
         """One update over the next examples in the order of their epoch.
 
-        Raises TrainingError where MOST_SKIPPED_IN_A_ROW updates in a row were skipped.
+        Raises TrainingError after MAX_CONSECUTIVE_SKIPS consecutive skipped updates.
         """
         start = time.perf_counter()
         size = self.examples_per_step
         indices = rows_at((step - 1) * size, size, num_rows=len(self.examples), seed=self.seed)
-        # Every micro-batch of an update has a seed of its own, counted up from the update's.
+        # The i-th micro-batch of an update adds i to this seed, so updates are 65,536 seeds apart.
         seed = (self.seed << 32) + step * 65_536 if self.dropout else None
-        result, own, num_tokens = self.learn([self.examples[i] for i in indices], seed=seed)
+        result, metrics, num_tokens = self.learn([self.examples[i] for i in indices], seed=seed)
         seconds = time.perf_counter() - start
         skipped, group = result.refusal is not None, self.metric_group
-        self._stop_if_lost(step, result)
+        self._stop_if_diverged(step, result)
         shared: dict[str, MetricValue] = {
             f"{group}/gradient_norm": Mean(0, 0) if skipped else Mean(result.gradient_norm, 1),
             f"{group}/learning_rate": Last(result.learning_rate),
@@ -121,34 +123,34 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
             "throughput/train_tokens_per_second": Mean(num_tokens, seconds),
             "memory/peak_mib": Max(peak_memory_mib(self.model.device)),
         }
-        return Record(metrics=own | shared)
+        return Record(metrics=metrics | shared)
 
-    def _stop_if_lost(self, step: int, result: UpdateResult) -> None:
+    def _stop_if_diverged(self, step: int, result: UpdateResult) -> None:
         self.num_skipped_in_a_row = 0 if result.refusal is None else self.num_skipped_in_a_row + 1
-        if self.num_skipped_in_a_row >= MOST_SKIPPED_IN_A_ROW:
+        if self.num_skipped_in_a_row >= MAX_CONSECUTIVE_SKIPS:
             raise TrainingError(
-                f"step {step}: {MOST_SKIPPED_IN_A_ROW} updates in a row were skipped, so nothing is learned any more; "
+                f"step {step}: {MAX_CONSECUTIVE_SKIPS} updates in a row were skipped, so nothing is learned any more; "
                 f"the last reason: {result.refusal}. The learning rate ({result.learning_rate:g}) may be too high: "
                 "lower it, and start again"
             )
 
     def writers(self) -> Mapping[str, Writer]:
-        """The model under its role, and its optimizer."""
+        """Writers of the model and its optimizer, by folder of the checkpoint."""
         return writers_for({self.role: self.model}, self.learners, self.tokenizer)
 
     def state(self) -> Mapping[str, Any]:
-        """The position in the schedule; data order is a function of the step."""
+        """Update counts. Data order needs no state: it is a function of the step."""
         return {"updates": update_counts(self.learners), "num_skipped_in_a_row": self.num_skipped_in_a_row}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Weights and optimizer."""
+        """Load weights, optimizer and update counts."""
         restore_models(checkpoint, {self.role: self.model}, self.learners)
         self.num_skipped_in_a_row = checkpoint.state["task"].get("num_skipped_in_a_row", 0)
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Does nothing: a supervised task starts no processes."""
 
 
 def mean_loss(result: UpdateResult, count: int) -> Mean:
-    """The loss of an update over `count` rows or tokens; nothing where the update was skipped."""
+    """The loss of an update as a mean over `count` rows or tokens; empty if the update was skipped."""
     return Mean(0, 0) if result.refusal is not None else Mean(result.loss * count, count)

@@ -36,12 +36,12 @@ WIDE = ({torch.float32}, {torch.float64})
 """Types of all weights together: nothing is cast on the way, as modules cast where types differ."""
 
 
-def _unnamed(_: str) -> AbstractContextManager[None]:
+def _no_scope(_: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-NAMING: ContextVar[Callable[[str], AbstractContextManager[None]]] = ContextVar("naming", default=_unnamed)
-"""Entered around what makes the tensors of a part of a layer: how a rehearsal knows whose they are."""
+PART_SCOPE: ContextVar[Callable[[str], AbstractContextManager[None]]] = ContextVar("part_scope", default=_no_scope)
+"""Entered around each part of a layer. The fake-tensor profiler sets it to attribute tensors to parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class FusedLayers:
             return None
         if torch.is_autocast_enabled(model.device.type) or _is_replaced(model):
             return None
-        watched = NAMING.get() is not _unnamed  # by hooks that name what is made, which is then done without them
+        watched = PART_SCOPE.get() is not _no_scope  # the profiler needs the hooks of modules
         own = [watched, _has_any_global_hook(), model.training, _is_hooked(model)]
         # Not the model itself, which would then be kept for ever.
         state = own + _state(model)
@@ -113,12 +113,12 @@ def _run_layer(
 ) -> Tensor:
     attention, gated = layer.self_attn, layer.mlp
     linear = (attention.q_proj, attention.k_proj, attention.v_proj)
-    making = NAMING.get()
-    with making("attention"):
+    attribute_to = PART_SCOPE.get()
+    with attribute_to("attention"):
         norm = layer.input_layernorm
-        biased = chain.from_iterable((each.weight, each.bias) for each in linear)
+        biased = chain.from_iterable((module.weight, module.bias) for module in linear)
         attended = attend(Projections.apply(hidden, norm.weight, norm.variance_epsilon, *angles, *biased))
-    with making("mlp"):
+    with attribute_to("mlp"):
         norm = layer.post_attention_layernorm
         weights = [each.weight for each in (attention.o_proj, norm, gated.gate_proj, gated.up_proj, gated.down_proj)]
         return OutputAndGate.apply(hidden, attended, norm.variance_epsilon, rows, *weights)

@@ -59,7 +59,7 @@ def narrow_linear(
 
 
 def _multiplies_halves(tensor: Tensor) -> bool:
-    """A rehearsal, which has no device, holds what CUDA would hold: there bf16 is at home."""
+    """Under fake tensors, which have no device, the memory is that of CUDA, which has bf16 kernels."""
     return tensor.is_cuda or isinstance(tensor, FakeTensor)
 
 

@@ -1,4 +1,4 @@
-"""The models and the passes of a PPO step, as its graph of calls names them. Not the step."""
+"""Plans a PPO step: its models, and the cost of each call of its graph. The profiled passes: costs.py."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import OptimizerConfig, ScalarModelConfig
 from proximo.learner.minibatches import num_minibatches
-from proximo.models.fake_tensor_profiler import building, rehearsable
+from proximo.models.fake_tensor_profiler import building, to_fake_tensors
 from proximo.models.language import LanguageModel
 from proximo.models.narrowing import narrow_frozen
 from proximo.models.precision.placement import Precision
@@ -15,10 +15,17 @@ from proximo.models.scalar import HeadStart, ScalarModel
 from proximo.models.sharing.shared_base import check_scalar_adapter, value_on_base
 from proximo.models.sharing.trunk import is_on_trunk, scalar_on
 from proximo.plan import cost_model
-from proximo.plan.cost_model import Batches, Lengths, Lesson, Model, StepCost
-from proximo.plan.stages import StageContext, StageCosts, fitting_lengths
-from proximo.plan.static_memory import Learning
-from proximo.plan.weightless_models import Origins, finish, frozen, language_model, make_reference, scalar_model
+from proximo.plan.cost_model import Batches, Lengths, Model, StepCost, TrainingPass
+from proximo.plan.stages import StageContext, StageCosts, truncated_lengths
+from proximo.plan.static_memory import OptimizedModules
+from proximo.plan.weightless_models import (
+    ModelConfigs,
+    apply_options,
+    freeze,
+    language_model,
+    make_reference,
+    scalar_model,
+)
 from proximo.ppo.graph import step_graph
 from proximo.ppo.plan import costs
 from proximo.ppo.recipe import PPORecipe
@@ -27,20 +34,20 @@ from proximo.run.build.models import lora_options
 
 
 def plan_ppo(recipe: PPORecipe, context: StageContext) -> StageCosts:
-    """Every call of a step, by the models that it needs."""
+    """Models and costs of all calls of a PPO step."""
     ppo = recipe.ppo
     with building():
-        models = ppo_models(recipe, context.origins, precision=context.precision)
-    rehearsable(*(model.model for model in models.values()))
-    lengths = fitting_lengths(models, prompt=recipe.data.max_prompt_tokens, response=ppo.rollout.max_new_tokens)
+        models = ppo_models(recipe, context.configs, precision=context.precision)
+    to_fake_tensors(*(model.model for model in models.values()))
+    lengths = truncated_lengths(models, prompt=recipe.data.max_prompt_tokens, response=ppo.rollout.max_new_tokens)
     texts = None
     if recipe.ptx_data is not None:
-        texts = fitting_lengths({"policy": models["policy"]}, prompt=1, response=recipe.ptx_data.max_tokens - 1)
-    learning = ppo_learning(recipe, models)
+        texts = truncated_lengths({"policy": models["policy"]}, prompt=1, response=recipe.ptx_data.max_tokens - 1)
+    optimized = ppo_optimized_modules(recipe, models)
     return StageCosts(
         models=models,
-        learning=learning,
-        costs=ppo_costs(recipe, models, learning, lengths, texts, device=context.device),
+        optimized=optimized,
+        costs=ppo_costs(recipe, models, optimized, lengths, texts, device=context.device),
         update=Batches.of(lengths, ppo.responses_per_update, token_budget=ppo.tokens_per_microbatch),
         token_budget=ppo.tokens_per_microbatch,
         notes=tuple(_notes_on(recipe)),
@@ -54,29 +61,32 @@ def _notes_on(recipe: PPORecipe) -> Iterator[str]:
         yield "a reward model with a tokenizer of its own is taken to read as many tokens as the policy"
 
 
-def ppo_models(recipe: PPORecipe, origins: Origins, *, precision: Precision) -> dict[str, Model]:
-    """Role -> model, as from_recipe.py builds them; reward models by their names. To be called inside `building()`."""
-    num_tokens = origins.num_tokens(recipe.tokenizer, recipe.policy)
-    own = origins.sized(recipe.policy, num_tokens)
+def ppo_models(recipe: PPORecipe, configs: ModelConfigs, *, precision: Precision) -> dict[str, Model]:
+    """Role -> model without weights, as from_recipe.py builds them. Reward models have their names as roles.
+
+    Call it inside `building()`.
+    """
+    num_tokens = configs.num_tokens(recipe.tokenizer, recipe.policy)
+    own = configs.sized(recipe.policy, num_tokens)
     policy = language_model(own, recipe.policy, precision=precision)
     models: dict[str, Model] = {"policy": policy}
     if recipe.ppo.kl.apply_to != "none":
-        models["reference"] = make_reference(recipe.reference, policy, origins, num_tokens)
+        models["reference"] = make_reference(recipe.reference, policy, configs, num_tokens)
         if recipe.ppo.kl.reference_every_steps is None:
             narrow_frozen(models["reference"], beside=[policy.model])
     if recipe.ppo.average_decay is not None:
         models["average"] = policy.frozen_copy()
     if recipe.ppo.uses_critic:
-        models["value"] = _value_model(recipe, origins, policy)
+        models["value"] = _value_model(recipe, configs, policy)
     for source in recipe.reward:
         if isinstance(source, ModelRewardConfig):
-            models[source.name] = frozen(_scorer(source, origins, policy))
+            models[source.name] = freeze(_scorer(source, configs, policy))
             narrow_frozen(models[source.name], beside=[policy.model])
     return models
 
 
-def _value_model(recipe: PPORecipe, origins: Origins, policy: LanguageModel) -> ScalarModel:
-    """As critic_initialisation.py makes it."""
+def _value_model(recipe: PPORecipe, configs: ModelConfigs, policy: LanguageModel) -> ScalarModel:
+    """The critic without weights, as critic_initialisation.py builds it."""
     section, precision = recipe.value, policy.precision
     match section.init_from:
         case "trunk":
@@ -85,69 +95,71 @@ def _value_model(recipe: PPORecipe, origins: Origins, policy: LanguageModel) -> 
             if section.lora is None or not policy.has_adapter:
                 return scalar_model(policy.base.config, section, precision=precision)
             shared = value_on_base(policy, lora_options(section.lora, seed=0), HeadStart.ZERO)
-            finish(shared, section)
+            apply_options(shared, section)
             return shared
         case "reward":
             scorer = next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
-            return _scorer(scorer, origins, policy, section)
+            return _scorer(scorer, configs, policy, section)
         case "path":
-            config = origins.sized(section, origins.num_tokens(recipe.tokenizer, recipe.policy))
+            config = configs.sized(section, configs.num_tokens(recipe.tokenizer, recipe.policy))
             return scalar_model(config, section, precision=precision)
 
 
 def _scorer(
-    source: ModelRewardConfig, origins: Origins, policy: LanguageModel, section: ScalarModelConfig | None = None
+    source: ModelRewardConfig, configs: ModelConfigs, policy: LanguageModel, section: ScalarModelConfig | None = None
 ) -> ScalarModel:
-    """The reward model, or the value model of this section that starts from it."""
+    """The reward model, or with `section` a value model that is initialised from it."""
     section = section or ScalarModelConfig()
     if not source.share_base:
-        return scalar_model(origins.config(source.path, source.revision), section, precision=policy.precision)
+        return scalar_model(configs.config(source.path, source.revision), section, precision=policy.precision)
     if not source.path.startswith("@"):
         check_scalar_adapter(ModelSource(path=policy.base.name_or_path), Path(source.path), role="reward")
-    model = value_on_base(policy, origins.adapter(source.path), HeadStart.ZERO)
-    finish(model, section)
+    model = value_on_base(policy, configs.adapter(source.path), HeadStart.ZERO)
+    apply_options(model, section)
     return model
 
 
-def ppo_learning(recipe: PPORecipe, models: Mapping[str, Model]) -> Learning:
-    """Which optimizer moves what, as learners.py makes them."""
+def ppo_optimized_modules(recipe: PPORecipe, models: Mapping[str, Model]) -> OptimizedModules:
+    """The modules that each optimizer trains, as learners.py assigns them."""
     config, policy, value = recipe.ppo, models["policy"], models.get("value")
-    of_policy = config.policy_optimizer or OptimizerConfig(learning_rate=1e-6)
+    policy_optimizer = config.policy_optimizer or OptimizerConfig(learning_rate=1e-6)
     if value is None:
-        return {"policy": ([policy.model], of_policy)}
+        return {"policy": ([policy.model], policy_optimizer)}
     if not _shares_trunk(models):
-        return {"policy": ([policy.model], of_policy), "value": ([value.model], config.value_optimizer)}
+        return {"policy": ([policy.model], policy_optimizer), "value": ([value.model], config.value_optimizer)}
     head = value.base.get_submodule("score")
-    warming = {"value": ([head], config.value_optimizer)} if config.critic_warmup_steps else {}
-    return {"policy": ([policy.model, head], of_policy)} | warming
+    warmup = {"value": ([head], config.value_optimizer)} if config.critic_warmup_steps else {}
+    return {"policy": ([policy.model, head], policy_optimizer)} | warmup
 
 
 def ppo_costs(
     recipe: PPORecipe,
     models: Mapping[str, Model],
-    learning: Learning,
+    optimized: OptimizedModules,
     lengths: Lengths,
     texts: Lengths | None,
     *,
     device: str,
 ) -> dict[str, StepCost]:
-    """What each call of a step costs, by its name, in the order of the graph. `texts`: of `ptx_data`."""
+    """Name of a call -> its cost in one step, in the order of the graph. `texts`: lengths of the PTX texts."""
     config = recipe.ppo
     serve = models["policy"].precision is Precision.FLOAT32 and not config.rollout.reshapes_distribution
     calls = step_graph(config, sampled_serve=serve, shares_trunk=_shares_trunk(models)).calls
-    possible = _reading_calls(recipe, models, lengths) | _training_calls(recipe, models, learning, lengths, texts)
-    found = {call.name: possible[call.name]() for call in calls if call.name in possible}
-    together = trains_side_by_side(
+    possible = _inference_calls(recipe, models, lengths) | _training_calls(recipe, models, optimized, lengths, texts)
+    step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible}
+    overlapped = trains_side_by_side(
         config,
         device=device,
         shares_trunk=_shares_trunk(models),
         compiled=recipe.run.compile != "none",
         num_threads=recipe.run.num_threads,
     )
-    return found | (cost_model.at_the_same_time({name: found[name] for name in BOTH_UPDATES}) if together else {})
+    if not overlapped:
+        return step_costs
+    return step_costs | cost_model.concurrent_costs({name: step_costs[name] for name in BOTH_UPDATES})
 
 
-def _reading_calls(
+def _inference_calls(
     recipe: PPORecipe, models: Mapping[str, Model], lengths: Lengths
 ) -> dict[str, Callable[[], StepCost]]:
     config, value = recipe.ppo, models.get("value")
@@ -155,30 +167,30 @@ def _reading_calls(
     budget = config.tokens_per_microbatch
     whole = Batches.of(lengths, config.responses_per_step, token_budget=budget)
     sampled = Batches.of(lengths, config.prompts_per_step * config.sampled_per_prompt, token_budget=budget)
-    judged = [sampled]
+    scored = [sampled]
     one_greedy = config.model_copy(update={"responses_per_prompt": 1, "samples_per_prompt": None})
     if config.baseline_answer is not None:
-        judged.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget))
-    both = policy if config.kl.estimator == "full" and config.kl.apply_to == "reward" else None
-    judges = [models[source.name] for source in recipe.reward if isinstance(source, ModelRewardConfig)]
+        scored.append(Batches.of(lengths, config.prompts_per_step, token_budget=budget))
+    full_kl_with = policy if config.kl.estimator == "full" and config.kl.apply_to == "reward" else None
+    reward_models = [models[source.name] for source in recipe.reward if isinstance(source, ModelRewardConfig)]
     calls: dict[str, Callable[[], StepCost]] = {
         "generate": lambda: costs.rollout(policy, lengths, config),
         "generate_greedy": lambda: costs.rollout(policy, lengths, one_greedy),
-        "policy_logprobs": lambda: cost_model.reading(policy, whole),
-        "reference_logprobs": lambda: cost_model.reading(reference, whole, also=both),
+        "policy_logprobs": lambda: cost_model.inference_cost(policy, whole),
+        "reference_logprobs": lambda: cost_model.inference_cost(reference, whole, full_kl_with=full_kl_with),
     }
-    if judges:
-        calls["score"] = lambda: cost_model.one_after_the_other(
-            [cost_model.reading(judge, batches) for judge in judges for batches in judged]
+    if reward_models:
+        calls["score"] = lambda: cost_model.sequential_cost(
+            [cost_model.inference_cost(model, batches) for model in reward_models for batches in scored]
         )
     if isinstance(value, ScalarModel):
-        calls["values"] = lambda: cost_model.reading(value, whole)
-        calls["policy_logprobs_and_values"] = lambda: costs.reading_both(policy, value, whole)
+        calls["values"] = lambda: cost_model.inference_cost(value, whole)
+        calls["policy_logprobs_and_values"] = lambda: costs.logprobs_and_values_cost(policy, value, whole)
     return calls
 
 
 def _training_calls(
-    recipe: PPORecipe, models: Mapping[str, Model], learning: Learning, lengths: Lengths, texts: Lengths | None
+    recipe: PPORecipe, models: Mapping[str, Model], optimized: OptimizedModules, lengths: Lengths, texts: Lengths | None
 ) -> dict[str, Callable[[], StepCost]]:
     config, value = recipe.ppo, models.get("value")
     policy, reference = _language_models(models)
@@ -186,35 +198,36 @@ def _training_calls(
     update = Batches.of(lengths, config.responses_per_update, token_budget=budget)
     trained = config.epochs_per_step * config.responses_per_step * lengths.total
 
-    def of_policy(on_trunk: ScalarModel | None = None) -> StepCost:
+    def policy_update(on_trunk: ScalarModel | None = None) -> StepCost:
         loss = costs.policy_loss(policy, reference, config, on_trunk=on_trunk)
-        lessons = [Lesson(loss=loss, batches=update, tokens=trained)]
+        passes = [TrainingPass(loss=loss, batches=update, tokens=trained)]
         if texts is not None and config.ptx is not None:
-            read = Batches.of(texts, config.ptx.examples_per_update, token_budget=budget)
+            ptx = Batches.of(texts, config.ptx.examples_per_update, token_budget=budget)
             updates = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
             loss = cost_model.likelihood_loss(policy)
-            lessons.append(Lesson(loss=loss, batches=read, tokens=updates * read.all_tokens))
-        modules, optimizer = learning["policy"]
-        cost = cost_model.training(modules, lessons, in_backward=optimizer.in_backward)
+            passes.append(TrainingPass(loss=loss, batches=ptx, tokens=updates * ptx.total_tokens))
+        modules, optimizer = optimized["policy"]
+        cost = cost_model.training_cost(modules, passes, in_backward=optimizer.in_backward)
         if config.policy_loss.objective != "m2po":
             return cost
-        marking = cost_model.reading(policy, update, tokens=trained)
-        return cost_model.one_after_the_other([cost, marking])
+        # M2PO computes the minibatch's log-probs once before the update, to choose the masked tokens.
+        mask_pass = cost_model.inference_cost(policy, update, tokens=trained)
+        return cost_model.sequential_cost([cost, mask_pass])
 
-    def of_value(value: ScalarModel) -> StepCost:
-        modules, optimizer = learning["value"]
-        lesson = Lesson(loss=cost_model.score_loss(value), batches=update, tokens=trained)
-        return cost_model.training(modules, [lesson], in_backward=optimizer.in_backward)
+    def value_update(value: ScalarModel) -> StepCost:
+        modules, optimizer = optimized["value"]
+        training_pass = TrainingPass(loss=cost_model.score_loss(value), batches=update, tokens=trained)
+        return cost_model.training_cost(modules, [training_pass], in_backward=optimizer.in_backward)
 
-    calls: dict[str, Callable[[], StepCost]] = {"train_policy": of_policy}
+    calls: dict[str, Callable[[], StepCost]] = {"train_policy": policy_update}
     if isinstance(value, ScalarModel):
-        calls["train_value"] = lambda: of_value(value)
-        calls["train_policy_and_value"] = lambda: of_policy(value)
+        calls["train_value"] = lambda: value_update(value)
+        calls["train_policy_and_value"] = lambda: policy_update(value)
     return calls
 
 
 def _language_models(models: Mapping[str, Model]) -> tuple[LanguageModel, LanguageModel]:
-    """Policy and reference; the policy itself where there is no reference."""
+    """Policy and reference model. Returns the policy twice if there is no reference."""
     policy = models["policy"]
     reference = models.get("reference", policy)
     assert isinstance(policy, LanguageModel)

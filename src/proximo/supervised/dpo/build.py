@@ -1,4 +1,4 @@
-"""`proximo dpo`: from the recipe to a running task. Not the steps (task.py)."""
+"""Builds the task of `proximo dpo` from its recipe. The steps: task.py."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ from proximo.supervised.task import TaskInputs
 
 
 def build_task(recipe: DPORecipe) -> DPOTask:
-    """Data first, then the models: a mistake in a file costs no loading."""
+    """Load data, then models, so that a bad data file fails before any weights are loaded."""
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
     check_optimizer(recipe.dpo.optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
@@ -60,22 +60,22 @@ def build_task(recipe: DPORecipe) -> DPOTask:
 
 
 def _unsaved_models(policy: LanguageModel, reference: LanguageModel) -> dict[str, nn.Module]:
-    """What the run reads of other folders at every start."""
+    """The model that no checkpoint of this run holds: it is read from its own folder at every start."""
     return {"policy_base": policy.model} if policy.has_adapter else {"reference": reference.model}
 
 
 def _check_prompts(pairs: Sequence[PreferencePair]) -> None:
-    """Raises DataError for a pair whose first tokens nothing would predict."""
-    without = [pair.id for pair in pairs if not pair.prompt_token_ids]
-    if without:
+    """Raises DataError if a pair has an empty prompt: its first response token would have no preceding token."""
+    no_prompt = [pair.id for pair in pairs if not pair.prompt_token_ids]
+    if no_prompt:
         raise DataError(
-            f"{len(without):,} of {len(pairs):,} pairs have no prompt, the first of them {without[0]}, and the "
+            f"{len(no_prompt):,} of {len(pairs):,} pairs have no prompt, the first of them {no_prompt[0]}, and the "
             "tokenizer puts no BOS before the answer, so that nothing predicts its first token: give the rows a "
             "prompt, or take a tokenizer with a BOS"
         )
 
 
 def _unused_margins(pairs: SplitPairs) -> list[str]:
-    """A note where rows have margins, which the loss has no place for."""
+    """A note if pairs have margins, which DPO's loss ignores."""
     count = pairs.num_margins
     return [f"the margins of {count:,} pairs are not used: DPO's loss has no place for them"] if count else []

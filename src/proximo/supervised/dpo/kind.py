@@ -1,4 +1,4 @@
-"""DPO as a kind of trainer. Light: what it needs is imported where it is used."""
+"""Registers DPO as a trainer. Heavy imports are inside the methods, so that the command line starts fast."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What DPO measures, shows and warns of."""
+"""Metrics, curves and alarms of DPO."""
 
 from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.curves import Curve, Section, Trace, held_out
@@ -10,8 +10,16 @@ from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
-from proximo.supervised.alarm_checks import STILL_PAIRS, newest_evaluation
-from proximo.supervised.alarms import HELD_OUT_RULE, UNLEARNED, UNLIKELY, coin_rule, gap_rule, leap_rule, still_rule
+from proximo.supervised.alarm_checks import FLAT_PAIR_LOSS, newest_evaluation
+from proximo.supervised.alarms import (
+    OVERFITTING_RULE,
+    UNLEARNED,
+    UNLIKELY,
+    chance_rule,
+    flat_loss_rule,
+    gap_rule,
+    spike_rule,
+)
 
 METRICS = (
     Metric(
@@ -112,7 +120,7 @@ CURVES = (
         unit="fraction of pairs",
         traces=(Trace("dpo/accuracy", "training"), held_out("evaluation/pair_accuracy")),
         healthy="Starts at 0.5, where policy and reference are one, and climbs. Training far above held out is "
-        "learning by heart.",
+        "overfitting.",
         guide=0.5,
         share=True,
     ),
@@ -173,15 +181,15 @@ def _chosen_become_unlikely(run: Run) -> str | None:
     if len(logprobs) < 2 or newest is None:
         return None
     first, last = logprobs.values[0], newest[1]
-    if last >= 1.25 * first:  # both are negative
+    if last >= 1.25 * first:  # log-probs are negative: 25% lower is 1.25 times
         return None
     return f"From {number(first)} to {number(last)} nats per answer at step {newest[0]}."
 
 
 RULES = (
-    leap_rule("dpo/loss", "dpo.optimizer"),
-    still_rule("dpo/loss", "dpo.optimizer", STILL_PAIRS),
-    coin_rule(
+    spike_rule("dpo/loss", "dpo.optimizer"),
+    flat_loss_rule("dpo/loss", "dpo.optimizer", FLAT_PAIR_LOSS),
+    chance_rule(
         UNLEARNED,
         "Nothing that holds beyond the training pairs was learned: raise the learning rate if the margin stays near 0; "
         "else check that chosen and rejected are not mixed up, and that both survive the length limit.",
@@ -198,7 +206,7 @@ RULES = (
         severity=Severity.WARNING,
         check=_chosen_become_unlikely,
     ),
-    HELD_OUT_RULE,
+    OVERFITTING_RULE,
 )
 
 DPO_METRICS = TrainerMetrics(

@@ -1,4 +1,4 @@
-"""What the recipe of `proximo dpo` holds. Not what is built from it (build.py)."""
+"""The recipe schema of `proximo dpo`."""
 
 from typing import ClassVar, Literal, Self
 

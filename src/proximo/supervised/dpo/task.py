@@ -1,6 +1,4 @@
-"""Direct preference optimisation of a policy, step by step. Not its recipe (build.py) nor the run around it
-(run/loop.py).
-"""
+"""The training task of direct preference optimisation (DPO). The loop that drives it: run/loop.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,20 +22,20 @@ from proximo.supervised.task import TaskInputs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairBatch:
-    """Pairs of one pass: all chosen answers behind their prompts, then all rejected ones, packed."""
+    """A micro-batch of pairs, packed: all prompts with chosen responses, then all prompts with rejected ones."""
 
     answers: PackedResponses
     num_pairs: int
     reference_logprobs: Tensor
-    """[2 num_pairs] of whole answers."""
+    """[2 num_pairs] log-probs of whole responses under the reference, in nats."""
 
 
 class DPOTask(PairTask[LanguageModel, DPOConfig, PairBatch]):
-    """Makes the chosen answer of a pair likelier than the rejected one, as measured against a reference."""
+    """Trains the policy to prefer the chosen response of a pair, relative to a frozen reference."""
 
     role: ClassVar[str] = "policy"
     metric_group: ClassVar[str] = "dpo"
-    # Accuracy stays level while the policy grows too sure of its pairs; the loss then rises.
+    # Not accuracy, which stays flat while the policy becomes overconfident on its pairs; the loss then rises.
     best_metric: str | None = "evaluation/loss"
     best_is_lowest: bool = True
 
@@ -66,7 +64,7 @@ class DPOTask(PairTask[LanguageModel, DPOConfig, PairBatch]):
         }
 
     def batches(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], PairBatch]]:
-        """With the reference's log-probs."""
+        """Micro-batches with the reference's log-probs."""
         plan = plan_batches([pair.num_tokens for pair in pairs], token_budget=self.config.tokens_per_microbatch)
         batches = []
         for indices in plan:
@@ -90,7 +88,7 @@ class DPOTask(PairTask[LanguageModel, DPOConfig, PairBatch]):
             per_pair = ipo_loss(*ratios, beta=beta)
         else:
             per_pair = dpo_loss(*ratios, beta=beta, label_smoothing=self.config.label_smoothing)
-        rewards = [implicit_rewards(part.detach(), beta=beta) for part in ratios]
+        rewards = [implicit_rewards(half.detach(), beta=beta) for half in ratios]
         measures = PairMeasures(
             scores=pair_scores(*rewards), logprobs=pair_scores(*logprobs.detach().split(batch.num_pairs))
         )
@@ -98,5 +96,5 @@ class DPOTask(PairTask[LanguageModel, DPOConfig, PairBatch]):
 
 
 def answer_logprobs(model: LanguageModel, answers: PackedResponses) -> Tensor:
-    """[S] log-probs of whole answers, in nats: sums over their tokens, 0 for an empty one."""
+    """[num_sequences] log-probs of whole responses in nats: sums over their tokens, 0 for an empty response."""
     return segment_sum(model.response_logprobs(answers).logprobs, answers.response_lengths)

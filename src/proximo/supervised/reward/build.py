@@ -1,4 +1,4 @@
-"""`proximo reward`: from the recipe to a running task. Not the steps (task.py)."""
+"""Builds the task of `proximo reward` from its recipe. The steps: task.py."""
 
 from proximo.errors import ConfigError
 from proximo.models.context_length import check_lengths
@@ -15,7 +15,7 @@ from proximo.supervised.task import TaskInputs
 
 
 def build_task(recipe: RewardRecipe) -> RewardTask:
-    """Data first, then the model: a mistake in a file costs no loading."""
+    """Load data, then the model, so that a bad data file fails before any weights are loaded."""
     if recipe.model.init_from != "path":
         raise ConfigError(
             f"model.init_from is {recipe.model.init_from}, but a reward model starts from a path or a config"
@@ -48,7 +48,7 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
 
 
 def _unused_margins(recipe: RewardRecipe, pairs: SplitPairs) -> list[str]:
-    """A note where rows have margins that the loss has no place for."""
+    """A note if pairs have margins and the loss ignores them."""
     count = pairs.num_margins
     if not count or recipe.reward.loss == "bradley_terry":
         return []

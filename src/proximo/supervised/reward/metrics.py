@@ -1,4 +1,4 @@
-"""What the training of a reward model measures, shows and warns of."""
+"""Metrics, curves and alarms of reward model training."""
 
 from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.curves import Curve, Section, Trace, held_out
@@ -9,7 +9,15 @@ from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import Last, Mean, Sum
 from proximo.supervised import alarm_checks as checks
-from proximo.supervised.alarms import COIN, HELD_OUT_RULE, UNSURE, coin_rule, gap_rule, leap_rule, still_rule
+from proximo.supervised.alarms import (
+    CHANCE,
+    OVERCONFIDENT,
+    OVERFITTING_RULE,
+    chance_rule,
+    flat_loss_rule,
+    gap_rule,
+    spike_rule,
+)
 
 METRICS = (
     Metric(
@@ -79,7 +87,7 @@ CURVES = (
         unit="fraction of pairs",
         traces=(Trace("reward_model/pair_accuracy", "training"), held_out("evaluation/pair_accuracy")),
         healthy="Held out well above 0.5, the level of a coin. It cannot pass the share of pairs that are labelled "
-        "right; training far above held out is learning by heart.",
+        "right; training far above held out is overfitting.",
         guide=0.5,
         share=True,
     ),
@@ -127,10 +135,10 @@ CURVES = (
 )
 
 RULES = (
-    leap_rule("reward_model/loss", "reward.optimizer"),
-    still_rule("reward_model/loss", "reward.optimizer", checks.STILL_PAIRS),
-    coin_rule(
-        COIN,
+    spike_rule("reward_model/loss", "reward.optimizer"),
+    flat_loss_rule("reward_model/loss", "reward.optimizer", checks.FLAT_PAIR_LOSS),
+    chance_rule(
+        CHANCE,
         "PPO against it would learn noise. Check that chosen and rejected are not mixed up, and that both answers "
         "survive the length limit.",
         "reward_model/pair_accuracy",
@@ -138,14 +146,14 @@ RULES = (
     ),
     gap_rule("reward_model/pair_accuracy", "Fewer epochs, a lower learning rate, or more pairs."),
     Rule(
-        title=UNSURE,
-        when=f"in the second half of the run evaluation/calibration_error is above {checks.MISCALIBRATED}, and above "
-        f"{checks.BIN_NOISE} over the root of evaluation/pairs",
+        title=OVERCONFIDENT,
+        when=f"in the second half of the run evaluation/calibration_error is above {checks.CALIBRATION_ERROR}, and "
+        f"above {checks.BIN_NOISE} over the root of evaluation/pairs",
         advice="Fewer epochs; a margin of 2 then means less than it says, so weigh the KL coefficient accordingly.",
         severity=Severity.WARNING,
-        check=checks.badly_calibrated,
+        check=checks.is_miscalibrated,
     ),
-    HELD_OUT_RULE,
+    OVERFITTING_RULE,
 )
 
 REWARD_METRICS = TrainerMetrics(

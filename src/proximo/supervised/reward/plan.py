@@ -1,4 +1,4 @@
-"""The plan of the training of a reward model."""
+"""Plans a stage of reward model training."""
 
 from proximo.models.fake_tensor_profiler import building
 from proximo.plan.cost_model import score_loss
@@ -9,10 +9,10 @@ from proximo.supervised.reward.recipe import RewardRecipe
 
 
 def plan(recipe: RewardRecipe, context: StageContext) -> StageCosts:
-    """One model, which learns from pairs."""
-    config = context.origins.sized(recipe.model, context.origins.num_tokens(recipe.tokenizer, recipe.model))
+    """Models and costs of a step: one model, trained on pairs."""
+    config = context.configs.sized(recipe.model, context.configs.num_tokens(recipe.tokenizer, recipe.model))
     with building():
         model = scalar_model(config, recipe.model, precision=context.precision, dropout=recipe.reward.dropout)
     return plan_update(
-        {"reward": model}, recipe.reward, score_loss(model), max_tokens=recipe.data.max_tokens, sequences_each=2
+        {"reward": model}, recipe.reward, score_loss(model), max_tokens=recipe.data.max_tokens, sequences_per_row=2
     )

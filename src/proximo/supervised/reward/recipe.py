@@ -1,4 +1,4 @@
-"""What the recipe of `proximo reward` holds. Not what is built from it (build.py)."""
+"""The recipe schema of `proximo reward`."""
 
 from typing import ClassVar, Literal, Self
 

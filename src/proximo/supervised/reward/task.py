@@ -1,4 +1,4 @@
-"""Training of a reward model on preference pairs, step by step. Not the run around it (run/loop.py)."""
+"""The training task of a reward model on preference pairs. The loop that drives it: run/loop.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from proximo.supervised.reward.recipe import RewardTrainingConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairBatch:
-    """Pairs of one pass: all chosen sequences, then all rejected ones, packed."""
+    """A micro-batch of pairs, packed: all chosen sequences, then all rejected ones."""
 
     packed: Packed
     num_pairs: int
     scored: Tensor
-    """[R] flat indices of the tokens whose scores the loss reads, in order; the last of each sequence is among them."""
+    """[num_scored] increasing flat indices of the tokens that the loss reads, the last of each sequence among them."""
     margins: Tensor | None
-    """[num_pairs]"""
+    """[num_pairs] margins of the Bradley-Terry loss, 0 for a pair without one; None if no pair has one."""
 
 
 class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
-    """Teaches the chosen answer of a pair to score above the rejected one."""
+    """Trains a model to score the chosen response of a pair above the rejected one."""
 
     role: ClassVar[str] = "reward"
     metric_group: ClassVar[str] = "reward_model"
@@ -40,7 +40,7 @@ class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
 
     @property
     def dropout(self) -> bool:
-        """Whether the model keeps its own dropout in training."""
+        """Whether the model trains with its own dropout."""
         return self.config.dropout
 
     def training_metrics(self, total: PairMeasures) -> dict[str, MetricValue]:
@@ -52,14 +52,13 @@ class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
         batches = []
         for indices in plan_batches(lengths, token_budget=self.config.tokens_per_microbatch):
             chosen, rejected = zip(*(sequences[i] for i in indices), strict=True)
-            given = [pairs[i].margin for i in indices]
-            margins = None
-            if any(margin is not None for margin in given):
-                margins = torch.tensor([margin or 0.0 for margin in given], device=self.model.device)
+            margins, row_margins = None, [pairs[i].margin for i in indices]
+            if any(margin is not None for margin in row_margins):
+                margins = torch.tensor([margin or 0.0 for margin in row_margins], device=self.model.device)
             packed = pack([*chosen, *rejected], device=self.model.device)
             scored = packed.last_indices
             if self.config.loss == "divergence_window":
-                scored = torch.tensor(_behind_common_starts(chosen, rejected), device=self.model.device)
+                scored = torch.tensor(_divergence_indices(chosen, rejected), device=self.model.device)
             batch = PairBatch(packed=packed, num_pairs=len(indices), scored=scored, margins=margins)
             batches.append((indices, batch))
         return batches
@@ -67,7 +66,7 @@ class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
     def loss(self, batch: PairBatch, *, num_pairs: int) -> tuple[Tensor, PairMeasures]:
         scores = self.model.token_scores(batch.packed, batch.scored)
         if self.config.loss == "divergence_window":
-            # What stands before the first difference is outside the window, whatever its score.
+            # Tokens before the divergence get score 0: the loss ignores them.
             scores = scores.new_zeros(batch.packed.num_tokens).index_copy(0, batch.scored, scores)
             chosen, rejected = scores[batch.packed.last_indices].split(batch.num_pairs)
             per_pair = divergence_window(*_token_scores(batch, scores))
@@ -78,15 +77,15 @@ class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
 
 
 def pair_sequences(pair: PreferencePair) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Prompt with the chosen answer, prompt with the rejected one."""
+    """Token ids of the prompt with the chosen response, and of the prompt with the rejected one."""
     prompt = pair.prompt_token_ids
     return (*prompt, *pair.chosen_token_ids), (*prompt, *pair.rejected_token_ids)
 
 
-def _behind_common_starts(chosen: Sequence[Sequence[int]], rejected: Sequence[Sequence[int]]) -> list[int]:
-    """Flat indices, in the packing of all chosen and then all rejected, from where the two of a pair differ.
+def _divergence_indices(chosen: Sequence[Sequence[int]], rejected: Sequence[Sequence[int]]) -> list[int]:
+    """Flat indices of the tokens from the first difference of a pair on, in the packing of PairBatch.
 
-    At least the last token of each: one may be the beginning of the other.
+    Always includes the last token of each sequence, since one may be a prefix of the other.
     """
     differ = [
         next((i for i, (one, other) in enumerate(zip(*pair, strict=False)) if one != other), min(map(len, pair)))

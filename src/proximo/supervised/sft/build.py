@@ -1,4 +1,4 @@
-"""`proximo sft`: from the recipe to a running task. Not the steps (task.py)."""
+"""Builds the task of `proximo sft` from its recipe. The steps: task.py."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ from proximo.supervised.task import TaskInputs
 
 
 def build_task(recipe: SFTRecipe) -> SFTTask:
-    """Data first, then the model: a mistake in a file costs no loading."""
+    """Load data, then the model, so that a bad data file fails before any weights are loaded."""
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
     check_optimizer(recipe.sft.optimizer, place.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
@@ -24,12 +24,12 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
         recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision, texts=texts_of(rows.training)
     )
     check_readers(recipe.tokenizer, tokenizer, {"policy": recipe.model})
-    how = example_options(recipe.data)
-    examples, report = load_text_examples(rows.training, tokenizer, how, cache=cache)
+    options = example_options(recipe.data)
+    examples, report = load_text_examples(rows.training, tokenizer, options, cache=cache)
     held_out: list[TextExample] = []
     held_out_characters = 0
     if rows.held_out:
-        held_out, held_out_report = load_text_examples(rows.held_out, tokenizer, how, cache=cache)
+        held_out, held_out_report = load_text_examples(rows.held_out, tokenizer, options, cache=cache)
         held_out_characters = held_out_report.num_characters
     model = build_language_model(recipe.model, tokenizer, place=place, role="policy")
     longest = max(len(example.token_ids) for example in [*examples, *held_out])

@@ -1,4 +1,7 @@
-"""Supervised fine-tuning as a kind of trainer. Light: what it needs is imported where it is used."""
+"""Registers supervised fine-tuning as a trainer.
+
+Heavy imports are inside the methods, so that the command line starts fast.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What supervised fine-tuning measures, shows and warns of."""
+"""Metrics, curves and alarms of supervised fine-tuning."""
 
 from proximo.metrics.curves import Curve, Section, Trace, held_out
 from proximo.metrics.declared.curves import SPEED
@@ -8,7 +8,7 @@ from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.trainer_metrics import TrainerMetrics
 from proximo.metrics.values import ExponentialMean, Last, Mean, Sum
 from proximo.supervised import alarm_checks as checks
-from proximo.supervised.alarms import HELD_OUT_RULE, leap_rule, still_rule
+from proximo.supervised.alarms import OVERFITTING_RULE, flat_loss_rule, spike_rule
 
 METRICS = (
     Metric(
@@ -77,7 +77,7 @@ CURVES = (
         title="Loss",
         unit="nats per token",
         traces=(Trace("sft/loss", "training"), held_out("evaluation/loss")),
-        healthy="Both fall and stay together. Held out rising while training falls: it learns by heart, so stop at "
+        healthy="Both fall and stay together. Held out rising while training falls: it overfits, so stop at "
         "the lowest point.",
     ),
     Curve(
@@ -106,9 +106,9 @@ CURVES = (
 )
 
 RULES = (
-    leap_rule("sft/loss", "sft.optimizer"),
-    HELD_OUT_RULE,
-    still_rule("sft/loss", "sft.optimizer", checks.STILL),
+    spike_rule("sft/loss", "sft.optimizer"),
+    OVERFITTING_RULE,
+    flat_loss_rule("sft/loss", "sft.optimizer", checks.FLAT_LOSS),
 )
 
 SFT_METRICS = TrainerMetrics(

@@ -1,4 +1,4 @@
-"""The plan of supervised fine-tuning."""
+"""Plans a stage of supervised fine-tuning."""
 
 from proximo.models.fake_tensor_profiler import building
 from proximo.plan.cost_model import likelihood_loss
@@ -9,10 +9,10 @@ from proximo.supervised.sft.recipe import SFTRecipe
 
 
 def plan(recipe: SFTRecipe, context: StageContext) -> StageCosts:
-    """One model, which learns from single examples."""
-    config = context.origins.sized(recipe.model, context.origins.num_tokens(recipe.tokenizer, recipe.model))
+    """Models and costs of a step: one model, trained on single examples."""
+    config = context.configs.sized(recipe.model, context.configs.num_tokens(recipe.tokenizer, recipe.model))
     with building():
         model = language_model(config, recipe.model, precision=context.precision, dropout=recipe.sft.dropout)
     return plan_update(
-        {"policy": model}, recipe.sft, likelihood_loss(model), max_tokens=recipe.data.max_tokens, sequences_each=1
+        {"policy": model}, recipe.sft, likelihood_loss(model), max_tokens=recipe.data.max_tokens, sequences_per_row=1
     )

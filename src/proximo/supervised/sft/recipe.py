@@ -1,4 +1,4 @@
-"""What the recipe of `proximo sft` holds. Not what is built from it (build.py)."""
+"""The recipe schema of `proximo sft`."""
 
 from typing import ClassVar, Self
 

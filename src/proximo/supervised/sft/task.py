@@ -1,4 +1,4 @@
-"""Supervised fine-tuning, step by step. Not the run around it (run/loop.py)."""
+"""The training task of supervised fine-tuning. The loop that drives it: run/loop.py."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from proximo.supervised.task import SupervisedTask, TaskInputs, mean_loss
 
 
 class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
-    """Minimises the negative log-likelihood per counted token, over updates of `examples_per_step` examples."""
+    """Minimises the mean negative log-likelihood per target token, over updates of `examples_per_step` examples."""
 
     role: ClassVar[str] = "policy"
     metric_group: ClassVar[str] = "sft"
@@ -34,24 +34,24 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
 
     @property
     def dropout(self) -> bool:
-        """Whether the model keeps its own dropout in training."""
+        """Whether the model trains with its own dropout."""
         return self.config.dropout
 
     def learn(
-        self, chosen: Sequence[TextExample], *, seed: int | None
+        self, examples: Sequence[TextExample], *, seed: int | None
     ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
-        """One update; the loss is the mean over the counted tokens of all of them."""
-        count = sum(example.num_targets for example in chosen)
+        """One update. The loss is the mean over the target tokens of all examples, in nats."""
+        count = sum(example.num_targets for example in examples)
         result = self.learners[self.role].update(
-            self._batches(chosen), lambda batch: self._loss(batch, count), seed=seed
+            self._batches(examples), lambda batch: self._loss(batch, count), seed=seed
         )
         nats = mean_loss(result, count)
-        own: dict[str, MetricValue] = {
+        metrics: dict[str, MetricValue] = {
             "sft/loss": nats,
             "sft/perplexity": ExponentialMean(nats.total, nats.count),
             "sft/tokens": Sum(count),
         }
-        return result, own, sum(len(example.token_ids) for example in chosen)
+        return result, metrics, sum(len(example.token_ids) for example in examples)
 
     @torch.no_grad()
     def evaluate(self, num_rows: int | None = None) -> Record | None:

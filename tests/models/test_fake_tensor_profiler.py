@@ -1,4 +1,4 @@
-"""A rehearsed pass counts what a real one keeps and computes."""
+"""A profiled pass counts what a real one keeps and computes."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from builders import tiny_language_model
 from proximo.models.dropout import disable_dropout
-from proximo.models.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, Rehearsal, rehearsable, shapes_only
+from proximo.models.fake_tensor_profiler import ACTIVATIONS, GRADIENTS, PassProfiler, shapes_only, to_fake_tensors
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -50,25 +50,25 @@ def kept_bytes(model: LanguageModel) -> int:
     return sum(size for size, _ in kept.values())
 
 
-def rehearsed(model: LanguageModel, *, rounds: int = 1):
+def profiled_cost(model: LanguageModel, *, rounds: int = 1):
     """Cost of gradients, without a number in any weight."""
     with shapes_only():
-        rehearsable(model.model)
+        to_fake_tensors(model.model)
         model.model.train()
-        with Rehearsal([model.model]) as rehearsal:
+        with PassProfiler([model.model]) as profiler:
             for _ in range(rounds):
                 model.response_logprobs(batch()).logprobs.sum().backward()
-        return rehearsal.cost()
+        return profiler.cost()
 
 
 def held_for_backward(model: LanguageModel) -> int:
-    """Bytes of activations that a rehearsed forward pass leaves alive."""
+    """Bytes of activations that a profiled forward pass leaves alive."""
     with shapes_only():
-        rehearsable(model.model)
+        to_fake_tensors(model.model)
         model.model.train()
-        with Rehearsal([model.model]) as rehearsal:
+        with PassProfiler([model.model]) as profiler:
             result = model.response_logprobs(batch())
-            held = sum(rehearsal._held[part] for part in ACTIVATIONS)
+            held = sum(profiler._held[part] for part in ACTIVATIONS)
         del result
     return held
 
@@ -81,14 +81,14 @@ def test_activations_are_what_autograd_keeps(model_type):
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 def test_checkpointed_and_frozen_layers_keep_less_as_they_really_do(model_type):
-    whole = sum(rehearsed(of_type(model_type)).parts.values())
+    whole = sum(profiled_cost(of_type(model_type)).parts.values())
     checkpointed, frozen = of_type(model_type), of_type(model_type)
     checkpointed.use_activation_checkpointing()
     freeze_layers(frozen.base, 1)
     kept = kept_bytes(frozen)
     assert held_for_backward(copy.deepcopy(frozen)) == pytest.approx(kept, rel=0.2)
-    assert rehearsed(frozen).peak < whole
-    assert rehearsed(checkpointed).peak < 0.8 * whole
+    assert profiled_cost(frozen).peak < whole
+    assert profiled_cost(checkpointed).peak < 0.8 * whole
 
 
 def test_operations_of_a_llama_are_those_of_the_formulas():
@@ -105,7 +105,7 @@ def test_operations_of_a_llama_are_those_of_the_formulas():
     )
     products = layers * tokens - behind_attention * (tokens - targets)  # the last layer gives what is asked for
     expected = 6 * products + 8 * targets * width * vocabulary + 3.5 * attention
-    assert rehearsed(model).flops == expected
+    assert profiled_cost(model).flops == expected
 
 
 @pytest.mark.parametrize("model_type", list(TYPES))
@@ -119,13 +119,13 @@ def test_operations_are_those_that_torch_counts_in_a_real_pass(model_type):
     # The attention that torch can count keeps its scores, which the fused one computes twice: 2 layers, 2 operations
     # for each pair and width.
     uncounted = 4 * sum((prompt + response) ** 2 for prompt, response in LENGTHS) * model.head.weight.shape[1]
-    assert rehearsed(of_type(model_type)).flops == pytest.approx(counter.get_total_flops() + uncounted, rel=0.03)
+    assert profiled_cost(of_type(model_type)).flops == pytest.approx(counter.get_total_flops() + uncounted, rel=0.03)
 
 
 def test_a_second_micro_batch_begins_with_all_gradients_held():
     model = of_type("llama")
     trained = sum(parameter.numel() for parameter in model.model.parameters())
-    once, twice = rehearsed(of_type("llama")), rehearsed(model, rounds=2)
+    once, twice = profiled_cost(of_type("llama")), profiled_cost(model, rounds=2)
     assert twice.parts[GRADIENTS] == 4 * trained > once.parts.get(GRADIENTS, 0)
     assert twice.peak > once.peak
     assert twice.flops == 2 * once.flops
@@ -134,6 +134,6 @@ def test_a_second_micro_batch_begins_with_all_gradients_held():
 def test_an_adapter_trains_with_less_work_and_few_gradients():
     adapted = of_type("llama").with_adapter(LoRAOptions(rank=2, alpha=4.0))
     trained = sum(p.numel() for p in adapted.model.parameters() if p.requires_grad)
-    cost = rehearsed(adapted, rounds=2)
+    cost = profiled_cost(adapted, rounds=2)
     assert cost.parts[GRADIENTS] == 4 * trained
-    assert cost.flops < 0.9 * rehearsed(of_type("llama"), rounds=2).flops
+    assert cost.flops < 0.9 * profiled_cost(of_type("llama"), rounds=2).flops
