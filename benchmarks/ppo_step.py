@@ -13,50 +13,53 @@ import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from proximo.data.order import rows_at
+from proximo.dataflow.executor import LocalExecutor, Outcome
+from proximo.dataflow.graph import Call
+from proximo.models.cpu.thread_split import side_by_side
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.trainer import PPOTrainer
 
 PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 LOOK_SECONDS = 0.002
 
 
-class Watched(PPOTrainer):
-    """A trainer that notes how long each call takes and how much memory the process has meanwhile."""
+class Watched(LocalExecutor):
+    """Notes how long each call takes and how much memory the process has meanwhile."""
 
-    seconds: ClassVar[dict[str, list[float]]] = defaultdict(list)
-    peaks: ClassVar[dict[str, list[float]]] = defaultdict(list)
+    def __init__(self) -> None:
+        super().__init__(side_by_side=side_by_side)
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.peaks: dict[str, list[float]] = defaultdict(list)
 
-    def _handlers(self) -> dict[str, Callable[..., tuple[Any, ...]]]:
-        return {name: self._watched(name, handler) for name, handler in super()._handlers().items()}
+    def run(self, *given: Any, **options: Any) -> Outcome:
+        return super().run(*given, **options | {"around": self._watched})
 
-    def _watched(self, name: str, handler: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        def run(*given: Any) -> tuple[Any, ...]:
-            done, seen = threading.Event(), [resident_mib()]
+    @contextmanager
+    def _watched(self, call: Call) -> Iterator[None]:
+        done, seen = threading.Event(), [resident_mib()]
 
-            def look() -> None:
-                while not done.wait(LOOK_SECONDS):
-                    seen.append(resident_mib())
+        def look() -> None:
+            while not done.wait(LOOK_SECONDS):
+                seen.append(resident_mib())
 
-            watcher = threading.Thread(target=look, daemon=True)
-            watcher.start()
-            start = time.perf_counter()
-            try:
-                return handler(*given)
-            finally:
-                self.seconds[name].append(time.perf_counter() - start)
-                done.set()
-                watcher.join()
-                self.peaks[name].append(max(seen))
-
-        return run
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[call.name].append(time.perf_counter() - start)
+            done.set()
+            watcher.join()
+            self.peaks[call.name].append(max(seen))
 
 
 def resident_mib() -> float:
@@ -84,12 +87,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    from_recipe.PPOTrainer = Watched  # ty: ignore[invalid-assignment]
     settings = json.loads((options.run / "config.resolved.json").read_text())
     settings["run"]["num_threads"] = options.threads
     recipe = PPORecipe.model_validate(settings)
     task = from_recipe.build_task(recipe)
     trainer, before, tokens = task.ppo, resident_mib(), []
+    trainer.executor = watched = Watched()
     for step in range(options.steps):
         size = recipe.ppo.prompts_per_step
         rows = rows_at(step * size, size, num_rows=len(task.prompts), seed=recipe.run.seed)
@@ -97,14 +100,14 @@ def main() -> None:
         scored = outcome.experience.scored
         tokens.append(sum(len(s.response.prompt.token_ids) + len(s.response.token_ids) for s in scored))
     print(f"loaded: {before:.0f} MiB resident\n\n| phase | median seconds | peak MiB above that |\n|---|---|---|")
-    for name, seconds in Watched.seconds.items():
-        print(f"| {name} | {statistics.median(seconds[1:]):.3f} | {max(Watched.peaks[name]) - before:.0f} |")
-    whole = [sum(parts) for parts in zip(*Watched.seconds.values(), strict=True)]
+    for name, seconds in watched.seconds.items():
+        print(f"| {name} | {statistics.median(seconds[1:]):.3f} | {max(watched.peaks[name]) - before:.0f} |")
+    whole = [sum(parts) for parts in zip(*watched.seconds.values(), strict=True)]
     print(f"| whole step | {statistics.median(whole[1:]):.3f} | |\n")
     parameters = sum(p.numel() for p in trainer.policy.model.parameters())
     operations = 6 * parameters * statistics.median(tokens[1:]) * recipe.ppo.epochs_per_step
     floor = operations / matrix_rate()
-    training = statistics.median(Watched.seconds["train_policy"][1:])
+    training = statistics.median(watched.seconds["train_policy"][1:])
     print(
         f"training of the policy: {statistics.median(tokens[1:]):.0f} tokens x {recipe.ppo.epochs_per_step} epochs, "
         f"{operations / 1e9:.1f} GFLOP of matrices, {floor:.3f} s at the rate of a {512}-wide product: "

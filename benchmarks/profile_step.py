@@ -13,7 +13,7 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,23 +27,20 @@ from side_proximo import PHASE_OF, config_of, make_trainer
 from stopwatch import PHASES
 from work import SIZES, Job, make_models
 
-from proximo.ppo.trainer import PPOTrainer
+from proximo.dataflow.executor import LocalExecutor, Outcome
+from proximo.dataflow.graph import Call
 
 
-class Marked(PPOTrainer):
-    """A trainer whose calls are named in the profile, while one is taken."""
+class Marked(LocalExecutor):
+    """Names the calls in the profile, while one is taken."""
 
     marks: ClassVar[bool] = False
 
-    def _handlers(self) -> dict[str, Callable[..., tuple[Any, ...]]]:
-        return {name: self._marked(name, handler) for name, handler in super()._handlers().items()}
+    def run(self, *given: Any, **options: Any) -> Outcome:
+        def marked(call: Call) -> contextlib.AbstractContextManager[None]:
+            return record_function(f"call {call.name}") if self.marks else contextlib.nullcontext()
 
-    def _marked(self, name: str, handler: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        def run(*given: Any) -> tuple[Any, ...]:
-            with record_function(f"call {name}") if self.marks else contextlib.nullcontext():
-                return handler(*given)
-
-        return run
+        return super().run(*given, **options | {"around": marked})
 
 
 def operator_table(taken: profile, *, rows: int) -> Iterator[list[str]]:
@@ -112,8 +109,9 @@ def main() -> None:
         job = Job(folder, options.size, options.regime, precision=options.precision, threads=options.threads, steps=3)
         trainer, prompts = make_trainer(job)
         # The profiler sees one thread, so what it sees runs there, policy before value model.
-        config = config_of(job).model_copy(update={"overlap_updates": False})
-        profiled, _ = make_trainer(job, kind=Marked, config=config)
+        config = config_of(job).model_copy(update={"side_by_side": False})
+        profiled, _ = make_trainer(job, config=config)
+        profiled.executor = Marked()
     trainer.run_step(prompts=prompts)
     print_floor(job, trainer.run_step(prompts=prompts))
     profiled.run_step(prompts=prompts)

@@ -11,14 +11,16 @@ import argparse
 import copy
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from proximo.algorithms.scores import RunningMoments
 from proximo.config.ppo.options import PPOConfig
+from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rollout.sampling import RandomKey
 
@@ -118,9 +120,9 @@ def solved(kind: str, seed: int) -> dict[str, Any] | None:
                 "optimizers": {
                     name: copy.deepcopy(each.optimizer.state_dict()) for name, each in made.learners.items()
                 },
-                "steps": made.steps_done,
-                "moments": (asdict(made.score_moments), asdict(made.return_moments)),
-                "coefficient": made.kl_coefficient,
+                "steps": made.state.steps_done,
+                "moments": (asdict(made.state.score_moments), asdict(made.state.return_moments)),
+                "coefficient": made.state.kl_coefficient,
             }
     return None
 
@@ -134,8 +136,14 @@ def go_on(
         learner.module.load_state_dict(start["models"][name])
         learner.optimizer.load_state_dict(copy.deepcopy(start["optimizers"][name]))
         learner.peak_rates = [rate for _ in learner.peak_rates]
-    made.steps_done, made.kl_coefficient = start["steps"], start["coefficient"]
-    made.score_moments, made.return_moments = (type(made.score_moments)(**each) for each in start["moments"])
+    scores, returns = (RunningMoments(**each) for each in start["moments"])
+    made.state = replace(
+        made.state,
+        steps_done=start["steps"],
+        kl_coefficient=start["coefficient"],
+        score_moments=scores,
+        return_moments=returns,
+    )
     seen, worst, flat = [], 1.0, 0.0
     for line in steps(made, num_steps):
         flat += line["advantage/flat"] / num_steps
@@ -148,7 +156,10 @@ def held_out(made: PPOTrainer) -> float:
     """Mean score of 96 samples with random numbers of their own."""
     prompts = made._prompts(list(LETTERS) * 16)
     key = RandomKey(seed=99, purpose="evaluation", step=0)
-    responses = made._inference.generate(prompts, key=key, policy_version=0)
+    policy = made.roles.policy
+    policy.push_weights()
+    size = made.config.responses_per_prompt
+    responses = policy.engine.generate(prompts, num_samples=size, options=sampling_options(made.config), key=key)
     return statistics.mean(share([each.prompt.text for each in responses], texts(responses), None))
 
 

@@ -5,8 +5,8 @@ Not fixtures: modes and hooks that a test puts around what it runs.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from proximo.dataflow.executor import LocalExecutor, Outcome
+from proximo.dataflow.graph import Call
 from proximo.models.cpu.fused_layers import NAMING
 from proximo.ppo.trainer import PPOTrainer
 
@@ -101,23 +103,30 @@ def _attention(query: Sequence[int], key: Sequence[int]) -> int:
     return 4 * rows * heads * tokens * key[2] * width
 
 
-class CountedTrainer(PPOTrainer):
-    """A trainer that puts a counter around each call of a step."""
+class CountingExecutor(LocalExecutor):
+    """Puts a counter around each call of a step."""
 
-    def __init__(self, *args: Any, counter: type[Any], **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, counter: type[Any]) -> None:
+        super().__init__()
         self.counts: dict[str, Any] = {}
         self._counter = counter
 
-    def _handlers(self) -> dict[str, Callable[..., tuple[Any, ...]]]:
-        return {name: self._counted(name, handler) for name, handler in super()._handlers().items()}
+    def run(self, *given: Any, **options: Any) -> Outcome:
+        @contextmanager
+        def counted(call: Call) -> Iterator[None]:
+            with self._counter() as self.counts[call.name]:
+                yield
 
-    def _counted(self, name: str, handler: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        def run(*given: Any) -> tuple[Any, ...]:
-            with self._counter() as self.counts[name]:
-                return handler(*given)
+        return super().run(*given, **options | {"around": counted})
 
-        return run
+
+class CountedTrainer(PPOTrainer):
+    """A trainer whose calls are counted."""
+
+    def __init__(self, *args: Any, counter: type[Any], **options: Any) -> None:
+        counting = CountingExecutor(counter)
+        super().__init__(*args, executor=counting, **options)
+        self.counts = counting.counts
 
 
 class Passes:

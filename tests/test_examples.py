@@ -38,7 +38,7 @@ def config_of(settings: SimpleNamespace, *, num_steps: int) -> PPOConfig:
         tokens_per_microbatch=settings.tokens_per_microbatch,
         rollout=RolloutConfig(max_new_tokens=settings.max_new_tokens),
         kl=KLConfig(coefficient=settings.kl_coefficient),
-        advantage=AdvantageConfig(lam=settings.gae_lambda),
+        advantage=AdvantageConfig(gae_lambda=settings.gae_lambda),
         policy_optimizer=OptimizerConfig(learning_rate=settings.policy_learning_rate),
         value_optimizer=OptimizerConfig(learning_rate=settings.value_learning_rate),
     )
@@ -56,7 +56,7 @@ def test_ppo_on_one_page_gives_the_bits_of_the_trainer(page: SimpleNamespace) ->
         responses = trainer.generate(PROMPTS)
         metrics = trainer.step(PROMPTS, responses, page.repeats(responses))
         assert score == pytest.approx(metrics["score/mean"], abs=1e-6)
-    for mine, theirs in ((by_hand.policy, trainer.policy), (by_hand.value, trainer.roles.value)):
+    for mine, theirs in ((by_hand.policy, trainer.policy), (by_hand.value, trainer.roles.value.model)):
         weights = mine.model.state_dict()
         assert weights.keys() == theirs.model.state_dict().keys()
         assert all(torch.equal(weights[name], tensor) for name, tensor in theirs.model.state_dict().items())

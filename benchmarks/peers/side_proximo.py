@@ -42,9 +42,7 @@ def config_of(job: Job) -> PPOConfig:
     )
 
 
-def make_trainer(
-    job: Job, *, kind: type[PPOTrainer] = PPOTrainer, config: PPOConfig | None = None
-) -> tuple[PPOTrainer, list[Prompt]]:
+def make_trainer(job: Job, *, config: PPOConfig | None = None) -> tuple[PPOTrainer, list[Prompt]]:
     """Models from the job's folder; `config` where it is not the job's own."""
     precision = resolve_precision(job.precision)
 
@@ -56,7 +54,7 @@ def make_trainer(
         model = AutoModelForSequenceClassification.from_pretrained(f"{job.models}/{name}", dtype=torch.float32)
         return ScalarModel(model.to(job.device), precision=precision)
 
-    trainer = kind(
+    trainer = PPOTrainer(
         causal(),
         AutoTokenizer.from_pretrained(f"{job.models}/tokenizer"),
         reference=causal(),

@@ -114,7 +114,7 @@ def test_the_value_model_starts_from_the_reward_model_with_its_head(finished: Pa
     value = build_task(stage).ppo.roles.value
     saved = AutoModelForSequenceClassification.from_pretrained(pipeline.whole_result(finished, "@reward"))
     assert value is not None
-    assert torch.equal(value.base.get_submodule("score").weight, saved.score.weight)
+    assert torch.equal(value.model.base.get_submodule("score").weight, saved.score.weight)
 
 
 def test_finished_stages_are_skipped_and_nothing_is_written_again(finished: Path) -> None:

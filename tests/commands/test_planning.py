@@ -78,7 +78,7 @@ def test_parameters_and_bytes_are_those_that_a_run_builds(place, name):
         task = from_recipe.build_task(recipe)
         roles, learners = task.ppo.roles, task.ppo.learners
         scorer = task.reward.sources[0][1].model
-        models = {"policy": roles.policy, "reference": roles.reference, "value": roles.value, "reward_model": scorer}
+        models = {each.role: each.model for each in roles.workers} | {"reward_model": scorer}
     held, seen = {}, set()
     for planned, (role, model) in zip(plan.roles, models.items(), strict=True):
         parameters = list(model.model.parameters())

@@ -167,7 +167,7 @@ def test_a_ppo_step_on_a_quantised_base_moves_the_adapters_alone(
         value_optimizer={"learning_rate": 1e-2},
     )
     trainer = PPOTrainer(policy, tiny_tokenizer(), value=value, reward=ModelReward(reward), config=config)
-    reference = trainer.roles.reference
+    reference = trainer.roles.reference.model
     assert all(is_shared(model, policy) for model in (reference, value, reward))
     held = {id(p): p for model in (policy, value, reward, reference) for p in model.model.parameters()}
     before = {key: p.detach().clone() for key, p in held.items()}

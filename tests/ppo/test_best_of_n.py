@@ -39,7 +39,7 @@ def trainer(reward: Any = lengths, **options: Any) -> PPOTrainer:
 def keep(candidates: list[Scored], **options: Any) -> list[int]:
     """The places of those that are kept."""
     config = {"samples_per_prompt": len(candidates), "responses_per_prompt": 2, "rollout": {"max_new_tokens": 3}}
-    kept = keep_best(candidates, trainer(**(config | options))._inference)
+    kept = keep_best(candidates, trainer(**(config | options)).config)
     return [next(i for i, each in enumerate(candidates) if each is one) for one in kept]
 
 

@@ -82,7 +82,7 @@ def test_a_data_loader_of_ones_own_feeds_it_and_statistics_come_back() -> None:
         stats = made.step(batch["input_ids"], responses, scores)
         assert stats["score/mean"] == pytest.approx(sum(map(float, scores)) / 4)
         assert {"kl/sequence", "policy/loss", "value/loss", "policy/clip_fraction"} <= stats.keys()
-    assert made.steps_done == 2
+    assert made.state.steps_done == 2
 
 
 MASKS = [[1, 0, 0, 1], [True, True], torch.tensor([0, 1, 1]), torch.tensor([False])]
@@ -187,4 +187,4 @@ def test_what_does_not_fit_is_named_and_nothing_is_learned(call, message: str) -
     made = trainer()
     with pytest.raises(DataError, match=message):
         call(made)
-    assert made.steps_done == 0
+    assert made.state.steps_done == 0

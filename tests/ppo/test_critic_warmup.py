@@ -41,7 +41,7 @@ def weights(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def test_the_policy_waits_and_the_critic_learns() -> None:
     made = trainer()
-    models = made.policy.model, made.roles.value.model
+    models = made.policy.model, made.roles.value.model.model
     seen = [[weights(model) for model in models]]
     made.train(PROMPTS, reward=count_a, on_step=lambda *_: seen.append([weights(model) for model in models]))
     for step, (before, after) in enumerate(pairwise(seen)):

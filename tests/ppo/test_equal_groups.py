@@ -66,7 +66,7 @@ def take(made: PPOTrainer, batch: Sequence[Scored]) -> tuple[Tensor | None, dict
     hook = learner.optimizer.register_step_pre_hook(
         lambda *_: caught.append(torch.cat([p.grad.flatten() for p in learner.parameters.values()]))  # type: ignore[union-attr]
     )
-    responses = made._inference.with_logprobs([each.response for each in batch])
+    responses = made.roles.policy.with_logprobs([each.response for each in batch])
     ready = [
         Scored(response=r, score=s.score, components=s.components, state=s.state)
         for r, s in zip(responses, batch, strict=True)

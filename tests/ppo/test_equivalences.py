@@ -85,7 +85,7 @@ def test_the_base_below_an_adapter_is_the_reference_that_a_frozen_copy_would_be(
     made = trainer(LanguageModel(copy.deepcopy(frozen.model)).with_adapter(LORA), **RATES)
     made.train(PROMPTS, reward=count_a)
     responses = made.generate(PROMPTS)
-    (own, _) = made._inference.reference_logprobs(responses)
+    (own, _) = made.roles.reference.logprobs(responses)
     packed = pack_responses([r.prompt.token_ids for r in responses], [r.token_ids for r in responses])
     with torch.no_grad():
         expected = frozen.response_logprobs(packed).logprobs

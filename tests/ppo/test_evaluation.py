@@ -35,7 +35,7 @@ def trainer(policy: Any = None, **options: Any) -> PPOTrainer:
 def evaluate(made: PPOTrainer, reward: Any) -> Evaluation:
     source = FunctionReward(reward)
     prompts = as_prompts(made.tokenizer, PROMPTS)
-    return evaluate_policy(made.followers.evaluated, prompts, reward=source, config=made.config, seed=0)
+    return evaluate_policy(made.roles, prompts, reward=source, config=made.config, seed=0)
 
 
 def value(found: Evaluation, name: str) -> float:

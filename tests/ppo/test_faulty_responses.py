@@ -13,12 +13,11 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.experience import make_experience
-from proximo.ppo.roles.inference import InferenceCalls, Roles
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
 from proximo.ppo.task import rows_to_show
-from proximo.ppo.update.updates import UpdateCalls
 from proximo.records import Passes, Scored, ScoreState
 from records_made import prompt, response
+from roles_made import roles_of, state
 
 GROUPS = [(0, 3, 5), (0, 3, 2), (0, 3, 4), (1, 6, 1), (1, 6, 7), (1, 6, 3), (2, 2, 4), (2, 2, 6), (2, 2, 2)]
 """Prompt, its tokens, and the tokens of each of its three responses."""
@@ -65,18 +64,18 @@ def learn(scored: list[Scored], options: dict[str, Any], *, sizes: int) -> tuple
     policy = LanguageModel(tiny_language_model(dtype=torch.float64))
     value = scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
     frozen = LanguageModel(tiny_language_model(seed=9, dtype=torch.float64))
-    roles = Roles(policy=policy, reference=frozen, value=value, engine=None)  # type: ignore[arg-type]
-    calls = InferenceCalls(roles, None, config)
+    learners = {"policy": Gathered(policy.model), "value": Gathered(value.model)}
+    roles = roles_of(config, policy, reference=frozen, value=value, learners=dict(learners))
+    assert roles.reference is not None
+    assert roles.value is not None
     responses = [each.response for each in scored]
-    (old,), (values,) = calls.policy_logprobs(responses), calls.values(responses)
-    reference, _ = calls.reference_logprobs(responses)
+    old, (values,) = roles.policy.logprobs(responses), roles.value.values(responses)
+    reference, _ = roles.reference.logprobs(responses)
     passes = Passes(old_logprobs=old, reference_logprobs=reference, values=values if config.uses_critic else None)
     experience, raw, shaped = make_experience(scored, passes, config=config, kl_coefficient=0.1)
-    learners = {"policy": Gathered(policy.model), "value": Gathered(value.model)}
-    updates = UpdateCalls(calls, **learners, seed=0, check_first=lambda *_: None, texts=None)
-    updates.train_policy(experience, kl_coefficient=0.1, step=0)
+    roles.policy.train(experience, state(0.1))
     if config.uses_critic:
-        updates.train_value(experience, step=0)
+        roles.value.train(experience, state())
     found = [gradient for each in learners.values() for one in each.gradients for gradient in one.values()]
     outcome = StepOutcome(
         experience=experience, raw_advantages=raw, shaped_scores=shaped, policy=None, value=None, seconds={}

@@ -39,14 +39,14 @@ def weights(model: LanguageModel) -> torch.Tensor:
 
 def test_the_average_follows_the_policy_of_every_step() -> None:
     made = trainer(average_decay=0.75)
-    assert made.followers.average is not None
+    assert made.roles.average is not None
     wanted = weights(made.policy)
 
     def check(step: int, line: object) -> None:
         nonlocal wanted
         wanted = 0.75 * wanted + 0.25 * weights(made.policy)
-        assert made.followers.average is not None
-        torch.testing.assert_close(weights(made.followers.average), wanted, rtol=0, atol=1e-6)
+        assert made.roles.average is not None
+        torch.testing.assert_close(weights(made.roles.average.model), wanted, rtol=0, atol=1e-6)
 
     made.train(PROMPTS, reward=score, on_step=check)
     assert (weights(made.policy) - wanted).abs().max() > 1e-3
@@ -64,7 +64,7 @@ def test_the_reference_moves_when_it_is_told_to_and_the_kl_starts_again(decay: f
         assert made.roles.reference is not None
         if step % every == 0:
             wanted = decay * wanted + (1 - decay) * weights(made.policy)
-        torch.testing.assert_close(weights(made.roles.reference), wanted, rtol=0, atol=1e-6)
+        torch.testing.assert_close(weights(made.roles.reference.model), wanted, rtol=0, atol=1e-6)
         history.append(line["kl/sequence"])
 
     made.train(PROMPTS, reward=score, on_step=check)
@@ -74,14 +74,14 @@ def test_the_reference_moves_when_it_is_told_to_and_the_kl_starts_again(decay: f
 
 def test_an_evaluation_of_the_average_is_one_of_the_policy_before_it_moved() -> None:
     made = trainer(average_decay=0.999999, evaluate_average=True)
-    assert made.followers.evaluated.policy is made.followers.average
+    assert made.roles.evaluated is made.roles.average is not None
     unasked = trainer(average_decay=0.9)
-    assert unasked.followers.average is not None
-    assert unasked.followers.evaluated.policy is unasked.policy
+    assert unasked.roles.average is not None
+    assert unasked.roles.evaluated is unasked.roles.policy
     made.train(PROMPTS, reward=score)
     fresh = trainer()
-    assert made.followers.average is not None
-    torch.testing.assert_close(weights(made.followers.average), weights(fresh.policy), rtol=0, atol=1e-5)
+    assert made.roles.average is not None
+    torch.testing.assert_close(weights(made.roles.average.model), weights(fresh.policy), rtol=0, atol=1e-5)
 
 
 def test_the_base_below_an_adapter_does_not_move() -> None:
@@ -95,8 +95,8 @@ def test_under_lora_the_average_is_one_of_the_adapter_on_the_policys_own_base() 
     options = {"num_steps": 3, "prompts_per_step": 4, "rollout": {"max_new_tokens": 4}, "average_decay": 0.75}
     config = PPOConfig(**options, evaluate_average=True, policy_optimizer={"learning_rate": 1e-2})
     made = PPOTrainer(adapted, tiny_tokenizer(), config=config)
-    average = made.followers.average
-    assert average is made.followers.evaluated.policy is not None
+    average = made.roles.average.model
+    assert made.roles.evaluated is made.roles.average
     trained = dict(made.policy.trainable_parameters())
     for name, parameter in average.model.named_parameters():
         assert (parameter is dict(made.policy.model.named_parameters())[name]) == (name not in trained), name

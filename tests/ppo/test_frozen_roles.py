@@ -34,9 +34,9 @@ def models_of(place: Path, changes: dict[str, Any]) -> dict[str, nn.Module]:
     assert roles.value is not None
     (reward,) = (source for _, source in task.reward.sources if isinstance(source, ModelReward))
     return {
-        "policy": roles.policy.model,
-        "value": roles.value.model,
-        "reference": roles.reference.model,
+        "policy": roles.policy.model.model,
+        "value": roles.value.model.model,
+        "reference": roles.reference.model.model,
         "reward": reward.model.model,
     }
 

@@ -14,14 +14,14 @@ from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
-from proximo.models.sharing.trunk import scalar_on
+from proximo.models.sharing.trunk import is_on_trunk, scalar_on
 from proximo.ppo.experience import make_experience
-from proximo.ppo.roles.inference import InferenceCalls, Roles
 from proximo.ppo.roles.learners import make_learners
+from proximo.ppo.roles.making import Roles
 from proximo.ppo.update.reports import Report
-from proximo.ppo.update.updates import UpdateCalls
 from proximo.records import Experience, Passes
 from records_made import prompt, response, scored
+from roles_made import roles_of, state
 
 
 def weights(module: torch.nn.Module) -> list[Tensor]:
@@ -39,31 +39,33 @@ def language_model(*, adapter: bool = False) -> LanguageModel:
     return policy.with_adapter(LoRAOptions(rank=2)) if adapter else policy
 
 
-def updates_of(policy: LanguageModel, value: ScalarModel, **options: Any) -> tuple[UpdateCalls, Experience]:
+def updates_of(policy: LanguageModel, value: ScalarModel, **options: Any) -> tuple[Roles, Experience]:
     base = {"prompts_per_step": 6, "epochs_per_step": 1, "minibatch_responses": 6, "kl": {"apply_to": "none"}}
     config = PPOConfig(**(base | options))
-    roles = Roles(policy=policy, reference=None, value=value, engine=None)  # type: ignore[arg-type]
-    calls, draw = InferenceCalls(roles, None, config), torch.Generator().manual_seed(0)
+    shares_trunk = is_on_trunk(value, policy)
+    module, head = make_learners(policy, value, config, shares_trunk=shares_trunk)
+    learners = {"policy": Gathered(module.module)} | ({} if head is None else {"value": head})
+    roles, draw = roles_of(config, policy, value=value, learners=learners), torch.Generator().manual_seed(0)
+    assert roles.value is not None
     batch = []
     for index, (asked, written) in enumerate(LENGTHS):
         ids = torch.randint(3, 60, (asked + written,), generator=draw).tolist()
         batch.append(scored(float(index % 3), of=response(ids[asked:], to=prompt(str(index), token_ids=ids[:asked]))))
     responses = [each.response for each in batch]
-    (old,), (values,) = calls.policy_logprobs(responses), calls.values(responses)
+    old, (values,) = roles.policy.logprobs(responses), roles.value.values(responses)
     noise = 0.3 * torch.randn(old.shape, generator=draw, dtype=old.dtype)
     passes = Passes(old_logprobs=old + noise, reference_logprobs=old - 0.1, values=values)
     experience, _, _ = make_experience(batch, passes, config=config, kl_coefficient=0.1)
-    module, head = make_learners(roles, config)
-    learner = Gathered(module.module)
-    return UpdateCalls(calls, policy=learner, value=head, seed=0), experience
+    return roles, experience
 
 
 def joint(*, adapter: bool = False, **options: Any) -> tuple[dict[str, Tensor], tuple[Report, Report]]:
     """The gradient of one joint update, and the reports of both parts."""
     policy = language_model(adapter=adapter)
-    updates, experience = updates_of(policy, scalar_on(policy, HeadStart.NORMAL, seed=1), **options)
-    reports = updates.train_policy_and_value(experience, kl_coefficient=0.1, step=0)
-    (gathered,) = updates.policy_learner.gradients  # type: ignore[attr-defined]
+    roles, experience = updates_of(policy, scalar_on(policy, HeadStart.NORMAL, seed=1), **options)
+    assert roles.value is not None
+    reports = roles.policy.train_with_value(experience, state(0.1), value=roles.value)
+    (gathered,) = roles.policy.learner.gradients  # type: ignore[attr-defined]
     return {name.removeprefix("policy."): gradient for name, gradient in gathered.items()}, reports
 
 
@@ -71,14 +73,14 @@ def separate(role: str, **options: Any) -> tuple[dict[str, Tensor], Report]:
     """The gradient of one model of its own, with the same weights."""
     policy = language_model()
     value = scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
-    updates, experience = updates_of(policy, value, **options)
+    roles, experience = updates_of(policy, value, **options)
     if role == "policy":
-        report = updates.train_policy(experience, kl_coefficient=0.1, step=0)
-        (gathered,) = updates.policy_learner.gradients  # type: ignore[attr-defined]
+        (report,) = roles.policy.train(experience, state(0.1))
+        (gathered,) = roles.policy.learner.gradients  # type: ignore[attr-defined]
         return gathered, report
-    learner = Gathered(value.model)
-    updates.value_learner = learner
-    report = updates.train_value(experience, step=0)
+    assert roles.value is not None
+    roles.value.learner = learner = Gathered(value.model)
+    (report,) = roles.value.train(experience, state())
     (gathered,) = learner.gradients
     return {name.replace("score.", "head."): gradient for name, gradient in gathered.items()}, report
 
@@ -124,11 +126,12 @@ def test_the_gradient_of_an_adapter_is_that_of_both_losses_and_the_base_gets_non
 def test_an_update_that_is_refused_leaves_both_where_they_were(guard: dict[str, float]) -> None:
     policy = language_model()
     value = scalar_on(policy, HeadStart.NORMAL, seed=1)
-    updates, experience = updates_of(policy, value, guards={**guard, "max_skipped_fraction": 1.0})
-    module = updates.policy_learner.module
-    updates.policy_learner = Learner(module, OptimizerOptions(learning_rate=1e-2, weight_decay=0.1), num_updates=4)
+    roles, experience = updates_of(policy, value, guards={**guard, "max_skipped_fraction": 1.0})
+    assert roles.value is not None
+    module = roles.policy.learner.module
+    roles.policy.learner = Learner(module, OptimizerOptions(learning_rate=1e-2, weight_decay=0.1), num_updates=4)
     before = weights(module)
-    report, _ = updates.train_policy_and_value(experience, kl_coefficient=0.0, step=0)
+    report, _ = roles.policy.train_with_value(experience, state(), value=roles.value)
     assert next(iter(guard)) in report.refusals[0]
     assert not any(moved(before, module))
-    assert not updates.policy_learner.optimizer.state
+    assert not roles.policy.learner.optimizer.state

@@ -114,7 +114,7 @@ def test_models_of_transformers_serve_as_reference_and_as_value() -> None:
     (line,) = made.train(PROMPTS, reward=length)
     assert abs(line["kl/sequence"]) > 1e-3
     assert made.roles.value is not None
-    assert made.roles.value.model is classifier
+    assert made.roles.value.model.model is classifier
 
 
 def test_a_response_without_a_score_is_left_out_and_counted() -> None:

@@ -258,7 +258,7 @@ def test_what_on_step_raises_passes_with_a_note_and_the_step_is_done() -> None:
     with pytest.raises(EnoughError) as caught:
         made.train(PROMPTS, reward=length, on_step=enough)
     assert "on_step after step 1, which is done" in caught.value.__notes__[0]
-    assert made.steps_done == 1
+    assert made.state.steps_done == 1
 
 
 def test_what_proximo_says_through_a_source_stays_as_it_is() -> None:

@@ -55,7 +55,7 @@ def test_what_it_says_is_what_a_nat_costs() -> None:
     dear, cheap = (trainer(Doubling(start), policy_loss={"clip_high": 9}) for start in (5.0, 0.0))
     for made in (dear, cheap):
         made.train(PROMPTS, reward=lengths)
-    assert dear.kl_coefficient == 40.0
+    assert dear.state.kl_coefficient == 40.0
     assert (dear.generate(PROMPTS)[0].logprobs != cheap.generate(PROMPTS)[0].logprobs).any()
 
 
@@ -65,7 +65,7 @@ def test_the_adaptive_one_does_what_the_configuration_does() -> None:
     assert [line["kl/coefficient"] for line in own.train(PROMPTS, reward=lengths)] == [
         line["kl/coefficient"] for line in configured.train(PROMPTS, reward=lengths)
     ]
-    assert own.kl_coefficient == configured.kl_coefficient != 0.1
+    assert own.state.kl_coefficient == configured.state.kl_coefficient != 0.1
 
 
 def test_while_the_critic_warms_up_it_waits() -> None:

@@ -96,7 +96,7 @@ def task(make: Make) -> PPOTask:
     own = OwnOptimizer(make=make, schedule=lambda update, num_updates: 1 / (1 + update))
     made = trainer({"policy": own, "value": own})
     reward = FunctionReward(count_a, name="a")
-    made._inference.reward = reward
+    made.roles.reward.source = reward
     options: dict[str, Any] = {"gold": None, "samples_per_step": 0, "inputs_fingerprint": {}}
     return PPOTask(made, as_prompts(made.tokenizer, PROMPTS), [], reward=reward, **options)
 

@@ -112,19 +112,19 @@ def test_scores_that_do_not_fit_the_responses_are_refused() -> None:
 
 def test_every_weight_of_policy_and_critic_moves_and_the_reference_does_not() -> None:
     made = trainer(num_steps=2)
-    policy, value = made.policy.model, made.roles.value.model
+    policy, value = made.policy.model, made.roles.value.model.model
     before = [{n: p.detach().clone() for n, p in model.named_parameters()} for model in (policy, value)]
-    reference = {n: p.detach().clone() for n, p in made.roles.reference.model.named_parameters()}
+    reference = {n: p.detach().clone() for n, p in made.roles.reference.model.model.named_parameters()}
     made.train(PROMPTS, reward=count_a)
     for model, old in zip((policy, value), before, strict=True):
         still = [name for name, p in model.named_parameters() if torch.equal(p, old[name])]
         assert still == []
-    assert all(torch.equal(p, reference[n]) for n, p in made.roles.reference.model.named_parameters())
+    assert all(torch.equal(p, reference[n]) for n, p in made.roles.reference.model.model.named_parameters())
 
 
 def test_a_sampler_that_is_not_the_policy_stops_the_run() -> None:
     made, other = trainer(), trainer(model_seed=5)
-    made.roles.engine._model = other.policy
+    made.roles.policy.engine.generate = other.roles.policy.engine.generate  # type: ignore[method-assign]
     with pytest.raises(TrainingError, match="sampler and learner disagree"):
         made.train(PROMPTS, reward=count_a)
 
@@ -154,18 +154,18 @@ def test_a_few_unscored_responses_are_counted_and_left_out() -> None:
 def test_the_adaptive_coefficient_follows_the_kl() -> None:
     made = trainer(num_steps=3, kl={"target": 1e-9, "horizon": 8, "coefficient": 0.1})
     history = made.train(PROMPTS, reward=count_a)
-    assert made.kl_coefficient > 0.1
+    assert made.state.kl_coefficient > 0.1
     # Each line has the coefficient that its step was charged; it moves afterwards.
     assert history[0]["kl/coefficient"] == 0.1
-    assert made.kl_coefficient == pytest.approx(history[-1]["kl/coefficient"] * 1.2)
+    assert made.state.kl_coefficient == pytest.approx(history[-1]["kl/coefficient"] * 1.2)
 
 
 def test_the_moments_of_scores_are_those_of_all_steps() -> None:
     made = trainer(score={"normalise": "scale"})
     history = made.train(PROMPTS, reward=count_a)
-    assert made.score_moments.count == 16
-    assert made.score_moments.mean == pytest.approx((history[0]["score/mean"] + history[1]["score/mean"]) / 2)
-    assert history[1]["score/running_mean"] == made.score_moments.mean
+    assert made.state.score_moments.count == 16
+    assert made.state.score_moments.mean == pytest.approx((history[0]["score/mean"] + history[1]["score/mean"]) / 2)
+    assert history[1]["score/running_mean"] == made.state.score_moments.mean
     assert history[1]["score/shaped_mean"] == pytest.approx(
         history[1]["score/mean"] / history[1]["score/running_std"], rel=1e-5
     )
@@ -231,7 +231,7 @@ def test_behaviour_weights_let_a_step_learn_from_responses_of_the_policy_before_
         stale = made.generate(PROMPTS)
         scores = count_a(None, [r.text for r in stale], None)
         made.step(PROMPTS, stale, scores)
-        (now,) = made._inference.policy_logprobs(stale)
+        now = made.roles.policy.logprobs(stale)
         if stops:
             with pytest.raises(TrainingError, match="sampler and learner disagree"):
                 made.step(PROMPTS, stale, scores)
@@ -265,7 +265,7 @@ def test_the_kl_in_the_loss_runs_with_every_measure(measure: str) -> None:
 def test_the_full_kl_costs_one_pass_of_each_model(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = trainer(num_steps=1, prompts_per_step=4, minibatch_responses=8, epochs_per_step=1, kl=full_kl(place))
     passes: list[str] = []
-    for name, model in (("policy", made.policy), ("reference", made.roles.reference)):
+    for name, model in (("policy", made.policy), ("reference", made.roles.reference.model)):
         assert model is not None
         monkeypatch.setattr(model, "hidden_states", counted(model.hidden_states, name, passes))
     made.train(PROMPTS, reward=count_a)
@@ -364,7 +364,7 @@ def test_where_memory_runs_out_in_a_step_its_call_is_named() -> None:
     def fail(*given, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    made.roles.engine.generate = fail
+    made.roles.policy.engine.generate = fail
     with pytest.raises(TrainingError, match="step 1: memory ran out in generate; lower ppo.tokens_per_microbatch"):
         made.train(PROMPTS, reward=count_a)
 

@@ -24,8 +24,9 @@ from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update.ptx import TextLoss
-from proximo.ppo.update.updates import Report, UpdateCalls
+from proximo.ppo.update.reports import Report
 from proximo.run.options import RunOptions
+from roles_made import state
 from tiny_runs import changed, make_inputs, recipe_of, run
 
 COEFFICIENT = 0.7
@@ -56,13 +57,13 @@ def trained(coefficient: float | None, budget: int = 8192) -> tuple[dict[str, to
     """The gradient of the one policy update over an experience, and what it reports; in float64."""
     policy = LanguageModel(double_model())
     value = scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
-    calls, experience = make(policy, value, config(tokens_per_microbatch=budget))
-    learner = Gathered(policy.model)
+    roles, experience = make(policy, value, config(tokens_per_microbatch=budget))
+    roles.policy.learner = learner = Gathered(policy.model)
     options = config(ptx={"coefficient": coefficient or 1.0, "examples_per_update": len(EXAMPLES)}).ptx
     assert options is not None
-    texts = TextLoss(policy, EXAMPLES, options, seed=0, token_budget=budget)
-    updates = UpdateCalls(calls, policy=learner, value=None, seed=0, texts=None if coefficient is None else texts)
-    report = updates.train_policy(experience, kl_coefficient=0.1, step=0)
+    if coefficient is not None:
+        roles.policy.texts = TextLoss(policy, EXAMPLES, options, seed=0, token_budget=budget)
+    (report,) = roles.policy.train(experience, state(0.1))
     (gathered,) = learner.gradients
     return gathered, report
 
@@ -118,13 +119,13 @@ def test_an_update_takes_the_next_texts_and_one_that_is_skipped_leaves_its_own_t
     texts = TextLoss(policy, EXAMPLES, options.ptx, seed=3, token_budget=8192)
     taken: list[int] = []
     texts.batches = lambda update, really=texts.batches: (taken.append(update), really(update))[1]  # type: ignore[method-assign]
-    calls, experience = make(policy, value, options)
+    roles, experience = make(policy, value, options)
     # The guard sees a ratio far from 1 in the minibatch that holds the first response.
     lower = experience.old_logprobs.clone()
     lower[: experience.lengths[0]] -= 3
     learner = Learner(policy.model, OptimizerOptions(learning_rate=1e-6), num_updates=3)
-    updates = UpdateCalls(calls, policy=learner, value=None, seed=0, texts=texts)
-    report = updates.train_policy(replace(experience, old_logprobs=lower), kl_coefficient=0.0, step=0)
+    roles.policy.learner, roles.policy.texts = learner, texts
+    (report,) = roles.policy.train(replace(experience, old_logprobs=lower), state())
     assert report.metrics["policy/skipped_updates"] == Sum(1)
     assert learner.updates_done == 2
     assert sorted(taken) in ([0, 0, 1], [0, 1, 1], [0, 1, 2])

@@ -20,7 +20,7 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.reference_answers import answer_responses
-from proximo.ppo.scores import with_answer_scores
+from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt
 from proximo.rewards.function import FunctionReward
@@ -77,9 +77,9 @@ def test_answers_are_responses_that_ended_in_the_tokens_that_fine_tuning_sees() 
 
 def test_the_source_is_asked_once_for_each_prompt_of_the_batch() -> None:
     source = Lengths()
-    calls = trainer(FunctionReward(source))._inference
+    reward = trainer(FunctionReward(source)).roles.reward
     batch = [scored(9.0, of=response(to=ANSWERED[place])) for place in (0, 0, 1, 0, 1)]
-    found = with_answer_scores(batch, answer_responses(ANSWERED, tiny_tokenizer()), calls)
+    found = reward.with_answer_scores(batch, answer_responses(ANSWERED, tiny_tokenizer()))
     assert source.asked == [["abc", "e"]]
     assert [facts["finish"] for facts in source.metadata] == ["eos", "eos"]
     assert [each.answer_score for each in found] == [3.0, 3.0, 1.0, 3.0, 1.0]
@@ -87,9 +87,9 @@ def test_the_source_is_asked_once_for_each_prompt_of_the_batch() -> None:
 
 
 def test_without_the_answers_score_a_response_counts_as_not_scored() -> None:
-    calls = trainer(FunctionReward(Lengths(unable=["e"])))._inference
+    reward = trainer(FunctionReward(Lengths(unable=["e"]))).roles.reward
     batch = [scored(9.0, of=response(to=each)) for each in ANSWERED]
-    found = with_answer_scores(batch, answer_responses(ANSWERED, tiny_tokenizer()), calls)
+    found = reward.with_answer_scores(batch, answer_responses(ANSWERED, tiny_tokenizer()))
     assert [each.valid for each in found] == [True, False]
     assert "answer that it is compared with was not scored" in str(found[1].reason)
     with pytest.raises(TrainingError, match="4 of 4 responses could not be scored"):
@@ -98,9 +98,9 @@ def test_without_the_answers_score_a_response_counts_as_not_scored() -> None:
 
 def test_a_reward_model_reads_prompt_and_answer_as_one_text() -> None:
     scalar = scalar_from_language_model(LanguageModel(tiny_language_model(seed=1)), HeadStart.NORMAL, seed=2)
-    calls = trainer(ModelReward(scalar))._inference
+    reward = trainer(ModelReward(scalar)).roles.reward
     (answer,) = answer_responses(ANSWERED[:1], tiny_tokenizer())
-    (found,) = with_answer_scores([scored(of=response(to=ANSWERED[0]))], [answer], calls)
+    (found,) = reward.with_answer_scores([scored(of=response(to=ANSWERED[0]))], [answer])
     ids = torch.tensor([[*ANSWERED[0].token_ids, *answer.token_ids]])
     scalar.model.set_attn_implementation("sdpa")
     assert found.answer_score == pytest.approx(scalar.model(ids).logits.item(), abs=1e-5)
@@ -131,17 +131,18 @@ def test_with_a_greedy_baseline_the_policy_is_rewarded_with_the_difference_to_it
         advantage="greedy_baseline",
     )
     made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
+    options = sampling_options(config, greedy=True)
     key = RandomKey(seed=77, purpose="rollout", step=0)
-    greedy = made._inference.generate(ANSWERED, key=key, policy_version=0, greedy=True)
+    greedy = made.roles.policy.engine.generate(ANSWERED, num_samples=2, options=options, key=key)
     best = {each.prompt.id: len(each.text) for each in greedy}
     seen, calls = [], []
-    run_step, generate = made.run_step, made._inference.roles.engine.generate
+    run_step, generate = made.run_step, made.roles.policy.engine.generate
 
     def counting(prompts: Any, **options: Any) -> Any:
         calls.append((options["num_samples"], options["options"].greedy))
         return generate(prompts, **options)
 
-    made._inference.roles.engine.generate = counting  # type: ignore[method-assign]
+    made.roles.policy.engine.generate = counting  # type: ignore[method-assign]
     made.run_step = lambda **given: seen.append(run_step(**given)) or seen[-1]
     (line,) = made.train(ANSWERED, reward=Lengths())
     assert sorted(calls) == [(1, True), (2, False)]

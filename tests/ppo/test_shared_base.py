@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def four_roles(base: Path, *, shared: bool, checkpointing: bool) -> PPOTrainer:
 
 def learned(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
     assert trainer.roles.value is not None
-    models = {"policy": trainer.policy, "value": trainer.roles.value}
+    models = {"policy": trainer.policy, "value": trainer.roles.value.model}
     return {f"{role} {name}": p.detach().clone() for role, m in models.items() for name, p in m.trainable_parameters()}
 
 
@@ -106,11 +107,11 @@ def test_four_roles_on_one_base_are_four_separate_models(
     for shared in (True, False):
         gradients.clear()
         trainer = four_roles(base, shared=shared, checkpointing=checkpointing)
-        assert is_shared(trainer.roles.value, trainer.policy) is shared
+        assert is_shared(trainer.roles.value.model, trainer.policy) is shared
         numbers = []
         for _ in range(2):
             responses = trainer.generate(PROMPTS)
-            (scored,) = trainer._inference.score(responses)
+            (scored,) = trainer.roles.reward.score(trainer.state, responses)
             passed = trainer.run_step(scored=scored).experience
             numbers += [torch.tensor([each.score for each in scored]), passed.old_logprobs, passed.values]
         found.append((numbers, list(gradients), list(learned(trainer).values())))
@@ -122,20 +123,21 @@ def test_four_roles_on_one_base_are_four_separate_models(
 
 def test_a_step_moves_every_tensor_of_its_role_and_none_of_another(base: Path) -> None:
     trainer = four_roles(base, shared=True, checkpointing=True)
-    scorer: Any = trainer._inference.reward
+    scorer: Any = trainer.roles.reward.source
     everything = {
         **{id(p): p for _, p in trainer.policy.model.named_parameters()},
-        **{id(p): p for _, p in trainer.roles.value.model.named_parameters()},
+        **{id(p): p for _, p in trainer.roles.value.model.model.named_parameters()},
         **{id(p): p for _, p in scorer.model.model.named_parameters()},
     }
     owned = {role: {id(p) for p in learner.parameters.values()} for role, learner in trainer.learners.items()}
     assert not owned["policy"] & owned["value"]
     # Both adapters and the head leave their start, at which some gradients are 0.
     experience = trainer.run_step(scored=scorer.score(trainer.generate(PROMPTS))).experience
-    trainer._updates.check_first = None  # which would say that the experience is an old one
+    trainer.roles.policy.check_first = False  # it would say that the experience is an old one
+    later = replace(trainer.state, steps_done=9)
     for role, train in (
-        ("value", lambda: trainer._updates.train_value(experience, step=9)),
-        ("policy", lambda: trainer._updates.train_policy(experience, kl_coefficient=0.05, step=9)),
+        ("value", lambda: trainer.roles.value.train(experience, later)),
+        ("policy", lambda: trainer.roles.policy.train(experience, later, reference=trainer.roles.reference)),
     ):
         before = {key: parameter.detach().clone() for key, parameter in everything.items()}
         train()
@@ -147,8 +149,8 @@ def test_with_a_policy_that_trains_in_full_nothing_is_shared() -> None:
     config = PPOConfig(num_steps=1, prompts_per_step=4, rollout={"max_new_tokens": 4})
     trainer = PPOTrainer(tiny_language_model(), tiny_tokenizer(), config=config)
     assert trainer.roles.reference is not None
-    assert not is_shared(trainer.roles.reference, trainer.policy)
-    assert not is_shared(trainer.roles.value, trainer.policy)
+    assert not is_shared(trainer.roles.reference.model, trainer.policy)
+    assert not is_shared(trainer.roles.value.model, trainer.policy)
 
 
 # Runs of recipes.
@@ -176,10 +178,10 @@ def test_a_recipe_holds_one_base_and_says_so(place: Path, start: str) -> None:
     task = build(sharing(place, value={"init_from": start} | ({"lora": LORA} if start == "policy" else {})))
     assert "one copy of the base serves the policy and reference, value, reward_model" in task.notes
     roles, (_, scorer) = task.ppo.roles, task.reward.sources[0]
-    assert all(is_shared(model, roles.policy) for model in (roles.reference, roles.value, scorer.model))
+    assert all(is_shared(model, task.ppo.policy) for model in (roles.reference.model, roles.value.model, scorer.model))
     assert all("lora_" in name or "score" in name for name in task.ppo.learners["value"].parameters)
     assert not any(parameter.requires_grad for parameter in scorer.model.model.parameters())
-    head = next(p for name, p in roles.value.model.named_parameters() if "score.modules_to_save" in name)
+    head = next(p for name, p in roles.value.model.model.named_parameters() if "score.modules_to_save" in name)
     trained = next(p for name, p in scorer.model.model.named_parameters() if "score.modules_to_save" in name)
     assert head.equal(trained) is (start == "reward")
     assert head is not trained
@@ -203,9 +205,9 @@ def test_what_is_saved_loads_as_the_roles_that_were_trained(place: Path) -> None
     with torch.no_grad():
         expected = again.ppo.policy.hidden_states(packed)
         torch.testing.assert_close(merged.hidden_states(packed), expected, rtol=0, atol=1e-5)
-        values = again.ppo.roles.value.token_scores(packed)
+        values = again.ppo.roles.value.model.token_scores(packed)
         torch.testing.assert_close(critic.token_scores(packed), values, rtol=0, atol=1e-5)
-        assert (expected - again.ppo.roles.reference.hidden_states(packed)).abs().max() > 1e-3
+        assert (expected - again.ppo.roles.reference.model.hidden_states(packed)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(

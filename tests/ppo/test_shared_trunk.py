@@ -42,7 +42,7 @@ def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:
 
 def head_of(made: PPOTrainer) -> torch.nn.Module:
     assert made.roles.value is not None
-    return made.roles.value.base.get_submodule("score")
+    return made.roles.value.model.base.get_submodule("score")
 
 
 def passes_of_a_step(made: PPOTrainer) -> int:
@@ -72,11 +72,12 @@ def test_one_pass_serves_both(options: dict, shared: int, alone: int) -> None:
 def test_the_one_pass_gives_what_the_two_calls_give() -> None:
     made = trainer(value_loss={"normalise": "cumulative"})
     made.train(PROMPTS, reward=count_a)
-    calls = made._inference
+    roles = made.roles
+    assert roles.value is not None
     responses = [replace(made.generate(["a"])[0], token_ids=(), logprobs=torch.empty(0)), *made.generate(PROMPTS)]
-    logprobs, values = calls.policy_logprobs_and_values(responses)
-    torch.testing.assert_close(logprobs, calls.policy_logprobs(responses)[0], rtol=0, atol=1e-6)
-    torch.testing.assert_close(values, calls.values(responses)[0], rtol=0, atol=1e-6)
+    logprobs, values = roles.policy.logprobs_and_values(responses, value=roles.value)
+    torch.testing.assert_close(logprobs, roles.policy.logprobs(responses), rtol=0, atol=1e-6)
+    torch.testing.assert_close(values, roles.value.values(responses)[0], rtol=0, atol=1e-6)
     assert values.std() > 1e-3
 
 
@@ -111,10 +112,10 @@ def test_the_reference_of_an_adapter_is_its_base_whatever_the_value_head_learned
     policy = LanguageModel(tiny_language_model()).with_adapter(LoRAOptions(rank=2))
     made = trainer(policy=policy)
     responses = made.generate(PROMPTS)
-    (before, _), (logprobs,) = made._inference.reference_logprobs(responses), made._inference.policy_logprobs(responses)
+    (before, _), logprobs = made.roles.reference.logprobs(responses), made.roles.policy.logprobs(responses)
     made.train(PROMPTS, reward=count_a)
-    assert made._inference.reference_logprobs(responses)[0].equal(before)
-    assert not made._inference.policy_logprobs(responses)[0].equal(logprobs)
+    assert made.roles.reference.logprobs(responses)[0].equal(before)
+    assert not made.roles.policy.logprobs(responses).equal(logprobs)
 
 
 @pytest.mark.parametrize("precision", list(Precision))
@@ -149,10 +150,10 @@ def test_rescaling_the_head_moves_no_value() -> None:
     policy = LanguageModel(tiny_language_model())
     made = trainer(policy=policy, value=scalar_on(policy, HeadStart.NORMAL), value_loss={"normalise": "exponential"})
     responses = made.generate(PROMPTS)
-    (before,) = made._inference.values(responses)
-    made.value_scale.follow(torch.ones(3), torch.tensor([1.0, 20.0, -90.0]), torch.ones(3, dtype=torch.bool))
-    assert made.value_scale.units.scale > 10
-    torch.testing.assert_close(made._inference.values(responses)[0], before, rtol=1e-5, atol=1e-6)
+    (before,) = made.roles.value.values(responses)
+    made.roles.value.scale.follow(torch.ones(3), torch.tensor([1.0, 20.0, -90.0]), torch.ones(3, dtype=torch.bool))
+    assert made.roles.value.scale.units.scale > 10
+    torch.testing.assert_close(made.roles.value.values(responses)[0], before, rtol=1e-5, atol=1e-6)
 
 
 def test_the_moving_average_and_the_full_kl_take_no_part_of_the_head() -> None:
@@ -161,8 +162,8 @@ def test_the_moving_average_and_the_full_kl_take_no_part_of_the_head() -> None:
     made = trainer(average_decay=0.5, kl={"estimator": "full"}, rollout=ended, **cut)
     lines = made.train(PROMPTS, reward=count_a)
     names = {name for name, _ in made.policy.model.named_parameters()}
-    assert made.followers.average is not None
-    assert names == {name for name, _ in made.followers.average.model.named_parameters()}
+    assert made.roles.average is not None
+    assert names == {name for name, _ in made.roles.average.model.model.named_parameters()}
     assert lines[-1]["kl/sequence"] != 0
 
 

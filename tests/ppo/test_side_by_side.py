@@ -23,9 +23,10 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.plan.stages import make_plans
 from proximo.ppo.extra_calls import ExtraCall
 from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.roles.policy import PolicyWorker
+from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update.overlap import best_split, cost_of_updates, trains_side_by_side
-from proximo.ppo.update.updates import UpdateCalls
 from tiny_runs import changed, make_inputs, recipe_of
 
 PROMPTS = ["one", "two", "three", "four"]
@@ -45,14 +46,14 @@ def two_threads() -> Iterator[None]:
 def lanes(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Call -> name of the thread in which it last ran."""
     found: dict[str, str] = {}
-    for name in ("train_policy", "train_value"):
-        original = getattr(UpdateCalls, name)
+    for name, worker in (("train_policy", PolicyWorker), ("train_value", ValueWorker)):
+        original = worker.train
 
         def noting(self: Any, *given: Any, name: str = name, original: Any = original, **more: Any) -> Any:
             found[name] = threading.current_thread().name
             return original(self, *given, **more)
 
-        monkeypatch.setattr(UpdateCalls, name, noting)
+        monkeypatch.setattr(worker, "train", noting)
     return found
 
 
@@ -74,7 +75,7 @@ def steps(made: PPOTrainer, count: int = 2) -> tuple[dict[str, torch.Tensor], li
     value = made.roles.value
     assert value is not None
     weights = {f"policy.{name}": tensor for name, tensor in made.policy.model.state_dict().items()}
-    return weights | {f"value.{name}": tensor for name, tensor in value.model.state_dict().items()}, history
+    return weights | {f"value.{name}": tensor for name, tensor in value.model.model.state_dict().items()}, history
 
 
 def test_they_learn_the_same_and_a_repetition_has_the_same_bits(two_threads: None, lanes: dict[str, str]) -> None:
@@ -175,13 +176,13 @@ def test_an_error_of_the_policy_ends_the_step_as_it_does_alone(
 ) -> None:
     made = trainer()
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise TrainingError("the learner's log-probs are not the sampler's")
 
-    monkeypatch.setattr(made._updates, "check_first", refuse)
+    monkeypatch.setattr("proximo.ppo.roles.policy.check_first_minibatch", refuse)
     with pytest.raises(TrainingError, match="not the sampler's"):
         steps(made, count=1)
-    assert made.steps_done == 0
+    assert made.state.steps_done == 0
     assert torch.get_num_threads() == 2
 
 

@@ -15,9 +15,9 @@ from proximo.metrics.values import Mean, MetricValue
 from proximo.models.precision.placement import Precision
 from proximo.ppo.counted import sequence_kl
 from proximo.ppo.experience import RawAdvantages
-from proximo.ppo.invariants import broken_limits
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics, score_metrics, time_metrics, update_metrics
-from proximo.ppo.update.updates import Report
+from proximo.ppo.update.invariants import broken_limits
+from proximo.ppo.update.reports import Report
 from proximo.records import Experience, Finish, Scored, ScoreState
 from records_made import prompt, response, scored
 

@@ -14,10 +14,10 @@ from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.ppo.experience import make_experience
-from proximo.ppo.roles.inference import InferenceCalls, Roles
-from proximo.ppo.update.updates import UpdateCalls
+from proximo.ppo.roles.making import Roles
 from proximo.records import Experience, Passes
 from records_made import prompt, response, scored
+from roles_made import roles_of, state
 
 LENGTHS = [(3, 5), (2, 1), (6, 9), (1, 4), (4, 7), (2, 3)]
 """Prompt and response tokens of each response."""
@@ -44,7 +44,7 @@ def models(dtype: torch.dtype) -> tuple[LanguageModel, ScalarModel]:
     return policy, scalar_from_language_model(policy, HeadStart.NORMAL, seed=1)
 
 
-def make(policy: LanguageModel, value: ScalarModel, options: PPOConfig) -> tuple[InferenceCalls, Experience]:
+def make(policy: LanguageModel, value: ScalarModel, options: PPOConfig) -> tuple[Roles, Experience]:
     generator = torch.Generator().manual_seed(0)
 
     def ids(count: int) -> list[int]:
@@ -54,18 +54,19 @@ def make(policy: LanguageModel, value: ScalarModel, options: PPOConfig) -> tuple
         scored(float(i % 3), of=response(ids(n), to=prompt(str(i), token_ids=ids(p))))
         for i, (p, n) in enumerate(LENGTHS)
     ]
-    calls = InferenceCalls(Roles(policy=policy, reference=policy, value=value, engine=None), None, options)  # type: ignore[arg-type]
+    roles = roles_of(options, policy, value=value, reference=policy)
+    assert roles.value is not None
     responses = [s.response for s in batch]
-    (old,), (values,) = calls.policy_logprobs(responses), calls.values(responses)
+    old, (values,) = roles.policy.logprobs(responses), roles.value.values(responses)
     noise = 0.3 * torch.randn(old.shape, generator=generator, dtype=old.dtype)
     passes = Passes(old_logprobs=old + noise, reference_logprobs=old - 0.1, values=values)
-    return calls, make_experience(batch, passes, config=options, kl_coefficient=0.1)[0]
+    return roles, make_experience(batch, passes, config=options, kl_coefficient=0.1)[0]
 
 
 def gradients(role: str, dtype: torch.dtype = torch.float64, poison: bool = False, **options) -> dict[str, Tensor]:
     """The gradient of one update of one role."""
     policy, value = models(dtype)
-    calls, experience = make(policy, value, config(**options))
+    roles, experience = make(policy, value, config(**options))
     if poison:
         mask = experience.mask.clone()
         mask[:5] = False
@@ -77,13 +78,11 @@ def gradients(role: str, dtype: torch.dtype = torch.float64, poison: bool = Fals
             advantages=experience.advantages + bad,
             returns=experience.returns + bad,
         )
-    learners = {"policy": Gathered(policy.model), "value": Gathered(value.model)}
-    updates = UpdateCalls(calls, policy=learners["policy"], value=learners["value"], seed=0)
-    if role == "policy":
-        updates.train_policy(experience, kl_coefficient=0.1, step=0)
-    else:
-        updates.train_value(experience, step=0)
-    (gathered,) = learners[role].gradients
+    worker = roles.policy if role == "policy" else roles.value
+    assert worker is not None
+    worker.learner = learner = Gathered(worker.model.model)
+    worker.train(experience, state(0.1))
+    (gathered,) = learner.gradients
     return gathered
 
 
@@ -135,14 +134,12 @@ def test_m2po_leaves_out_the_tokens_of_the_whole_minibatch_that_are_furthest_fro
     """Counted down from the largest square, one at a time, until the mean of the rest is within the limit."""
     policy, value = models(torch.float64)
     loss = {"objective": "m2po", "max_second_moment": 0.03}
-    calls, experience = make(policy, value, config(policy_loss=loss, tokens_per_microbatch=budget))
-    (now,) = calls.policy_logprobs([each.response for each in experience.scored])
+    roles, experience = make(policy, value, config(policy_loss=loss, tokens_per_microbatch=budget))
+    now = roles.policy.logprobs([each.response for each in experience.scored])
     squares = sorted((now - experience.old_logprobs).square().tolist(), reverse=True)
     left_out = next(n for n in range(len(squares)) if sum(squares[n:]) / len(squares[n:]) <= 0.03)
     assert 0 < left_out < len(squares)
-    learner = Gathered(policy.model)
-    updates = UpdateCalls(calls, policy=learner, value=None, seed=0)
-    report = updates.train_policy(experience, kl_coefficient=0.0, step=0)
+    (report,) = roles.policy.train(experience, state())
     assert report.metrics["policy/clip_fraction"].value == pytest.approx(left_out / len(squares))
     nothing = gradients("policy", policy_loss=loss | {"max_second_moment": 1e-12})
     assert all(not gradient.any() for gradient in nothing.values())
@@ -154,11 +151,10 @@ def singly(**options) -> list[dict[str, Tensor]]:
     for index in range(len(LENGTHS)):
         policy, value = models(torch.float64)
         alone = config(**options, policy_loss={"aggregation": "constant", "divisor": 1})
-        calls, experience = make(policy, value, alone)
+        roles, experience = make(policy, value, alone)
         others = torch.cat([torch.full((n,), i == index) for i, (_, n) in enumerate(LENGTHS)])
-        learner = Gathered(policy.model)
-        updates = UpdateCalls(calls, policy=learner, value=None, seed=0)
-        updates.train_policy(replace(experience, mask=others), kl_coefficient=0.1, step=0)
+        roles.policy.learner = learner = Gathered(policy.model)
+        roles.policy.train(replace(experience, mask=others), state(0.1))
         found += learner.gradients
     return found
 
@@ -206,24 +202,23 @@ def test_the_entropy_bonus_is_the_entropy_of_the_next_token_at_the_temperature(t
 def test_a_behaviour_weight_is_a_factor_of_the_advantage(kind: str) -> None:
     """The sampler's log-probs are -1 in these records; PPO's loss scales with its advantages."""
     policy, value = models(torch.float64)
-    calls, experience = make(policy, value, config(policy_loss={"behaviour_weight": kind, "behaviour_cap": 1.5}))
+    roles, experience = make(policy, value, config(policy_loss={"behaviour_weight": kind, "behaviour_cap": 1.5}))
     ratios = [math.exp(float(old) + 1) for old in experience.old_logprobs]
     ratios[3] = 9.0
     old = experience.old_logprobs.clone()
     old[3] = -1 + math.log(9)
     experience = replace(experience, old_logprobs=old)
-    found = Gathered(policy.model)
-    report = UpdateCalls(calls, policy=found, value=None, seed=0).train_policy(experience, kl_coefficient=0.1, step=0)
+    roles.policy.learner = found = Gathered(policy.model)
+    (report,) = roles.policy.train(experience, state(0.1))
     assert report.metrics["policy/behaviour_weight"].value == pytest.approx(sum(ratios) / 29)
     assert report.metrics["policy/behaviour_clip_fraction"].value == sum(r > 1.5 for r in ratios) / 29
 
     beyond = 1.5 if kind == "truncated" else 0.0
     weights = torch.tensor([r if r <= 1.5 else beyond for r in ratios], dtype=torch.float64)
     policy, value = models(torch.float64)
-    calls, _ = make(policy, value, config())
-    wanted = Gathered(policy.model)
-    weighed = replace(experience, advantages=weights * experience.advantages)
-    UpdateCalls(calls, policy=wanted, value=None, seed=0).train_policy(weighed, kl_coefficient=0.1, step=0)
+    roles, _ = make(policy, value, config())
+    roles.policy.learner = wanted = Gathered(policy.model)
+    roles.policy.train(replace(experience, advantages=weights * experience.advantages), state(0.1))
     assert worst_difference(wanted.gradients[0], found.gradients[0]) < 1e-10
 
 
@@ -270,10 +265,11 @@ def test_every_trainable_tensor_of_both_models_gets_a_gradient() -> None:
 @pytest.mark.parametrize(("guard", "limit"), [("max_ratio", 1.0001), ("max_kl", 1e-4)])
 def test_a_minibatch_beyond_its_limit_is_skipped_before_the_optimizer_sees_it(guard: str, limit: float) -> None:
     policy, value = models(torch.float64)
-    calls, experience = make(policy, value, config(guards={guard: limit, "max_skipped_fraction": 1.0}))
+    roles, experience = make(policy, value, config(guards={guard: limit, "max_skipped_fraction": 1.0}))
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     learner = Learner(policy.model, OptimizerOptions(learning_rate=1e-2, weight_decay=0.1), num_updates=4)
-    report = UpdateCalls(calls, policy=learner, value=None, seed=0).train_policy(experience, kl_coefficient=0.0, step=0)
+    roles.policy.learner = learner
+    (report,) = roles.policy.train(experience, state())
     assert guard in report.refusals[0]
     assert report.metrics["policy/skipped_updates"].value == 1
     assert learner.updates_done == 0
@@ -285,11 +281,10 @@ def test_a_minibatch_beyond_its_limit_is_skipped_before_the_optimizer_sees_it(gu
 def test_the_target_kl_is_held_against_k3_where_the_mean_log_ratio_is_negative(target: float, ends: bool) -> None:
     """All tokens became likelier by 0.3 nats: old - new is -0.3, k3 is exp(0.3) - 1 - 0.3 = 0.04986."""
     policy, value = models(torch.float64)
-    calls, experience = make(policy, value, config(minibatch_responses=2, guards={"target_kl": target}))
-    (old,) = calls.policy_logprobs([s.response for s in experience.scored])
-    learner = Gathered(policy.model)
-    updates = UpdateCalls(calls, policy=learner, value=None, seed=0)
-    report = updates.train_policy(replace(experience, old_logprobs=old - 0.3), kl_coefficient=0.0, step=0)
+    roles, experience = make(policy, value, config(minibatch_responses=2, guards={"target_kl": target}))
+    old = roles.policy.logprobs([s.response for s in experience.scored])
+    roles.policy.learner = learner = Gathered(policy.model)
+    (report,) = roles.policy.train(replace(experience, old_logprobs=old - 0.3), state())
     assert len(learner.gradients) == (0 if ends else 3)
     assert report.metrics["policy/stopped_updates"].value == (3 if ends else 0)
     assert report.metrics["policy/skipped_updates"].value == 0
@@ -301,11 +296,11 @@ def test_the_mean_of_the_losses_of_updates_weighs_what_each_is_the_mean_over() -
     """Minibatches of four and of two responses, of which each has its own loss."""
     for aggregation in ("token_mean", "response_mean"):
         policy, value = models(torch.float64)
-        calls, experience = make(policy, value, config(minibatch_responses=4, policy_loss={"aggregation": aggregation}))
-        whole = config(policy_loss={"aggregation": aggregation})
-        report = UpdateCalls(calls, policy=Gathered(policy.model), value=None, seed=0)
-        found = report.train_policy(experience, kl_coefficient=0.0, step=0).metrics["policy/loss"].value
-        calls.config = whole
-        at_once = UpdateCalls(calls, policy=Gathered(policy.model), value=None, seed=0)
-        wanted = at_once.train_policy(experience, kl_coefficient=0.0, step=0).metrics["policy/loss"].value
-        assert found == pytest.approx(wanted, rel=1e-10)
+        of_both = {"policy_loss": {"aggregation": aggregation}}
+        roles, experience = make(policy, value, config(minibatch_responses=4, **of_both))
+        losses = []
+        for each in (roles, roles_of(config(**of_both), policy)):
+            each.policy.learner = Gathered(policy.model)
+            (report,) = each.policy.train(experience, state())
+            losses.append(report.metrics["policy/loss"].value)
+        assert losses[0] == pytest.approx(losses[1], rel=1e-10)

@@ -51,7 +51,7 @@ def learn(made: PPOTrainer, *, factor: float = 1.0, shift: float = 0.0) -> tuple
 
 
 def values_of(made: PPOTrainer) -> Tensor:
-    return made._inference.values(fixed_responses())[0]
+    return made.roles.value.values(fixed_responses())[0]
 
 
 def fixed_responses():
@@ -63,7 +63,7 @@ def fixed_responses():
 def test_scores_of_a_thousandfold_size_teach_the_same(normalise: str, start: HeadStart) -> None:
     """Where the critic claims anything, that of the second run begins a thousandfold larger too."""
     small, large = (trainer(normalise=normalise, value=critic(start)) for _ in range(2))
-    large.value_scale._model.scale_head(1000.0)
+    large.roles.value.model.scale_head(1000.0)
     (_, values), (history, large_values) = learn(small), learn(large, factor=1000.0)
     torch.testing.assert_close(large_values, 1000 * values, rtol=0, atol=0.2)
     for name, weight in small.policy.model.named_parameters():
@@ -96,19 +96,19 @@ def test_the_head_is_rescaled_so_that_no_value_changes(normalise: str, adapter: 
     before, mask = values_of(made), torch.ones(4, dtype=torch.bool)
     scales = []
     for returns in ([1.0, 2.0, 3.0, 9.0], [50.0, -70.0, 80.0, 90.0], [0.1, 0.2, 0.1, 0.1]):
-        said, wanted = made.value_scale.follow(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor(returns), mask)
-        scales.append(made.value_scale.units.scale)
+        said, wanted = made.roles.value.scale.follow(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor(returns), mask)
+        scales.append(made.roles.value.scale.units.scale)
         torch.testing.assert_close(values_of(made), before, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(said, torch.tensor([1.0, 2.0, 3.0, 4.0]) / scales[-1])
         torch.testing.assert_close(wanted, torch.tensor(returns) / scales[-1])
     assert len(set(scales)) == 3
-    assert made.value_scale.units.shift == 0
+    assert made.roles.value.scale.units.shift == 0
 
 
 def test_the_loss_is_counted_in_deviations_of_the_returns() -> None:
     made = trainer(value=critic(HeadStart.NORMAL), value_loss={"normalise": "cumulative", "clip": None}, num_steps=1)
     responses = made.generate(PROMPTS)
-    (values,) = made._inference.values(responses)
+    (values,) = made.roles.value.values(responses)
     scores = scores_of([r.text for r in responses])
     lengths = [len(r.token_ids) for r in responses]
     # With lambda 1 the return of every token is the score of its response.
@@ -139,17 +139,17 @@ def test_the_clip_holds_the_first_values_of_a_critic_that_claims_nothing_to_what
 def test_answers_that_do_not_count_move_no_moments() -> None:
     made = trainer(value=critic(HeadStart.NORMAL))
     values, returns = torch.zeros(3), torch.tensor([1.0, float("nan"), 4.0])
-    made.value_scale.follow(values, returns, torch.tensor([True, False, True]))
-    assert (made.value_scale.moments.mean, made.value_scale.moments.variance) == (2.5, 2.25)
-    kept = made.value_scale.state()
-    made.value_scale.follow(values, returns, torch.zeros(3, dtype=torch.bool))
-    assert made.value_scale.state() == kept
+    made.roles.value.scale.follow(values, returns, torch.tensor([True, False, True]))
+    assert (made.roles.value.scale.moments.mean, made.roles.value.scale.moments.variance) == (2.5, 2.25)
+    kept = made.roles.value.scale.state()
+    made.roles.value.scale.follow(values, returns, torch.zeros(3, dtype=torch.bool))
+    assert made.roles.value.scale.state() == kept
 
 
 def test_values_that_are_not_normalised_are_left_alone() -> None:
     made = trainer(value=critic(HeadStart.NORMAL), normalise="none")
     before, returns = values_of(made), torch.tensor([3.0, 30.0])
-    said, wanted = made.value_scale.follow(torch.ones(2), returns, torch.ones(2, dtype=torch.bool))
+    said, wanted = made.roles.value.scale.follow(torch.ones(2), returns, torch.ones(2, dtype=torch.bool))
     assert said.tolist() == [1, 1]
     assert wanted is returns
     assert values_of(made).equal(before)

@@ -18,7 +18,7 @@ from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.models.precision.placement import Precision
 from proximo.ppo import from_recipe
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.roles.inference import sampling_options
+from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Response, Scored
 from proximo.rollout import local
@@ -215,7 +215,7 @@ def test_beginning_early_changes_no_bit_of_the_training() -> None:
 def test_the_engine_tells_of_each_response_once_and_returns_the_same_ones() -> None:
     made = trainer(Lengths())
     told: list[Response] = []
-    found = made.roles.engine.generate(
+    found = made.roles.policy.engine.generate(
         made._prompts(["ab", "cde", "f"]),
         num_samples=3,
         options=sampling_options(made.config),

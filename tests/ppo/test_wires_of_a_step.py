@@ -2,6 +2,7 @@
 moments, averages, units of the values, guards. Settings differ from each other and from their defaults."""
 
 import math
+from dataclasses import replace
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
@@ -20,10 +21,10 @@ from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.inputs.coerce import as_prompts
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.ppo.roles.value_scale import ValueScale
-from proximo.ppo.scores import score_responses
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Response
 from proximo.rewards.function import FunctionReward
+from roles_made import state
 
 PROMPTS = ["ab", "cde"]
 TOKENS = [[10, 11, 2], [12, 13], [14, 15, 16, 2], [17, 2]]
@@ -60,7 +61,7 @@ def responses(made: PPOTrainer) -> list[Response]:
 def nats(made: PPOTrainer) -> list[list[float]]:
     """k1 of each token of each response."""
     given = responses(made)
-    difference = made._inference.policy_logprobs(given)[0] - made._inference.reference_logprobs(given)[0]
+    difference = made.roles.policy.logprobs(given) - made.roles.reference.logprobs(given)[0]
     return [part.tolist() for part in difference.split([len(ids) for ids in TOKENS])]
 
 
@@ -72,8 +73,8 @@ def test_a_kl_in_the_reward_costs_what_it_has_come_to_cost() -> None:
     """Without a critic and undiscounted, a first token has its score less the KL of the whole response."""
     advantage = {"estimator": "return_to_go", "standardise": False}
     made = trainer(kl={"coefficient": 0.2}, advantage=advantage)
-    assert made.kl_coefficient == 0.2
-    made.kl_coefficient = NOW
+    assert made.state.kl_coefficient == 0.2
+    made.state = replace(made.state, kl_coefficient=NOW)
     line, each = made.step(PROMPTS, responses(made), SCORES), nats(made)
     wanted = [score - NOW * sum(part) for score, part in zip(SCORES, each, strict=True)]
     assert line["reward/mean"] == pytest.approx(fmean(wanted), rel=1e-5)
@@ -84,7 +85,7 @@ def test_a_kl_in_the_reward_costs_what_it_has_come_to_cost() -> None:
 def test_a_kl_in_the_loss_costs_what_it_has_come_to_cost(value: str | None) -> None:
     """Standardised advantages have a mean of 0, and so has the loss of PPO at a ratio of 1: the KL is left."""
     made = trainer(kl={"apply_to": "loss", "estimator": "k2", "coefficient": 0.2}, value=value)
-    made.kl_coefficient = NOW
+    made.state = replace(made.state, kl_coefficient=NOW)
     line = made.step(PROMPTS, responses(made), SCORES)
     squares = [x * x / 2 for part in nats(made) for x in part]
     assert line["policy/loss"] == pytest.approx(NOW * fmean(squares), rel=1e-4)
@@ -103,7 +104,7 @@ def test_the_coefficient_moves_by_its_target_and_horizon_from_where_it_is(over: 
 
 def _scored(made: PPOTrainer) -> list[Any]:
     source = FunctionReward(lambda prompts, responses, metadata: SCORES, name="given")
-    return list(source.score(made._inference.with_logprobs(responses(made))))
+    return list(source.score(made.roles.policy.with_logprobs(responses(made))))
 
 
 def test_average_and_reference_follow_with_a_decay_each() -> None:
@@ -112,7 +113,7 @@ def test_average_and_reference_follow_with_a_decay_each() -> None:
         kl={"reference_every_steps": 2, "reference_decay": 0.3},
         policy_optimizer={"learning_rate": 1e-2},
     )
-    models = made.policy, made.followers.average, made.roles.reference
+    models = made.policy, made.roles.average.model, made.roles.reference.model
 
     def weights() -> list[torch.Tensor]:
         all_of = [list(model.model.parameters()) for model in models if model]
@@ -135,9 +136,13 @@ def test_returns_of_the_steps_before_are_what_least_spread_is_a_share_of() -> No
     spreads = [made.run_step(scored=_scored(made)).raw_advantages.spread for _ in range(2)]
     doubled = [2 * score for score in SCORES]
     returns = [x / stdev(doubled * steps) for steps in (1, 2) for x in doubled]
-    for seen, wanted in ((spreads[0].seen, returns[:4]), (spreads[1].seen, returns), (made.return_moments, returns)):
+    for seen, wanted in (
+        (spreads[0].seen, returns[:4]),
+        (spreads[1].seen, returns),
+        (made.state.return_moments, returns),
+    ):
         assert (seen.count, seen.mean) == (len(wanted), pytest.approx(fmean(wanted), rel=1e-6))
-    assert made.score_moments.mean == pytest.approx(fmean(doubled))
+    assert made.state.score_moments.mean == pytest.approx(fmean(doubled))
 
 
 @pytest.mark.parametrize(
@@ -197,8 +202,8 @@ def test_each_guard_holds_its_own_number_against_its_own_limit(
     limits = {"max_ratio": ratio * mean_ratio, "max_kl": kl * divergence, "max_skipped_fraction": 1.0}
     if target is not None:
         limits["target_kl"] = target * divergence
-    updates, experience, _ = batch(guards=limits)
-    report = updates.train_policy(experience, kl_coefficient=0.0, step=0)
+    roles, experience, _ = batch(guards=limits)
+    (report,) = roles.policy.train(experience, state())
     assert [refused in reason for reason in report.refusals] == ([True] if refused else [])
     assert report.metrics["policy/skipped_updates"].value == float(refused in ("max_ratio", "max_kl"))
     if target is not None:
@@ -209,31 +214,32 @@ def test_each_guard_holds_its_own_number_against_its_own_limit(
 def test_a_third_of_the_updates_skipped_is_more_than_three_tenths(fraction: float, stops: bool) -> None:
     """Minibatches of two; of the first response the ratio is far from 1."""
     guards = {"max_skipped_fraction": fraction, "max_ratio": 50.0, "max_unscored_fraction": 0.9}
-    updates, experience, _ = batch(guards=guards, minibatch_responses=2)
+    roles, experience, _ = batch(guards=guards, minibatch_responses=2)
     experience.old_logprobs[: experience.lengths[0]] -= 9
     if stops:
         with pytest.raises(TrainingError, match=r"1 of 3 updates of the policy were skipped.*max_skipped_fraction = 0"):
-            updates.train_policy(experience, kl_coefficient=0.0, step=0)
+            roles.policy.train(experience, state())
     else:
-        report = updates.train_policy(experience, kl_coefficient=0.0, step=0)
+        (report,) = roles.policy.train(experience, state())
         assert report.metrics["policy/skipped_updates"].value == 1
 
 
 def test_the_skipped_updates_of_a_value_model_are_counted_by_themselves() -> None:
-    updates, experience, _ = batch(guards={"max_skipped_fraction": 0.3}, minibatch_responses=2)
+    roles, experience, _ = batch(guards={"max_skipped_fraction": 0.3}, minibatch_responses=2)
+    assert roles.value is not None
     assert experience.returns is not None
     experience.returns[0] = math.inf
     with pytest.raises(TrainingError, match=r"1 of 3 updates of the value were skipped.*the loss is inf"):
-        updates.train_value(experience, step=0)
+        roles.value.train(experience, state())
 
 
 @pytest.mark.parametrize(("fraction", "stops"), [(0.2, True), (0.3, False)])
 def test_a_quarter_of_the_scores_missing_is_more_than_a_fifth(fraction: float, stops: bool) -> None:
     made = trainer(guards={"max_unscored_fraction": fraction, "max_skipped_fraction": 0.24})
-    made._inference.reward = FunctionReward(lambda prompts, responses, metadata: [1.0, None, 2.0, 3.0], name="three")
+    made.roles.reward.source = FunctionReward(lambda prompts, responses, metadata: [1.0, None, 2.0, 3.0], name="three")
 
     def score() -> Any:
-        return score_responses(responses(made), made._inference, made.tokenizer, step=1)
+        return made.roles.reward.score(made.state, responses(made))[0]
 
     if stops:
         with pytest.raises(TrainingError, match=r"1 of 4 responses could not be scored.*max_unscored_fraction = 0.2"):

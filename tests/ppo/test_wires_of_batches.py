@@ -13,8 +13,10 @@ from builders import tiny_language_model, tiny_tokenizer
 from ppo.test_wires_of_losses import batch
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.packing import PackedResponses
+from proximo.ppo.roles.passes import over_batches
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update.micro_batching import plan_updates
+from roles_made import state
 from supervised.test_dpo import task as dpo_task
 from supervised.test_dpo import two_models
 from supervised.test_supervised import examples, reward_task, sft_task
@@ -44,24 +46,24 @@ def test_a_micro_batch_has_no_more_tokens_than_its_section_allows(kind: str) -> 
 
 
 def test_the_passes_and_the_updates_of_ppo_keep_to_theirs() -> None:
-    updates, experience, _ = batch(tokens_per_microbatch=21)
+    roles, experience, _ = batch(tokens_per_microbatch=21)
     passes: list[int] = []
 
     def note(packed: PackedResponses) -> torch.Tensor:
         passes.append(packed.packed.num_tokens)
         return torch.zeros(sum(packed.response_lengths))
 
-    inference = updates.inference
-    inference._over_batches([each.response for each in experience.scored], note, inference.roles.policy)
+    policy = roles.policy
+    over_batches([each.response for each in experience.scored], note, policy.model, policy.config)
     cuts: list[int] = []
-    learner, update = updates.policy_learner, updates.policy_learner.update
+    learner, update = policy.learner, policy.learner.update
 
     def noted(microbatches: Any, *given: Any, **options: Any) -> Any:
         cuts.extend(each.packed.packed.num_tokens for each in microbatches)
         return update(microbatches, *given, **options)
 
     learner.update = noted  # type: ignore[method-assign]
-    updates.train_policy(experience, kl_coefficient=0.0, step=0)
+    policy.train(experience, state())
     for sizes in (passes, cuts):
         check(sizes, budget=21, num_rows=6)
 
@@ -70,8 +72,8 @@ def test_the_passes_and_the_updates_of_ppo_keep_to_theirs() -> None:
 def test_every_epoch_has_every_response_once_in_minibatches_of_the_given_size(size: int | None, sizes: list) -> None:
     """Of six, where none is given, one: a quarter, rounded down."""
     options = {"minibatch_responses": size, "epochs_per_step": 3}
-    updates, experience, _ = batch(**options)
-    plan = plan_updates(experience, updates.config, seed=0, step=0)
+    roles, experience, _ = batch(**options)
+    plan = plan_updates(experience, roles.policy.config, seed=0, step=0)
     assert [len(members) for members in plan] == sizes * 3
     for epoch in range(3):
         members = plan[epoch * len(sizes) : (epoch + 1) * len(sizes)]
@@ -82,7 +84,7 @@ def test_the_texts_of_an_update_have_their_number_their_weight_and_the_tokens_of
     ptx = {"coefficient": 0.7, "examples_per_update": 5}
     config = PPOConfig(ptx=ptx, prompts_per_step=4, tokens_per_microbatch=14)
     texts = ["ab" * (number + 1) for number in range(6)]
-    made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), ptx=texts, config=config)._updates.texts
+    made = PPOTrainer(tiny_language_model(), tiny_tokenizer(), ptx=texts, config=config).roles.policy.texts
     assert made is not None
     batches = made.batches(0)
     assert sum(len(each.response_lengths) for each in batches) == 5

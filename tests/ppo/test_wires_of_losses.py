@@ -15,8 +15,9 @@ import torch
 
 from ppo.test_updates import Gathered, config, make, models
 from proximo.algorithms.segments import segment_sum
-from proximo.ppo.update.updates import UpdateCalls
+from proximo.ppo.roles.making import Roles
 from proximo.records import Experience
+from roles_made import state
 
 COEFFICIENT = 0.37
 """Of the KL."""
@@ -160,12 +161,12 @@ def rejected(token: Token, estimator: str, over: str, limit: float) -> bool:
     return abs({"mean": mean(numbers), "sum": sum(numbers), "max": max(map(abs, numbers))}[over]) > limit
 
 
-def batch(**options: Any) -> tuple[UpdateCalls, Experience, list[list[Token]]]:
+def batch(**options: Any) -> tuple[Roles, Experience, list[list[Token]]]:
     """Updates over made-up numbers in float64: ratios, weights and signs on every side of every bound."""
     policy, value = models(torch.float64)
-    calls, experience = make(policy, value, config(**options))
+    roles, experience = make(policy, value, config(**options))
     lengths = list(experience.lengths)
-    (now,) = calls.policy_logprobs([each.response for each in experience.scored])
+    now = roles.policy.logprobs([each.response for each in experience.scored])
     draw = torch.Generator().manual_seed(3)
 
     def noise(scale: float) -> torch.Tensor:
@@ -191,21 +192,23 @@ def batch(**options: Any) -> tuple[UpdateCalls, Experience, list[list[Token]]]:
         for each in zip(*(x.split(lengths) for x in columns), strict=True)
     ]
     responses = [[replace(token, whole=row) for token in row] for row in rows]
-    return UpdateCalls(calls, policy=Gathered(policy.model), value=Gathered(value.model), seed=0), made, responses
+    assert roles.value is not None
+    roles.policy.learner, roles.value.learner = Gathered(policy.model), Gathered(value.model)
+    return roles, made, responses
 
 
-def policy_line(updates: UpdateCalls, experience: Experience) -> dict[str, float]:
-    report = updates.train_policy(experience, kl_coefficient=COEFFICIENT, step=0)
+def policy_line(roles: Roles, experience: Experience) -> dict[str, float]:
+    (report,) = roles.policy.train(experience, state(COEFFICIENT))
     return {name: metric.value for name, metric in report.metrics.items()}
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_the_loss_of_the_policy_is_the_formula_of_its_settings(name: str) -> None:
     options, formula = FORMULAS[name]
-    updates, experience, responses = batch(**options)
+    roles, experience, responses = batch(**options)
     tokens = [token for response in responses for token in response]
     wanted = mean([formula(token) for token in tokens])
-    assert policy_line(updates, experience)["policy/loss"] == pytest.approx(wanted, rel=1e-9)
+    assert policy_line(roles, experience)["policy/loss"] == pytest.approx(wanted, rel=1e-9)
     assert name == "its default clips" or abs(wanted - mean([plain(token) for token in tokens])) > 1e-3
 
 
@@ -221,9 +224,9 @@ def test_the_loss_of_the_policy_is_the_formula_of_its_settings(name: str) -> Non
 def test_an_average_is_over_what_it_says(
     aggregation: dict[str, Any], weigh: Callable[[list[list[float]]], float]
 ) -> None:
-    updates, experience, responses = batch(policy_loss=aggregation, rollout={"max_new_tokens": 11})
+    roles, experience, responses = batch(policy_loss=aggregation, rollout={"max_new_tokens": 11})
     wanted = weigh([[plain(token) for token in response] for response in responses])
-    assert policy_line(updates, experience)["policy/loss"] == pytest.approx(wanted, rel=1e-9)
+    assert policy_line(roles, experience)["policy/loss"] == pytest.approx(wanted, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -242,26 +245,26 @@ def test_an_average_is_over_what_it_says(
 )
 def test_what_is_rejected_is_in_neither_the_loss_nor_its_denominator(estimator: str, over: str, limit: float) -> None:
     rejection = {"estimator": estimator, "over": over, "limit": limit}
-    updates, experience, responses = batch(policy_loss={"rejection": rejection})
+    roles, experience, responses = batch(policy_loss={"rejection": rejection})
     tokens = [token for response in responses for token in response]
     left = [plain(token) for token in tokens if not rejected(token, estimator, over, limit)]
     assert 0 < len(left) < len(tokens)
-    found = policy_line(updates, experience)
+    found = policy_line(roles, experience)
     assert found["policy/loss"] == pytest.approx(mean(left), rel=1e-9)
     assert found["policy/rejected_fraction"] == pytest.approx(1 - len(left) / len(tokens))
 
 
 def test_a_step_of_which_all_is_rejected_makes_no_update() -> None:
-    updates, experience, _ = batch(policy_loss={"rejection": {"limit": 1e-9}})
-    assert policy_line(updates, experience) == {"policy/rejected_fraction": 1.0}
-    assert not updates.policy_learner.gradients  # type: ignore[attr-defined]
+    roles, experience, _ = batch(policy_loss={"rejection": {"limit": 1e-9}})
+    assert policy_line(roles, experience) == {"policy/rejected_fraction": 1.0}
+    assert not roles.policy.learner.gradients  # type: ignore[attr-defined]
 
 
 def test_the_metrics_of_the_sampler_are_over_all_tokens_and_both_bounds() -> None:
     loss = {"behaviour_weight": "masked", "behaviour_cap": 1.3, "behaviour_floor": 0.8}
-    updates, experience, responses = batch(policy_loss=loss)
+    roles, experience, responses = batch(policy_loss=loss)
     weights = [token.weight for response in responses for token in response]
-    found = policy_line(updates, experience)
+    found = policy_line(roles, experience)
     assert found["policy/behaviour_weight"] == pytest.approx(mean(weights))
     assert found["policy/behaviour_clip_fraction"] == pytest.approx(mean([not 0.8 <= w <= 1.3 for w in weights]))
 
@@ -285,8 +288,9 @@ VALUES: dict[str, tuple[Mapping[str, Any], Callable[[float], float], float]] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_the_loss_of_the_values_is_the_formula_of_its_settings(name: str) -> None:
     options, loss, clip = VALUES[name]
-    updates, experience, _ = batch(value_loss=options)
-    (now,) = updates.inference.values([each.response for each in experience.scored])
+    roles, experience, _ = batch(value_loss=options)
+    assert roles.value is not None
+    (now,) = roles.value.values([each.response for each in experience.scored])
     ends = segment_sum(torch.ones(sum(experience.lengths), dtype=torch.long), experience.lengths).add(1).cumsum(0) - 1
     before_tokens = torch.ones(len(now), dtype=torch.bool)
     before_tokens[ends] = False
@@ -294,7 +298,7 @@ def test_the_loss_of_the_values_is_the_formula_of_its_settings(name: str) -> Non
     old = now.clone()
     old[before_tokens] += torch.randn(int(before_tokens.sum()), generator=draw, dtype=torch.float64)
     returns = now[before_tokens] + 2 * torch.randn(int(before_tokens.sum()), generator=draw, dtype=torch.float64)
-    report = updates.train_value(replace(experience, values=old, returns=returns), step=0)
+    (report,) = roles.value.train(replace(experience, values=old, returns=returns), state())
     wanted = []
     for value, before, target in zip(
         now[before_tokens].tolist(), old[before_tokens].tolist(), returns.tolist(), strict=True

@@ -5,12 +5,13 @@ KL over the vocabulary are made again from transformers' own logits, with Python
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
@@ -19,13 +20,16 @@ from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import scalar_on
 from proximo.ppo.evaluation import evaluate_policy
 from proximo.ppo.inputs.coerce import as_prompts
-from proximo.ppo.roles.inference import InferenceCalls, Roles, sampling_options
+from proximo.ppo.roles.making import Roles
+from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Finish, Prompt, Response
 from proximo.rewards.function import FunctionReward
+from proximo.rollout.engine import Holding, fingerprint
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 from records_made import prompt, response
+from roles_made import roles_of, state
 
 ROLLOUT: dict[str, Any] = {
     "max_new_tokens": 17,
@@ -45,6 +49,13 @@ class Noting:
     """An engine that answers everything with one token."""
 
     asked: list[tuple[int, SamplingOptions]] = field(default_factory=list)
+    held: Holding | None = None
+
+    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        self.held = Holding(version=version, fingerprint=fingerprint(tensors))
+
+    def holds(self) -> Holding | None:
+        return self.held
 
     def generate(
         self, prompts: Sequence[Prompt], *, num_samples: int, options: SamplingOptions, **_: Any
@@ -57,11 +68,10 @@ def score(prompts: list[str], responses: list[str], metadata: Any) -> list[float
     return [0.5 for _ in responses]
 
 
-def calls(engine: Any, **options: Any) -> InferenceCalls:
+def roles_with(engine: Any, **options: Any) -> Roles:
     policy = LanguageModel(tiny_language_model())
     config = PPOConfig(**({"rollout": ROLLOUT} | options))
-    roles = Roles(policy=policy, reference=policy, value=None, engine=engine)
-    return InferenceCalls(roles, FunctionReward(score, name="half"), config)
+    return roles_of(config, policy, reference=policy, engine=engine, source=FunctionReward(score, name="half"))
 
 
 def test_the_engine_is_asked_for_all_that_the_section_says() -> None:
@@ -74,9 +84,9 @@ def test_the_engine_is_asked_for_all_that_the_section_says() -> None:
 @pytest.mark.parametrize(("options", "count"), [({}, 2), ({"samples_per_prompt": 5}, 5)])
 def test_a_rollout_asks_for_its_samples_and_for_the_most_likely_one_beside_them(options: Any, count: int) -> None:
     engine = Noting()
-    made = calls(engine, responses_per_prompt=2, **options)
-    made.generate([prompt("a"), prompt("b")], key=KEY, policy_version=0)
-    made.generate_greedy([prompt("a"), prompt("b")], key=KEY)
+    made = roles_with(engine, responses_per_prompt=2, **options).policy
+    made.generate([prompt("a"), prompt("b")], state())
+    made.generate_greedy([prompt("a"), prompt("b")], state())
     plain = SamplingOptions(**ROLLOUT)
     assert engine.asked == [(count, plain), (1, replace(plain, greedy=True))]
 
@@ -86,9 +96,9 @@ def test_a_rollout_asks_for_its_samples_and_for_the_most_likely_one_beside_them(
 )
 def test_an_evaluation_asks_as_its_own_keys_say(options: dict[str, Any]) -> None:
     engine = Noting()
-    made = calls(engine, responses_per_prompt=2, **options)
-    assert made.reward is not None
-    evaluate_policy(made.roles, [prompt("a")], reward=made.reward, config=made.config, seed=0)
+    made = roles_with(engine, responses_per_prompt=2, **options)
+    assert made.reward.source is not None
+    evaluate_policy(made, [prompt("a")], reward=made.reward.source, config=made.policy.config, seed=0)
     greedy = replace(SamplingOptions(**ROLLOUT), greedy=options.get("evaluate_greedy", False))
     assert engine.asked == [(options.get("evaluation_samples_per_prompt", 1), greedy)]
 
@@ -99,7 +109,7 @@ def trainer(**options: Any) -> PPOTrainer:
 
 def test_so_many_responses_grow_at_once_as_the_section_allows() -> None:
     made = trainer(rollout={"max_num_seqs": 5, "max_new_tokens": 2}, prompts_per_step=1, responses_per_prompt=8)
-    engine = made.roles.engine
+    engine = made.roles.policy.engine
     assert isinstance(engine, LocalEngine)
     scheduler, _ = engine._plan(as_prompts(made.tokenizer, ["ab"]), 8, 2)
     assert scheduler._num_rows == 5
@@ -148,22 +158,27 @@ def chosen(seed: int) -> list[float]:
     ]
 
 
-def two_models(**options: Any) -> InferenceCalls:
+def two_models(**options: Any) -> Roles:
     policy, reference = (LanguageModel(tiny_language_model(seed=seed)) for seed in (1, 2))
     config = PPOConfig(rollout={"temperature": TEMPERATURE}, **options)
     value = scalar_on(policy, HeadStart.NORMAL, seed=3)
-    return InferenceCalls(Roles(policy=policy, reference=reference, value=value, engine=Noting()), None, config)
+    return roles_of(config, policy, reference=reference, value=value)
 
 
 def test_the_log_probs_of_policy_and_reference_are_at_the_temperature() -> None:
     made = two_models()
-    assert made.policy_logprobs(RESPONSES)[0].tolist() == pytest.approx(chosen(1), abs=1e-5)
-    assert made.reference_logprobs(RESPONSES)[0].tolist() == pytest.approx(chosen(2), abs=1e-5)
-    assert made.policy_logprobs_and_values(RESPONSES)[0].tolist() == pytest.approx(chosen(1), abs=1e-5)
+    assert made.reference is not None
+    assert made.value is not None
+    assert made.policy.logprobs(RESPONSES).tolist() == pytest.approx(chosen(1), abs=1e-5)
+    assert made.reference.logprobs(RESPONSES)[0].tolist() == pytest.approx(chosen(2), abs=1e-5)
+    both = made.policy.logprobs_and_values(RESPONSES, value=made.value)
+    assert both[0].tolist() == pytest.approx(chosen(1), abs=1e-5)
 
 
 def test_the_kl_over_the_vocabulary_is_that_of_the_policy_from_the_reference_at_the_temperature() -> None:
-    logprobs, divergence = two_models(kl={"estimator": "full"}).reference_logprobs(RESPONSES)
+    made = two_models(kl={"estimator": "full"})
+    assert made.reference is not None
+    logprobs, divergence = made.reference.logprobs(RESPONSES, policy=made.policy)
     wanted = [
         sum(math.exp(p) * (p - q) for p, q in zip(ours, theirs, strict=True))
         for one, other in zip(tables(1), tables(2), strict=True)
@@ -177,5 +192,5 @@ def test_the_kl_over_the_vocabulary_is_that_of_the_policy_from_the_reference_at_
 def test_what_is_sampled_has_its_log_prob_at_the_temperature() -> None:
     made = trainer(rollout={"temperature": TEMPERATURE, "max_new_tokens": 5}, prompts_per_step=2)
     sampled = made.generate(["ab", "cde"])
-    wanted = made._inference.policy_logprobs(sampled)[0]
+    wanted = made.roles.policy.logprobs(sampled)
     torch.testing.assert_close(torch.cat([each.logprobs for each in sampled]), wanted, rtol=0, atol=1e-5)

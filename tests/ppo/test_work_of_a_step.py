@@ -15,7 +15,7 @@ from counting import CountedTrainer, LiveBytes, Operations, Passes
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.heads import CHUNK_TOKENS
 from proximo.models.language import LanguageModel
-from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.records import Experience, Prompt
 from proximo.rewards.model import ModelReward
 
@@ -49,15 +49,15 @@ def make_trainer(counter: type[Any], *, vocabulary: int = VOCABULARY) -> Counted
 
 
 def role_models(trainer: CountedTrainer) -> dict[str, nn.Module]:
-    source = trainer._inference.reward
+    source = trainer.roles.reward.source
     assert isinstance(source, ModelReward)
     reference, value = trainer.roles.reference, trainer.roles.value
-    assert isinstance(reference, LanguageModel)
-    assert isinstance(value, ScalarModel)
+    assert reference is not None
+    assert value is not None
     return {
         "policy": trainer.policy.base,
-        "reference": reference.base,
-        "value": value.base,
+        "reference": reference.model.base,
+        "value": value.model.base,
         "reward": source.model.base,
     }
 

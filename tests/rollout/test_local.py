@@ -163,9 +163,10 @@ def test_equal_prompts_in_a_batch_and_one_prompt_in_two_steps_get_different_samp
 
 
 def test_responses_come_prompt_by_prompt_with_everything_they_need() -> None:
-    responses = engine_of(twin()).generate(
-        PROMPTS, num_samples=2, options=SamplingOptions(max_new_tokens=12), key=KEY, policy_version=7
-    )
+    model = LanguageModel(twin())
+    engine = engine_of(model)
+    engine.load_weights(7, dict(model.trainable_parameters()))
+    responses = engine.generate(PROMPTS, num_samples=2, options=SamplingOptions(max_new_tokens=12), key=KEY)
     assert [(response.prompt, response.sample_index) for response in responses] == [
         (prompt, index) for prompt in PROMPTS for index in range(2)
     ]

@@ -26,13 +26,15 @@ from proximo.ppo.counted import task_reward_of
 from proximo.ppo.evaluation import pass_metrics
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.roles.inference import InferenceCalls
+from proximo.ppo.roles.policy import sampling_options
+from proximo.ppo.roles.reward import eager_begin
 from proximo.ppo.scores import refuse_faulty
 from proximo.ppo.task import PPOTask
 from proximo.records import Prompt, Scored
 from proximo.rollout.sampling import RandomKey
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.preflight import inputs_of
+from proximo.run.user_code import ask
 from proximo.working_directory import kept_working_directory
 
 
@@ -91,11 +93,18 @@ def sampling_only(recipe: PPORecipe) -> PPORecipe:
 
 def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterator[list[Scored]]:
     """Scored responses, one group per prompt; prompts are sampled in batches as large as a step's."""
-    calls, size = InferenceCalls(task.ppo.roles, task.reward, config), config.prompts_per_step
+    size, policy = config.prompts_per_step, task.ppo.roles.policy
+    policy.push_weights()
     for index, start in enumerate(range(0, len(prompts), size)):
         key = RandomKey(seed=task.ppo.seed, purpose="rating", step=index)
-        responses = calls.generate(prompts[start : start + size], key=key, policy_version=0)
-        (scored,) = calls.score(responses)
+        responses = policy.engine.generate(
+            prompts[start : start + size],
+            num_samples=config.sampled_per_prompt,
+            options=sampling_options(config),
+            key=key,
+            on_finished=eager_begin(task.reward),
+        )
+        scored = ask(task.reward, responses)
         refuse_faulty(scored, config.guards, where=f"step {index + 1}")
         each = config.responses_per_prompt
         yield from (list(scored[first : first + each]) for first in range(0, len(scored), each))

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One model function call, or a pure one (role None). What it both reads and writes, it amends."""
+    """One model function call, or one of the driver's own (role None). What it both reads and writes, it amends."""
 
     name: str
     role: str | None
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    """Further roles that it needs at once, so that they must be in the group of `role`."""
 
     @property
     def amends(self) -> tuple[str, ...]:

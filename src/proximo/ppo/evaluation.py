@@ -1,20 +1,25 @@
 """Held-out prompts, sampled and scored, without learning. Not the choice of when: that is the loop's."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from proximo.algorithms.kl import k1
 from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.ppo.counted import task_reward_of
-from proximo.ppo.roles.inference import InferenceCalls, Roles
+from proximo.ppo.roles.making import Roles
+from proximo.ppo.roles.passes import logprobs_of
+from proximo.ppo.roles.policy import sampling_options
+from proximo.ppo.roles.reward import eager_begin
 from proximo.ppo.scores import refuse_faulty
 from proximo.ppo.step_metrics import response_metrics, score_metrics
-from proximo.records import Prompt, Response, Scored
+from proximo.records import Prompt, Scored
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
+from proximo.rollout.engine import Engine
 from proximo.rollout.sampling import RandomKey
+from proximo.run.user_code import ask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,23 +39,34 @@ def evaluate_policy(
 ) -> Evaluation:
     """Sample as the rollout does, or take the most likely tokens (`evaluate_greedy`), and score.
 
-    The random numbers have a purpose of their own and no step, so that evaluations compare across steps. Raises
-    TrainingError where more than `guards.max_unscored_fraction` could not be scored: a mean over what is left could
-    choose the best checkpoint.
+    With `evaluate_average` the policy's average stands for it. The random numbers have a purpose of their own and no
+    step, so that evaluations compare across steps. Raises TrainingError where more than `guards.max_unscored_fraction`
+    could not be scored: a mean over what is left could choose the best checkpoint.
     """
     size = config.evaluation_samples_per_prompt
-    # Shown as the sum of k1 whatever the run measures: a KL over the vocabulary would be computed for nothing.
-    kl = config.kl.model_copy(update={"estimator": "k1"})
-    own = {"responses_per_prompt": size, "samples_per_prompt": None, "kl": kl}
-    calls = InferenceCalls(roles, reward, config.model_copy(update=own))
-    responses = _answers(calls, prompts, seed=seed)
-    (scored,) = calls.score(responses)
-    refuse_faulty(scored, config.guards, where="evaluation")
+    roles.policy.push_weights()
+
+    def answered(engine: Engine, where: str) -> list[Scored]:
+        responses = engine.generate(
+            prompts,
+            num_samples=size,
+            options=sampling_options(config, greedy=config.evaluate_greedy),
+            key=RandomKey(seed=seed, purpose="evaluation", step=0),
+            on_finished=eager_begin(reward),
+        )
+        scored = ask(reward, responses)
+        refuse_faulty(scored, config.guards, where=where)
+        return scored
+
+    scored = answered(roles.evaluated.engine, "evaluation")
+    responses = [each.response for each in scored]
     divergences: list[float | None] = [None] * len(responses)
-    if config.kl.apply_to != "none":
-        (policy,) = calls.policy_logprobs(responses)
-        reference, _ = calls.reference_logprobs(responses)
-        parts = k1(policy, reference).split([len(response.token_ids) for response in responses])
+    if roles.reference is not None:
+        # The sum of k1 whatever the run measures: a KL over the vocabulary would be computed for nothing.
+        difference = k1(
+            logprobs_of(roles.evaluated.model, responses, config), logprobs_of(roles.reference.model, responses, config)
+        )
+        parts = difference.split([len(response.token_ids) for response in responses])
         divergences = [float(part.double().sum()) for part in parts]
     metrics = _metrics(scored, divergences) | statistics_of(reward)
     if config.solved_score is not None:
@@ -60,18 +76,10 @@ def evaluate_policy(
             task_reward_of(each, config.task_reward) for each in scored if each.valid
         )
     opponents: list[Scored | None] = [None] * len(scored)
-    if roles.reference_engine is not None:
-        theirs = InferenceCalls(replace(roles, engine=roles.reference_engine), reward, calls.config)
-        (beside,) = theirs.score(_answers(theirs, prompts, seed=seed))
-        refuse_faulty(beside, config.guards, where="evaluation, the reference's answers")
-        opponents = list(beside)
+    if roles.reference is not None and roles.reference.engine is not None:
+        opponents = list(answered(roles.reference.engine, "evaluation, the reference's answers"))
         metrics |= _duel_metrics(scored, opponents)
     return Evaluation(scored=tuple(scored), kl=tuple(divergences), reference=tuple(opponents), metrics=metrics)
-
-
-def _answers(calls: InferenceCalls, prompts: Sequence[Prompt], *, seed: int) -> list[Response]:
-    key = RandomKey(seed=seed, purpose="evaluation", step=0)
-    return calls.generate(prompts, key=key, policy_version=0, greedy=calls.config.evaluate_greedy)
 
 
 def _metrics(scored: Sequence[Scored], divergences: Sequence[float | None]) -> dict[str, MetricValue]:

@@ -144,11 +144,11 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
 
 def _narrow_frozen_roles(trainer: PPOTrainer, sources: Sequence[RewardSource]) -> None:
     """Under bf16: after their digests were taken, which are those of the folders that they came from."""
-    roles = trainer.roles
     frozen: list[LanguageModel | ScalarModel] = [each.model for each in sources if isinstance(each, ModelReward)]
-    if roles.reference is not None and trainer.config.kl.reference_every_steps is None:
-        frozen.append(roles.reference)
-    trained = [model.model for model in (roles.policy, roles.value) if model is not None]
+    reference = trainer.roles.reference
+    if reference is not None and trainer.config.kl.reference_every_steps is None:
+        frozen.append(reference.model)
+    trained = [worker.model.model for worker in trainer.roles.workers if worker.learner is not None]
     for model in frozen:
         narrow_frozen(model, beside=trained)
 
@@ -192,9 +192,9 @@ def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSour
     scorers = {source.name: source.model for _, source in sources if isinstance(source, ModelReward)}
     if not trainer.policy.has_adapter:
         return []
-    own = {"reference": trainer.roles.reference, "value": trainer.roles.value, "average": trainer.followers.average}
+    own = {worker.role: worker.model for worker in trainer.roles.workers if worker.role != "policy"}
     others = own | scorers
-    shared = [name for name, model in others.items() if model is not None and is_shared(model, trainer.policy)]
+    shared = [name for name, model in others.items() if is_shared(model, trainer.policy)]
     return [f"one copy of the base serves the policy and {', '.join(shared)}"] if shared else []
 
 
@@ -202,12 +202,12 @@ def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSo
     """What the run reads of other folders at every start: the reference, bases below adapters, reward models."""
     models: dict[str, nn.Module] = {s.name: s.model.model for _, s in sources if isinstance(s, ModelReward)}
     roles = trainer.roles
-    if roles.policy.has_adapter:  # its base is the reference
-        models["policy_base"] = roles.policy.model
+    if trainer.policy.has_adapter:  # its base is the reference
+        models["policy_base"] = trainer.policy.model
     elif roles.reference is not None:
-        models["reference"] = roles.reference.model
-    if roles.value is not None and roles.value.has_adapter:
-        models["value_base"] = roles.value.model
+        models["reference"] = roles.reference.model.model
+    if roles.value is not None and roles.value.model.has_adapter:
+        models["value_base"] = roles.value.model.model
     return models
 
 

@@ -27,30 +27,39 @@ def step_graph(
     `sampled_serve`: the sampler's log-probs are the old ones (design: float32, nothing but temperature); else the
     policy computes them again. `policy_learns`: False in the warm-up of the critic. `shares_trunk`: the value model is
     a head on the policy's trunk, so that what needs both takes one pass of it. `extra`: calls of the caller's; one that
-    has no place in this step, since it reads or replaces what is not in it, is left out of it.
+    has no place in this step, since it reads or replaces what is not in it, is left out of it. The input `state` is the
+    run's `TrainState` before the step.
     """
     shares_trunk = shares_trunk and config.uses_critic
-    old = "sampled_logprobs" if sampled_serve else "policy_logprobs"
+    full_kl = config.kl.estimator == "full"
     drawn, judged = ("responses", "scored") if config.samples_per_prompt is None else ("samples", "candidates")
-    calls = [
-        Call(
-            name="experience",
-            role=None,
-            reads=("scored", "old_logprobs", "reference_logprobs", "full_kl", "values"),
-            writes=("experience", "raw_advantages", "shaped_scores"),
-        ),
-    ]
-    if shares_trunk and not sampled_serve:
-        writes = ("old_logprobs", "values")
-        calls.append(Call(name="policy_logprobs_and_values", role="policy", reads=("responses",), writes=writes))
+    passes = ("old_logprobs", "reference_logprobs", "full_kl", "values")
+    made = ("experience", "raw_advantages", "shaped_scores")
+    calls = [Call(name="experience", role=None, reads=("scored", *passes), writes=made)]
+    if sampled_serve:
+        calls.append(Call(name="sampled_logprobs", role=None, reads=("responses",), writes=("old_logprobs",)))
+    elif shares_trunk:
+        both = Call(
+            name="policy_logprobs_and_values",
+            role="policy",
+            reads=("responses",),
+            writes=("old_logprobs", "values"),
+            beside=("value",),
+        )
+        calls.append(both)
     else:
-        role = None if sampled_serve else "policy"
-        calls.append(Call(name=old, role=role, reads=("responses",), writes=("old_logprobs",)))
-    if shares_trunk and policy_learns:
-        writes = ("policy_report", "value_report")
-        calls.append(Call(name="train_policy_and_value", role="policy", reads=("experience",), writes=writes))
-    elif policy_learns:
-        calls.append(Call(name="train_policy", role="policy", reads=("experience",), writes=("policy_report",)))
+        calls.append(Call(name="policy_logprobs", role="policy", reads=("responses",), writes=("old_logprobs",)))
+    if policy_learns:
+        calls.append(
+            Call(
+                name="train_policy_and_value" if shares_trunk else "train_policy",
+                role="policy",
+                reads=("experience", "state"),
+                writes=("policy_report", "value_report") if shares_trunk else ("policy_report",),
+                beside=(("value",) if shares_trunk else ())
+                + (("reference",) if full_kl and config.kl.apply_to == "loss" else ()),
+            )
+        )
     if given == "prompts":
         calls += _sampling_calls(config, drawn, judged)
     if config.samples_per_prompt is not None:
@@ -59,27 +68,44 @@ def step_graph(
     if config.kl.apply_to == "none":
         absent += ["reference_logprobs", "full_kl"]
     else:
-        writes = ("reference_logprobs", "full_kl")
-        calls.append(Call(name="reference_logprobs", role="reference", reads=("responses",), writes=writes))
+        calls.append(
+            Call(
+                name="reference_logprobs",
+                role="reference",
+                reads=("responses",),
+                writes=("reference_logprobs", "full_kl"),
+                beside=("policy",) if full_kl and config.kl.apply_to == "reward" else (),
+            )
+        )
     if not config.uses_critic:
         absent.append("values")
     elif sampled_serve or not shares_trunk:
         calls.append(Call(name="values", role="value", reads=("responses",), writes=("values",)))
     if config.uses_critic and not (shares_trunk and policy_learns):
-        calls.append(Call(name="train_value", role="value", reads=("experience",), writes=("value_report",)))
+        calls.append(Call(name="train_value", role="value", reads=("experience", "state"), writes=("value_report",)))
     brought = ["responses", "scored"] if config.samples_per_prompt is None else ["candidates"]
     inputs = ["prompts"] if given == "prompts" else brought
     missing = ({"prompts"} - set(inputs)) | (set() if policy_learns else {"policy_report"})
-    return build_graph(_with_extra(calls, extra, missing), inputs=[*inputs, *absent])
+    return build_graph(_with_extra(calls, extra, missing), inputs=["state", *inputs, *absent])
+
+
+def end_graph(config: PPOConfig) -> Graph:
+    """What follows a step: models that follow the policy do, and the engine gets its weights."""
+    calls = [Call(name="push_weights", role="policy", reads=(), writes=())]
+    if config.average_decay is not None:
+        calls.append(Call(name="move_average", role="average", reads=(), writes=(), beside=("policy",)))
+    if config.kl.apply_to != "none" and config.kl.reference_every_steps is not None:
+        calls.append(Call(name="follow_policy", role="reference", reads=("state",), writes=(), beside=("policy",)))
+    return build_graph(calls, inputs=["state"])
 
 
 def _sampling_calls(config: PPOConfig, drawn: str, judged: str) -> list[Call]:
     """What samples and scores, the most likely responses too where they are the baseline."""
-    generate = Call(name="generate", role="policy", reads=("prompts",), writes=(drawn,))
+    generate = Call(name="generate", role="policy", reads=("prompts", "state"), writes=(drawn,))
     if config.baseline_answer != "greedy":
-        return [generate, Call(name="score", role="reward", reads=(drawn,), writes=(judged,))]
-    greedy = Call(name="generate_greedy", role="policy", reads=("prompts",), writes=("greedy",))
-    return [generate, greedy, Call(name="score", role="reward", reads=(drawn, "greedy"), writes=(judged,))]
+        return [generate, Call(name="score", role="reward", reads=("state", drawn), writes=(judged,))]
+    greedy = Call(name="generate_greedy", role="policy", reads=("prompts", "state"), writes=("greedy",))
+    return [generate, greedy, Call(name="score", role="reward", reads=("state", drawn, "greedy"), writes=(judged,))]
 
 
 def _with_extra(calls: Sequence[Call], extra: Sequence[Call], missing: set[str]) -> list[Call]:
@@ -95,4 +121,5 @@ def _with_extra(calls: Sequence[Call], extra: Sequence[Call], missing: set[str])
 
 def absent_inputs(graph: Graph) -> dict[str, None]:
     """Values that this run has no call for; they enter as None."""
-    return {name: None for name in graph.inputs if name not in ("prompts", "responses", "scored", "candidates")}
+    given = ("state", "prompts", "responses", "scored", "candidates")
+    return {name: None for name in graph.inputs if name not in given}

@@ -1,49 +1,23 @@
-"""Scores asked for, held against the guards, and the best of them kept. Not what becomes of a score: experience.py."""
+"""Scores held against the guards, and the best of them kept. Not the asking (roles/reward.py), nor what becomes of a
+score (experience.py).
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-
-from transformers import PreTrainedTokenizerBase
+from dataclasses import dataclass
 
 from proximo.algorithms.scores import common_score
-from proximo.config.ppo.options import GuardConfig
+from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import DataError, TrainingError
 from proximo.ppo.counted import counts, has_score, task_reward_of
-from proximo.ppo.reference_answers import answer_responses
-from proximo.ppo.roles.inference import InferenceCalls
-from proximo.records import Response, Scored, ScoreState
+from proximo.records import Scored
 
 
-def score_responses(
-    responses: Sequence[Response],
-    calls: InferenceCalls,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    step: int,
-    greedy: Sequence[Response] = (),
-) -> list[Scored]:
-    """Each response with its score, and with that of the answer that the run compares it with, if it does.
-
-    `greedy`: the most likely response to each prompt, where that is the answer. Raises TrainingError where more of the
-    responses than `guards.max_unscored_fraction` could not be scored.
-    """
-    (scored,) = calls.score(responses)
-    if calls.config.baseline_answer == "reference":
-        prompts = {response.prompt.id: response.prompt for response in responses}
-        scored = with_answer_scores(scored, answer_responses(list(prompts.values()), tokenizer), calls)
-    elif calls.config.baseline_answer == "greedy":
-        scored = with_answer_scores(scored, greedy, calls)
-    refuse_faulty(scored, calls.config.guards, where=f"step {step}")
-    return scored
-
-
-def keep_best(candidates: Sequence[Scored], calls: InferenceCalls) -> list[Scored]:
+def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
     """Of the `samples_per_prompt` responses to each prompt the `responses_per_prompt` best, in the order sampled.
 
     The best by the score as the sources gave it; what would count nowhere or has no score comes last. Raises DataError
     where a prompt has another number of responses.
     """
-    config = calls.config
     size = config.sampled_per_prompt
     groups = [candidates[start : start + size] for start in range(0, len(candidates), size)]
     if any(len(group) != size or len({s.response.prompt.id for s in group}) > 1 for group in groups):
@@ -91,6 +65,8 @@ class EqualSteps:
         return EqualSteps(score=score, count=self.count + 1 if score == self.score else 1)
 
 
+NONE_EQUAL = EqualSteps()
+"""Before the first step."""
 LARGEST_SCORE = 1e18
 """Beyond it the square of a score, and with it every variance, is infinite in float32."""
 
@@ -121,26 +97,3 @@ def refuse_equal(equal: EqualSteps, guards: GuardConfig, *, step: int) -> None:
             "source looks like, or a task that has nothing left to teach; look at the last samples, and at what the "
             "source answers to them by hand (guards.max_constant_reward_steps: null goes on)"
         )
-
-
-def with_answer_scores(scored: Sequence[Scored], answers: Sequence[Response], calls: InferenceCalls) -> list[Scored]:
-    """The same, each with the score of its prompt's answer. `answers`: one to each prompt at least; the first counts.
-
-    Where that could not be scored there is nothing to compare with: the responses count as not scored either.
-    """
-    once: dict[str, Response] = {}
-    for answer in answers:
-        once.setdefault(answer.prompt.id, answer)
-    (judged,) = calls.score(list(once.values()))
-    known = dict(zip(once, judged, strict=True))
-    return [_with_answer(each, known[each.response.prompt.id]) for each in scored]
-
-
-def _with_answer(scored: Scored, answer: Scored) -> Scored:
-    if answer.valid or not scored.valid:
-        return replace(scored, answer_score=answer.score)
-    return replace(
-        scored,
-        state=ScoreState.INFRASTRUCTURE_FAULT,
-        reason=f"the answer that it is compared with was not scored: {answer.reason}",
-    )

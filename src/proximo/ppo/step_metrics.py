@@ -27,7 +27,7 @@ from proximo.ppo.counted import (
 from proximo.ppo.experience import RawAdvantages, ShapedScores
 from proximo.ppo.extra_calls import numbers_of
 from proximo.ppo.graph import OWN_CALLS
-from proximo.ppo.invariants import broken_limits
+from proximo.ppo.update.invariants import broken_limits
 from proximo.ppo.update.reports import Report, first_minibatch_metrics
 from proximo.records import Experience, Scored
 

@@ -3,28 +3,24 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
-from proximo.algorithms.scores import RunningMoments
-from proximo.checkpoint.state import as_record
 from proximo.checkpoint.store import Checkpoint, Writer
-from proximo.data.difficulty import DifficultyFilter, FilterState
+from proximo.data.difficulty import DifficultyFilter
 from proximo.data.order import rows_at
 from proximo.metrics.report.sample_pairs import by_turns
 from proximo.metrics.values import Last, Max, Mean, MetricValue
-from proximo.models.language import LanguageModel
-from proximo.models.scalar import ScalarModel
 from proximo.ppo.counted import sequence_kl
 from proximo.ppo.difficulty import judge_difficulty
 from proximo.ppo.evaluation import evaluate_policy
-from proximo.ppo.scores import EqualSteps
+from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
 from proximo.records import Prompt, Scored, ScoreState
 from proximo.rewards.source import ClosableSource, RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.run.build.conversion import schedule_notes
-from proximo.run.checkpointing import restore_models, update_counts, writers_for
+from proximo.run.checkpointing import update_counts
 from proximo.run.logs import Record
 from proximo.run.memory import peak_memory_mib
 
@@ -78,9 +74,9 @@ class PPOTask:
         else:
             draws = self.difficulty.draw(size)
             outcome = self.ppo.run_step(prompts=[self.prompts[draw.row] for draw in draws])
-            progress = judge_difficulty(
-                self.difficulty, draws, outcome.sampled, task_reward=self.ppo.config.task_reward
-            )
+            task_reward = self.ppo.config.task_reward
+            progress = judge_difficulty(self.difficulty, draws, outcome.sampled, task_reward=task_reward)
+            self.ppo.state = replace(self.ppo.state, difficulty=self.difficulty.state)
         scored = outcome.experience.scored
         gold = self._gold(scored)
         metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | self._gold_statistics() | progress
@@ -96,7 +92,7 @@ class PPOTask:
         if not held_out:
             return None
         ppo = self.ppo
-        found = evaluate_policy(ppo.followers.evaluated, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
+        found = evaluate_policy(ppo.roles, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
         gold = self._gold(found.scored)
         samples = [
             _sample("evaluation", scored, kl, score) | _beside(other)
@@ -106,46 +102,23 @@ class PPOTask:
         return Record(metrics=metrics, samples=samples)
 
     def writers(self) -> Mapping[str, Writer]:
-        """Policy and value model with their optimizers; the average and a reference that moves."""
-        return writers_for(self._models(), self.ppo.learners, self.ppo.tokenizer, head=self._trunk_head())
+        """What each role keeps: its model and optimizer; the policy's average, and a reference that moves."""
+        ppo = self.ppo
+        return {name: write for worker in ppo.roles.workers for name, write in worker.writers(ppo.tokenizer).items()}
 
     def state(self) -> Mapping[str, Any]:
-        """The KL coefficient, what is known of scores and returns, positions in schedules, who is left out."""
-        return {
-            "kl_coefficient": self.ppo.kl_coefficient,
-            "score_moments": asdict(self.ppo.score_moments),
-            "return_moments": asdict(self.ppo.return_moments),
-            "equal_steps": asdict(self.ppo.equal_steps),
-            "value_scale": self.ppo.value_scale.state(),
-            "updates": update_counts(self.ppo.learners),
-            "difficulty": None if self.difficulty is None else self.difficulty.state.to_json(),
-        }
+        """What the run carries from step to step, positions in schedules, and what the roles keep beside weights."""
+        ppo = self.ppo
+        of_roles = {name: value for worker in ppo.roles.workers for name, value in worker.state().items()}
+        return {**ppo.state.to_json(), **of_roles, "updates": update_counts(ppo.learners)}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Weights, optimizers, coefficient, units and counters."""
-        restore_models(checkpoint, self._models(), self.ppo.learners, head=self._trunk_head())
-        state = checkpoint.state["task"]
-        self.ppo.steps_done = checkpoint.step
-        self.ppo.kl_coefficient = state["kl_coefficient"]
-        self.ppo.score_moments = as_record(RunningMoments, state["score_moments"])
-        self.ppo.return_moments = as_record(RunningMoments, state.get("return_moments", {}))
-        self.ppo.equal_steps = as_record(EqualSteps, state["equal_steps"])
-        self.ppo.value_scale.restore(state["value_scale"])
-        if self.difficulty is not None:
-            self.difficulty.state = FilterState.from_json(state["difficulty"])
-
-    def _models(self) -> dict[str, LanguageModel | ScalarModel]:
-        moving = self.ppo.config.kl.reference_every_steps is not None
-        held = {
-            "policy": self.ppo.policy,
-            "value": None if self.ppo.roles.shares_trunk else self.ppo.roles.value,
-            "average": self.ppo.followers.average,
-            "reference": self.ppo.roles.reference if moving else None,
-        }
-        return {role: model for role, model in held.items() if model is not None}
-
-    def _trunk_head(self) -> ScalarModel | None:
-        return self.ppo.roles.value if self.ppo.roles.shares_trunk else None
+        for worker in self.ppo.roles.workers:
+            worker.restore(checkpoint)
+        self.ppo.state = TrainState.from_json(checkpoint.state["task"], steps_done=checkpoint.step)
+        if self.difficulty is not None and self.ppo.state.difficulty is not None:
+            self.difficulty.state = self.ppo.state.difficulty
 
     def _gold(self, scored: Sequence[Scored]) -> Gold:
         if self.gold is None:

@@ -5,19 +5,19 @@ responses = trainer.generate(prompts)
 stats = trainer.step(prompts, responses, scores)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms.controllers import KLController
-from proximo.algorithms.losses import PolicyStatistics
-from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
-from proximo.dataflow.executor import Handler, LocalExecutor
+from proximo.dataflow.executor import Executor, LocalExecutor, Outcome
+from proximo.dataflow.graph import Graph
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
@@ -25,9 +25,8 @@ from proximo.metrics.values import Last, MetricValue
 from proximo.models.cpu.thread_split import side_by_side
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
-from proximo.ppo.experience import make_experience
 from proximo.ppo.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
-from proximo.ppo.graph import absent_inputs, step_graph
+from proximo.ppo.graph import absent_inputs, end_graph, step_graph
 from proximo.ppo.inputs.coerce import (
     PromptLike,
     ResponseLike,
@@ -42,27 +41,22 @@ from proximo.ppo.inputs.coerce import (
 )
 from proximo.ppo.inputs.parts import as_seed, as_source, check_config, check_tokenizer, check_training
 from proximo.ppo.inputs.token_ids import Mask
-from proximo.ppo.invariants import check_first_minibatch, likely_causes
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
-from proximo.ppo.roles.inference import InferenceCalls
-from proximo.ppo.roles.learners import make_learners
-from proximo.ppo.roles.models import Followers, make_roles
-from proximo.ppo.roles.value_scale import ValueScale
-from proximo.ppo.scores import EqualSteps, keep_best, refuse_equal, score_responses
+from proximo.ppo.roles.driver import driver_handlers
+from proximo.ppo.roles.making import make_roles
 from proximo.ppo.step_metrics import StepOutcome, step_metrics
-from proximo.ppo.update.ptx import make_text_loss
-from proximo.ppo.update.updates import UpdateCalls
-from proximo.records import Experience, Passes, Prompt, Response, Scored
+from proximo.ppo.train_state import TrainState
+from proximo.records import Prompt, Response, Scored
 from proximo.rewards.function import RewardFunction
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
-from proximo.rollout.sampling import RandomKey
-from proximo.run.memory import check_release, release_cache, with_memory_advice
+from proximo.rollout.engine import Engine
+from proximo.run.memory import check_release, memory_advice
 from proximo.run.user_code import tell_step
 
 
 class PPOTrainer:
-    """Owns the policy, its reference, the critic and their optimizers, and takes them from step to step.
+    """Drives the roles of a run (`roles`) from step to step, and keeps what belongs to none of them (`state`).
 
     Args:
         policy: trained in place.
@@ -75,6 +69,10 @@ class PPOTrainer:
         ptx: texts that it goes on learning, as `config.ptx` says.
         config: what is done.
         seed: of all sampling and shuffling.
+        engine: samples from the policy, whose weights it is given as they change; None takes the built-in one, which
+            runs on the policy's own tensors.
+        executor: runs the calls of a step; None runs them one after the other in this process, and those of policy and
+            critic at the same time where a CPU has the threads.
         extra_calls: calls of your own in the graph of every step (docs/dataflow.md).
         optimizers: optimizers of your own for "policy" and "value", in the place of those of the configuration.
         kl_controller: keeps the KL coefficient in the place of `config.kl`; it is given the KL of each response that
@@ -97,6 +95,8 @@ class PPOTrainer:
         ptx: Sequence[TextExample | str] | None = None,
         config: PPOConfig | None = None,
         seed: int = 0,
+        engine: Engine | None = None,
+        executor: Executor | None = None,
         extra_calls: Sequence[ExtraCall] = (),
         optimizers: Mapping[str, OwnOptimizer] | None = None,
         kl_controller: KLController | None = None,
@@ -114,45 +114,31 @@ class PPOTrainer:
         moves = self.config.kl.reference_every_steps is not None
         check_models(self.policy, tokenizer, reference=reference, value=value, moves=moves)
         check_release(self.config.release_cache, self.policy.device)
-        self.roles = make_roles(self.policy, tokenizer, reference=reference, value=value, config=self.config, seed=seed)
-        self.followers = Followers(self.roles, tokenizer, self.config)
-        self.kl_controller = kl_controller
-        self.kl_coefficient = first_coefficient(self.config.kl, kl_controller)
-        self.score_moments: RunningMoments = NOTHING_SEEN
-        self.return_moments: RunningMoments = NOTHING_SEEN
-        self.equal_steps = EqualSteps()
-        self.steps_done = 0
-        self._inference = InferenceCalls(self.roles, reward, self.config)
-        policy_learner, value_learner = make_learners(self.roles, self.config, optimizers)
-        self._updates = UpdateCalls(
-            self._inference,
-            policy=policy_learner,
-            value=value_learner,
+        self.roles = make_roles(
+            self.policy,
+            tokenizer,
+            reference=reference,
+            value=value,
+            config=self.config,
             seed=seed,
-            check_first=self._check_first_minibatch,
-            texts=make_text_loss(ptx, self.policy, tokenizer, config=self.config, seed=seed),
+            reward=reward,
+            engine=engine,
+            texts=ptx,
+            optimizers=optimizers,
         )
-
-    def _check_first_minibatch(self, statistics: PolicyStatistics, experience: Experience, step: int) -> None:
-        kind = {"precision": self.policy.precision, "objective": self.config.policy_loss.objective}
-        causes = likely_causes(experience, policy_version=self.policy_version)
-        check_first_minibatch(statistics, **kind, causes=causes, step=step + 1)
+        self.executor = executor or LocalExecutor(side_by_side=side_by_side)
+        self.kl_controller = kl_controller
+        self.state = TrainState(kl_coefficient=first_coefficient(self.config.kl, kl_controller))
 
     @property
     def learners(self) -> dict[str, Learner]:
         """Role -> learner of every trained model."""
-        value = self._updates.value_learner
-        return {"policy": self._updates.policy_learner} | ({} if value is None else {"value": value})
-
-    @property
-    def value_scale(self) -> ValueScale:
-        """What the value model's outputs mean."""
-        return self._inference.value_scale
+        return {role: learner for worker in self.roles.workers for role, learner in worker.learners.items()}
 
     @property
     def policy_version(self) -> int:
         """Optimizer steps that the policy has taken."""
-        return self._updates.policy_learner.updates_done
+        return self.roles.policy.version
 
     @property
     def sampled_logprobs_serve(self) -> bool:
@@ -161,20 +147,16 @@ class PPOTrainer:
         Not where behaviour weights or a rejection compare the two: the responses may then be those of any sampler.
         """
         compared = self.config.policy_loss.asks_the_sampler
-        return self.policy.precision == "float32" and not (compared or self.config.rollout.reshapes_distribution)
+        exact = self.roles.policy.engine.logprobs_are_the_learners
+        return exact and not (compared or self.config.rollout.reshapes_distribution)
 
     def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
         """Sample `samples_per_prompt`, or else `responses_per_prompt`, responses to each prompt, as this step would.
 
         A prompt is a text, its token ids (a list or a tensor without padding) or a record.
         """
-        return self._inference.generate(
-            self._prompts(prompts), key=self._rollout_key, policy_version=self.policy_version
-        )
-
-    @property
-    def _rollout_key(self) -> RandomKey:
-        return RandomKey(seed=self.seed, purpose="rollout", step=self.steps_done)
+        (responses,) = self.roles.policy.generate(self._prompts(prompts), self.state)
+        return responses
 
     def _prompts(self, prompts: Sequence[PromptLike]) -> list[Prompt]:
         return as_prompts(self.tokenizer, prompts, num_tokens=self.policy.vocab_size)
@@ -214,16 +196,16 @@ class PPOTrainer:
         call. Raises ConfigError where no step is left, and for a function that cannot be called so.
         """
         if reward is not None:
-            self._inference.reward = as_source(reward)
+            self.roles.reward.source = as_source(reward)
         known, size = self._prompts(prompts), self.config.prompts_per_step
-        scored = self._inference.reward is not None or any(call.name == "score" for call in self.extra_calls)
-        check_training(known, self.config, scored=scored, on_step=on_step, steps_done=self.steps_done)
+        scored = self.roles.reward.source is not None or any(call.name == "score" for call in self.extra_calls)
+        check_training(known, self.config, scored=scored, on_step=on_step, steps_done=self.state.steps_done)
         history: list[dict[str, float]] = []
-        while self.steps_done < self.config.num_steps:
-            rows = rows_at(self.steps_done * size, size, num_rows=len(known), seed=self.seed)
+        while self.state.steps_done < self.config.num_steps:
+            rows = rows_at(self.state.steps_done * size, size, num_rows=len(known), seed=self.seed)
             history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
             if on_step is not None:
-                tell_step(on_step, self.steps_done, history[-1])
+                tell_step(on_step, self.state.steps_done, history[-1])
         return history
 
     def run_step(
@@ -235,7 +217,7 @@ class PPOTrainer:
         learner's log-probs are not the sampler's, or memory ran out. A step that failed may have moved some weights.
         """
         given = "prompts" if scored is None else "scored"
-        learns = self.steps_done >= self.config.critic_warmup_steps
+        learns = self.state.steps_done >= self.config.critic_warmup_steps
         serve, extra = self.sampled_logprobs_serve, calls_of(self.extra_calls)
         modes = {"sampled_serve": serve, "policy_learns": learns, "shares_trunk": self.roles.shares_trunk}
         graph = step_graph(self.config, given=given, **modes, extra=extra)
@@ -243,12 +225,8 @@ class PPOTrainer:
         if scored is not None:
             taken = {"responses": [s.response for s in scored], "scored": scored}
             inputs = taken if self.config.samples_per_prompt is None else {"candidates": scored}
-        handlers = with_memory_advice(
-            self._handlers() | handlers_of(self.extra_calls), self.config.memory_settings, step=self.steps_done + 1
-        )
-        together = set(self._updates.calls_side_by_side).difference(call.name for call in extra)
-        executor = LocalExecutor(graph, handlers, together=together, side_by_side=side_by_side)
-        outcome = executor.run(inputs | absent_inputs(graph))
+        together = set(self.roles.calls_together).difference(call.name for call in extra)
+        outcome = self._run(graph, {"state": self.state} | inputs | absent_inputs(graph), together)
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
@@ -257,78 +235,46 @@ class PPOTrainer:
             value=outcome.values.get("value_report"),
             candidates=outcome.values.get("candidates"),
             seconds=outcome.seconds,
-            kl_coefficient=None if self.config.kl.apply_to == "none" else self.kl_coefficient,
+            kl_coefficient=None if self.config.kl.apply_to == "none" else self.state.kl_coefficient,
             compares_groups=self.config.advantage.compares_groups,
             extra=values_of(self.extra_calls, graph, outcome.values),
         )
-        if step.policy is not None:  # while the critic warms up, the policy and its coefficient wait
-            self.kl_coefficient = adapted_coefficient(
-                self.kl_coefficient, step.experience, self.config.kl, self.kl_controller
-            )
-        self.score_moments = outcome.values["shaped_scores"].moments
-        self.return_moments = step.raw_advantages.spread.seen
-        self.equal_steps = self.equal_steps.after(step.sampled, task_reward=self.config.task_reward)
-        self.steps_done += 1
-        self.followers.move(self.steps_done)
+        self.state = replace(
+            self.state,
+            kl_coefficient=self._next_coefficient(step),
+            steps_done=self.state.steps_done + 1,
+            score_moments=outcome.values["shaped_scores"].moments,
+            return_moments=step.raw_advantages.spread.seen,
+            equal_steps=self.state.equal_steps.after(step.sampled, task_reward=self.config.task_reward),
+        )
+        self._run(end_graph(self.config), {"state": self.state})
         return step
+
+    def _run(self, graph: Graph, inputs: Mapping[str, Any], together: Collection[str] = ()) -> Outcome:
+        step = self.state.steps_done + 1
+        own = driver_handlers(self.state, self.config, device=self.policy.device)
+        return self.executor.run(
+            graph,
+            inputs,
+            groups=[self.roles.group],
+            driver=own | handlers_of(self.extra_calls),
+            together=together,
+            around=lambda call: memory_advice(self.config.memory_settings, call.name, step=step),
+        )
+
+    def _next_coefficient(self, step: StepOutcome) -> float:
+        if step.policy is None:  # while the critic warms up, the policy and its coefficient wait
+            return self.state.kl_coefficient
+        return adapted_coefficient(self.state.kl_coefficient, step.experience, self.config.kl, self.kl_controller)
 
     def metrics(self, outcome: StepOutcome) -> dict[str, MetricValue]:
         """The declared metrics of a step that was just taken."""
         own: dict[str, MetricValue] = {
             "progress/policy_version": Last(self.policy_version),
-            "progress/prompts": Last(self.steps_done * self.config.prompts_per_step),
+            "progress/prompts": Last(self.state.steps_done * self.config.prompts_per_step),
         }
         found = step_metrics(outcome, self.config, precision=self.policy.precision)
-        return found | own | statistics_of(self._inference.reward)
-
-    def _handlers(self) -> dict[str, Handler]:
-        calls, updates = self._inference, self._updates
-        return {
-            "generate": lambda prompts: (self.generate(prompts),),
-            "generate_greedy": lambda prompts: calls.generate_greedy(prompts, key=self._rollout_key),
-            "score": lambda responses, greedy=(): (
-                score_responses(responses, calls, self.tokenizer, step=self.steps_done + 1, greedy=greedy),
-            ),
-            "select": self._select,
-            "sampled_logprobs": calls.sampled_logprobs,
-            "policy_logprobs": calls.policy_logprobs,
-            "reference_logprobs": calls.reference_logprobs,
-            "values": calls.values,
-            "policy_logprobs_and_values": calls.policy_logprobs_and_values,
-            "experience": self._experience,
-            "train_value": lambda experience: (updates.train_value(experience, step=self.steps_done),),
-            "train_policy": lambda experience: (
-                updates.train_policy(experience, kl_coefficient=self.kl_coefficient, step=self.steps_done),
-            ),
-            "train_policy_and_value": lambda experience: updates.train_policy_and_value(
-                experience, kl_coefficient=self.kl_coefficient, step=self.steps_done
-            ),
-        }
-
-    def _experience(self, scored: Sequence[Scored], *passes: Any) -> tuple[Any, ...]:
-        if self.config.release_cache:  # the rollout's keys and values are freed, and the updates come next
-            release_cache(self.policy.device)
-        old, reference, full, values = passes
-        gathered = Passes(old_logprobs=old, reference_logprobs=reference, full_kl=full, values=values)
-        if self.config.samples_per_prompt is None:
-            self._refuse_equal(scored)
-        return make_experience(
-            scored,
-            gathered,
-            config=self.config,
-            kl_coefficient=self.kl_coefficient,
-            moments=self.score_moments,
-            returns_seen=self.return_moments,
-        )
-
-    def _select(self, candidates: Sequence[Scored]) -> tuple[list[Response], list[Scored]]:
-        self._refuse_equal(candidates)  # the best of a healthy source may well be equal
-        scored = keep_best(candidates, self._inference)
-        return [each.response for each in scored], scored
-
-    def _refuse_equal(self, sampled: Sequence[Scored]) -> None:
-        equal = self.equal_steps.after(sampled, task_reward=self.config.task_reward)
-        refuse_equal(equal, self.config.guards, step=self.steps_done + 1)
+        return found | own | statistics_of(self.roles.reward.source)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         recorder = Recorder()
@@ -343,4 +289,4 @@ class PPOTrainer:
         records = as_responses(
             self.tokenizer, self._prompts(prompts), responses, policy=self.policy, policy_version=version, masks=masks
         )
-        return self._inference.with_logprobs(records)
+        return self.roles.policy.with_logprobs(records)

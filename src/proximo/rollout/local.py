@@ -7,7 +7,7 @@ wrote past the end of its response is then cut off, so that responses do not dep
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -19,8 +19,10 @@ from proximo.models.attention.cache import PromptCache, RowCache
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack, send
 from proximo.models.precision.compute import casting
+from proximo.models.precision.placement import Precision
 from proximo.models.train_eval import evaluating
 from proximo.records import Finish, Prompt, Response
+from proximo.rollout.engine import Holding, fingerprint
 from proximo.rollout.sampling import RandomKey, SamplingOptions, sample
 from proximo.rollout.scheduler import Admission, Scheduler
 from proximo.rollout.stopping import StopRules
@@ -62,6 +64,36 @@ class LocalEngine:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_num_seqs = max_num_seqs
         self._prefill_tokens = prefill_tokens
+        self._version = 0
+        self._loaded: frozenset[str] = frozenset()
+
+    @property
+    def logprobs_are_the_learners(self) -> bool:
+        """True in float32, where both compute the same."""
+        return self._model.precision is Precision.FLOAT32
+
+    @torch.no_grad()
+    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """See `Engine.load_weights`. The learner's own model has them already; another one gets a copy of each."""
+        own = self._parameters()
+        for name, tensor in tensors.items():
+            if name not in own or own[name].shape != tensor.shape:
+                there = f"shape {tuple(own[name].shape)}" if name in own else "no tensor of that name"
+                raise ModelError(f"{name} has shape {tuple(tensor.shape)}, and in the engine's model {there}")
+        for name, tensor in tensors.items():
+            if own[name] is not tensor:
+                own[name].copy_(tensor)
+        self._version, self._loaded = version, frozenset(tensors)
+
+    def holds(self) -> Holding | None:
+        """See `Engine.holds`. Read anew each time, so that it follows tensors that are changed from outside."""
+        if not self._loaded:
+            return None
+        loaded = {name: tensor for name, tensor in self._parameters().items() if name in self._loaded}
+        return Holding(version=self._version, fingerprint=fingerprint(loaded))
+
+    def _parameters(self) -> dict[str, Tensor]:
+        return dict(self._model.model.named_parameters())
 
     @torch.no_grad()
     def generate(
@@ -71,7 +103,6 @@ class LocalEngine:
         num_samples: int,
         options: SamplingOptions,
         key: RandomKey,
-        policy_version: int = 0,
         on_finished: Callable[[Response], None] | None = None,
     ) -> list[Response]:
         """See `Engine.generate`. The model is in eval mode meanwhile and left as it was.
@@ -91,7 +122,7 @@ class LocalEngine:
         with evaluating(self._model.model), casting():
             call = _Call(self._model, samples, scheduler=scheduler, cache=cache, stop=stop)
             for ended in call.run():
-                ended.response = ended.record(stop, policy_version)
+                ended.response = ended.record(stop, self._version)
                 if on_finished is not None:
                     on_finished(ended.response)
         return [each.response for group in samples for each in group if each.response is not None]

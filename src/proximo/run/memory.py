@@ -2,13 +2,11 @@
 
 import resource
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from proximo.dataflow.executor import Handler
 from proximo.errors import ConfigError, TrainingError
 from proximo.failures import memory_ran_out
 
@@ -29,19 +27,6 @@ def memory_advice(settings: str, phase: str, *, step: int) -> Generator[None]:
             f"step {step}: memory ran out in {phase}; {settings}; neither changes the result. "
             f"`proximo plan` with this recipe says what takes how much ({reason})"
         ) from error
-
-
-def with_memory_advice(handlers: Mapping[str, Handler], settings: str, *, step: int) -> dict[str, Handler]:
-    """The handlers of a step's calls, each with that advice."""
-
-    def advised(name: str, handler: Handler) -> Handler:
-        def run(*given: Any) -> tuple[Any, ...]:
-            with memory_advice(settings, name, step=step):
-                return handler(*given)
-
-        return run
-
-    return {name: advised(name, handler) for name, handler in handlers.items()}
 
 
 def check_release(wanted: bool, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from proximo.models.packing import PackedResponses, pack
 from proximo.models.precision.compute import casting
 from proximo.models.scalar import ScalarModel
 from proximo.plan.cost_model import CACHE, COPY, LOGITS, Batches, Lengths, StepCost, scale_to_step
-from proximo.ppo.roles.inference import sampling_options
+from proximo.ppo.roles.policy import sampling_options
 from proximo.rollout.local import PREFILL_TOKENS, rows_for
 from proximo.rollout.sampling import sample
 

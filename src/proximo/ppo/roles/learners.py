@@ -1,6 +1,6 @@
 """The optimizers of a PPO run and the lengths of their schedules. Not the updates: see update/updates.py."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -10,12 +10,18 @@ from proximo.errors import ConfigError
 from proximo.learner.minibatches import num_minibatches
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
-from proximo.ppo.roles.inference import Roles
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
 from proximo.run.build.conversion import optimizer_options
 
 
 def make_learners(
-    roles: Roles, config: PPOConfig, own: Mapping[str, OwnOptimizer] | None = None
+    policy: LanguageModel,
+    value: ScalarModel | None,
+    config: PPOConfig,
+    own: Mapping[str, OwnOptimizer] | None = None,
+    *,
+    shares_trunk: bool = False,
 ) -> tuple[Learner, Learner | None]:
     """Of the policy, and of the value model where there is one; `own` has optimizers that were brought, by role.
 
@@ -26,31 +32,31 @@ def make_learners(
     Raises ConfigError for an optimizer of a role that is not trained, or that the configuration describes too.
     """
     own = {} if own is None else own
-    _check_own(own, roles, config)
+    _check_own(own, ["policy", *([] if value is None else ["value"])], config)
     updates_per_step = config.epochs_per_step * num_minibatches(config.responses_per_step, config.responses_per_update)
-    rate = 1e-5 if roles.policy.has_adapter else 1e-6
+    rate = 1e-5 if policy.has_adapter else 1e-6
     policy_options = config.policy_optimizer or OptimizerConfig(learning_rate=rate)
-    trunk_head = roles.value.base.get_submodule("score") if roles.value is not None and roles.shares_trunk else None
-    policy = Learner(
-        roles.policy.model if trunk_head is None else nn.ModuleDict({"policy": roles.policy.model, "head": trunk_head}),
+    trunk_head = value.base.get_submodule("score") if value is not None and shares_trunk else None
+    trained = policy.model if trunk_head is None else nn.ModuleDict({"policy": policy.model, "head": trunk_head})
+    learner = Learner(
+        trained,
         own.get("policy") or optimizer_options(policy_options),
         num_updates=(config.num_steps - config.critic_warmup_steps) * updates_per_step,
     )
-    if roles.value is None or (trunk_head is not None and not config.critic_warmup_steps):
-        return policy, None
+    if value is None or (trunk_head is not None and not config.critic_warmup_steps):
+        return learner, None
     options = own.get("value") or optimizer_options(config.value_optimizer)
     if trunk_head is not None:
-        return policy, Learner(trunk_head, options, num_updates=config.critic_warmup_steps * updates_per_step)
-    return policy, Learner(roles.value.model, options, num_updates=config.num_steps * updates_per_step)
+        return learner, Learner(trunk_head, options, num_updates=config.critic_warmup_steps * updates_per_step)
+    return learner, Learner(value.model, options, num_updates=config.num_steps * updates_per_step)
 
 
-def _check_own(own: Mapping[str, OwnOptimizer], roles: Roles, config: PPOConfig) -> None:
+def _check_own(own: Mapping[str, OwnOptimizer], trained: Sequence[str], config: PPOConfig) -> None:
     if not isinstance(own, Mapping):
         raise ConfigError(
             f"optimizers must be a mapping from roles to optimizers, got {type(own).__name__}: write "
             'optimizers={"policy": OwnOptimizer(make=lambda parameters: torch.optim.SGD(parameters, lr=1e-3))}'
         )
-    trained = ["policy"] + ([] if roles.value is None else ["value"])
     for role, optimizer in own.items():
         if role not in trained:
             raise ConfigError(f"optimizers has an entry {role!r}, but what is trained is {' and '.join(trained)}")

@@ -16,6 +16,7 @@ from proximo.algorithms.value_units import (
 )
 from proximo.checkpoint.state import as_record
 from proximo.config.ppo.options import ValueLossConfig
+from proximo.metrics.values import Last, MetricValue
 from proximo.models.scalar import ScalarModel
 
 
@@ -25,7 +26,7 @@ class ValueScale:
     Without normalising the units are those of the returns themselves, and nothing is touched.
     """
 
-    def __init__(self, model: ScalarModel | None, config: ValueLossConfig) -> None:
+    def __init__(self, model: ScalarModel, config: ValueLossConfig) -> None:
         self._model = model
         self._config = config
         self.moments = ReturnMoments()
@@ -34,7 +35,7 @@ class ValueScale:
     @property
     def is_on(self) -> bool:
         """True where values are normalised."""
-        return self._model is not None and self._config.normalise != "none"
+        return self._config.normalise != "none"
 
     def values(self, outputs: Tensor) -> Tensor:
         """What outputs of the value model mean, in units of the return; shape kept."""
@@ -46,7 +47,7 @@ class ValueScale:
         `values` and `returns` [T] are in units of the return. The head is rescaled with the units, so no value changes.
         Only a head of zeros has other values afterwards: it claims nothing, and is given the mean of the returns.
         """
-        if self._model is None or not self.is_on or not mask.any():
+        if not self.is_on or not mask.any():
             return values, returns
         is_first = self.moments.weight == 0
         self.moments = self._with_returns(returns.double(), mask)
@@ -55,6 +56,11 @@ class ValueScale:
         factor = before.scale / self.units.scale
         self._model.scale_head(factor)
         return outputs * factor, self.units.to_outputs(returns)
+
+    @property
+    def metrics(self) -> dict[str, MetricValue]:
+        """What the value model's outputs mean, where values are normalised."""
+        return {"value/scale": Last(self.units.scale), "value/shift": Last(self.units.shift)} if self.is_on else {}
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs beside the weights of the head; JSON."""

@@ -1,6 +1,6 @@
 """Policy loss and value loss of one pass through a shared trunk, added, and told apart again. Not the two losses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -31,11 +31,6 @@ def joint_loss(
         policy=moved, value=errors, policy_loss=policy_loss.detach(), value_loss=value_loss.detach()
     )
     return policy_loss + coefficient * value_loss, statistics
-
-
-def policy_parts(parts: Sequence[JointStatistics]) -> list[PolicyStatistics]:
-    """What the guards look at."""
-    return [part.policy for part in parts]
 
 
 def policy_share(taken: Taken[JointStatistics]) -> Taken[PolicyStatistics]:

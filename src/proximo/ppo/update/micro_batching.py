@@ -10,10 +10,9 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.learner.minibatches import plan_minibatches
 from proximo.models.batching import plan_batches
-from proximo.models.packing import send
-from proximo.ppo.roles.inference import pack_members
+from proximo.models.packing import PackedResponses, pack_responses, send
 from proximo.ppo.update.microbatch import Microbatch
-from proximo.records import Experience
+from proximo.records import Experience, Response
 
 
 def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: int) -> list[list[int]]:
@@ -65,3 +64,9 @@ def cut_minibatch(
         )
         for members, where, mask in zip(chosen, places, masks, strict=True)
     ]
+
+
+def pack_members(responses: Sequence[Response], indices: Sequence[int], *, device: torch.device) -> PackedResponses:
+    """The chosen responses behind their prompts, packed."""
+    chosen = [responses[i] for i in indices]
+    return pack_responses([r.prompt.token_ids for r in chosen], [r.token_ids for r in chosen], device=device)

@@ -1,21 +1,59 @@
 """The policy loss as it is configured: which objective, which weights, which mean. Not the passes of the model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from proximo.algorithms import objectives
+from proximo.algorithms import kl, objectives
 from proximo.algorithms.behaviour import behaviour_ratios, bounded_weights, near_the_sampler
-from proximo.algorithms.masking import sum_of_response_means, sum_per_token
+from proximo.algorithms.losses import PolicyStatistics, policy_statistics
+from proximo.algorithms.masking import select, sum_of_response_means, sum_per_token
 from proximo.algorithms.objectives import TokenLosses, within_second_moment
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.values import Mean, MetricValue
+from proximo.models.heads import token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.ppo.update.microbatch import Microbatch
 from proximo.records import Experience
+
+
+def policy_loss(
+    policy: LanguageModel,
+    hidden: Tensor,
+    batch: Microbatch,
+    config: PPOConfig,
+    *,
+    kl_coefficient: float,
+    full_kl: Callable[[], Tensor],
+) -> tuple[Tensor, PolicyStatistics]:
+    """A scalar whose sum over the micro-batches is the loss of the update, with its sums.
+
+    `hidden` [T, D]: what the policy knew before each response token. `full_kl` gives the KL over the whole vocabulary
+    there, [T], where it is in the loss.
+    """
+    options, temperature = config.policy_loss, config.rollout.temperature
+    bonus = options.entropy_coefficient
+    found = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0)
+    (clean,) = select(batch.mask, found.logprobs)
+    result = token_losses(clean, batch, options)
+    per_token = result.loss
+    if config.kl.apply_to == "loss":
+        divergence = full_kl() if config.kl.estimator == "full" else _sampled_kl(clean, batch, config)
+        per_token = per_token + kl_coefficient * kl.clamped(divergence, config.kl.clamp)
+    if found.entropy is not None:
+        per_token = per_token - bonus * select(batch.mask, found.entropy)[0]
+    statistics = policy_statistics(found.logprobs, batch.columns["old_logprobs"], result.clipped, batch.mask)
+    return aggregate(per_token, batch, config), statistics
+
+
+def _sampled_kl(logprobs: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor:
+    reference = batch.columns["reference_logprobs"]
+    if config.kl.estimator == "weighted_k3":
+        return kl.weighted_k3(logprobs, batch.columns["old_logprobs"], reference)
+    return kl.k2(logprobs, reference)
 
 
 def policy_columns(experience: Experience, config: PolicyLossConfig) -> dict[str, Tensor]:

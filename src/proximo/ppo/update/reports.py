@@ -7,7 +7,6 @@ from typing import Generic, TypeVar
 from proximo.algorithms.losses import PolicyStatistics
 from proximo.learner.update import UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
-from proximo.ppo.roles.value_scale import ValueScale
 
 Statistics = TypeVar("Statistics")
 
@@ -40,6 +39,11 @@ class Taken(Generic[Statistics]):
         """Those that were taken or skipped one by one."""
         return self.results[:-1] if self.ended else self.results
 
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """Why updates were not taken, one entry each."""
+        return tuple(result.refusal for result in self.results if result.refusal)
+
 
 AT_REST: dict[str, MetricValue] = {
     "policy/loss": Mean(0.0, 1),
@@ -60,11 +64,6 @@ def policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
         "policy/effective_sample_size": Mean(total.ratio.item() ** 2, count * total.ratio_squared.item()),
         "policy/approx_kl": Mean(total.k3.item(), count),
     }
-
-
-def scale_metrics(scale: ValueScale) -> dict[str, MetricValue]:
-    """What the value model's outputs mean, where values are normalised."""
-    return {"value/scale": Last(scale.units.scale), "value/shift": Last(scale.units.shift)} if scale.is_on else {}
 
 
 def update_metrics(role: str, taken: Taken, weights: Sequence[int]) -> dict[str, MetricValue]:

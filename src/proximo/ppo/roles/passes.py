@@ -1,0 +1,47 @@
+"""Passes of one model over the responses of a step, in batches that fit. Not what is done with the results."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from proximo.config.ppo.options import PPOConfig
+from proximo.models.batching import plan_batches
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses
+from proximo.models.precision.compute import casting
+from proximo.models.scalar import ScalarModel
+from proximo.ppo.update.micro_batching import pack_members
+from proximo.records import Response
+
+
+@torch.no_grad()
+def over_batches(
+    responses: Sequence[Response],
+    run: Callable[[PackedResponses], Tensor],
+    model: LanguageModel | ScalarModel,
+    config: PPOConfig,
+    *,
+    extra: int = 0,
+) -> Tensor:
+    """`run` on balanced batches on the model's device, its pieces back in the order of the responses, on the CPU.
+
+    `extra`: rows of each response beside those of its tokens. The pieces are fetched together, so that no batch waits
+    for what the one before found.
+    """
+    lengths = [len(r.prompt.token_ids) + len(r.token_ids) for r in responses]
+    plan = plan_batches(lengths, token_budget=config.tokens_per_microbatch)
+    with casting():
+        found = [run(pack_members(responses, indices, device=model.device)) for indices in plan]
+    order = [index for indices in plan for index in indices]
+    sizes = [len(responses[index].token_ids) + extra for index in order]
+    pieces = dict(zip(order, torch.cat(found).cpu().split(sizes), strict=True))
+    return torch.cat([pieces[index] for index in range(len(responses))])
+
+
+def logprobs_of(model: LanguageModel, responses: Sequence[Response], config: PPOConfig) -> Tensor:
+    """[T] log-probs of the response tokens at the temperature of the rollout."""
+    temperature = config.rollout.temperature
+    return over_batches(
+        responses, lambda batch: model.response_logprobs(batch, temperature=temperature).logprobs, model, config
+    )

@@ -1,0 +1,283 @@
+"""The policy of a PPO run: it samples through its engine, reads its log-probs, and learns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from proximo.algorithms.losses import PolicyStatistics
+from proximo.algorithms.segments import value_positions
+from proximo.config.ppo.options import PPOConfig
+from proximo.dataflow.executor import Handler
+from proximo.learner.update import Learner
+from proximo.metrics.values import MetricValue, Sum
+from proximo.models.heads import token_logprobs
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses
+from proximo.models.scalar import ScalarModel
+from proximo.ppo.counted import nothing_to_learn
+from proximo.ppo.roles.passes import logprobs_of, over_batches
+from proximo.ppo.roles.reference import ReferenceWorker
+from proximo.ppo.roles.value import ValueWorker
+from proximo.ppo.roles.worker import RoleWorker
+from proximo.ppo.train_state import TrainState
+from proximo.ppo.update.epochs import Epochs, refuse_many_skipped
+from proximo.ppo.update.guards import PolicyGuard
+from proximo.ppo.update.invariants import check_first_minibatch, likely_causes
+from proximo.ppo.update.joint_loss import JointStatistics, joint_loss, policy_share, value_share
+from proximo.ppo.update.microbatch import Microbatch
+from proximo.ppo.update.policy_loss import (
+    behaviour_metrics,
+    mark_trusted,
+    policy_columns,
+    policy_loss,
+    without_rejected,
+)
+from proximo.ppo.update.ptx import JointUpdates, TextLoss
+from proximo.ppo.update.reports import AT_REST, Report, Taken, policy_metrics, update_metrics
+from proximo.records import Experience, Prompt, Response
+from proximo.rollout.engine import Engine, push_weights
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+
+Statistics = TypeVar("Statistics")
+
+
+class PolicyWorker(RoleWorker[LanguageModel]):
+    """The model that learns, and the engine that samples from it."""
+
+    role = "policy"
+    learner: Learner
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        learner: Learner,
+        config: PPOConfig,
+        *,
+        engine: Engine,
+        seed: int,
+        texts: TextLoss | None = None,
+        neighbour: ScalarModel | None = None,
+        on_finished: Callable[[Response], None] | None = None,
+        check_first: bool = True,
+    ) -> None:
+        """`texts` join every update. `neighbour` is the model that may train at the same time. `on_finished` is told of
+        each response of a step as soon as it has ended. `check_first`: hold each step's first minibatch against what
+        must be true of it before anything is learned.
+        """
+        super().__init__(model, learner)
+        self.config = config
+        self.engine = engine
+        self.seed = seed
+        self.texts = texts
+        self.epochs = Epochs(
+            model,
+            config,
+            seed=seed,
+            neighbour=neighbour,
+            prepare=lambda batches: mark_trusted(batches, model, config),
+        )
+        self.on_finished = on_finished
+        self.check_first = check_first
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "generate": self.generate,
+            "generate_greedy": self.generate_greedy,
+            "policy_logprobs": lambda responses: (self.logprobs(responses),),
+            "policy_logprobs_and_values": self.logprobs_and_values,
+            "train_policy": self.train,
+            "train_policy_and_value": self.train_with_value,
+            "push_weights": self.push_weights,
+        }
+
+    @property
+    def version(self) -> int:
+        """Updates that it has taken."""
+        return self.learner.updates_done
+
+    def push_weights(self) -> tuple[()]:
+        """See that the engine has the weights of now. Raises TrainingError where it holds others afterwards."""
+        push_weights(self.engine, self.version, dict(self.model.trainable_parameters()))
+        return ()
+
+    def generate(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
+        """The configured number of responses to each prompt."""
+        self.push_weights()
+        responses = self.engine.generate(
+            prompts,
+            num_samples=self.config.sampled_per_prompt,
+            options=sampling_options(self.config),
+            key=self._key(state),
+            on_finished=self.on_finished,
+        )
+        return (responses,)
+
+    def generate_greedy(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
+        """The most likely response to each prompt."""
+        self.push_weights()
+        options = sampling_options(self.config, greedy=True)
+        return (self.engine.generate(prompts, num_samples=1, options=options, key=self._key(state)),)
+
+    def _key(self, state: TrainState) -> RandomKey:
+        return RandomKey(seed=self.seed, purpose="rollout", step=state.steps_done)
+
+    def logprobs(self, responses: Sequence[Response]) -> Tensor:
+        """[T] of the policy as it stands."""
+        return logprobs_of(self.model, responses, self.config)
+
+    def with_logprobs(self, responses: Sequence[Response]) -> list[Response]:
+        """The same where all have their log-probs; else all with those that the policy gives them."""
+        if all(len(response.logprobs) == len(response.token_ids) for response in responses):
+            return list(responses)
+        pieces = self.logprobs(responses).split([len(response.token_ids) for response in responses])
+        return [replace(response, logprobs=piece) for response, piece in zip(responses, pieces, strict=True)]
+
+    def logprobs_and_values(self, responses: Sequence[Response], *, value: ValueWorker) -> tuple[Tensor, Tensor]:
+        """[T] log-probs and [T + R] values, by one pass through the trunk that both share."""
+        temperature = self.config.rollout.temperature
+
+        def run(batch: PackedResponses) -> Tensor:
+            """[N + S, 2]: the log-prob of the token that follows, 0 after the last one; and the value."""
+            hidden = self.model.hidden_states(batch.packed)
+            found = token_logprobs(hidden[batch.predictors], self.model.head, batch.targets, temperature=temperature)
+            logprobs = found.logprobs.new_zeros(len(batch.value_positions))
+            logprobs[value_positions(batch.response_lengths, device=logprobs.device)] = found.logprobs
+            return torch.stack([logprobs, value.model.scores(hidden[batch.value_positions])], dim=-1)
+
+        both = over_batches(responses, run, self.model, self.config, extra=1)
+        before_tokens = value_positions([len(response.token_ids) for response in responses])
+        return both[before_tokens, 0], value.scale.values(both[:, 1])
+
+    def train(
+        self, experience: Experience, state: TrainState, *, reference: ReferenceWorker | None = None
+    ) -> tuple[Report]:
+        """Updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there.
+
+        No update where no response tells the policy anything, or all of them are rejected; in a flat step the metrics
+        say that nothing moved, in others they are left out. `reference` where the loss has the KL over the vocabulary.
+        """
+        learned = without_rejected(experience, self.config.policy_loss)
+        if nothing_to_learn(experience, self.config) or _has_none_left(learned, experience):
+            return (self._no_update(experience),)
+
+        def loss(batch: Microbatch) -> tuple[Tensor, PolicyStatistics]:
+            return self._loss(self._hidden(batch), batch, state, reference)
+
+        guard, updates = self._guard(experience, state, lambda part: part), self._updates()
+        columns = policy_columns(experience, self.config.policy_loss)
+        taken = self.epochs.take(updates, learned, columns, loss, step=state.steps_done, guard=guard)
+        return (self._report(taken, updates, experience, state),)
+
+    def train_with_value(
+        self,
+        experience: Experience,
+        state: TrainState,
+        *,
+        value: ValueWorker,
+        reference: ReferenceWorker | None = None,
+    ) -> tuple[Report, Report]:
+        """Both on a shared trunk: one pass, one loss and one optimizer step for each minibatch, guarded as the policy.
+
+        The second report tells what is the value head's alone; gradient, rate and skips of both are in the first.
+        """
+        learned = without_rejected(experience, self.config.policy_loss)
+        if _has_none_left(learned, experience):
+            return self._no_update(experience), Report(metrics={}, refusals=())
+
+        def loss(batch: Microbatch) -> tuple[Tensor, JointStatistics]:
+            hidden = self._hidden(batch)
+            policy_part = self._loss(hidden, batch, state, reference)
+            return joint_loss(policy_part, value.loss(hidden, batch), coefficient=self.config.value_loss.weight)
+
+        guard, updates = self._guard(experience, state, lambda part: part.policy), self._updates()
+        columns = policy_columns(experience, self.config.policy_loss) | value.columns(experience)
+        taken = self.epochs.take(updates, learned, columns, loss, step=state.steps_done, guard=guard)
+        of_policy, of_value = policy_share(taken), value_share(taken)
+        value_loss = {"value/loss": update_metrics("value", of_value, taken.num_tokens)["value/loss"]}
+        return (
+            self._report(of_policy, updates, experience, state),
+            Report(metrics=value_loss | value.metrics(of_value), refusals=()),
+        )
+
+    def _hidden(self, batch: Microbatch) -> Tensor:
+        """[T, D]: what the policy knew before each response token."""
+        return self.model.hidden_states(batch.packed.packed, batch.packed.predictors)
+
+    def _loss(
+        self, hidden: Tensor, batch: Microbatch, state: TrainState, reference: ReferenceWorker | None
+    ) -> tuple[Tensor, PolicyStatistics]:
+        def full_kl() -> Tensor:
+            assert reference is not None, "the graph puts the reference beside the call"
+            return reference.full_kl(self.model, hidden, batch.packed)
+
+        given = self.model, hidden, batch, self.config
+        return policy_loss(*given, kl_coefficient=state.kl_coefficient, full_kl=full_kl)
+
+    def _guard(
+        self, experience: Experience, state: TrainState, of_policy: Callable[[Statistics], PolicyStatistics]
+    ) -> PolicyGuard[Statistics]:
+        def check(statistics: PolicyStatistics) -> None:
+            if self.check_first:
+                kind = {"precision": self.precision, "objective": self.config.policy_loss.objective}
+                causes = likely_causes(experience, policy_version=self.version)
+                check_first_minibatch(statistics, **kind, causes=causes, step=state.steps_done + 1)
+
+        return PolicyGuard(self.config.guards, of_policy, check)
+
+    def _updates(self) -> Learner | JointUpdates:
+        """What takes this step's updates."""
+        return self.learner if self.texts is None else JointUpdates(self.learner, self.texts)
+
+    def _no_update(self, experience: Experience) -> Report:
+        metrics = behaviour_metrics(experience, self.config.policy_loss)
+        return Report(metrics=metrics | (AT_REST if experience.is_flat else {}), refusals=(), share_trained=0.0)
+
+    def _report(
+        self,
+        taken: Taken[PolicyStatistics],
+        updates: Learner | JointUpdates,
+        experience: Experience,
+        state: TrainState,
+    ) -> Report:
+        options = self.config.policy_loss
+        refuse_many_skipped(taken.whole, self.config, role=self.role, step=state.steps_done)
+        totals = reduce(add, (part for result in taken.results for part in result.statistics))
+        weights = taken.num_tokens if options.aggregation == "token_mean" else taken.num_responses
+        metrics: dict[str, MetricValue] = policy_metrics(totals) | update_metrics(self.role, taken, weights)
+        if isinstance(updates, JointUpdates):
+            metrics |= updates.metrics
+        if self.config.guards.target_kl is not None:
+            metrics["policy/stopped_updates"] = Sum(taken.num_planned - len(taken.whole))
+        return Report(
+            metrics=metrics | behaviour_metrics(experience, options),
+            refusals=taken.refusals,
+            first_minibatch=reduce(add, taken.results[0].statistics),
+            share_trained=len(taken.results) / taken.num_planned,
+        )
+
+
+def _has_none_left(learned: Experience, experience: Experience) -> bool:
+    """True where all tokens that would count were rejected."""
+    return bool(experience.mask.any()) and not learned.mask.any()
+
+
+def sampling_options(config: PPOConfig, *, greedy: bool = False) -> SamplingOptions:
+    """How the engine samples under this configuration."""
+    rollout = config.rollout
+    return SamplingOptions(
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        min_new_tokens=rollout.min_new_tokens,
+        max_new_tokens=rollout.max_new_tokens,
+        random_limit_min=rollout.random_limit_min,
+        stop_token_ids=rollout.stop_token_ids,
+        stop_strings=rollout.stop_strings,
+        greedy=greedy or rollout.greedy,
+    )

@@ -1,0 +1,73 @@
+"""The reference of a PPO run: what the KL pulls towards."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from proximo.config.ppo.options import PPOConfig
+from proximo.dataflow.executor import Handler
+from proximo.models.heads import full_kl, token_logprobs
+from proximo.models.language import LanguageModel
+from proximo.models.packing import PackedResponses
+from proximo.models.scalar import ScalarModel
+from proximo.ppo.roles.following import follow
+from proximo.ppo.roles.passes import logprobs_of, over_batches
+from proximo.ppo.roles.worker import RoleWorker
+from proximo.ppo.train_state import TrainState
+from proximo.records import Response
+from proximo.rollout.engine import Engine
+
+
+class ReferenceWorker(RoleWorker[LanguageModel]):
+    """A frozen model, which may follow the policy. Under LoRA: the policy's base, over the policy's own tensors."""
+
+    role = "reference"
+
+    def __init__(self, model: LanguageModel, config: PPOConfig, *, engine: Engine | None = None) -> None:
+        """`engine` samples from it; None where nobody asks."""
+        super().__init__(model)
+        self.config = config
+        self.engine = engine
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"reference_logprobs": self.logprobs, "follow_policy": self.follow}
+
+    @property
+    def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
+        return {} if self.config.kl.reference_every_steps is None else {self.role: self.model}
+
+    def logprobs(
+        self, responses: Sequence[Response], *, policy: RoleWorker[LanguageModel] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """[T] of the reference; and, beside the policy, [T] the KL over the whole vocabulary."""
+        if policy is None:
+            return logprobs_of(self.model, responses, self.config), None
+        learner, temperature = policy.model, self.config.rollout.temperature
+
+        def run(batch: PackedResponses) -> Tensor:
+            """[N, 2]: log-probs and KL from one pass of each model."""
+            own, hidden = self._hidden(batch), learner.hidden_states(batch.packed, batch.predictors)
+            found = token_logprobs(own, self.model.head, batch.targets, temperature=temperature)
+            divergence = full_kl(hidden, learner.head, own, self.model.head, temperature=temperature)
+            return torch.stack([found.logprobs, divergence], dim=-1)
+
+        logprobs, divergences = over_batches(responses, run, self.model, self.config).unbind(-1)
+        return logprobs, divergences
+
+    def full_kl(self, policy: LanguageModel, hidden: Tensor, batch: PackedResponses) -> Tensor:
+        """[N] KL of the policy, whose hidden states [N, D] are given, from the reference at each state, in chunks."""
+        temperature = self.config.rollout.temperature
+        return full_kl(hidden, policy.head, self._hidden(batch), self.model.head, temperature=temperature)
+
+    def follow(self, state: TrainState, *, policy: RoleWorker[LanguageModel]) -> tuple[()]:
+        """Move, where it is time, as `kl.reference_every_steps` and `kl.reference_decay` say."""
+        every = self.config.kl.reference_every_steps
+        if every is not None and state.steps_done % every == 0:
+            follow(self.model.model, policy.model.model, decay=self.config.kl.reference_decay)
+        return ()
+
+    @torch.no_grad()
+    def _hidden(self, batch: PackedResponses) -> Tensor:
+        return self.model.hidden_states(batch.packed, batch.predictors)

@@ -1,0 +1,117 @@
+"""The critic of a PPO run: its passes, its updates, and what its outputs mean."""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from proximo.algorithms.losses import ValueStatistics
+from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.config.ppo.options import PPOConfig
+from proximo.dataflow.executor import Handler
+from proximo.learner.update import Learner
+from proximo.metrics.values import Mean, MetricValue
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
+from proximo.ppo.counted import token_values
+from proximo.ppo.roles.passes import over_batches
+from proximo.ppo.roles.value_scale import ValueScale
+from proximo.ppo.roles.worker import RoleWorker
+from proximo.ppo.train_state import TrainState
+from proximo.ppo.update.epochs import Epochs, refuse_many_skipped
+from proximo.ppo.update.microbatch import Microbatch
+from proximo.ppo.update.reports import Report, Taken, update_metrics
+from proximo.ppo.update.value_loss import value_loss
+from proximo.records import Experience, Response
+from proximo.run.checkpointing import restore_models, writers_for
+
+
+class ValueWorker(RoleWorker[ScalarModel]):
+    """A model with one output per token, in units of the return that follow the returns of the run."""
+
+    role = "value"
+
+    def __init__(
+        self,
+        model: ScalarModel,
+        learner: Learner | None,
+        config: PPOConfig,
+        *,
+        seed: int,
+        is_on_trunk: bool = False,
+        neighbour: LanguageModel | None = None,
+    ) -> None:
+        """`is_on_trunk`: a head on the policy's layers, which learns alone in the warm-up only; without one there is no
+        learner. `neighbour` is the model that may train at the same time.
+        """
+        super().__init__(model, learner)
+        self.config = config
+        self.is_on_trunk = is_on_trunk
+        self.epochs = Epochs(model, config, seed=seed, neighbour=neighbour)
+        self.scale = ValueScale(model, config.value_loss)
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return {"values": self.values, "train_value": self.train}
+
+    def values(self, responses: Sequence[Response]) -> tuple[Tensor]:
+        """[T + R]: V before each response token, and after the last one, in units of the return."""
+        outputs = over_batches(responses, self.model.response_values, self.model, self.config, extra=1)
+        return (self.scale.values(outputs),)
+
+    def train(self, experience: Experience, state: TrainState) -> tuple[Report]:
+        """Regression of the values on the returns, over all epochs; where they are normalised, in those units.
+
+        The returns move the units first, before the model learns from them. On a shared trunk the head alone learns.
+        """
+        if self.learner is None:
+            raise ValueError("this run has no critic that learns by itself")
+
+        def loss(batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
+            with torch.set_grad_enabled(not self.is_on_trunk):
+                hidden = self.model.backbone.packed(batch.packed.packed, rows=batch.packed.predictors)
+            return self.loss(hidden, batch)
+
+        columns = self.columns(experience)
+        taken = self.epochs.take(self.learner, experience, columns, loss, step=state.steps_done)
+        refuse_many_skipped(taken.results, self.config, role=self.role, step=state.steps_done)
+        metrics = update_metrics(self.role, taken, taken.num_tokens) | self.metrics(taken)
+        return (Report(metrics=metrics, refusals=taken.refusals),)
+
+    def loss(self, hidden: Tensor, batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
+        """Of a micro-batch from the hidden states [T, D] before its response tokens."""
+        return value_loss(self.model.scores(hidden), batch, self.config.value_loss)
+
+    def columns(self, experience: Experience) -> dict[str, Tensor]:
+        """What the values say and should say, [T] each, after the returns of the step have moved their units."""
+        if experience.returns is None:
+            raise ValueError("this experience was made without a critic")
+        values, returns = self.scale.follow(token_values(experience), experience.returns, experience.mask)
+        return {"values": values, "returns": returns}
+
+    def metrics(self, taken: Taken[ValueStatistics]) -> dict[str, MetricValue]:
+        """What the head's updates tell beside loss, gradient and rate."""
+        totals = reduce(add, (part for result in taken.results for part in result.statistics))
+        return {"value/clip_fraction": Mean(totals.clipped.item(), totals.num_tokens.item())} | self.scale.metrics
+
+    @property
+    def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
+        return {} if self.is_on_trunk else {self.role: self.model}
+
+    @property
+    def _saved_head(self) -> ScalarModel | None:
+        return self.model if self.is_on_trunk else None
+
+    def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer]:
+        return writers_for(self.saved_models, self.learners, tokenizer, head=self._saved_head)
+
+    def state(self) -> dict[str, Any]:
+        return {"value_scale": self.scale.state()}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        restore_models(checkpoint, self.saved_models, self.learners, head=self._saved_head)
+        self.scale.restore(checkpoint.state["task"]["value_scale"])

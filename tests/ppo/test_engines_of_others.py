@@ -1,0 +1,146 @@
+"""A trainer with an engine that somebody else wrote: it gets the weights when they change, and its word is checked."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from builders import tiny_language_model, tiny_tokenizer
+from proximo.config.ppo.options import PPOConfig
+from proximo.dataflow.executor import LocalExecutor, Outcome
+from proximo.dataflow.graph import Graph
+from proximo.errors import ConfigError, TrainingError
+from proximo.models.language import LanguageModel
+from proximo.ppo.trainer import PPOTrainer
+from proximo.rollout.engine import Holding, fingerprint
+from rollout.foreign_engine import ForeignEngine
+
+PROMPTS = ["ab", "cde", "f", "gh"]
+
+
+def count_a(prompts: Any, responses: Any, metadata: Any) -> list[float]:
+    return [float(text.count("a")) for text in responses]
+
+
+class Listing(LocalExecutor):
+    """Keeps the names of the calls that it ran, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[list[str]] = []
+
+    def run(self, graph: Graph, *given: Any, **options: Any) -> Outcome:
+        self.ran.append([call.name for call in graph.calls])
+        return super().run(graph, *given, **options)
+
+
+def trainer(
+    *, engine: Any = None, executor: Any = None, policy: LanguageModel | None = None, **options: Any
+) -> PPOTrainer:
+    base = {
+        "num_steps": 3,
+        "prompts_per_step": 4,
+        "responses_per_prompt": 2,
+        "rollout": {"max_new_tokens": 6},
+        "policy_optimizer": {"learning_rate": 1e-2},
+    }
+    policy = policy or LanguageModel(tiny_language_model())
+    config = PPOConfig(**(base | options))
+    return PPOTrainer(policy, tiny_tokenizer(), engine=engine, executor=executor, config=config)
+
+
+def test_an_engine_of_its_own_weights_gets_them_at_the_start_and_after_every_step() -> None:
+    policy = LanguageModel(tiny_language_model())
+    engine, executor = ForeignEngine(policy), Listing()
+    made = trainer(engine=engine, executor=executor, policy=policy)
+    held: list[Holding | None] = []
+    versions: list[int] = []
+
+    def look(step: int, line: Any) -> None:
+        held.append(engine.holds())
+        now = fingerprint(dict(policy.trainable_parameters()))
+        assert held[-1] == Holding(version=made.policy_version, fingerprint=now)
+        versions.append(made.policy_version)
+
+    history = made.train(PROMPTS, reward=count_a, on_step=look)
+    assert versions == [8, 16, 24]
+    assert engine.loaded == [0, *versions]
+    assert [line["progress/policy_version"] for line in history] == versions
+    steps, ends = executor.ran[::2], executor.ran[1::2]
+    assert all("policy_logprobs" in step and "sampled_logprobs" not in step for step in steps)
+    assert ends == [["push_weights"]] * 3
+
+
+def test_what_its_log_probs_are_is_not_taken_for_the_learners() -> None:
+    """The first minibatch of a step then has a ratio of 1: the old ones are the learner's own, whatever came."""
+    policy = LanguageModel(tiny_language_model(initializer_range=0.3))
+    made = trainer(engine=ForeignEngine(policy), policy=policy)
+    responses = made.generate(PROMPTS)
+    sampled = torch.cat([each.logprobs for each in responses])
+    own = made.roles.policy.logprobs(responses)
+    assert (sampled - own).abs().max() > 1e-3
+    (line, *_) = made.train(PROMPTS, reward=count_a)
+    assert line["first_minibatch/max_abs_log_ratio"] < 1e-5
+    assert not made.sampled_logprobs_serve
+    assert trainer().sampled_logprobs_serve
+
+
+def test_it_samples_from_the_policy_as_it_is_by_then() -> None:
+    """As the built-in engine does, but for what bf16 takes away."""
+    policy = LanguageModel(tiny_language_model())
+    made, plain = trainer(engine=ForeignEngine(policy), policy=policy), trainer()
+    for each in (made, plain):
+        each.train(PROMPTS, reward=count_a)
+    responses = made.generate(PROMPTS)
+    assert {each.policy_version for each in responses} == {24}
+    nearly = torch.cat([each.logprobs for each in responses]) - made.roles.policy.logprobs(responses)
+    assert nearly.abs().mean() < 0.02
+    stale = trainer().roles.policy.logprobs(responses)
+    assert (torch.cat([each.logprobs for each in responses]) - stale).abs().mean() > 0.1
+
+
+def test_while_the_critic_warms_up_nothing_is_sent() -> None:
+    policy = LanguageModel(tiny_language_model())
+    engine = ForeignEngine(policy)
+    trainer(engine=engine, policy=policy, critic_warmup_steps=2).train(PROMPTS, reward=count_a)
+    assert engine.loaded == [0, 8]
+
+
+def test_an_engine_that_does_not_take_the_weights_stops_the_run() -> None:
+    policy = LanguageModel(tiny_language_model())
+    engine = ForeignEngine(policy)
+    made = trainer(engine=engine, policy=policy)
+    made.generate(PROMPTS)
+    engine.load_weights = lambda version, tensors: None  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match="given the policy's weights of version 8, but holds version 0"):
+        made.train(PROMPTS, reward=count_a)
+
+
+def test_an_engine_that_was_started_anew_gets_the_weights_before_it_samples() -> None:
+    policy = LanguageModel(tiny_language_model())
+    engine = ForeignEngine(policy)
+    made = trainer(engine=engine, policy=policy)
+    made.generate(PROMPTS)
+    engine.loaded.clear()
+    made.generate(PROMPTS)
+    assert engine.loaded == [0]
+
+
+def test_an_executor_that_is_brought_runs_the_steps_to_the_same_bits() -> None:
+    listing = Listing()
+    made, plain = trainer(executor=listing), trainer()
+    first, second = (each.train(PROMPTS, reward=count_a) for each in (made, plain))
+    assert len(listing.ran) == 6
+    assert listing.ran[0][0] == "generate"
+    for ours, theirs in zip(first, second, strict=True):
+        timed = [name for name in ours if name.startswith(("time/", "throughput/")) or "seconds" in name]
+        assert {**theirs, **{name: ours[name] for name in timed}} == ours
+
+
+def test_the_full_kl_wants_policy_and_reference_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, reference = (LanguageModel(tiny_language_model(seed=seed)) for seed in (0, 1))
+    devices = {id(policy): torch.device("cuda", 0), id(reference): torch.device("cuda", 1)}
+    monkeypatch.setattr(LanguageModel, "device", property(lambda model: devices[id(model)]))
+    config = PPOConfig(kl={"estimator": "full"})
+    with pytest.raises(ConfigError, match="policy is on cuda:0 and the reference on cuda:1: put both on one device"):
+        PPOTrainer(policy, tiny_tokenizer(), reference=reference, config=config)

@@ -1,0 +1,62 @@
+"""Workers of the roles for tests, without a trainer around them."""
+
+from typing import Any
+
+from builders import tiny_tokenizer
+from proximo.config.ppo.options import PPOConfig
+from proximo.learner.optimizer import OptimizerOptions
+from proximo.learner.update import Learner
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
+from proximo.models.sharing.trunk import is_on_trunk
+from proximo.ppo.roles.making import Roles
+from proximo.ppo.roles.policy import PolicyWorker
+from proximo.ppo.roles.reference import ReferenceWorker
+from proximo.ppo.roles.reward import RewardWorker
+from proximo.ppo.roles.value import ValueWorker
+from proximo.ppo.train_state import TrainState
+from proximo.ppo.update.ptx import TextLoss
+
+
+def roles_of(
+    config: PPOConfig,
+    policy: LanguageModel,
+    *,
+    value: ScalarModel | None = None,
+    reference: LanguageModel | None = None,
+    engine: Any = None,
+    source: Any = None,
+    learners: dict[str, Learner] | None = None,
+    texts: TextLoss | None = None,
+) -> Roles:
+    """`learners` by role; the policy gets one, the value model on a trunk none."""
+    learners = {} if learners is None else learners
+    worker = PolicyWorker(
+        policy,
+        learners.get("policy") or learner_of(policy),
+        config,
+        engine=engine,
+        seed=0,
+        texts=texts,
+        neighbour=value,
+        check_first=False,
+    )
+    critic = None
+    if value is not None:
+        trunk = is_on_trunk(value, policy)
+        learner = learners.get("value") or (None if trunk else learner_of(value))
+        critic = ValueWorker(value, learner, config, seed=0, is_on_trunk=trunk, neighbour=policy)
+    return Roles(
+        policy=worker,
+        reward=RewardWorker(source, tiny_tokenizer(), config),
+        reference=None if reference is None else ReferenceWorker(reference, config),
+        value=critic,
+    )
+
+
+def learner_of(model: LanguageModel | ScalarModel) -> Learner:
+    return Learner(model.model, OptimizerOptions(learning_rate=1e-3), num_updates=10)
+
+
+def state(kl_coefficient: float = 0.0, *, steps_done: int = 0) -> TrainState:
+    return TrainState(kl_coefficient=kl_coefficient, steps_done=steps_done)
