@@ -130,7 +130,7 @@ SICK = {
         task="digits",
         wrong="temperature 0.1",
         changes={"ppo": {**GROUPS, "rollout": {"temperature": 0.1}}},
-        alarm="The policy samples hardly anything but its first choice",
+        alarm="Sampling is almost greedy",
     ),
     "too-hot": Case(
         task="reviews",
@@ -173,7 +173,7 @@ SICK = {
                 "policy_loss": {"rejection": {"estimator": "k1", "over": "max", "limit": 1e-6}},
             },
         },
-        alarm="Most tokens are left out of the updates",
+        alarm="Most tokens are excluded from the updates",
     ),
     "reinforces-anything": Case(
         task="digits",
@@ -195,7 +195,7 @@ SICK = {
         task="countdown",
         wrong="the reward source cannot judge a tenth of the answers",
         changes={"reward": rewarded("failing"), "ppo": {"num_steps": 20}},
-        alarm="Responses were left out",
+        alarm="Responses were unscored",
     ),
     "groups-too-large-steps": Case(
         task="countdown",

@@ -11,9 +11,9 @@ from healthy_case import Case, shipped_stages
 
 from algorithms import model_of, sorting_sft
 
-COIN, UNTAUGHT = "The reward model is no better than a coin", "The policy cannot tell held-out pairs apart"
+COIN, UNTAUGHT = "The reward model is no better than chance", "The policy ranks held-out pairs no better than chance"
 GAP, BY_HEART = "Accuracy is much higher in training than held out", "The held-out loss rises again"
-LEAPT, STILL = "The training loss leapt up", "The loss does not fall"
+LEAPT, STILL = "The training loss jumped", "The loss does not fall"
 UNLIKELY = "The chosen answers become much less likely"
 
 EVERY_50 = {"evaluate_every_steps": 50}

@@ -33,7 +33,7 @@ def test_an_alarm_is_said_at_the_step_that_raises_it_and_never_again():
     feed(watch(said), steps(range(1, 41)))
     assert [line[: line.index(".")] for line in said] == [
         "step 5, problem: Every score is the same number",
-        "step 7, warning: Responses were left out",
+        "step 7, warning: Responses were unscored",
     ]
 
 
@@ -48,7 +48,7 @@ def test_a_resumed_run_does_not_repeat_what_the_process_before_has_said(tmp_path
     said: list[str] = []
     write_lines(tmp_path / "metrics.jsonl", [*steps(range(1, 6)), {"step": 6, "score/mean": None, "of/later": 1.0}])
     feed(watch(said, metrics_file=tmp_path / "metrics.jsonl"), steps(range(7, 41)))
-    assert [line[: line.index(".")] for line in said] == ["step 7, warning: Responses were left out"]
+    assert [line[: line.index(".")] for line in said] == ["step 7, warning: Responses were unscored"]
 
 
 def test_what_no_run_repeats_raises_no_alarm():

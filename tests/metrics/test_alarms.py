@@ -76,7 +76,7 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
     assert titles(by_heart) == ["Accuracy is much higher in training than held out"]
     flat = {"evaluation/pair_accuracy": 0.51, "dpo/accuracy": 0.52}
     nothing = Run(name="run", lines=tuple({**line, **flat} for line in run.lines))
-    assert titles(nothing) == ["The policy cannot tell held-out pairs apart"]
+    assert titles(nothing) == ["The policy ranks held-out pairs no better than chance"]
 
 
 @pytest.mark.parametrize(
@@ -97,10 +97,10 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
             {"value__explained_variance": lambda part: -0.3 + 0.305 * part, "score__mean": stuck},
         ),
         ("Nearly all answers are cut at the limit", {"response__finished_fraction": lambda part: 0.9 - 0.89 * part}),
-        ("The policy repeats itself", {"response__distinct_2": lambda part: 0.4 - 0.35 * part, "score__mean": stuck}),
-        ("Most groups teach nothing", {"group__zero_variance_fraction": lambda part: part, "score__mean": stuck}),
+        ("Answers lose diversity", {"response__distinct_2": lambda part: 0.4 - 0.35 * part, "score__mean": stuck}),
+        ("Most groups have zero variance", {"group__zero_variance_fraction": lambda part: part, "score__mean": stuck}),
         (
-            "Form is rewarded and the task is not solved",
+            "The format is rewarded but the task is not solved",
             {
                 "score__task_reward_mean": lambda part: 0.1 + 0.02 * math.sin(900 * part),
                 "score__form__mean": lambda part: min(1.0, 3 * part),
@@ -116,9 +116,9 @@ def test_dpo_that_learns_by_heart_or_not_at_all_is_an_alarm(tmp_path: Path):
             },
         ),
         ("The score rises with the length of answers", {"response__tokens_mean": lambda part: 30 + 60 * part}),
-        ("Answers go round in circles", {"response__repeat_4gram": lambda part: 0.05 + 0.5 * part * part}),
+        ("Answers repeat themselves", {"response__repeat_4gram": lambda part: 0.05 + 0.5 * part * part}),
         ("The sampler and the learner disagree", {"first_minibatch__limit_exceeded": lambda part: float(part == 0.5)}),
-        ("Responses were left out", {"response__unscored": lambda part: float(part == 0.5)}),
+        ("Responses were unscored", {"response__unscored": lambda part: float(part == 0.5)}),
         ("Updates were skipped", {"value__skipped_updates": lambda part: float(part > 0.9)}),
         ("Some metrics were not finite", {"progress__non_finite_metrics": lambda part: float(part == 1)}),
     ],
@@ -202,11 +202,11 @@ def test_length_explains_nothing_where_scores_hardly_differ():
     ("title", "last"),
     [
         (
-            "The reward model is no better than a coin",
+            "The reward model is no better than chance",
             {"evaluation/pair_accuracy": 0.51, "reward_model/pair_accuracy": 0.6},
         ),
         ("Accuracy is much higher in training than held out", {"reward_model/pair_accuracy": 0.99}),
-        ("The reward model is surer than it should be", {"evaluation/calibration_error": 0.3}),
+        ("The reward model is overconfident", {"evaluation/calibration_error": 0.3}),
         ("The held-out loss rises again", {"evaluation/loss": 0.47}),
     ],
 )
@@ -322,7 +322,7 @@ def advice_of(run: Run) -> str:
 
 
 @pytest.mark.parametrize(
-    ("clipped", "words"), [(0.0, "raise ppo.policy_optimizer"), (0.05, "not the reason"), (0.28, "not the reason")]
+    ("clipped", "words"), [(0.0, "raise ppo.policy_optimizer"), (0.05, "not the cause"), (0.28, "not the cause")]
 )
 def test_advice_on_a_flat_score_has_the_direction_that_its_updates_ask_for(clipped, words):
     assert words in advice_of(ppo_run(score__mean=wanders, policy__clip_fraction=lambda part: clipped))
@@ -338,7 +338,7 @@ def test_answers_that_no_longer_end_are_told_from_answers_that_never_did():
     never = advice_of(ppo_run(response__finished_fraction=lambda part: 0.0))
     no_longer = advice_of(ppo_run(response__finished_fraction=lambda part: 1 - part))
     assert "eos_token" in never
-    assert "unlearned" in no_longer
+    assert "no longer ends" in no_longer
 
 
 @pytest.mark.parametrize(("trainer", "loss"), [(SFT, "sft/loss"), (REWARD, "reward_model/loss"), (DPO, "dpo/loss")])
@@ -346,7 +346,7 @@ def test_a_loss_that_leaps_names_the_step(trainer, loss):
     values = [3.0] * 8 + [9.0] * 4 + [5.0] * 8
     lines = tuple({"step": step, loss: value} for step, value in enumerate(values, 1))
     (alarm,) = find_alarms(Run(name="run", lines=lines), trainer.metrics.rules)
-    assert alarm.title == "The training loss leapt up"
+    assert alarm.title == "The training loss jumped"
     assert " at step 9," in alarm.detail
     one_odd_batch = tuple({"step": step, loss: 9.0 if step == 9 else 3.0} for step in range(1, 21))
     assert find_alarms(Run(name="run", lines=one_odd_batch), trainer.metrics.rules) == ()
@@ -361,7 +361,7 @@ def test_a_loss_that_falls_from_a_random_start_and_leaps_from_there_is_found():
     values = [5.67, 4.3, 2.73, 3.33, 4.05, 4.56, 5.19, 4.46, 4.66, 4.11, 3.85, 2.77, *[2.5, 2.45] * 30]
     lines = tuple({"step": step, "sft/loss": value} for step, value in enumerate(values, 1))
     (alarm,) = find_alarms(Run(name="run", lines=lines), SFT.metrics.rules)
-    assert alarm.title == "The training loss leapt up"
+    assert alarm.title == "The training loss jumped"
 
 
 def test_a_reward_model_that_learns_nothing_at_all_is_advised_on_its_learning_rate():
@@ -372,7 +372,7 @@ def test_a_reward_model_that_learns_nothing_at_all_is_advised_on_its_learning_ra
     assert "reward.optimizer.learning_rate, now 0.1, is far too high" in alarm.advice
     by_heart = tuple(line | {"reward_model/pair_accuracy": 0.64} for line in lines)
     (alarm,) = find_alarms(Run(name="run", lines=by_heart, config=settings), REWARD.metrics.rules)
-    assert "mixed up" in alarm.advice
+    assert "swapped" in alarm.advice
     assert "learning_rate" not in alarm.advice
 
 

@@ -118,7 +118,7 @@ def test_alarms_that_another_explains_are_folded_under_it(tmp_path: Path):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     write_lines(run / "metrics.jsonl", [line | flat for line in lines])
     page = read_page(write_report(run))
-    whole, folded = page.text, "It explains 2 more: Most groups teach nothing, The score does not rise"
+    whole, folded = page.text, "It explains 2 more: Most groups have zero variance, The score does not rise"
     assert whole.index("Every score is the same number.") < whole.index(folded)
     assert (run / "report.html").read_text().count('<li class="') == 1
 

@@ -15,8 +15,8 @@ from proximo.trainer_kinds import TrainerKind
 
 GAP = "Accuracy is much higher in training than held out"
 COIN = {
-    REWARD: "The reward model is no better than a coin",
-    DPO: "The policy cannot tell held-out pairs apart",
+    REWARD: "The reward model is no better than chance",
+    DPO: "The policy ranks held-out pairs no better than chance",
 }
 ACCURACY = {REWARD: "reward_model/pair_accuracy", DPO: "dpo/accuracy"}
 PAIRS_PER_STEP = 16
@@ -124,7 +124,7 @@ def test_labels_learned_one_by_one_are_one_alarm(trainer):
 def test_the_bins_of_few_pairs_are_noisy(error, pairs, raised):
     evaluations = {100: held_out(pair_accuracy=0.8, calibration_error=error)}
     run = pair_run(REWARD, training=0.82, evaluations=evaluations, held_out_pairs=pairs)
-    assert titles(run, REWARD) == (["The reward model is surer than it should be"] if raised else [])
+    assert titles(run, REWARD) == (["The reward model is overconfident"] if raised else [])
 
 
 @pytest.mark.parametrize("trainer", COIN)

@@ -11,7 +11,7 @@ from proximo.metrics.run_files import Run
 from proximo.ppo.kind import PPO
 
 NUM_STEPS = 60
-LEFT_OUT = "Most tokens are left out of the updates"
+LEFT_OUT = "Most tokens are excluded from the updates"
 OUTPULLS = "The KL in the loss outweighs the advantages"
 
 
@@ -38,8 +38,10 @@ def test_a_rejection_of_most_tokens_is_said_in_the_fifth_step(share, found):
 def test_it_is_told_with_the_limit():
     settings = {"policy_loss": {"rejection": {"estimator": "k1", "over": "sum", "limit": 0.001}}}
     (alarm,) = alarms(settings, policy__rejected_fraction=0.973)
-    assert alarm.detail == "97% of the tokens that count, in the last fifth."
-    assert alarm.advice.startswith("ppo.policy_loss.rejection.limit is 0.001. Nothing is learned of what is left out.")
+    assert alarm.detail == "97% of the counted tokens in the last fifth."
+    assert alarm.advice.startswith(
+        "ppo.policy_loss.rejection.limit is 0.001. The policy does not learn from excluded tokens."
+    )
 
 
 @pytest.mark.parametrize(("weight", "found"), [("masked", [LEFT_OUT]), ("truncated", [])])
@@ -79,7 +81,7 @@ def test_it_explains_a_score_that_does_not_rise_and_is_silent_where_the_kl_is_in
     assert alarm.title == OUTPULLS
     assert [each.title for each in alarm.consequences] == ["The score does not rise"]
     assert alarm.detail == (
-        "The log-ratio of a token to the reference is about 0.10 nats, which pulls at it with 1.20 at a coefficient of "
-        "12; its advantage pulls with 1.00."
+        "The log-ratio of a token to the reference is about 0.10 nats, which gives the KL a weight of 1.20 at a "
+        "coefficient of 12; the weight of its advantage is 1.00."
     )
     assert OUTPULLS not in titles({"kl": {"apply_to": "reward"}, "advantage": GAE}, **level)

@@ -372,7 +372,7 @@ def test_an_alarm_is_said_once_when_it_comes_and_again_at_the_end(
     start(tmp_path / "run", task)
     told = [line for line in capsys.readouterr().err.splitlines() if "leapt up" in line]
     assert [line.partition(":")[0] for line in told] == ["warning"]
-    assert "step 8, problem: The training loss leapt up. It went from 1.00 to 9.00 at step 7," in told[0]
+    assert "step 8, problem: The training loss jumped. It went from 1.00 to 9.00 at step 7," in told[0]
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
     assert [line.split(":")[0] for line in log if "leapt up" in line] == ["warning", "problem"]
     assert log.index(told[0]) < next(place for place, line in enumerate(log) if line.startswith("step 9/12"))

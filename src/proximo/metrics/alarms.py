@@ -22,9 +22,9 @@ class Severity(StrEnum):
     """How much an alarm matters."""
 
     PROBLEM = "problem"
-    """The run should not go on like this."""
+    """The run should not continue like this."""
     WARNING = "warning"
-    """Worth a look."""
+    """Something to look at."""
 
 
 @dataclass(frozen=True, slots=True)

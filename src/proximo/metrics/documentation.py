@@ -15,10 +15,10 @@ REDUCTIONS: Mapping[type[MetricValue], str] = {
     ExponentialMean: "exp of the mean",
     Deviation: "standard deviation",
     Sum: "sum",
-    Quantile: "that of all values",
-    Max: "largest",
-    Min: "smallest",
-    Last: "newest",
+    Quantile: "quantile of all values",
+    Max: "max",
+    Min: "min",
+    Last: "last",
 }
 
 OPENING = """\
@@ -26,60 +26,60 @@ OPENING = """\
 
 <!-- Written by `python -m proximo.metrics.documentation > docs/metrics.md`; a test compares the two. -->
 
-Every run writes one line per step to `metrics.jsonl`: `step`, then the metrics of this page. TensorBoard and
-`report.html` show the same numbers and have no others. A metric that is not on this page cannot be recorded.
+Every run writes one line per step to `metrics.jsonl`: `step`, then the metrics on this page. TensorBoard and
+`report.html` show the same numbers. A metric that is not on this page cannot be recorded.
 
-**How parts combine.** A step is made of micro-batches, minibatches and epochs. A mean is kept as a total and a count
-until the step is over, so it is the mean over all tokens (or responses, pairs, updates) of the step and not a mean of
-means; the column *over the step* says how each metric combines.
+**Reduction over a step.** A step consists of micro-batches, minibatches and epochs. A mean is stored as a total and a
+count until the step ends. It is therefore the mean over all tokens (or responses, pairs, updates) of the step, not a
+mean of means. The column *over the step* gives the reduction of each metric.
 
-**What is left out.** A metric that saw nothing in a step is absent from its line, which is not the same as 0. One that
-is NaN or infinite is absent too, is counted in `progress/non_finite_metrics`, and is named in a warning. Responses that
-an infrastructure fault took out count in `response/unscored` and in nothing else.
+**Missing values.** A metric without data in a step is absent from its line; it is not 0. A metric that is NaN or
+infinite is absent too; it is counted in `progress/non_finite_metrics` and named in a warning. Responses that an
+infrastructure fault excluded count only in `response/unscored`.
 
-**What repeats.** Two runs of the same recipe on the same kind of machine write the same numbers bit for bit, and so
-does a run that was killed and resumed, but for times, throughput and memory (marked †).
+**Reproducibility.** Two runs of one recipe on the same kind of machine write bit-identical numbers, and so does a run
+that was killed and resumed. Times, throughput and memory (marked †) are the exception.
 
-Units: a *nat* is the natural-logarithm unit of information (1 nat = 1.44 bits). *score* is whatever unit the reward
-source uses.
+Units: a *nat* is the unit of information with the natural logarithm (1 nat = 1.44 bits). *score* is the unit of the
+reward source.
 """
 
 READING = """\
 ## What a good run looks like
 
-Read the samples first, then the score, the KL and the answer length together: each alone can look well in a run that is
-not. The loss curves of PPO say little. The report has these words under each curve and raises the alarms below by
-itself; a rule that speaks of fifths compares fifths of the run's steps, and is silent before the fifth step. Rules that
-compare an end with a beginning wait for half of the run, or 200 steps. In SFT, reward model and DPO training held-out
-data is judged in the second half of the run alone, and a share of pairs by how many they are. The same rules watch the
-run while it is under way: an alarm is printed once, when it is first raised. In the tables causes stand before effects,
-and an alarm that another explains is folded under it.
+Read the samples first, then the score, the KL and the answer length together: each alone can look good in a bad run.
+The loss curves of PPO say little. The report shows the text below under each curve and raises the alarms automatically.
+A rule about fifths compares fifths of the run's steps, and needs at least five steps. A rule that compares the end of a
+run with its beginning waits for half of the run, or 200 steps. In SFT, reward model and DPO training, held-out data is
+judged only in the second half of the run, and a fraction of pairs by the number of pairs. The same rules apply during
+the run: an alarm is printed when it is first raised. The tables list causes before effects; an alarm that another one
+explains is folded under it.
 
-A score is *high* where its last fifth is within noise of its best, and above the first fifth by more than the scores
-of that fifth differed, or nine of ten responses have the best score of their step or `ppo.solved_score`. No rule blames
-a run for what follows from that.
+A score is *high* in either of two cases. Its last fifth is within noise of its best, and above the first fifth by more
+than the spread of the scores in that fifth. Or nine of ten responses have the best score of their step or
+`ppo.solved_score`. No alarm is raised for the consequences of a high score.
 """
 
 SAMPLES = """\
 ## Samples
 
-`samples.jsonl` has one line per kept answer. `kind` is `train` or `evaluation`; what a run does not have is `null`.
+`samples.jsonl` has one line per stored answer. `kind` is `train` or `evaluation`; missing values are `null`.
 
-| field | what it is |
+| field | meaning |
 |---|---|
-| `step` | the step that it was drawn in; 0 is before training |
-| `prompt_id`, `prompt` | what was asked |
+| `step` | the step in which it was sampled; 0 is before training |
+| `prompt_id`, `prompt` | the prompt |
 | `response` | the decoded answer |
 | `score`, `components` | the score, and its named parts |
 | `gold` | the held-out gold score |
 | `kl` | sum over tokens of k1, in nats |
 | `num_tokens` | tokens of the answer |
 | `finish` | `eos`, `stop`, `length` or `aborted` |
-| `state`, `reason` | of a fault alone: `model_fault` or `infrastructure_fault`, and why |
+| `state`, `reason` | only for a fault: `model_fault` or `infrastructure_fault`, and the reason |
 
-The runs of a reward model and of DPO have held-out pairs instead (`kind` is `pair`): `step`, `prompt`, `chosen`,
-`rejected`, `score_chosen`, `score_rejected`; the scores of DPO are implicit rewards. The calibration plot
-of the report is made from those of the last evaluation.
+Runs of a reward model and of DPO store held-out pairs instead (`kind` is `pair`): `step`, `prompt`, `chosen`,
+`rejected`, `score_chosen`, `score_rejected`; the scores of DPO are implicit rewards. The calibration plot of the report
+uses the pairs of the last evaluation.
 """
 
 

@@ -50,10 +50,10 @@ def overfits(run: Run) -> Finding | None:
     step = losses.steps[losses.values.index(best)]
     if step == 0:
         return Finding(
-            f"It was {number(best)} before the first step, is {number(newest[1])} at step {newest[0]}, and was never "
-            "lower.",
-            "What is trained on does not help on what is held out: lower the learning rate, and see whether the two "
-            "are of one kind.",
+            f"It was {number(best)} before the first step, is {number(newest[1])} at step {newest[0]}, and was "
+            "never lower.",
+            "Training does not help on the held-out data: lower the learning rate, and check that training and "
+            "held-out data are of the same kind.",
         )
     return Finding(f"It was lowest, {number(best)}, at step {step}, and is {number(newest[1])} at step {newest[0]}.")
 
@@ -88,8 +88,8 @@ def loss_spike(run: Run, name: str) -> str | None:
         if after > 1.25 * lowest + 0.1 + 4 * noise:
             spike = max(range(start, min(start + SPIKE_STEPS, len(loss))), key=lambda i: values[i] - values[i - 1])
             return (
-                f"It went from {number(lowest)} to {number(after)} at step {loss.steps[spike]}, by the update of the "
-                f"step before, and ends at {number(fmean(values[-SPIKE_STEPS:]))}."
+                f"It rose from {number(lowest)} to {number(after)} at step {loss.steps[spike]}, after the update "
+                f"of the step before, and ends at {number(fmean(values[-SPIKE_STEPS:]))}."
             )
     return None
 
@@ -108,14 +108,14 @@ def is_at_chance(run: Run, training_metric: str, *rate: str) -> Finding | None:
     pairs = _held_out_pairs(run)
     if pairs is not None and pairs < 100 and not fails_training:
         return None
-    detail = f"{newest[1]:.1%}{_of_pairs(pairs)} are in the right order at step {newest[0]}"
+    detail = f"{newest[1]:.1%}{_of_pairs(pairs)} are ranked correctly at step {newest[0]}"
     learning_rate = setting(run.config, *rate)
     if trained is None or not fails_training or learning_rate is None:
         return Finding(f"{detail}.")
     return Finding(
         f"{detail}, and {trained[0]:.1%} of training pairs.",
-        f"It does not learn its training pairs either: {'.'.join(rate)}, now {learning_rate:g}, is far too high or too "
-        "low, or chosen and rejected are mixed up.",
+        f"The model does not learn its training pairs either: {'.'.join(rate)}, now {learning_rate:g}, is far too "
+        "high or too low, or chosen and rejected are swapped.",
     )
 
 

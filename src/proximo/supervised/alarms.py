@@ -4,9 +4,9 @@ from proximo.metrics.alarms import Rule, Severity
 from proximo.metrics.declared.rules import NOT_FINITE, SKIPPED
 from proximo.supervised import alarm_checks as checks
 
-CHANCE, UNLEARNED = "The reward model is no better than a coin", "The policy cannot tell held-out pairs apart"
+CHANCE, UNLEARNED = "The reward model is no better than chance", "The policy ranks held-out pairs no better than chance"
 OVERFITTING = "The held-out loss rises again"
-UNLIKELY, OVERCONFIDENT = "The chosen answers become much less likely", "The reward model is surer than it should be"
+UNLIKELY, OVERCONFIDENT = "The chosen answers become much less likely", "The reward model is overconfident"
 GAP, FLAT_LOSS = "Accuracy is much higher in training than held out", "The loss does not fall"
 CAUSED_BY_OVERFITTING = (UNLIKELY, OVERCONFIDENT, OVERFITTING)
 """Alarms that overfitting to single pairs explains."""
@@ -17,11 +17,11 @@ CAUSED_BY_SPIKE = (FLAT_LOSS, CHANCE, UNLEARNED, GAP, *CAUSED_BY_OVERFITTING, SK
 def spike_rule(loss: str, optimizer: str) -> Rule:
     """A rule for spikes of the training loss `loss`. `optimizer`: the config section with its learning rate."""
     return Rule(
-        title="The training loss leapt up",
+        title="The training loss jumped",
         when=f"the median of {loss} over five steps is above the lowest mean of three steps before by a quarter, 0.1 "
         "and four times the median change from step to step",
-        advice=f"A step was too large. Start again from before it with a tenth of {optimizer}.learning_rate or less, "
-        "and with warmup_updates.",
+        advice=f"A step was too large. Restart from a checkpoint before it with a tenth of {optimizer}.learning_rate "
+        "or less, and with warmup_updates.",
         severity=Severity.PROBLEM,
         check=lambda run: checks.loss_spike(run, loss),
         explains=CAUSED_BY_SPIKE,
@@ -30,8 +30,8 @@ def spike_rule(loss: str, optimizer: str) -> Rule:
 
 OVERFITTING_RULE = Rule(
     title=OVERFITTING,
-    when="in the second half of the run evaluation/loss is 2% and 0.005 nats or more above its lowest point; of pairs, "
-    "also more than that point over the root of evaluation/pairs",
+    when="in the second half of the run evaluation/loss is above its lowest point by at least 2% and 0.005 nats; for "
+    "pairs, also by more than that point over the root of evaluation/pairs",
     advice="The model overfits: stop at the lowest point, or take more data.",
     severity=Severity.WARNING,
     check=checks.overfits,
@@ -42,9 +42,9 @@ def gap_rule(training_metric: str, advice: str) -> Rule:
     """A rule for the gap between the training accuracy `training_metric` and held-out accuracy."""
     return Rule(
         title=GAP,
-        when=f"{training_metric}, over the last fifth of the steps until an evaluation in the second half of the run, "
-        f"is more than {checks.GAP} and {checks.GAP_STANDARD_ERRORS} standard errors (of so many pairs) above its "
-        "evaluation/pair_accuracy",
+        when=f"{training_metric}, over the last fifth of the steps before an evaluation in the second half of the "
+        f"run, exceeds evaluation/pair_accuracy by more than {checks.GAP} and by more than "
+        f"{checks.GAP_STANDARD_ERRORS} standard errors",
         advice=advice,
         severity=Severity.WARNING,
         check=lambda run: checks.accuracy_gap(run, training_metric),
@@ -69,9 +69,9 @@ def flat_loss_rule(loss: str, optimizer: str, least: float) -> Rule:
     """A rule for a training loss `loss` that does not fall. `optimizer`: the config section with its learning rate."""
     return Rule(
         title=FLAT_LOSS,
-        when=f"in the second half of the run no evaluation/loss was another than the first by more than {least:.3%} of "
+        when=f"in the second half of the run no evaluation/loss differs from the first by more than {least:.3%} of "
         f"it, and {loss} does not fall by more than its noise (ten steps or more)",
-        advice=f"Raise {optimizer}.learning_rate. If it is right, the data teach the model nothing that is new to it.",
+        advice=f"Raise {optimizer}.learning_rate. If it is right, the data contain nothing new for the model.",
         severity=Severity.WARNING,
         check=lambda run: checks.loss_is_flat(run, loss, least),
         explains=(CHANCE, UNLEARNED),

@@ -14,15 +14,15 @@ def _skipped(run: Run) -> str | None:
 COMMON_RULES = (
     Rule(
         title=SKIPPED,
-        when="a count of skipped updates is above 0 anywhere",
-        advice="A few do no harm. Many: lower the learning rate; gradients that are not finite point at the data or "
-        "the precision.",
+        when="a count of skipped updates is above 0 in any step",
+        advice="A few are harmless. If there are many, lower the learning rate; gradients that are not finite "
+        "indicate a problem of the data or the precision.",
         severity=Severity.WARNING,
         check=_skipped,
     ),
     Rule(
         title=NOT_FINITE,
-        when="progress/non_finite_metrics is above 0 anywhere",
+        when="progress/non_finite_metrics is above 0 in any step",
         advice="NaN or infinity in a statistic is often the first sign of divergence: log.txt names the metrics.",
         severity=Severity.WARNING,
         check=lambda run: counted(run, "Metrics", "progress/non_finite_metrics"),

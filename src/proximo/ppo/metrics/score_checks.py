@@ -28,10 +28,7 @@ def score_up_gold_down(run: Run) -> str | None:
         peak = golds.index(max(golds))
         fall = golds[peak] - golds[-1]
         if fall > 5 * fifth_noise(gold) and fall > 0.05 * (max(golds) - min(golds)) and scores[-1] > scores[peak]:
-            return (
-                f"Since its best fifth, gold fell from {number(golds[peak])} to {number(golds[-1])}, "
-                f"while the score rose from {number(scores[peak])} to {number(scores[-1])}."
-            )
+            return f"Since its best fifth, the gold score fell from {number(golds[peak])} to {number(golds[-1])},"
     return None
 
 
@@ -41,8 +38,8 @@ def all_scores_equal(run: Run) -> str | None:
         return None
     spread = run.series("score/std")
     return (
-        f"All responses of a step scored {number(run.series('score/mean').values[-1])} in {spread.values.count(0)} of "
-        f"{len(spread)} steps, the first among them."
+        f"All responses of a step scored {number(run.series('score/mean').values[-1])} in {spread.values.count(0)} "
+        f"of {len(spread)} steps, including the first."
     )
 
 
@@ -68,8 +65,8 @@ def _why_flat(run: Run) -> str | None:
     if max(clipped) < 0.001:
         return "Hardly any token is clipped: raise ppo.policy_optimizer.learning_rate."
     return (
-        "The size of the updates is not the reason. See whether answers to one prompt differ in score at all, then "
-        "lower ppo.kl.coefficient, then judge some answers of samples.jsonl by hand."
+        "The update size is not the cause. Check whether answers to one prompt differ in score at all, lower "
+        "ppo.kl.coefficient, and grade some answers of samples.jsonl by hand."
     )
 
 
@@ -92,7 +89,7 @@ def kl_outweighs_score(run: Run) -> str | None:
         return None
     mean, noise = coefficient * kl, coefficient * math.sqrt(2 * kl)
     return (
-        f"A response pays {number(mean)} for its KL, give or take {number(noise)}, at {number(coefficient)} for a nat; "
+        f"The KL penalty of a response is {number(mean)} +/- {number(noise)}, at {number(coefficient)} per nat; "
         f"its score varies by {number(widest)} and rose by {number(gained)}."
     )
 
@@ -139,11 +136,11 @@ def all_cut_off(run: Run) -> Finding | None:
         return None
     if means[0] >= 0.5:
         return Finding(
-            f"{means[-1]:.0%} of answers end by themselves; it was {means[0]:.0%} in the first fifth.",
-            "The policy has unlearned to end its answers: ppo.score.missing_eos_penalty makes a cut answer worth less, "
-            "a larger ppo.kl.coefficient keeps the habit of the fine-tuned model.",
+            f"{means[-1]:.0%} of answers end with a stop token; it was {means[0]:.0%} in the first fifth.",
+            "The policy no longer ends its answers: use ppo.score.missing_eos_penalty to make cut answers worth "
+            "less, or a larger ppo.kl.coefficient to stay closer to the fine-tuned model.",
         )
-    return Finding(f"{means[-1]:.0%} of answers end by themselves, and {means[0]:.0%} did in the first fifth.")
+    return Finding(f"{means[-1]:.0%} of answers end with a stop token, and {means[0]:.0%} did in the first fifth.")
 
 
 def longer_pays(run: Run) -> str | None:
@@ -164,7 +161,7 @@ def _length_correlation(run: Run) -> float | None:
 
 
 def _said_correlation(r: float) -> str:
-    return f"Among the answers of one step the correlation of length and score is {r:+.2f}, mean over the steps."
+    return f"Among the answers of one step the correlation of length and score is {r:+.2f} (mean over the steps)."
 
 
 def rises_with_length(run: Run) -> str | None:
@@ -216,8 +213,8 @@ def form_saturates(run: Run) -> str | None:
             continue
         if abs(means[-1] - means[-2]) <= 0.1 * (means[-1] - means[0]):
             return (
-                f"{name} went from {number(means[0])} to {number(means[-1])} and has levelled off, while the outcome "
-                f"was {number(ends(outcome)[0])} and is {number(ends(outcome)[1])}."
+                f"{name} rose from {number(means[0])} to {number(means[-1])} and has levelled off, while the task "
+                f"reward was {number(ends(outcome)[0])} and is {number(ends(outcome)[1])}."
             )
     return None
 
@@ -235,4 +232,6 @@ def in_circles(run: Run) -> str | None:
     means = fifths(run.series("response/repeat_4gram"))
     if means is None or means[-1] <= 0.3 or means[-1] <= 2 * means[0]:
         return None
-    return f"{means[-1]:.0%} of a response stood in it before; it was {means[0]:.0%} in the first fifth."
+    return (
+        f"{means[-1]:.0%} of the 4-grams of a response occurred in it before; it was {means[0]:.0%} in the first fifth."
+    )

@@ -17,9 +17,9 @@ LEAP = 10
 """A value loss above so many times the largest variance of the scores is a critic that leapt away."""
 
 LEFT_OUT_ADVICE = (
-    "Nothing is learned of what is left out. The sampler is far from the policy that learns: look for another "
-    "precision, older weights, or sampling settings that change the distribution. If it is only rounding, raise the "
-    "limit."
+    "The policy does not learn from excluded tokens. The sampler differs too much from the policy: check for "
+    "another precision, older weights, or sampling settings that change the distribution. If the difference is "
+    "only rounding, raise the limit."
 )
 
 
@@ -36,7 +36,7 @@ def destroyed(run: Run) -> Finding | None:
     detail = (
         f"Step {found.step}: {found.clip_fraction:.0%} of tokens were clipped, the policy moved by "
         f"{number(found.movement)} nats per token{kl}. The score fell from {number(found.score[0])} to "
-        f"{number(found.score[1])} and did not come back."
+        f"{number(found.score[1])} and did not recover."
     )
     rate, epochs = (
         setting(run.config, "ppo", *keys) for keys in (("policy_optimizer", "learning_rate"), ("epochs_per_step",))
@@ -46,8 +46,8 @@ def destroyed(run: Run) -> Finding | None:
     many = f", or ppo.epochs_per_step, now {epochs}" if epochs > MANY_EPOCHS else ""
     return Finding(
         detail,
-        f"Start again from before that step, with a tenth of ppo.policy_optimizer.learning_rate or less, now "
-        f"{rate:g}{many}. ppo.guards.target_kl ends a step before it goes so far.",
+        "Restart from a checkpoint before that step, with a tenth of ppo.policy_optimizer.learning_rate or less, "
+        f"now {rate:g}{many}. ppo.guards.target_kl ends the updates of such a step earlier.",
     )
 
 
@@ -68,7 +68,7 @@ def hardly_moves(run: Run) -> str | None:
     clipped, moved = fifths(run.series("policy/clip_fraction")), fifths(run.series("policy/approx_kl"))
     if clipped is None or moved is None or max(clipped) > 0 or max(moved) > 1e-5 or succeeds(run):
         return None
-    return f"No token was ever clipped, and a step moves it by {number(max(moved))} nats per token at most."
+    return f"No token was ever clipped, and a step changes its log-prob by at most {number(max(moved))} nats."
 
 
 def mostly_left_out(run: Run) -> Finding | None:
@@ -84,7 +84,7 @@ def mostly_left_out(run: Run) -> Finding | None:
             continue
         bound = setting(run.config, *loss, *key)
         advice = None if bound is None else f"{'.'.join((*loss, *key))} is {bound:g}. {LEFT_OUT_ADVICE}"
-        return Finding(f"{means[-1]:.0%} of the tokens that count, in the last fifth.", advice)
+        return Finding(f"{means[-1]:.0%} of the counted tokens in the last fifth.", advice)
     return None
 
 
@@ -103,8 +103,8 @@ def kl_outweighs_policy_loss(run: Run) -> str | None:
     if pull <= PULL * size or succeeds(run):
         return None
     return (
-        f"The log-ratio of a token to the reference is about {number(ratio)} nats, which pulls at it with "
-        f"{number(pull)} at a coefficient of {number(coefficients.values[-1])}; its advantage pulls with "
+        f"The log-ratio of a token to the reference is about {number(ratio)} nats, which gives the KL a weight of "
+        f"{number(pull)} at a coefficient of {number(coefficients.values[-1])}; the weight of its advantage is "
         f"{number(size)}."
     )
 
@@ -162,6 +162,6 @@ def _leapt_away(run: Run) -> str | None:
         return None
     step = loss.steps[loss.values.index(highest)]
     return (
-        f"Its loss was {number(highest)} at step {step}, and scores never had a variance above {number(widest)}: lower "
-        "ppo.value_optimizer.learning_rate."
+        f"Its loss was {number(highest)} at step {step}, but the variance of the scores was never above "
+        f"{number(widest)}: lower ppo.value_optimizer.learning_rate."
     )

@@ -26,14 +26,14 @@ METRICS = (
         name="dpo/loss",
         reduction=Mean,
         unit="nats per pair",
-        definition="The DPO loss, mean over the pairs of the step. ln 2 = 0.693 is that of the reference itself.",
+        definition="The DPO loss, mean over the pairs of the step. ln 2 = 0.693 is the loss of the reference.",
         better=Better.DOWN,
     ),
     Metric(
         name="dpo/accuracy",
         reduction=Mean,
         unit="fraction",
-        definition="Share of pairs whose chosen answer has the higher implicit reward; a tie counts half.",
+        definition="Fraction of pairs whose chosen answer has the higher implicit reward; a tie counts half.",
         better=Better.UP,
     ),
     Metric(
@@ -59,14 +59,14 @@ METRICS = (
         name="dpo/logprob_chosen",
         reduction=Mean,
         unit="nats",
-        definition="Mean log-prob that the policy gives the whole chosen answers. The loss sees differences only, so "
-        "it may fall while the margin grows.",
+        definition="Mean log-prob of the whole chosen answers under the policy. The loss depends only on "
+        "differences, so this may fall while the margin grows.",
     ),
     Metric(
         name="dpo/logprob_rejected",
         reduction=Mean,
         unit="nats",
-        definition="Mean log-prob that the policy gives the whole rejected answers.",
+        definition="Mean log-prob of the whole rejected answers under the policy.",
     ),
     Metric(
         name="dpo/gradient_norm",
@@ -84,13 +84,13 @@ METRICS = (
         name="dpo/pairs",
         reduction=Sum,
         unit="pairs",
-        definition="Pairs of the step.",
+        definition="Number of pairs in the step.",
     ),
     Metric(
         name="dpo/skipped_updates",
         reduction=Sum,
         unit="updates",
-        definition="Updates left out because the gradient was not finite.",
+        definition="Updates skipped because the gradient was not finite.",
         better=Better.DOWN,
     ),
 )
@@ -102,13 +102,13 @@ EVALUATION = (
         name="evaluation/logprob_chosen",
         reduction=Mean,
         unit="nats",
-        definition="Mean log-prob that the policy gives the whole chosen answers of the held-out pairs.",
+        definition="Mean log-prob of the whole chosen answers of the held-out pairs under the policy.",
     ),
     Metric(
         name="evaluation/logprob_rejected",
         reduction=Mean,
         unit="nats",
-        definition="Mean log-prob that the policy gives the whole rejected answers of the held-out pairs.",
+        definition="Mean log-prob of the whole rejected answers of the held-out pairs under the policy.",
     ),
     CALIBRATION,
 )
@@ -119,7 +119,7 @@ CURVES = (
         title="Pair accuracy",
         unit="fraction of pairs",
         traces=(Trace("dpo/accuracy", "training"), held_out("evaluation/pair_accuracy")),
-        healthy="Starts at 0.5, where policy and reference are one, and climbs. Training far above held out is "
+        healthy="Starts at 0.5, where policy and reference are equal, and climbs. Training far above held out: "
         "overfitting.",
         guide=0.5,
         share=True,
@@ -129,7 +129,7 @@ CURVES = (
         title="Loss",
         unit="nats per pair",
         traces=(Trace("dpo/loss", "training"), held_out("evaluation/loss")),
-        healthy="Starts at ln 2 = 0.69 and falls. Held out rising: stop at the lowest point.",
+        healthy="Starts at ln 2 = 0.69 and falls. Held-out loss rising: use the lowest point.",
         guide=0.6931471805599453,
     ),
     Curve(
@@ -137,8 +137,8 @@ CURVES = (
         title="Implicit rewards of the two answers",
         unit="score",
         traces=(Trace("dpo/reward_chosen", "chosen"), Trace("dpo/reward_rejected", "rejected")),
-        healthy="They part. Best the chosen one stays at 0 or above; both falling is common, and harmless while the "
-        "chosen one falls little.",
+        healthy="The curves diverge. Ideally the chosen one stays at 0 or above; it is common that both fall, and "
+        "harmless if the chosen one falls little.",
         guide=0.0,
     ),
     Curve(
@@ -146,15 +146,15 @@ CURVES = (
         title="Log-probs of the two answers, held out",
         unit="nats per answer",
         traces=(Trace("evaluation/logprob_chosen", "chosen"), Trace("evaluation/logprob_rejected", "rejected")),
-        healthy="The rejected one falls. The chosen one falling with it: likelihood goes to answers that are in no "
-        "pair, so read what the policy writes.",
+        healthy="The rejected one falls. If the chosen one falls with it, likelihood moves to answers that are in no "
+        "pair: read the policy's answers.",
     ),
     Curve(
         key="calibration-error",
         title="Calibration error",
         unit="fraction",
         traces=(held_out("evaluation/calibration_error"),),
-        healthy="Below about 0.05. Rising: the policy grows surer of the pairs than it has reason to be.",
+        healthy="Below about 0.05. Rising: the policy becomes overconfident.",
         section=Section.MORE,
     ),
     Curve(
@@ -162,7 +162,7 @@ CURVES = (
         title="Gradient norm",
         unit="norm before clipping",
         traces=(Trace("dpo/gradient_norm", "training"),),
-        healthy="Falls as pairs are told apart.",
+        healthy="Falls as the pairs are learned.",
         section=Section.MORE,
     ),
     Curve(
@@ -170,7 +170,7 @@ CURVES = (
         title="Learning rate",
         unit="per update",
         traces=(Trace("dpo/learning_rate", "training"),),
-        healthy="As the recipe says.",
+        healthy="As set in the recipe.",
         section=Section.MORE,
     ),
 )
@@ -191,18 +191,20 @@ RULES = (
     flat_loss_rule("dpo/loss", "dpo.optimizer", FLAT_PAIR_LOSS),
     chance_rule(
         UNLEARNED,
-        "Nothing that holds beyond the training pairs was learned: raise the learning rate if the margin stays near 0; "
-        "else check that chosen and rejected are not mixed up, and that both survive the length limit.",
+        "The policy learned nothing that generalises beyond the training pairs. If the margin stays near 0, "
+        "raise the learning rate; otherwise check that chosen and rejected are not swapped, and that neither is "
+        "cut off by the length limit.",
         "dpo/accuracy",
         *("dpo", "optimizer", "learning_rate"),
     ),
     gap_rule("dpo/accuracy", "Fewer epochs, a lower learning rate, a larger dpo.beta, label smoothing, or more pairs."),
     Rule(
         title=UNLIKELY,
-        when="in the second half of the run evaluation/logprob_chosen is more than a quarter of its size below its "
-        "start",
-        advice="The margin was won by pushing both answers down, and the likelihood went to texts that are in no pair. "
-        "Raise dpo.beta, lower the learning rate or the passes, or fine-tune on the chosen answers first.",
+        when="in the second half of the run evaluation/logprob_chosen is below its start by more than a quarter of "
+        "its absolute value",
+        advice="The margin grew because both answers became unlikely, and the likelihood moved to texts that are in "
+        "no pair. Raise dpo.beta, lower the learning rate or the number of epochs, or fine-tune on the chosen "
+        "answers first.",
         severity=Severity.WARNING,
         check=_chosen_become_unlikely,
     ),

@@ -24,21 +24,22 @@ METRICS = (
         name="reward_model/loss",
         reduction=Mean,
         unit="nats per pair",
-        definition="Pairwise loss, mean over the pairs of the step. ln 2 = 0.693 is the loss of a coin.",
+        definition="Pairwise loss, mean over the pairs of the step. ln 2 = 0.693 is the loss of random guessing.",
         better=Better.DOWN,
     ),
     Metric(
         name="reward_model/pair_accuracy",
         reduction=Mean,
         unit="fraction",
-        definition="Share of pairs whose chosen answer scores higher; a tie counts half.",
+        definition="Fraction of pairs whose chosen answer scores higher; a tie counts half.",
         better=Better.UP,
     ),
     Metric(
         name="reward_model/score_chosen_mean",
         reduction=Mean,
         unit="score",
-        definition="Mean score of the chosen answers. Only differences mean anything: the loss does not fix the zero.",
+        definition="Mean score of the chosen answers. Only differences of scores have a meaning: the loss does not "
+        "fix the zero.",
     ),
     Metric(
         name="reward_model/score_rejected_mean",
@@ -50,7 +51,8 @@ METRICS = (
         name="reward_model/margin_mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over pairs of chosen score minus rejected score. The log-odds that the model gives the pair.",
+        definition="Mean over pairs of chosen score minus rejected score: the log-odds that the model assigns to the "
+        "pair.",
         better=Better.UP,
     ),
     Metric(
@@ -69,13 +71,13 @@ METRICS = (
         name="reward_model/pairs",
         reduction=Sum,
         unit="pairs",
-        definition="Pairs of the step.",
+        definition="Number of pairs in the step.",
     ),
     Metric(
         name="reward_model/skipped_updates",
         reduction=Sum,
         unit="updates",
-        definition="Updates left out because the gradient was not finite.",
+        definition="Updates skipped because the gradient was not finite.",
         better=Better.DOWN,
     ),
 )
@@ -86,8 +88,8 @@ CURVES = (
         title="Pair accuracy",
         unit="fraction of pairs",
         traces=(Trace("reward_model/pair_accuracy", "training"), held_out("evaluation/pair_accuracy")),
-        healthy="Held out well above 0.5, the level of a coin. It cannot pass the share of pairs that are labelled "
-        "right; training far above held out is overfitting.",
+        healthy="The held-out accuracy is well above 0.5, the level of random guessing. It cannot exceed the "
+        "fraction of correctly labelled pairs. Training far above held out: overfitting.",
         guide=0.5,
         share=True,
     ),
@@ -96,7 +98,8 @@ CURVES = (
         title="Loss",
         unit="nats per pair",
         traces=(Trace("reward_model/loss", "training"), held_out("evaluation/loss")),
-        healthy="Starts at ln 2 = 0.69, the loss of a coin, and falls. Held out rising: stop at the lowest point.",
+        healthy="Starts at ln 2 = 0.69, the loss of random guessing, and falls. Held-out loss rising: use the lowest "
+        "point.",
         guide=0.6931471805599453,
     ),
     Curve(
@@ -107,14 +110,14 @@ CURVES = (
             Trace("reward_model/score_chosen_mean", "chosen"),
             Trace("reward_model/score_rejected_mean", "rejected"),
         ),
-        healthy="They part. Only the distance means anything; both drifting one way does no harm unless it is far.",
+        healthy="The curves diverge. Only the distance has a meaning; a common drift is harmless unless it is large.",
     ),
     Curve(
         key="calibration-error",
         title="Calibration error",
         unit="fraction",
         traces=(held_out("evaluation/calibration_error"),),
-        healthy="Below about 0.05. High with a good accuracy: the model is surer than it has reason to be.",
+        healthy="Below about 0.05. High with a good accuracy: the model is overconfident.",
     ),
     Curve(
         key="gradients",
@@ -129,7 +132,7 @@ CURVES = (
         title="Learning rate",
         unit="per update",
         traces=(Trace("reward_model/learning_rate", "training"),),
-        healthy="As the recipe says.",
+        healthy="As set in the recipe.",
         section=Section.MORE,
     ),
 )
@@ -139,8 +142,8 @@ RULES = (
     flat_loss_rule("reward_model/loss", "reward.optimizer", checks.FLAT_PAIR_LOSS),
     chance_rule(
         CHANCE,
-        "PPO against it would learn noise. Check that chosen and rejected are not mixed up, and that both answers "
-        "survive the length limit.",
+        "PPO against it would learn noise. Check that chosen and rejected are not swapped, and that neither is "
+        "cut off by the length limit.",
         "reward_model/pair_accuracy",
         *("reward", "optimizer", "learning_rate"),
     ),
@@ -148,8 +151,8 @@ RULES = (
     Rule(
         title=OVERCONFIDENT,
         when=f"in the second half of the run evaluation/calibration_error is above {checks.CALIBRATION_ERROR}, and "
-        f"above {checks.BIN_NOISE} over the root of evaluation/pairs",
-        advice="Fewer epochs; a margin of 2 then means less than it says, so weigh the KL coefficient accordingly.",
+        f"above {checks.BIN_NOISE} divided by the root of evaluation/pairs",
+        advice="Use fewer epochs. A margin of 2 means less than it says, so choose the KL coefficient accordingly.",
         severity=Severity.WARNING,
         check=checks.is_miscalibrated,
     ),

@@ -15,21 +15,21 @@ METRICS = (
         name="sft/loss",
         reduction=Mean,
         unit="nats per token",
-        definition="Minus the log-prob of the next token, mean over the tokens of the loss mask of the step.",
+        definition="Negative log-prob of the next token, mean over the tokens in the loss mask of the step.",
         better=Better.DOWN,
     ),
     Metric(
         name="sft/perplexity",
         reduction=ExponentialMean,
         unit="perplexity",
-        definition="exp of that mean. Depends on the tokenizer; compare bits per character between tokenizers.",
+        definition="exp of sft/loss. It depends on the tokenizer; use bits per character to compare tokenizers.",
         better=Better.DOWN,
     ),
     Metric(
         name="sft/tokens",
         reduction=Sum,
         unit="tokens",
-        definition="Tokens of the loss mask in the step.",
+        definition="Number of tokens in the loss mask of the step.",
     ),
     Metric(
         name="sft/gradient_norm",
@@ -47,7 +47,7 @@ METRICS = (
         name="sft/skipped_updates",
         reduction=Sum,
         unit="updates",
-        definition="Updates left out because the gradient was not finite.",
+        definition="Updates skipped because the gradient was not finite.",
         better=Better.DOWN,
     ),
 )
@@ -65,8 +65,8 @@ EVALUATION = (
         name="evaluation/bits_per_character",
         reduction=Mean,
         unit="bits",
-        definition="Bits of all held-out tokens over the characters that they stand for: comparable between "
-        "tokenizers.",
+        definition="Bits of all held-out tokens divided by the number of characters of their text: comparable "
+        "between tokenizers.",
         better=Better.DOWN,
     ),
 )
@@ -77,15 +77,15 @@ CURVES = (
         title="Loss",
         unit="nats per token",
         traces=(Trace("sft/loss", "training"), held_out("evaluation/loss")),
-        healthy="Both fall and stay together. Held out rising while training falls: it overfits, so stop at "
-        "the lowest point.",
+        healthy="Both curves fall and stay together. Held-out loss rising while the training loss falls: the model "
+        "overfits, so use the lowest point.",
     ),
     Curve(
         key="bits",
         title="Bits per character",
         unit="bits",
         traces=(held_out("evaluation/bits_per_character"),),
-        healthy="Falls. The figure to compare with other models: it does not depend on the tokenizer.",
+        healthy="Falls. Use this value to compare models: it does not depend on the tokenizer.",
     ),
     Curve(
         key="gradients",
@@ -100,7 +100,7 @@ CURVES = (
         title="Learning rate",
         unit="per update",
         traces=(Trace("sft/learning_rate", "training"),),
-        healthy="As the recipe says.",
+        healthy="As set in the recipe.",
         section=Section.MORE,
     ),
 )
