@@ -248,7 +248,7 @@ def test_a_report_says_its_alarms_beside_the_place_of_the_file(folder, capsys):
     assert main(["report", "runs/p/sft"]) == 0
     said = capsys.readouterr()
     assert said.out == "runs/p/sft/report.html\n"
-    assert said.err.startswith("sft: problem: The training loss jumped. It went from 1.00 to 4.00 at step 4,")
+    assert said.err.startswith("sft: problem: The training loss jumped. It rose from 1.00 to 4.00 at step 4,")
     assert main(["report", "runs/p"]) == 0
     assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["sft", "ppo"]
 

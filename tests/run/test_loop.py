@@ -370,11 +370,11 @@ def test_an_alarm_is_said_once_when_it_comes_and_again_at_the_end(
     task = Counting(num_steps=12)
     task.step = lambda step: Record(metrics={"sft/loss": Mean(9.0 if step > 6 else 1.0, 1)})
     start(tmp_path / "run", task)
-    told = [line for line in capsys.readouterr().err.splitlines() if "leapt up" in line]
+    told = [line for line in capsys.readouterr().err.splitlines() if "jumped" in line]
     assert [line.partition(":")[0] for line in told] == ["warning"]
-    assert "step 8, problem: The training loss jumped. It went from 1.00 to 9.00 at step 7," in told[0]
+    assert "step 8, problem: The training loss jumped. It rose from 1.00 to 9.00 at step 7," in told[0]
     log = (tmp_path / "run" / "log.txt").read_text().splitlines()
-    assert [line.split(":")[0] for line in log if "leapt up" in line] == ["warning", "problem"]
+    assert [line.split(":")[0] for line in log if "jumped" in line] == ["warning", "problem"]
     assert log.index(told[0]) < next(place for place, line in enumerate(log) if line.startswith("step 9/12"))
 
 
