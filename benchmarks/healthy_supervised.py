@@ -17,7 +17,7 @@ LEAPT, STILL = "The training loss jumped", "The loss does not fall"
 UNLIKELY = "The chosen answers become much less likely"
 
 EVERY_50 = {"evaluate_every_steps": 50}
-REVIEWS = "proximo.data.reviews.rows:"
+REVIEWS = "proximo.data.reviews.review_rows:"
 
 
 def rate(trainer: str, learning_rate: float) -> dict[str, Any]:

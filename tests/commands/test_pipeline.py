@@ -19,7 +19,7 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.run import loop
 from proximo.run.options import RunOptions
 
-REVIEWS = "proximo.data.reviews.rows"
+REVIEWS = "proximo.data.reviews.review_rows"
 TINY = {
     "model_type": "llama",
     "hidden_size": 16,

@@ -13,7 +13,7 @@ import pytest
 from proximo.data.reviews import flaws
 from proximo.data.reviews.drafts import _pick, clean_draft
 from proximo.data.reviews.gold import COMPONENTS, gold_components, gold_score, thing_of
-from proximo.data.reviews.rows import (
+from proximo.data.reviews.review_rows import (
     FORM_FLAWS,
     NO_REVIEWS,
     SMALLEST_GAP,
@@ -122,7 +122,7 @@ def test_a_word_is_picked_as_the_standard_library_picks_it():
 
 
 def test_rows_do_not_depend_on_how_python_hashes_strings():
-    script = "from proximo.data.reviews import rows; print(rows.sft_rows(40, 0), rows.preference_rows(40, 0))"
+    script = "from proximo.data.reviews.review_rows import *; print(sft_rows(40, 0), preference_rows(40, 0))"
     outputs = {
         subprocess.run(
             [sys.executable, "-c", script],

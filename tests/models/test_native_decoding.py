@@ -67,7 +67,7 @@ def test_the_kernel_is_what_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_probe_holds_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = cpu_decoding._layer
 
-    def wrongly_scaled(layer: object) -> native.Layer:
+    def wrongly_scaled(layer: object) -> native.LayerPointers:
         found = plain(layer)
         found.scaling *= 1.01
         return found

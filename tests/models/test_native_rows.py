@@ -18,7 +18,7 @@ from proximo.models import heads
 from proximo.models.cpu import fused
 from proximo.models.heads import OutputHead, token_logprobs
 from proximo.native.library import library
-from proximo.native.rows import row_kernels_for
+from proximo.native.row_kernels import row_kernels_for
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiler for the kernels, or they are switched off")
 

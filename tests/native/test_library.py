@@ -259,7 +259,7 @@ def test_a_compiler_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is compiled here")
 def test_a_compiler_that_is_no_command_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc '-O3")
-    with pytest.raises(UserError, match="CC is .* which is no command: No closing quotation"):
+    with pytest.raises(UserError, match="CC is .* which is not a valid command: No closing quotation"):
         library()
 
 

@@ -21,7 +21,7 @@ from proximo.algorithms import kl
 from proximo.errors import ModelError
 from proximo.models.precision.products import add_product, narrow_linear, operand, product, weight_operand
 from proximo.native.decoding import linear
-from proximo.native.rows import row_kernels_for
+from proximo.native.row_kernels import row_kernels_for
 
 _NO_SHARE = -1e4
 """Stands for any smaller log-prob: exp of it is 0, and so is their product, which for -inf would be NaN."""
@@ -231,7 +231,7 @@ def _statistics(
 ) -> None:
     """scores [C, V] and targets [C] fill the others, [C] each. Overwrites scores."""
     if (kernels := row_kernels_for(scores)) is not None:
-        kernels.score_tokens(scores, targets, normalisers, logprobs, entropies)
+        kernels.token_statistics(scores, targets, normalisers, logprobs, entropies)
         return
     normalisers.copy_(scores.logsumexp(dim=-1))
     logprobs.copy_(scores.gather(1, targets[:, None])[:, 0] - normalisers)
@@ -250,7 +250,7 @@ def _score_gradient(  # noqa: PLR0917 - six tensors of one chunk
 ) -> Tensor:
     """[j = t] g - g p - g' p (log p + H): the gradient for z over temperature. Overwrites scores."""
     if (kernels := row_kernels_for(scores)) is not None:
-        kernels.score_tokens_back(scores, targets, normalisers, entropies, of_logprobs, of_entropy)
+        kernels.token_statistics_backward(scores, targets, normalisers, entropies, of_logprobs, of_entropy)
         return scores
     if of_entropy is None:
         gradient = scores.sub_(normalisers[:, None]).exp_().mul_(-of_logprobs[:, None])

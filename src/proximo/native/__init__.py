@@ -1,1 +1,1 @@
-"""Kernels in C for CPUs, where torch has no operator that does as much at once."""
+"""C kernels for CPUs, for work that torch has no single operator for."""

@@ -1,16 +1,16 @@
 /* Causal attention over packed sequences, forward and backward, in tiles that stay in the second cache.
 
-   One unit of work is a piece of one sequence (forward: some of its queries; backward: all of it) with one key head and
-   the query heads that share it. It writes what no other unit does, so that who computes it, and when, changes no bit.
+   The algorithm is that of FlashAttention-2 (arXiv:2307.08691): an online softmax in the forward pass, and weights that
+   are computed again from two numbers per query and head in the backward pass. So no [T, T] matrix is ever stored.
 
-   Tiles are products of rows of numbers, each spread over a vector, with panels: parts of two vectors of the rows of a
-   matrix, panel after panel. What lies above the diagonal or before the window is left out, but for the numbers that
-   share a tile with others.
+   One unit of work is a piece of one sequence (forward: at most BLOCK queries; backward: the whole sequence), one key head
+   and the query heads that share it. Units write disjoint memory, so neither the thread nor the order of units changes a
+   bit. Tiles above the diagonal or before the window are skipped; where a tile is partly outside, its weights are zeros.
 
    Legend: T packed tokens, H query heads, G key heads, K head width, N pieces. */
 #include "tiles.h"
 
-#define LOWEST -3e38f /* a score below all: minus infinity less itself would be NaN */
+#define LOWEST -3e38f /* stands for minus infinity, whose difference with itself would be NaN */
 
 EXPORT const int64_t attention_block = BLOCK; /* queries of a forward piece, at most */
 
@@ -30,26 +30,27 @@ typedef struct {
 /* Of one thread. */
 typedef struct {
     long wide;                                  /* K, in whole panels */
-    float *scores, *changes;                    /* [BLOCK, BLOCK] */
-    float *keys_turned, *values_turned;         /* panels of BLOCK keys, [K, PANEL] each */
+    float *scores, *score_gradients;                    /* [BLOCK, BLOCK] */
+    float *keys_transposed, *values_transposed;         /* panels of BLOCK keys, [K, PANEL] each */
     float *keys, *values, *queries, *gradients; /* panels of K, [BLOCK, PANEL] each */
     float *result, *of_keys, *of_values;        /* [BLOCK, wide] */
 } Tiles;
 
-/* A tile in which query `row` is the key `row + ahead`, and sees those from `low` up to, and without, `high`. */
+/* A block of queries and keys. Query `row` is at the position of key `row + ahead`; it attends to the keys from `first_key`
+   up to, but without, `end_key`. */
 typedef struct {
     long num_rows, num_keys, ahead, window;
 } Band;
 
-INLINE long low(const Band *band, long row) {
-    return band->window ? smaller(band->num_keys, greater(0, row + band->ahead + 1 - band->window)) : 0;
+INLINE long first_key(const Band *band, long row) {
+    return band->window ? min_long(band->num_keys, max_long(0, row + band->ahead + 1 - band->window)) : 0;
 }
-INLINE long high(const Band *band, long row) { return greater(0, smaller(band->num_keys, row + band->ahead + 1)); }
+INLINE long end_key(const Band *band, long row) { return max_long(0, min_long(band->num_keys, row + band->ahead + 1)); }
 
-static Tiles tiles_of(const Attention *work, float *scratch) {
+static Tiles lay_out_tiles(const Attention *work, float *scratch) {
     Tiles t = {.wide = (work->width + PANEL - 1) / PANEL * PANEL};
-    float **squares[] = {&t.scores, &t.changes};
-    float **others[] = {&t.keys_turned, &t.values_turned, &t.keys,    &t.values,   &t.queries,
+    float **squares[] = {&t.scores, &t.score_gradients};
+    float **others[] = {&t.keys_transposed, &t.values_transposed, &t.keys,    &t.values,   &t.queries,
                         &t.gradients,   &t.result,        &t.of_keys, &t.of_values};
     for (int i = 0; i < 2; i++, scratch += BLOCK * BLOCK) *squares[i] = scratch;
     for (int i = 0; i < 9; i++, scratch += BLOCK * t.wide) *others[i] = scratch;
@@ -64,9 +65,9 @@ EXPORT int64_t attention_scratch(int64_t width, int64_t num_threads) {
 /* Scores x w' inside the band: x [rows, K], w in turned panels. */
 static void score(const Band *band, const float *x, long x_row, const float *turned, long width, float *scores) {
     for (long row = 0; row < band->num_rows; row += ROWS) {
-        long rows = smaller(ROWS, band->num_rows - row), end = high(band, row + rows - 1);
-        for (long key = low(band, row) / PANEL * PANEL; key < end; key += PANEL)
-            by_rows(rows, key + WIDTH < end ? 2 : 1, x + row * x_row, x_row, turned + key * width, width,
+        long rows = min_long(ROWS, band->num_rows - row), end = end_key(band, row + rows - 1);
+        for (long key = first_key(band, row) / PANEL * PANEL; key < end; key += PANEL)
+            tile_by_rows(rows, key + WIDTH < end ? 2 : 1, x + row * x_row, x_row, turned + key * width, width,
                     scores + row * BLOCK + key, BLOCK, 0);
     }
 }
@@ -76,9 +77,11 @@ static void sum_over_keys(const Band *band, const float *weights, const float *p
                           int add) {
     for (long column = 0; column < width; column += PANEL, panels += BLOCK * PANEL)
         for (long row = 0; row < band->num_rows; row += ROWS) {
-            long rows = smaller(ROWS, band->num_rows - row), begin = low(band, row), end = high(band, row + rows - 1);
-            by_rows(rows, column + WIDTH < width ? 2 : 1, weights + row * BLOCK + begin, BLOCK, panels + begin * PANEL,
-                    greater(0, end - begin), y + row * y_row + column, y_row, add);
+            long rows = min_long(ROWS, band->num_rows - row);
+            long begin = first_key(band, row), end = end_key(band, row + rows - 1);
+            tile_by_rows(rows, column + WIDTH < width ? 2 : 1, weights + row * BLOCK + begin, BLOCK,
+                    panels + begin * PANEL,
+                    max_long(0, end - begin), y + row * y_row + column, y_row, add);
         }
 }
 
@@ -87,55 +90,57 @@ static void sum_over_queries(const Band *band, const float *weights, const float
                              long y_row, int add) {
     for (long column = 0; column < width; column += PANEL, panels += BLOCK * PANEL)
         for (long key = 0; key < band->num_keys; key += ROWS) {
-            long keys = smaller(ROWS, band->num_keys - key), begin = greater(0, key - band->ahead), end = band->num_rows;
-            if (band->window) end = smaller(end, key + keys - 1 - band->ahead + band->window);
-            by_columns(keys, column + WIDTH < width ? 2 : 1, weights + begin * BLOCK + key, BLOCK,
-                       panels + begin * PANEL, greater(0, end - begin), y + key * y_row + column, y_row, add);
+            long keys = min_long(ROWS, band->num_keys - key), begin = max_long(0, key - band->ahead), end = band->num_rows;
+            if (band->window) end = min_long(end, key + keys - 1 - band->ahead + band->window);
+            tile_by_columns(keys, column + WIDTH < width ? 2 : 1, weights + begin * BLOCK + key, BLOCK,
+                       panels + begin * PANEL, max_long(0, end - begin), y + key * y_row + column, y_row, add);
         }
 }
 
-INLINE ivec between(long at, long begin, long end) {
-    ivec places;
-    for (int i = 0; i < WIDTH; i++) places[i] = (int32_t)at + i;
-    return (places >= (int32_t)begin) & (places < (int32_t)end);
+INLINE ivec lanes_between(long at, long begin, long end) {
+    ivec lanes;
+    for (int i = 0; i < WIDTH; i++) lanes[i] = (int32_t)at + i;
+    return (lanes >= (int32_t)begin) & (lanes < (int32_t)end);
 }
 
-/* Where the weights of a query are read: up to ROWS - 1 beyond what it sees, with its neighbours. In whole vectors. */
-INLINE long first_read(long begin) { return greater(0, begin - ROWS + 1) / WIDTH * WIDTH; }
-INLINE long last_read(const Band *band, long end) { return smaller(band->num_keys, end + ROWS - 1); }
+/* The range of weights that is read for a query, in whole vectors. A tile has ROWS queries, so products read up to ROWS - 1
+   weights beyond what a query attends to: these must be written too, as zeros. */
+INLINE long first_read_key(long begin) { return max_long(0, begin - ROWS + 1) / WIDTH * WIDTH; }
+INLINE long last_read_key(const Band *band, long end) { return min_long(band->num_keys, end + ROWS - 1); }
 
-/* Scores of one query to weights exp(score - top), with the top and the sum of all seen so far; what the sums before
-   have to be multiplied with. */
-static float weigh(const Band *band, long row, float *scores, float *top, float *sum) {
-    long begin = low(band, row), end = high(band, row), first = first_read(begin), last = last_read(band, end);
-    vec largest = spread(*top), total = {0};
+/* Online softmax: turns scores of one query into exp(score - top), and updates the largest score and the sum over all
+   blocks so far. Returns the factor by which results of earlier blocks must be multiplied, since their top was lower. */
+static float softmax_numerators(const Band *band, long row, float *scores, float *top, float *sum) {
+    long begin = first_key(band, row), end = end_key(band, row);
+    long first = first_read_key(begin), last = last_read_key(band, end);
+    vec largest = broadcast(*top), total = {0};
     for (long i = first; i < last; i += WIDTH) {
         vec x = load(scores + i);
-        if (i < begin || i + WIDTH > end) x = pick(between(i, begin, end), x, spread(LOWEST));
-        largest = larger(x, largest);
+        if (i < begin || i + WIDTH > end) x = blend(lanes_between(i, begin, end), x, broadcast(LOWEST));
+        largest = maximum(x, largest);
     }
-    float before = *top, now = top_of(largest);
+    float before = *top, now = reduce_max_by_halves(largest);
     for (long i = first; i < last; i += WIDTH) {
-        vec weight = exp_of(load(scores + i) - now);
-        if (i < begin || i + WIDTH > end) weight = pick(between(i, begin, end), weight, (vec){0});
+        vec weight = exp_clamped(load(scores + i) - now);
+        if (i < begin || i + WIDTH > end) weight = blend(lanes_between(i, begin, end), weight, (vec){0});
         store(scores + i, weight);
         total += weight;
     }
-    float fade = before == now ? 1 : before > LOWEST ? expf(before - now) : 0;
+    float rescaling = before == now ? 1 : before > LOWEST ? expf(before - now) : 0;
     *top = now;
-    *sum = *sum * fade + sum_of(total);
-    return fade;
+    *sum = *sum * rescaling + reduce_sum(total);
+    return rescaling;
 }
 
 /* The block, counted from where the sequence begins, in which the first key is that a query sees. */
 INLINE long first_block(const Attention *work, long begin, long query) {
-    long first = work->window ? greater(begin, query + 1 - work->window) : begin;
+    long first = work->window ? max_long(begin, query + 1 - work->window) : begin;
     return begin + (first - begin) / BLOCK * BLOCK;
 }
 
-/* Asks for a row to be read or written soon: the next tile's are elsewhere, or the next head's, and nothing else would
-   foresee them. */
-INLINE void foresee(const int writing, const float *row, long width) {
+/* Prefetches a row that the next tile or the next head will read or write. It lies at another address, which the hardware
+   prefetcher cannot predict. */
+INLINE void prefetch_row(const int writing, const float *row, long width) {
     for (long i = 0; i < width; i += 16)
         if (writing)
             __builtin_prefetch(row + i, 1, 2);
@@ -152,27 +157,27 @@ static void attend(const Attention *work, const Tiles *t, long group, const int6
         float tops[BLOCK], sums[BLOCK];
         for (long i = 0; i < to - from; i++) tops[i] = LOWEST, sums[i] = 0;
         for (long key = first_block(work, begin, from), add = 0; key < to; key += BLOCK, add = 1) {
-            Band band = {to - from, smaller(BLOCK, to - key), from - key, work->window};
+            Band band = {to - from, min_long(BLOCK, to - key), from - key, work->window};
             const float *keys = work->key + group * work->key_head + key * work->key_token;
             const float *values = work->value + group * work->value_head + key * work->value_token;
             if (key != packed) {
-                turn(keys, work->key_token, band.num_keys, width, work->scaling, t->keys_turned);
+                pack_transposed(keys, work->key_token, band.num_keys, width, work->scaling, t->keys_transposed);
                 pack(values, work->value_token, band.num_keys, width, t->values);
                 packed = key;
             }
-            score(&band, query, work->query_token, t->keys_turned, width, t->scores);
+            score(&band, query, work->query_token, t->keys_transposed, width, t->scores);
             int more = key + BLOCK < to;
             const float *next_keys = keys + (more ? BLOCK * work->key_token : work->key_head);
             const float *next_values = values + (more ? BLOCK * work->value_token : work->value_head);
             for (long i = 0; i < band.num_rows; i++) {
-                if (!more) foresee(0, query + work->query_head + i * work->query_token, width);
+                if (!more) prefetch_row(0, query + work->query_head + i * work->query_token, width);
                 if (more || head + 1 == last) {
-                    foresee(0, next_keys + i * work->key_token, width);
-                    foresee(0, next_values + i * work->value_token, width);
+                    prefetch_row(0, next_keys + i * work->key_token, width);
+                    prefetch_row(0, next_values + i * work->value_token, width);
                 }
-                if (!add) foresee(1, work->output + ((from + i) * work->num_heads + head) * width, width);
-                float fade = weigh(&band, i, t->scores + i * BLOCK, tops + i, sums + i);
-                if (add && fade != 1) scale_row(t->result + i * t->wide, fade, t->wide, t->result + i * t->wide, 0);
+                if (!add) prefetch_row(1, work->output + ((from + i) * work->num_heads + head) * width, width);
+                float rescaling = softmax_numerators(&band, i, t->scores + i * BLOCK, tops + i, sums + i);
+                if (add && rescaling != 1) scale_row(t->result + i * t->wide, rescaling, t->wide, t->result + i * t->wide, 0);
             }
             sum_over_keys(&band, t->scores, t->values, width, t->result, t->wide, (int)add);
         }
@@ -184,67 +189,76 @@ static void attend(const Attention *work, const Tiles *t, long group, const int6
     }
 }
 
-/* Weights p = exp(score - top) * inverse, and p * (change - along): the gradients of the scores. The logarithm of the sum
-   in one number with the top would be less exact, by as much as the top is large. */
-static void weigh_again(const Band *band, long row, float *scores, float *changes, const float *normaliser, float along) {
-    long begin = low(band, row), end = high(band, row), first = first_read(begin), last = last_read(band, end);
+/* Backward of the softmax. Recomputes the weights p = exp(score - top) * inverse, and turns the gradients dp of the weights
+   into those of the scores, p * (dp - delta), where delta = sum p dp. The top and the inverse are kept as two numbers: a
+   single log-sum-exp would lose as many digits as the top has before the point. */
+static void recompute_softmax(const Band *band, long row, float *scores, float *score_gradients, const float *normaliser,
+                              float delta) {
+    long begin = first_key(band, row), end = end_key(band, row);
+    long first = first_read_key(begin), last = last_read_key(band, end);
     for (long i = first; i < last; i += WIDTH) {
-        vec weight = exp_of(load(scores + i) - normaliser[0]) * normaliser[1];
-        vec change = weight * (load(changes + i) - along);
+        vec weight = exp_clamped(load(scores + i) - normaliser[0]) * normaliser[1];
+        vec score_gradient = weight * (load(score_gradients + i) - delta);
         if (i < begin || i + WIDTH > end) {
-            ivec seen = between(i, begin, end);
-            weight = pick(seen, weight, (vec){0}), change = pick(seen, change, (vec){0});
+            ivec seen = lanes_between(i, begin, end);
+            weight = blend(seen, weight, (vec){0}), score_gradient = blend(seen, score_gradient, (vec){0});
         }
         store(scores + i, weight);
-        store(changes + i, change);
+        store(score_gradients + i, score_gradient);
     }
 }
 
-/* A whole sequence: the sums of keys and values over queries, and of a query over blocks of keys, have one order. */
-static void attend_back(const Attention *work, const Tiles *t, long group, const int64_t *piece) {
+/* Gradients of one sequence. The outer loop runs over blocks of keys, whose gradients dK and dV are summed over all heads
+   and queries in the scratch memory and written once. dQ is summed in its place, block of keys after block. One thread
+   computes a whole sequence, so both sums have a fixed order; a split over threads would need atomic additions, whose
+   order, and so whose last bits, differ from run to run. */
+static void attend_backward(const Attention *work, const Tiles *t, long group, const int64_t *piece) {
     long begin = piece[0], end = piece[2], width = work->width, row = work->num_heads * width;
     long shared = work->num_heads / work->num_key_heads, last = (group + 1) * shared;
     for (long key = begin; key < end; key += BLOCK) {
         const float *keys = work->key + group * work->key_head + key * work->key_token;
         const float *values = work->value + group * work->value_head + key * work->value_token;
-        long num_keys = smaller(BLOCK, end - key);
-        turn(keys, work->key_token, num_keys, width, work->scaling, t->keys_turned);
-        turn(values, work->value_token, num_keys, width, 1, t->values_turned);
+        long num_keys = min_long(BLOCK, end - key);
+        pack_transposed(keys, work->key_token, num_keys, width, work->scaling, t->keys_transposed);
+        pack_transposed(values, work->value_token, num_keys, width, 1, t->values_transposed);
         pack(keys, work->key_token, num_keys, width, t->keys);
         for (long head = group * shared, add = 0; head < last; head++)
             for (long from = key; from < end && first_block(work, begin, from) <= key; from += BLOCK, add = 1) {
-                Band band = {smaller(BLOCK, end - from), num_keys, from - key, work->window};
+                Band band = {min_long(BLOCK, end - from), num_keys, from - key, work->window};
                 const float *query = work->query + head * work->query_head + from * work->query_token;
                 long first = (from * work->num_heads + head) * width;
                 const float *gradient = work->gradient + first, *output = work->output + first;
                 pack(query, work->query_token, band.num_rows, width, t->queries);
                 pack(gradient, row, band.num_rows, width, t->gradients);
-                score(&band, query, work->query_token, t->keys_turned, width, t->scores);
-                score(&band, gradient, row, t->values_turned, width, t->changes);
+                score(&band, query, work->query_token, t->keys_transposed, width, t->scores);
+                /* dp = dO v', with the function that computes scores. */
+                score(&band, gradient, row, t->values_transposed, width, t->score_gradients);
                 int more = from + BLOCK < end;
                 const float *next_query = query + (more ? BLOCK * work->query_token : work->query_head);
                 long next = more ? BLOCK * row : width;
                 for (long i = 0; i < band.num_rows; i++) {
-                    foresee(0, next_query + i * work->query_token, width);
-                    foresee(0, gradient + next + i * row, width);
-                    foresee(0, output + next + i * row, width);
+                    prefetch_row(0, next_query + i * work->query_token, width);
+                    prefetch_row(0, gradient + next + i * row, width);
+                    prefetch_row(0, output + next + i * row, width);
                     if (!more && i < num_keys && head + 1 == last) {
-                        foresee(0, keys + work->key_head + i * work->key_token, width);
-                        foresee(0, values + work->value_head + i * work->value_token, width);
+                        prefetch_row(0, keys + work->key_head + i * work->key_token, width);
+                        prefetch_row(0, values + work->value_head + i * work->value_token, width);
                     }
-                    foresee(1, work->of_query + first + i * row, width);
+                    prefetch_row(1, work->of_query + first + i * row, width);
                     if (!add && i < num_keys) {
                         long at = ((key + i) * work->num_key_heads + group) * width;
-                        foresee(1, work->of_key + at, width);
-                        foresee(1, work->of_value + at, width);
+                        prefetch_row(1, work->of_key + at, width);
+                        prefetch_row(1, work->of_value + at, width);
                     }
-                    weigh_again(&band, i, t->scores + i * BLOCK, t->changes + i * BLOCK,
+                    /* sum p dp = dO . o: the dot product with the output needs no pass over all keys. */
+                    recompute_softmax(&band, i, t->scores + i * BLOCK, t->score_gradients + i * BLOCK,
                                 work->normalisers + 2 * ((from + i) * work->num_heads + head),
                                 dot(gradient + i * row, output + i * row, width));
                 }
+                /* dV += p' dO, dK += dS' q, dQ += dS k. Scaling is applied once to each sum, not to each weight. */
                 sum_over_queries(&band, t->scores, t->gradients, width, t->of_values, t->wide, (int)add);
-                sum_over_queries(&band, t->changes, t->queries, width, t->of_keys, t->wide, (int)add);
-                sum_over_keys(&band, t->changes, t->keys, width, t->result, t->wide, 0);
+                sum_over_queries(&band, t->score_gradients, t->queries, width, t->of_keys, t->wide, (int)add);
+                sum_over_keys(&band, t->score_gradients, t->keys, width, t->result, t->wide, 0);
                 int again = first_block(work, begin, from) < key;
                 for (long i = 0; i < band.num_rows; i++)
                     scale_row(t->result + i * t->wide, work->scaling, width, work->of_query + first + i * row, again);
@@ -260,26 +274,26 @@ static void attend_back(const Attention *work, const Tiles *t, long group, const
 typedef struct {
     const Attention *work;
     void (*unit)(const Attention *, const Tiles *, long, const int64_t *);
-    long next; /* the first unit that nobody has begun */
+    long next; /* the first unit that no thread has taken; threads take units as they become free */
 } Units;
 
-/* One thread, and which: its part of the scratch numbers. */
+/* Runs on one thread; `thread` selects its part of the scratch memory. */
 static void run_units(void *given, long thread, long last) {
     Units *units = given;
     const Attention *work = units->work;
     long count = work->num_pieces * work->num_key_heads;
     if (thread == last) return;
-    Tiles tiles = tiles_of(work, work->scratch + thread * attention_scratch(work->width, 1));
+    Tiles tiles = lay_out_tiles(work, work->scratch + thread * attention_scratch(work->width, 1));
     for (long i; (i = __atomic_fetch_add(&units->next, 1, __ATOMIC_RELAXED)) < count;)
         units->unit(work, &tiles, i % work->num_key_heads, work->pieces + i / work->num_key_heads * 3);
 }
 
 static void each_unit(const Attention *work, void (*unit)(const Attention *, const Tiles *, long, const int64_t *)) {
     Units units = {work, unit, 0};
-    int wanted = (int)smaller(work->num_threads, work->num_pieces * work->num_key_heads);
-    share_out(run_units, &units, wanted, 1, wanted);
+    int wanted = (int)min_long(work->num_threads, work->num_pieces * work->num_key_heads);
+    parallel_for(run_units, &units, wanted, 1, wanted);
 }
 
 EXPORT void attention_forward(const Attention *work) { each_unit(work, attend); }
 
-EXPORT void attention_backward(const Attention *work) { each_unit(work, attend_back); }
+EXPORT void attention_backward(const Attention *work) { each_unit(work, attend_backward); }

@@ -1,6 +1,6 @@
-"""The C compiler of this machine: which, with what options, and what it makes of the sources beside this file.
+"""Finds the C compiler of this machine, and compiles the kernels beside this file.
 
-`CC` may hold options after the command, as in `CC="gcc -march=x86-64-v3"`: they count for what is compiled.
+`CC` may hold options after the command, as in `CC="gcc -march=x86-64-v3"`; they are passed on.
 """
 
 import hashlib
@@ -22,30 +22,33 @@ Command = tuple[str, ...]
 _OWN_PROCESSOR = "-march=native"
 _FLAGS = (
     *("-O3", "-std=gnu11", "-fPIC", "-fvisibility=hidden"),
-    # Sums stay in the order in which they are written: -ffast-math is left out on purpose.
+    # No -ffast-math: it would reorder sums, and with them change the bits of results.
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"),
 )
 
 
 def find_compiler() -> Command | None:
-    """The words of a command: `CC` may be `ccache gcc`. Raises UserError where its quotes are left open."""
-    said = os.environ.get("CC", "")
+    """The compiler as the words of a command line (`CC` may be `ccache gcc`), or None.
+
+    Raises UserError for unclosed quotes in `CC`.
+    """
+    value = os.environ.get("CC", "")
     try:
-        wanted = [shlex.split(said), ["cc"], ["gcc"], ["clang"]]
+        wanted = [shlex.split(value), ["cc"], ["gcc"], ["clang"]]
     except ValueError as error:
-        raise UserError(f"the environment variable CC is {said!r}, which is no command: {error}") from None
+        raise UserError(f"the environment variable CC is {value!r}, which is not a valid command: {error}") from None
     return next((tuple(words) for words in wanted if words and shutil.which(words[0])), None)
 
 
 @cache
 def version_of(compiler: Command) -> str:
-    """What it says of itself."""
-    return _say(*compiler, "--version")
+    """The output of `--version`."""
+    return _run(*compiler, "--version")
 
 
 @cache
 def fingerprint(compiler: Command) -> str:
-    """Of all that decides what is compiled: sources, flags, compiler and instructions of the processor."""
+    """A hash of everything that determines the result: sources, flags, compiler and processor features."""
     digest = hashlib.blake2b(digest_size=8)
     options = [word for word in compiler if word.startswith("-")]
     for piece in (version_of(compiler), *options, *_flags(compiler), platform.machine(), _instructions()):
@@ -56,23 +59,26 @@ def fingerprint(compiler: Command) -> str:
 
 
 def compile_kernels(compiler: Command, folder: Path) -> bytes:
-    """The library. `folder` is for what is made on the way. Raises CalledProcessError where the compiler fails."""
+    """The content of the shared library. `folder` is for temporary files.
+
+    Raises CalledProcessError if the compiler fails.
+    """
     units = [source for source in _sources() if source.suffix == ".c"]
     if not units:
         raise FileNotFoundError("their sources are missing from the package")
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        objects = [f"{made}/{unit.stem}.o" for unit in units]
-        for unit, made_of_unit in zip(units, objects, strict=True):
-            _say(*compiler, *_flags(compiler), "-c", str(unit), "-o", made_of_unit)
-        library = Path(made, "library.so")
-        _say(*compiler, "-shared", *objects, "-lm", "-o", str(library))
+    with tempfile.TemporaryDirectory(dir=folder) as build:
+        objects = [f"{build}/{unit.stem}.o" for unit in units]
+        for unit, object_file in zip(units, objects, strict=True):
+            _run(*compiler, *_flags(compiler), "-c", str(unit), "-o", object_file)
+        library = Path(build, "library.so")
+        _run(*compiler, "-shared", *objects, "-lm", "-o", str(library))
         return library.read_bytes()
 
 
 def why_it_failed(error: Exception) -> str:
-    """In one line: of all that a compiler says its first error, or else its last line."""
-    said = getattr(error, "stderr", None) or str(error)
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or [type(error).__name__]
+    """One line about the failure: the first error that the compiler reported, else its last line."""
+    message = getattr(error, "stderr", None) or str(error)
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [type(error).__name__]
     return next((line for line in lines if "error" in line), lines[-1])[:300]
 
 
@@ -86,14 +92,14 @@ def _sources() -> list[Path]:
 
 
 def _instructions() -> str:
-    """What `-march=native` goes by. A home folder may serve several machines."""
+    """The processor features that `-march=native` depends on. One home folder may be shared by several machines."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     wanted = ("model name", "flags", "CPU implementer", "CPU part", "Features")
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
 
 
-def _say(*command: str) -> str:
-    done = subprocess.run(
+def _run(*command: str) -> str:
+    completed = subprocess.run(
         command, capture_output=True, text=True, errors="replace", timeout=COMPILE_SECONDS, check=True
     )
-    return done.stdout
+    return completed.stdout

@@ -1,7 +1,7 @@
 /* One more token for each row through the layers of Llama, Mistral and Qwen2, and logits from a few rows.
 
-   The formulas of models/cpu/decoding.py. All layers in one parallel region: threads share out the columns of a product, or
-   the rows and heads of attention, and wait for each other in between.
+   The formulas of models/cpu/decoding.py. All layers run in one parallel region. Threads divide the columns of a product,
+   or the rows and heads of attention, and meet at a barrier between stages.
 
    Legend: B rows, D width, H query heads, G key heads, K head width, F width of the gated layer. */
 #include "rowwise.h"
@@ -29,7 +29,7 @@ typedef struct {
     float *scratch;                  /* `scratch_size` numbers */
 } Pass;
 
-/* What the stages hand each other. */
+/* Buffers between the stages. */
 typedef struct {
     float *normed, *heads, *attended, *gates, *ups, *scores;
     long heads_row, scores_row;
@@ -37,7 +37,7 @@ typedef struct {
 
 static long padded(long count) { return (count + 15) / 16 * 16; }
 
-static Scratch laid_out(const Model *model, const Pass *pass) {
+static Scratch lay_out_scratch(const Model *model, const Pass *pass) {
     long rows = pass->num_rows, heads = model->num_heads * model->head_width;
     Scratch s;
     s.heads_row = heads + 2 * model->num_key_heads * model->head_width;
@@ -52,7 +52,7 @@ static Scratch laid_out(const Model *model, const Pass *pass) {
 }
 
 EXPORT int64_t scratch_size(const Model *model, const Pass *pass) {
-    Scratch s = laid_out(model, pass);
+    Scratch s = lay_out_scratch(model, pass);
     return s.scores - pass->scratch + pass->num_threads * model->num_heads / model->num_key_heads * s.scores_row;
 }
 
@@ -73,16 +73,16 @@ static void linear(const float *x, long x_row, long num_rows, const float *w, co
     add_product(x, x_row, num_rows, w, inputs, first, last, y, y_row);
 }
 
-/* Scores to weights of sum 1; those from `count` up to the next full vector are overwritten. */
+/* Softmax in place. The numbers from `count` to the end of the last vector are overwritten. */
 static void softmax(float *scores, long count, float scaling) {
     for (long i = count; i % WIDTH; i++) scores[i] = -INFINITY;
-    vec top = spread(-INFINITY), total = {0};
-    for (long i = 0; i < count; i += WIDTH) top = larger(load(scores + i), top);
-    float largest = largest_of(top);
-    for (long i = 0; i < count; i += WIDTH) store(scores + i, exp_of((load(scores + i) - largest) * scaling));
+    vec top = broadcast(-INFINITY), total = {0};
+    for (long i = 0; i < count; i += WIDTH) top = maximum(load(scores + i), top);
+    float largest = reduce_max(top);
+    for (long i = 0; i < count; i += WIDTH) store(scores + i, exp_clamped((load(scores + i) - largest) * scaling));
     for (long i = count; i % WIDTH; i++) scores[i] = 0;
     for (long i = 0; i < count; i += WIDTH) total += load(scores + i);
-    float inverse = 1 / sum_of(total);
+    float inverse = 1 / reduce_sum(total);
     for (long i = 0; i < count; i += WIDTH) store(scores + i, load(scores + i) * inverse);
 }
 
@@ -95,7 +95,7 @@ INLINE void add_weighted(const int C, const float *weights, const float *values,
 }
 
 /* weights [count] x values [count, width]. */
-static void weighted(const float *weights, const float *values, long count, long width, float *to) {
+static void weighted_sum(const float *weights, const float *values, long count, long width, float *to) {
     long d = 0;
     for (; d + 8 * WIDTH <= width; d += 8 * WIDTH) add_weighted(8, weights, values + d, count, width, to + d);
     for (; d + 2 * WIDTH <= width; d += 2 * WIDTH) add_weighted(2, weights, values + d, count, width, to + d);
@@ -106,7 +106,8 @@ static void weighted(const float *weights, const float *values, long count, long
     }
 }
 
-/* Turns the new queries and key of one row and key head, notes key and value, and attends over the row's past. */
+/* For one row and key head: rotates the new queries and key, stores key and value in the cache, and attends to all
+   positions up to this one. */
 static void attend(const Model *model, const Layer *layer, const Pass *pass, const Scratch *s, long index, long row,
                    long group, float *scores) {
     long width = model->head_width, half = width / 2, shared = model->num_heads / model->num_key_heads;
@@ -127,17 +128,17 @@ static void attend(const Model *model, const Layer *layer, const Pass *pass, con
     for (long i = 0; i < shared; i++) {
         float *to = s->attended + (row * model->num_heads + group * shared + i) * width;
         softmax(scores + i * s->scores_row, count, layer->scaling);
-        weighted(scores + i * s->scores_row, values + begin * width, count, width, to);
+        weighted_sum(scores + i * s->scores_row, values + begin * width, count, width, to);
     }
 }
 
 static void run(const Model *model, const Pass *pass, int thread, int num_threads) {
-    Scratch s = laid_out(model, pass);
+    Scratch s = lay_out_scratch(model, pass);
     long rows = pass->num_rows, width = model->width, of_heads = model->num_heads * model->head_width;
     long of_keys = model->num_key_heads * model->head_width, gated = model->gated_width;
     float *scores = s.scores + thread * (model->num_heads / model->num_key_heads) * s.scores_row;
-    long first_row = part(rows, 1, thread, num_threads), last_row = part(rows, 1, thread + 1, num_threads);
-#define SHARE(count) part(count, 16, thread, num_threads), part(count, 16, thread + 1, num_threads)
+    long first_row = range_begin(rows, 1, thread, num_threads), last_row = range_begin(rows, 1, thread + 1, num_threads);
+#define SHARE(count) range_begin(count, 16, thread, num_threads), range_begin(count, 16, thread + 1, num_threads)
     for (long i = 0; i < model->num_layers; i++) {
         const Layer *layer = model->layers + i;
         norm(pass->hidden, s.normed, layer->first_norm, layer->first_epsilon, width, first_row, last_row);
@@ -156,7 +157,7 @@ static void run(const Model *model, const Pass *pass, int thread, int num_thread
         GOMP_barrier();
         linear(s.normed, width, rows, layer->gate, 0, width, SHARE(gated), s.gates, gated);
         linear(s.normed, width, rows, layer->up, 0, width, SHARE(gated), s.ups, gated);
-        for (long at = 0; at < rows * gated; at += gated) open_row(s.gates + at, s.ups + at, s.gates + at, SHARE(gated));
+        for (long at = 0; at < rows * gated; at += gated) swiglu_row(s.gates + at, s.ups + at, s.gates + at, SHARE(gated));
         GOMP_barrier();
         add_product(s.gates, gated, rows, layer->down, gated, SHARE(width), pass->hidden, width);
         GOMP_barrier();
@@ -185,7 +186,7 @@ typedef struct {
     long num_rows, inputs, outputs;
 } Linear;
 
-static void linear_part(void *work, long first, long last) {
+static void linear_range(void *work, long first, long last) {
     const Linear *l = work;
     linear(l->x, l->inputs, l->num_rows, l->w, l->bias, l->inputs, first, last, l->y, l->outputs);
 }
@@ -194,5 +195,5 @@ static void linear_part(void *work, long first, long last) {
 EXPORT void linear_rows(const float *x, const float *w, const float *bias, float *y, int64_t num_rows, int64_t inputs,
                         int64_t outputs, int64_t num_threads) {
     Linear all = {x, w, bias, y, num_rows, inputs, outputs};
-    share_out(linear_part, &all, outputs, 16, (int)num_threads);
+    parallel_for(linear_range, &all, outputs, 16, (int)num_threads);
 }

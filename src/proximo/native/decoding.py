@@ -1,4 +1,4 @@
-"""What `decode.c` is given, as ctypes sees it. Not the formulas, nor which models run this way."""
+"""Arguments of `decode.c` as ctypes structures, and its calls. models/cpu/decoding.py decides which models use it."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from torch.nn import functional
 from proximo.native.library import declare, kernels_for, pointer
 
 FEW_ROWS = 64
-"""Up to here the kernel's product is faster than torch's."""
+"""Up to this many rows the kernel's product is faster than torch's."""
 
 
-class Layer(Structure):
-    """Pointers to the weights of one layer, and what its attention asks."""
+class LayerPointers(Structure):
+    """Pointers to the weights of one layer, and its attention options. The struct `Layer` of decode.c."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("first_norm", "query", "query_bias", "key", "key_bias", "value", "value_bias")),
@@ -27,8 +27,8 @@ class Layer(Structure):
     ]
 
 
-class Model(Structure):
-    """Sizes, and all layers."""
+class ModelPointers(Structure):
+    """Sizes of a model, and its layers. The struct `Model` of decode.c."""
 
     _fields_ = [
         *(
@@ -37,7 +37,7 @@ class Model(Structure):
         ),
         ("last_norm", c_void_p),
         ("last_epsilon", c_float),
-        ("layers", POINTER(Layer)),
+        ("layers", POINTER(LayerPointers)),
     ]
 
 
@@ -50,7 +50,7 @@ class _Pass(Structure):
 
 @dataclass(frozen=True, slots=True)
 class CachePointers:
-    """Where the storage of keys and of values of each layer begins, [rows, G, capacity, K] each."""
+    """Addresses of the keys and of the values of each layer, [rows, G, capacity, K] each."""
 
     keys: ctypes.Array
     values: ctypes.Array
@@ -59,22 +59,25 @@ class CachePointers:
     @classmethod
     def of(cls, pairs: Sequence[tuple[Tensor, Tensor]]) -> "CachePointers":
         """`pairs`: keys and values of each layer, in the order of the layers."""
-        kind = c_void_p * len(pairs)
-        keys, values = (kind(*map(pointer, each)) for each in zip(*pairs, strict=True))
+        array = c_void_p * len(pairs)
+        keys, values = (array(*map(pointer, each)) for each in zip(*pairs, strict=True))
         return cls(keys, values, pairs[0][0].shape[2])
 
 
 def decode(
     kernels: ctypes.CDLL,
-    model: Model,
+    model: ModelPointers,
     hidden: Tensor,
     positions: Tensor,
     *,
     angles: Sequence[Tensor],
     cache: CachePointers,
 ) -> None:
-    """hidden [B, D], embeddings in, hidden states after the last norm out; positions [B] int64; angles: cosines and
-    sines [B, K / 2]. The cache gets the new keys and values at their positions."""
+    """Run one token of each row through all layers.
+
+    hidden [B, D] holds the embeddings, and afterwards the hidden states after the last norm. positions [B] int64;
+    angles: cosines and sines [B, K / 2]. Writes the new keys and values to the cache at these positions.
+    """
     cosines, sines = angles
     task = _Pass(
         num_rows=len(hidden),
@@ -87,7 +90,7 @@ def decode(
         values=ctypes.addressof(cache.values),
         hidden=pointer(hidden),
     )
-    assert len(cache.keys) == model.num_layers, "the cache and the model have other layers"
+    assert len(cache.keys) == model.num_layers, "cache and model have different numbers of layers"
     scratch = hidden.new_empty(_declared(kernels).scratch_size(model, task))
     task.scratch = pointer(scratch)
     kernels.decode(model, task)
@@ -96,27 +99,28 @@ def decode(
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """rows [..., I], weight [O, I], bias [O] -> x W' + b [..., O]; by the kernel for few rows in inference mode.
 
-    Not wherever no gradient is taken: a policy and its equal reference then had other logits, and a KL that is not 0.
+    Under no_grad alone it is torch's product: the reference is computed under no_grad and the policy is not, and with
+    two kinds of products their logits would differ in the last bits, so that the KL of equal models would not be 0.
     """
     few = torch.is_inference_mode_enabled() and rows.dim() == 2 and len(rows) <= FEW_ROWS
-    given = [each for each in (rows, weight, bias) if each is not None]
-    kernels = kernels_for(weight) if few and all(each.is_contiguous() for each in given) else None
+    operands = [each for each in (rows, weight, bias) if each is not None]
+    kernels = kernels_for(weight) if few and all(each.is_contiguous() for each in operands) else None
     if kernels is None or kernels_for(rows) is None or not 0 < rows.shape[1] == weight.shape[1]:
         return functional.linear(rows, weight, bias)
-    found = rows.new_empty(len(rows), len(weight))
-    tensors = map(pointer, (rows, weight, bias, found))
+    result = rows.new_empty(len(rows), len(weight))
+    tensors = map(pointer, (rows, weight, bias, result))
     _declared(kernels).linear_rows(*tensors, *rows.shape, len(weight), torch.get_num_threads())
-    return found
+    return result
 
 
 @cache
 def _declared(kernels: ctypes.CDLL) -> ctypes.CDLL:
-    whole = [POINTER(Model), POINTER(_Pass)]
+    model_and_pass = [POINTER(ModelPointers), POINTER(_Pass)]
     declare(
         kernels,
         {
-            "scratch_size": (c_int64, *whole),
-            "decode": (None, *whole),
+            "scratch_size": (c_int64, *model_and_pass),
+            "decode": (None, *model_and_pass),
             "linear_rows": (None, *[c_void_p] * 4, *[c_int64] * 4),
         },
     )

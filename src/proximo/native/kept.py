@@ -1,7 +1,7 @@
-"""Where compiled kernels are kept, and whether what is there may be loaded. Not what they are.
+"""The cache of compiled kernels, and the checks before a cached library is loaded.
 
-A library is code: it is loaded only if nobody else can have written it, and if it is whole. Its name ends with the hash
-of its content, `kernels-FINGERPRINT-HASH.so`.
+A library is code. It is loaded only if no other user can have written it, and if it is complete: its name ends with the
+hash of its content, `kernels-FINGERPRINT-HASH.so`.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def folder_for_kernels() -> Path:
-    """A folder that nobody else can write to, now or by way of a folder above it; else one for this process alone."""
-    with contextlib.suppress(OSError, RuntimeError):  # nobody's home is known, or it cannot be written to
+    """The cache folder, if no other user can write to it or replace a folder above it; else a temporary folder."""
+    with contextlib.suppress(OSError, RuntimeError):  # there is no home folder, or it is not writable
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proximo"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = folder.resolve()
@@ -36,7 +36,7 @@ def folder_for_kernels() -> Path:
 
 
 def find_kept(folder: Path, fingerprint: str) -> Path | None:
-    """The library with this fingerprint. What is damaged, or may be another's, is removed."""
+    """The cached library with this fingerprint, or None. Removes libraries that are damaged or not ours."""
     for path in sorted(folder.glob(f"kernels-{fingerprint}-*.so")):
         with contextlib.suppress(FileNotFoundError):  # another process removed it
             if _is_ours(path) and path.stem.endswith(f"-{_hash(path.read_bytes())}"):
@@ -46,27 +46,27 @@ def find_kept(folder: Path, fingerprint: str) -> Path | None:
 
 
 def keep(folder: Path, fingerprint: str, library: bytes) -> Path:
-    """Written aside and put in place whole: several processes may do it at the same time."""
+    """Add a library to the cache. It is written elsewhere and renamed, so several processes may do this at once."""
     path = folder / f"kernels-{fingerprint}-{_hash(library)}.so"
-    with tempfile.TemporaryDirectory(dir=folder) as aside, Path(aside, path.name).open("wb") as file:
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, Path(temporary, path.name).open("wb") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(library)
         file.flush()
         os.fsync(file.fileno())
-        Path(aside, path.name).replace(path)
+        Path(temporary, path.name).replace(path)
     return path
 
 
 def _open_to_others(folder: Path) -> Path | None:
-    """The first of this folder and those above it in which somebody else could put another in its place.
+    """The first of this folder and its parents that another user could write to, or None.
 
-    Above it, a folder like /tmp will do: in a sticky one nobody can move what belongs to another.
+    A parent with the sticky bit, such as /tmp, is safe: there nobody can rename what belongs to another user.
     """
-    for each in (folder, *folder.parents):
-        state = each.stat()
-        sticky = each != folder and state.st_mode & stat.S_ISVTX
+    for parent in (folder, *folder.parents):
+        state = parent.stat()
+        sticky = parent != folder and state.st_mode & stat.S_ISVTX
         if state.st_uid not in (0, os.getuid()) or (state.st_mode & _OTHERS_WRITE and not sticky):
-            return each
+            return parent
     return None
 
 
@@ -81,10 +81,10 @@ def _hash(library: bytes) -> str:
 
 @cache
 def _own_folder() -> Path:
-    """For this process alone."""
-    kept = tempfile.TemporaryDirectory(prefix="proximo-kernels-")
-    _KEPT.append(kept)
-    return Path(kept.name)
+    """A temporary folder of this process."""
+    folder = tempfile.TemporaryDirectory(prefix="proximo-kernels-")
+    _KEPT.append(folder)
+    return Path(folder.name)
 
 
 _KEPT: list[tempfile.TemporaryDirectory[str]] = []

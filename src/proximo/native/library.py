@@ -1,8 +1,8 @@
-"""The kernels in C beside this file, compiled once per machine and loaded. Not what calls them.
+"""Compiles the C kernels beside this file once per machine, and loads them.
 
-They need Linux and a C compiler (`$CC`, `cc`, `gcc` or `clang`) with GCC's vector extensions. Threads are those of
-torch's own OpenMP: nothing is linked, so that its names are found in what torch has loaded. Without the kernels, and
-where `PROXIMO_KERNELS=off` says so, torch's operators do the same work, slower.
+They need Linux and a C compiler (`$CC`, `cc`, `gcc` or `clang`) with GCC's vector extensions. Their threads are those
+of the OpenMP runtime that torch has loaded, so nothing is linked. Without the kernels, or with `PROXIMO_KERNELS=off`,
+torch's operators do the same work, slower.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from proximo.native.compiler import compile_kernels, find_compiler, fingerprint,
 from proximo.native.kept import find_kept, folder_for_kernels, keep
 
 SWITCH = "PROXIMO_KERNELS"
-"""Environment variable: `off` for torch's operators alone."""
+"""Environment variable: `off` uses only torch's operators."""
 
 _DECLARING = threading.Lock()
 
@@ -33,17 +33,17 @@ LOG = logging.getLogger("proximo.native")
 
 
 def kernels_for(like: Tensor) -> ctypes.CDLL | None:
-    """The kernels where they can compute with tensors like this one: real numbers in float32 on a CPU, and nobody
-    follows the operators of the caller's thread. Whoever calls them answers for the other tensors."""
+    """The kernels, if they can compute with a tensor like this one: plain float32 on a CPU, and no dispatch mode that
+    records the operators of this thread. The caller is responsible for the other tensors of a call."""
     plain = type(like) in (Tensor, torch.nn.Parameter) and like.dtype is torch.float32 and like.device.type == "cpu"
     return library() if plain and _get_current_dispatch_mode() is None else None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Compiled if need be, in a few seconds; None where that is not possible, which is said once, or not wanted.
+    """The kernels, compiled if necessary, which takes a few seconds; None if they are unavailable or switched off.
 
-    Raises UserError for a switch that says neither.
+    Logs one warning if they could not be compiled. Raises UserError for an unknown value of the switch.
     """
     found, reason = _library_or_reason()
     if found is None and _is_wanted() and sys.platform == "linux":
@@ -52,12 +52,12 @@ def library() -> ctypes.CDLL | None:
 
 
 def why_no_kernels() -> str | None:
-    """In one line, what keeps this machine or this process from them; None where they are there."""
+    """In one line, why there are no kernels; None if there are."""
     return _library_or_reason()[1]
 
 
 def describe_kernels() -> str | None:
-    """What identifies the kernels in use, for the record of a run; None where there are none."""
+    """Compiler version and fingerprint of the kernels in use, for the record of a run; None without kernels."""
     compiler = None if library() is None else find_compiler()
     if compiler is None:
         return None
@@ -65,15 +65,15 @@ def describe_kernels() -> str | None:
 
 
 def declare(kernels: ctypes.CDLL, signatures: Mapping[str, Sequence[Any]]) -> None:
-    """`signatures`: of each function, what it returns and what it takes. To be told before a function is called."""
-    with _DECLARING:  # a look-up by two threads at once may find two objects, one of them undeclared
+    """Set the ctypes signatures: for each function its result type, then its argument types. Call before using one."""
+    with _DECLARING:  # two threads that look a function up at once may get two objects, one of them without a signature
         for name, (returned, *taken) in signatures.items():
             function = getattr(kernels, name)
             function.restype, function.argtypes = returned, taken
 
 
 def pointer(tensor: Tensor | None) -> int | None:
-    """Where a contiguous tensor begins."""
+    """The address of a contiguous tensor; None for None."""
     if tensor is None:
         return None
     assert tensor.is_contiguous(), "kernels read rows without gaps"
@@ -104,6 +104,5 @@ def _library_or_reason() -> tuple[ctypes.CDLL | None, str | None]:
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             problem = f"{shlex.join(compiler)} could not make them: {why_it_failed(error)}"
     return None, (
-        f"no kernels in C, so that torch's operators sample and train on a CPU, slower ({SWITCH}=off says that this is "
-        f"meant): {problem}"
+        f"no kernels in C, so torch's operators sample and train on a CPU, slower ({SWITCH}=off if intended): {problem}"
     )

@@ -1,7 +1,8 @@
-/* What training and scoring do to activations row by row: norms, rotary positions and gates, forward and backward.
+/* Row-wise operations of training and scoring: RMS norm, rotary positions and SwiGLU, forward and backward.
 
-   The formulas of models/cpu/fused.py, each in one pass over memory. Rows (or numbers, where rows do not matter) are shared
-   out among threads; what is summed over rows is summed in blocks of a fixed size, which are then added in their order.
+   The formulas of models/cpu/fused.py, each in one pass over memory. Threads share the rows (or the numbers, where rows do
+   not matter). Sums over rows are made in blocks of a fixed size, which are then added in order: the number of threads
+   changes no bit.
 
    Legend: T rows, D width, H heads, K head width. */
 #include "rowwise.h"
@@ -14,7 +15,7 @@ typedef struct {
     long width;
 } Norm;
 
-static void norm_some(void *work, long row, long last) {
+static void norm_range(void *work, long row, long last) {
     const Norm *n = work;
     for (; row < last; row++) {
         n->inverse[row] = inverse_rms(n->x + row * n->width, n->epsilon, n->width);
@@ -26,7 +27,7 @@ static void norm_some(void *work, long row, long last) {
 EXPORT void norm_rows(const float *x, const float *weight, float epsilon, float *inverse, float *y, int64_t num_rows,
                       int64_t width, int64_t num_threads) {
     Norm all = {x, weight, epsilon, inverse, y, width};
-    share_out(norm_some, &all, num_rows, 1, threads_for(num_rows * width, num_threads));
+    parallel_for(norm_range, &all, num_rows, 1, threads_for(num_rows * width, num_threads));
 }
 
 typedef struct {
@@ -35,16 +36,16 @@ typedef struct {
     long width;
 } Scale;
 
-static void scale_some(void *work, long row, long last) {
+static void scale_range(void *work, long row, long last) {
     const Scale *s = work;
     for (; row < last; row++) scale_row(s->x + row * s->width, s->inverse[row], s->weight, s->y + row * s->width, s->width);
 }
 
-/* y of `norm_rows` again, from the inverse that it found. */
+/* Recomputes y of `norm_rows` from its `inverse`. */
 EXPORT void scale_rows(const float *x, const float *weight, const float *inverse, float *y, int64_t num_rows,
                        int64_t width, int64_t num_threads) {
     Scale all = {x, weight, inverse, y, width};
-    share_out(scale_some, &all, num_rows, 1, threads_for(num_rows * width, num_threads));
+    parallel_for(scale_range, &all, num_rows, 1, threads_for(num_rows * width, num_threads));
 }
 
 /* Adds inverse * gradient * x to `sums` and returns the sum of weight * gradient * x. */
@@ -65,10 +66,10 @@ INLINE float sum_products(const float *gradient, const float *x, const float *we
         rest += product * weight[i];
         sums[i] += product * inverse;
     }
-    return sum_of(a + b) + rest;
+    return reduce_sum(a + b) + rest;
 }
 
-INLINE void norm_back_row(const int HAS_MORE, const float *gradient, const float *x, const float *weight, float inverse,
+INLINE void norm_row_backward(const int HAS_MORE, const float *gradient, const float *x, const float *weight, float inverse,
                           const float *more, float *for_x, float *sums, long width) {
     float along = -inverse * inverse * inverse / (float)width * sum_products(gradient, x, weight, inverse, sums, width);
     long i = 0;
@@ -83,16 +84,16 @@ INLINE void norm_back_row(const int HAS_MORE, const float *gradient, const float
     }
 }
 
-EXPORT int64_t norm_back_blocks(int64_t num_rows) { return (num_rows + BLOCK - 1) / BLOCK; }
+EXPORT int64_t norm_backward_blocks(int64_t num_rows) { return (num_rows + BLOCK - 1) / BLOCK; }
 
 typedef struct {
     const float *gradient, *x, *weight, *inverse, *more;
     float *for_x, *sums;
     long num_rows, width;
-} NormBack;
+} NormBackward;
 
-static void norm_back_blocks_of(void *work, long block, long last_block) {
-    const NormBack *n = work;
+static void norm_block_range_backward(void *work, long block, long last_block) {
+    const NormBackward *n = work;
     long width = n->width;
     for (; block < last_block; block++) {
         long first = block * BLOCK, last = first + BLOCK < n->num_rows ? first + BLOCK : n->num_rows;
@@ -100,20 +101,20 @@ static void norm_back_blocks_of(void *work, long block, long last_block) {
         memset(own, 0, 4 * width);
         for (long row = first, at = first * width; row < last; row++, at += width)
             if (n->more)
-                norm_back_row(1, n->gradient + at, n->x + at, n->weight, n->inverse[row], n->more + at, n->for_x + at, own,
+                norm_row_backward(1, n->gradient + at, n->x + at, n->weight, n->inverse[row], n->more + at, n->for_x + at, own,
                               width);
             else
-                norm_back_row(0, n->gradient + at, n->x + at, n->weight, n->inverse[row], 0, n->for_x + at, own, width);
+                norm_row_backward(0, n->gradient + at, n->x + at, n->weight, n->inverse[row], 0, n->for_x + at, own, width);
     }
 }
 
 /* From the gradient of y [T, D]: that of x [T, D], plus `more` [T, D] unless it is null, and that of the weight [D].
-   `for_x` may be `gradient`. sums [norm_back_blocks(T), D] is overwritten. */
-EXPORT void norm_back(const float *gradient, const float *x, const float *weight, const float *inverse, const float *more,
+   `for_x` may be `gradient`. sums [norm_backward_blocks(T), D] is overwritten. */
+EXPORT void norm_backward(const float *gradient, const float *x, const float *weight, const float *inverse, const float *more,
                       float *for_x, float *sums, float *for_weight, int64_t num_rows, int64_t width, int64_t num_threads) {
-    NormBack all = {gradient, x, weight, inverse, more, for_x, sums, num_rows, width};
-    long num_blocks = norm_back_blocks(num_rows);
-    share_out(norm_back_blocks_of, &all, num_blocks, 1, threads_for(num_rows * width, num_threads));
+    NormBackward all = {gradient, x, weight, inverse, more, for_x, sums, num_rows, width};
+    long num_blocks = norm_backward_blocks(num_rows);
+    parallel_for(norm_block_range_backward, &all, num_blocks, 1, threads_for(num_rows * width, num_threads));
     memset(for_weight, 0, 4 * width);
     for (long block = 0; block < num_blocks; block++)
         for (long i = 0; i < width; i++) for_weight[i] += sums[block * width + i];
@@ -130,7 +131,7 @@ typedef struct {
     long num_heads, half;
 } Rotation;
 
-static void rotate_some(void *work, long row, long last) {
+static void rotate_range(void *work, long row, long last) {
     const Rotation *r = work;
     for (; row < last; row++) {
         const float *cosine = r->cosines + row * r->angles_row, *sine = r->sines + row * r->angles_row;
@@ -140,58 +141,58 @@ static void rotate_some(void *work, long row, long last) {
     }
 }
 
-/* Rotary positions: each head [a, b] becomes [a cos - b sin, b cos + a sin], or turns by the negative angle where
-   `sign` is -1 and not 1. Numbers from the beginning of one row (or head) to that of the next are given as `_row` (and
-   `_head`); the numbers of a head, and of a row of angles [T, K / 2], lie side by side. `to` may be `from`. */
+/* Rotary position embedding: each head [a, b] becomes [a cos - b sin, b cos + a sin]. A `sign` of -1 instead of 1 rotates
+   back. `_row` and `_head` are strides in numbers; the numbers of a head, and of a row of angles [T, K / 2], are
+   contiguous. `to` may be `from`. */
 EXPORT void rotate_rows(const float *from, int64_t from_row, int64_t from_head, float *to, int64_t to_row, int64_t to_head,
                         const float *cosines, const float *sines, int64_t angles_row, float sign, int64_t num_rows,
                         int64_t num_heads, int64_t half, int64_t num_threads) {
     Rotation all = {from, from_row, from_head, to, to_row, to_head, cosines, sines, angles_row, sign, num_heads, half};
-    share_out(rotate_some, &all, num_rows, 1, threads_for(2 * num_rows * num_heads * half, num_threads));
+    parallel_for(rotate_range, &all, num_rows, 1, threads_for(2 * num_rows * num_heads * half, num_threads));
 }
 
 typedef struct {
     const float *gates, *ups;
     float *opened;
-} Gates;
+} Swiglu;
 
-static void open_part(void *work, long first, long last) {
-    const Gates *g = work;
-    open_row(g->gates, g->ups, g->opened, first, last);
+static void swiglu_range(void *work, long first, long last) {
+    const Swiglu *g = work;
+    swiglu_row(g->gates, g->ups, g->opened, first, last);
 }
 
-/* silu(gates) * ups, of `count` numbers. */
-EXPORT void open_gates(const float *gates, const float *ups, float *opened, int64_t count, int64_t num_threads) {
-    Gates all = {gates, ups, opened};
-    share_out(open_part, &all, count, WIDTH, threads_for(count, num_threads));
+/* SwiGLU: silu(gates) * ups, of `count` numbers. */
+EXPORT void swiglu(const float *gates, const float *ups, float *opened, int64_t count, int64_t num_threads) {
+    Swiglu all = {gates, ups, opened};
+    parallel_for(swiglu_range, &all, count, WIDTH, threads_for(count, num_threads));
 }
 
 /* With s = sigmoid(g): silu(g)' = s (1 + g (1 - s)). */
-INLINE void open_some_back(const float *gates, const float *ups, float *for_gates, float *for_ups, float *opened,
+INLINE void swiglu_vector_backward(const float *gates, const float *ups, float *for_gates, float *for_ups, float *opened,
                            long left) {
-    vec gate = take(gates, left), up = take(ups, left), gradient = take(for_gates, left);
+    vec gate = load_masked(gates, left), up = load_masked(ups, left), gradient = load_masked(for_gates, left);
     vec share = sigmoid(gate), open = gate * share;
-    put(for_ups, open * gradient, left);
-    put(for_gates, gradient * up * (share * (1 + gate * (1 - share))), left);
-    if (opened) put(opened, open * up, left);
+    store_masked(for_ups, open * gradient, left);
+    store_masked(for_gates, gradient * up * (share * (1 + gate * (1 - share))), left);
+    if (opened) store_masked(opened, open * up, left);
 }
 
 typedef struct {
     const float *gates, *ups;
     float *for_gates, *for_ups, *opened;
-} GatesBack;
+} SwigluBackward;
 
-static void open_part_back(void *work, long i, long last) {
-    const GatesBack *g = work;
+static void swiglu_range_backward(void *work, long i, long last) {
+    const SwigluBackward *g = work;
     for (; i < last; i += WIDTH)
-        open_some_back(g->gates + i, g->ups + i, g->for_gates + i, g->for_ups + i, g->opened ? g->opened + i : 0,
+        swiglu_vector_backward(g->gates + i, g->ups + i, g->for_gates + i, g->for_ups + i, g->opened ? g->opened + i : 0,
                        last - i < WIDTH ? last - i : WIDTH);
 }
 
-/* From the gradient of silu(gates) * ups, in `for_gates`: the gradients of gates, which overwrite it, and of ups, and
-   `opened`, what the product was, unless that is null. */
-EXPORT void open_gates_back(const float *gates, const float *ups, float *for_gates, float *for_ups, float *opened,
+/* Takes the gradient of silu(gates) * ups in `for_gates`, and overwrites it with that of the gates. Also writes the
+   gradient of ups and, unless `opened` is null, the product itself. */
+EXPORT void swiglu_backward(const float *gates, const float *ups, float *for_gates, float *for_ups, float *opened,
                             int64_t count, int64_t num_threads) {
-    GatesBack all = {gates, ups, for_gates, for_ups, opened};
-    share_out(open_part_back, &all, count, WIDTH, threads_for(count, num_threads));
+    SwigluBackward all = {gates, ups, for_gates, for_ups, opened};
+    parallel_for(swiglu_range_backward, &all, count, WIDTH, threads_for(count, num_threads));
 }

@@ -1,4 +1,4 @@
-/* What a row goes through in the layers, both in passes over many rows (rows.c) and in decoding (decode.c). */
+/* Operations on one row that the layers share: passes over many rows (rows.c) and decoding (decode.c). */
 #ifndef PROXIMO_ROWWISE_H
 #define PROXIMO_ROWWISE_H
 
@@ -16,10 +16,10 @@ INLINE float inverse_rms(const float *x, float epsilon, long width) {
     }
     for (; i + WIDTH <= width; i += WIDTH) a += load(x + i) * load(x + i);
     if (i < width) {
-        vec rest = load_some(x + i, width - i, 0);
+        vec rest = load_tail(x + i, width - i, 0);
         b += rest * rest;
     }
-    return 1 / sqrtf(sum_of((a + b) + (c + d)) / (float)width + epsilon);
+    return 1 / sqrtf(reduce_sum((a + b) + (c + d)) / (float)width + epsilon);
 }
 
 /* weight * x * inverse. */
@@ -29,28 +29,28 @@ INLINE void scale_row(const float *x, float inverse, const float *weight, float 
     for (; i < width; i++) y[i] = x[i] * inverse * weight[i];
 }
 
-/* Rotary positions of one head: [a, b] becomes [a cos - b sin, b cos + a sin], or turns by the negative angle where `sign`
-   is -1 and not 1. y may be x. */
+/* Rotary position embedding of one head: [a, b] becomes [a cos - b sin, b cos + a sin]. A `sign` of -1 instead of 1
+   rotates back, which is the gradient. y may be x. */
 INLINE void rotate(const float *x, float *y, const float *cosines, const float *sines, float sign, long half) {
     INDEPENDENT
     for (long i = 0; i < half; i++) {
-        float a = x[i], b = x[i + half], turned = sign * sines[i];
-        y[i] = a * cosines[i] - b * turned;
-        y[i + half] = b * cosines[i] + a * turned;
+        float a = x[i], b = x[i + half], sine = sign * sines[i];
+        y[i] = a * cosines[i] - b * sine;
+        y[i + half] = b * cosines[i] + a * sine;
     }
 }
 
-INLINE vec sigmoid(vec x) { return 1 / (1 + exp_of(-x)); }
+INLINE vec sigmoid(vec x) { return 1 / (1 + exp_clamped(-x)); }
 
-/* silu(gates) * ups of `left` numbers, or of a whole vector. */
-INLINE void open_some(const float *gates, const float *ups, float *opened, long left) {
-    vec gate = take(gates, left);
-    put(opened, gate * sigmoid(gate) * take(ups, left), left);
+/* SwiGLU, silu(gates) * ups, of a whole vector or of the last `left` numbers. */
+INLINE void swiglu_vector(const float *gates, const float *ups, float *opened, long left) {
+    vec gate = load_masked(gates, left);
+    store_masked(opened, gate * sigmoid(gate) * load_masked(ups, left), left);
 }
 
-INLINE void open_row(const float *gates, const float *ups, float *opened, long first, long last) {
-    for (; first + WIDTH <= last; first += WIDTH) open_some(gates + first, ups + first, opened + first, WIDTH);
-    if (first < last) open_some(gates + first, ups + first, opened + first, last - first);
+INLINE void swiglu_row(const float *gates, const float *ups, float *opened, long first, long last) {
+    for (; first + WIDTH <= last; first += WIDTH) swiglu_vector(gates + first, ups + first, opened + first, WIDTH);
+    if (first < last) swiglu_vector(gates + first, ups + first, opened + first, last - first);
 }
 
 #endif

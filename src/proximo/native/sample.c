@@ -6,10 +6,10 @@
 
 /* log(x) of positive normal numbers, within 1e-7 of the larger of 1 and itself: x = 2^n m, and a polynomial in m - 1,
    sqrt(1/2) <= m < sqrt(2) (Cephes, logf). */
-INLINE vec log_of(vec x) {
+INLINE vec log_positive(vec x) {
     ivec n = ((ivec)x - 0x3F3504F3) >> 23;
     vec f = (vec)((uvec)x - ((uvec)n << 23)) - 1.0f, square = f * f, power = __builtin_convertvector(n, vec);
-    vec p = spread(7.0376836292e-2f);
+    vec p = broadcast(7.0376836292e-2f);
     p = p * f - 1.1514610310e-1f;
     p = p * f + 1.1676998740e-1f;
     p = p * f - 1.2420140846e-1f;
@@ -21,27 +21,27 @@ INLINE vec log_of(vec x) {
     return f + (p * f * square - 2.12194440e-4f * power - 0.5f * square) + 0.693359375f * power;
 }
 
-static uint64_t mixed(uint64_t key) {
+static uint64_t splitmix64(uint64_t key) {
     key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9u;
     key = (key ^ key >> 27) * 0x94D049BB133111EBu;
     return key ^ key >> 31;
 }
 
 /* Standard exponential numbers of tokens whose counter times 0x9E3779B9 is `counter`. */
-INLINE vec noise_of(uvec counter, uint32_t low, uint32_t high) {
+INLINE vec exponential_noise(uvec counter, uint32_t low, uint32_t high) {
     uvec bits = counter + low;
     bits = (bits ^ bits >> 16) * 0x7FEB352Du + high;
     bits = (bits ^ bits >> 15) * 0x846CA68Bu;
     bits = (bits ^ bits >> 16) & 0x7FFFFFFFu;
     vec below = (__builtin_convertvector((ivec)bits, vec) + 0.5f) * (-0x1p-31f * (1 - 0x1p-24f));
-    /* log1p: what 1 + u loses in rounding is given back, so that small draws keep their digits. */
+    /* log1p: adds back what 1 + u lost in rounding, so that small draws keep their digits. */
     vec sum = 1.0f + below;
-    return -(log_of(sum) + (below - (sum - 1.0f)) / sum);
+    return -(log_positive(sum) + (below - (sum - 1.0f)) / sum);
 }
 
 /* `logits` of one row over temperature, with as many -inf as fill the last vector. */
 INLINE vec scaled_at(const float *logits, long at, long count, float temperature) {
-    vec value = spread(-INFINITY);
+    vec value = broadcast(-INFINITY);
     if (at + WIDTH <= count)
         value = load(logits + at);
     else
@@ -51,8 +51,8 @@ INLINE vec scaled_at(const float *logits, long at, long count, float temperature
 
 static void draw(const float *logits, long count, uint64_t key, float temperature, int64_t *token, float *logprob) {
     uint32_t low = (uint32_t)key, high = (uint32_t)(key >> 32);
-    vec top = spread(-INFINITY), total = {0}, best = spread(-1);
-    ivec strange = {0}, winners = {0}, index;
+    vec top = broadcast(-INFINITY), total = {0}, best = broadcast(-1);
+    ivec is_nan = {0}, winners = {0}, index;
     uvec counter;
     for (int i = 0; i < WIDTH; i++) {
         index[i] = i;
@@ -60,22 +60,22 @@ static void draw(const float *logits, long count, uint64_t key, float temperatur
     }
     for (long at = 0; at < count; at += WIDTH) {
         vec value = scaled_at(logits, at, count, temperature);
-        strange |= value != value;
-        top = larger(value, top);
+        is_nan |= value != value;
+        top = maximum(value, top);
     }
-    float largest = largest_of(top);
+    float largest = reduce_max(top);
     *token = 0;
     *logprob = NAN;
     for (int i = 0; i < WIDTH; i++)
-        if (strange[i]) return;
+        if (is_nan[i]) return;
     if (!isfinite(largest)) return;
     for (long at = 0; at < count; at += WIDTH) {
         vec below = scaled_at(logits, at, count, temperature) - largest;
-        vec weight = exp_up_to_88(below);
+        vec weight = exp_or_zero(below);
         total += weight;
-        vec race = weight / noise_of(counter, low, high);
+        vec race = weight / exponential_noise(counter, low, high);
         ivec ahead = race > best;
-        best = pick(ahead, race, best);
+        best = blend(ahead, race, best);
         winners = (index & ahead) | (winners & ~ahead);
         index += WIDTH;
         counter += WIDTH * 0x9E3779B9u;
@@ -84,7 +84,7 @@ static void draw(const float *logits, long count, uint64_t key, float temperatur
     for (int i = 1; i < WIDTH; i++)
         if (best[i] > best[lane] || (best[i] == best[lane] && winners[i] < winners[lane])) lane = i;
     *token = winners[lane];
-    *logprob = logits[*token] / temperature - (logf(sum_of(total)) + largest);
+    *logprob = logits[*token] / temperature - (logf(reduce_sum(total)) + largest);
 }
 
 typedef struct {
@@ -100,7 +100,7 @@ static void draw_rows(void *work, long row, long last) {
     const Draws *d = work;
     for (; row < last; row++)
         draw(d->logits + row * d->vocabulary, d->vocabulary,
-             mixed((uint64_t)d->streams[row] + (uint64_t)d->positions[row] * 0x9E3779B97F4A7C15u), d->temperature,
+             splitmix64((uint64_t)d->streams[row] + (uint64_t)d->positions[row] * 0x9E3779B97F4A7C15u), d->temperature,
              d->tokens + row, d->logprobs + row);
 }
 
@@ -109,5 +109,5 @@ static void draw_rows(void *work, long row, long last) {
 EXPORT void sample(const float *logits, const int64_t *streams, const int64_t *positions, float temperature,
                    int64_t *tokens, float *logprobs, int64_t num_rows, int64_t vocabulary, int64_t num_threads) {
     Draws all = {logits, streams, positions, temperature, tokens, logprobs, vocabulary};
-    share_out(draw_rows, &all, num_rows, 1, (int)num_threads);
+    parallel_for(draw_rows, &all, num_rows, 1, (int)num_threads);
 }

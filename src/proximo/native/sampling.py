@@ -1,4 +1,4 @@
-"""The draw of `sample.c` for tensors."""
+"""Sampling by `sample.c` as a function of tensors."""
 
 import ctypes
 from ctypes import c_float, c_int64, c_void_p
@@ -15,9 +15,9 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """logits [B, V], streams and positions [B] int64 -> tokens [B] int64 and their log-probs [B] under the full softmax
     at the temperature; NaN where logits are not finite."""
-    logits, streams, positions = (each.contiguous() for each in (logits, streams, positions))
-    for each in (streams, positions):
-        assert (each.dtype, each.shape) == (torch.int64, logits.shape[:1]), "one number in int64 for each row"
+    logits, streams, positions = (tensor.contiguous() for tensor in (logits, streams, positions))
+    for numbers in (streams, positions):
+        assert (numbers.dtype, numbers.shape) == (torch.int64, logits.shape[:1]), "one number in int64 for each row"
     tokens, logprobs = torch.empty_like(streams), logits.new_empty(len(logits))
     inputs, results = map(pointer, (logits, streams, positions)), map(pointer, (tokens, logprobs))
     _declared(kernels).sample(*inputs, temperature, *results, *logits.shape, torch.get_num_threads())

@@ -1,33 +1,33 @@
-/* Products of small tiles that lie in the caches, and how rows of a matrix become panels for them.
+/* Products of small tiles in registers, and packing of matrices for them.
 
-   A panel is a part of two vectors of up to BLOCK rows, row after row. */
+   A panel holds 2 * WIDTH columns of up to BLOCK rows, row after row, so that a tile reads it from front to back. */
 #ifndef PROXIMO_TILES_H
 #define PROXIMO_TILES_H
 
 #include "kernels.h"
 
 #define BLOCK 96 /* rows of a panel, and of a tile of scores: a whole number of panels */
-#define ROWS 6   /* of a tile: with two vectors each, their sums fill the registers of AVX2 */
+#define ROWS 6   /* rows of a tile: the sums of 6 x 2 vectors, with operands, fill the sixteen registers of AVX2 */
 #define PANEL (2 * WIDTH)
 
-INLINE long smaller(long a, long b) { return a < b ? a : b; }
-INLINE long greater(long a, long b) { return a > b ? a : b; }
+INLINE long min_long(long a, long b) { return a < b ? a : b; }
+INLINE long max_long(long a, long b) { return a > b ? a : b; }
 
 #if WIDTH == 16
-#define TURNED(a, by) SHUFFLED(ivec, a, a, 0 ^ by, 1 ^ by, 2 ^ by, 3 ^ by, 4 ^ by, 5 ^ by, 6 ^ by, 7 ^ by, \
+#define LANES_XOR(a, by) SHUFFLED(ivec, a, a, 0 ^ by, 1 ^ by, 2 ^ by, 3 ^ by, 4 ^ by, 5 ^ by, 6 ^ by, 7 ^ by, \
                                8 ^ by, 9 ^ by, 10 ^ by, 11 ^ by, 12 ^ by, 13 ^ by, 14 ^ by, 15 ^ by)
 #else
-#define TURNED(a, by) SHUFFLED(ivec, a, a, 0 ^ by, 1 ^ by, 2 ^ by, 3 ^ by, 4 ^ by, 5 ^ by, 6 ^ by, 7 ^ by)
+#define LANES_XOR(a, by) SHUFFLED(ivec, a, a, 0 ^ by, 1 ^ by, 2 ^ by, 3 ^ by, 4 ^ by, 5 ^ by, 6 ^ by, 7 ^ by)
 #endif
 
-/* As largest_of, but in steps of halves. */
-INLINE float top_of(vec a) {
+/* As reduce_max, in log2(WIDTH) steps: each lane is compared with the one whose number differs in one bit. */
+INLINE float reduce_max_by_halves(vec a) {
 #if WIDTH == 16
-    a = larger(a, TURNED(a, 8));
+    a = maximum(a, LANES_XOR(a, 8));
 #endif
-    a = larger(a, TURNED(a, 4));
-    a = larger(a, TURNED(a, 2));
-    return larger(a, TURNED(a, 1))[0];
+    a = maximum(a, LANES_XOR(a, 4));
+    a = maximum(a, LANES_XOR(a, 2));
+    return maximum(a, LANES_XOR(a, 1))[0];
 }
 
 /* y = a b, or y += a b: a [R, depth] with any strides, b a panel [depth, C vectors], y rows of C vectors. */
@@ -43,11 +43,11 @@ INLINE void tile(const int R, const int C, const float *a, long a_row, long a_st
         UNROLLED
         for (int c = 0; c < C; c++) {
             of_b[c] = load(b + k * PANEL + c * WIDTH);
-            KEEP(of_b[c]);
+            KEEP_IN_REGISTER(of_b[c]);
         }
         UNROLLED
         for (int r = 0; r < R; r++) {
-            vec of_a = spread(a[r * a_row + k * a_step]);
+            vec of_a = broadcast(a[r * a_row + k * a_step]);
             UNROLLED
             for (int c = 0; c < C; c++) sums[r][c] += of_a * of_b[c];
         }
@@ -69,20 +69,20 @@ INLINE void tile(const int R, const int C, const float *a, long a_row, long a_st
     default: return tile(1, C, a, a_row, a_step, b, depth, y, y_row, add); \
     }
 
-/* Rows of a one after another, or its columns. */
-static void by_rows(long rows, long vectors, const float *a, long a_row, const float *b, long depth, float *y, long y_row,
+/* The same for up to ROWS rows of a, or (`tile_by_columns`) for its columns: the transpose is never stored. */
+static void tile_by_rows(long rows, long vectors, const float *a, long a_row, const float *b, long depth, float *y, long y_row,
                     int add) {
     if (vectors > 1) CASES(2, a_row, 1)
     CASES(1, a_row, 1)
 }
 
-static void by_columns(long rows, long vectors, const float *a, long a_row, const float *b, long depth, float *y,
+static void tile_by_columns(long rows, long vectors, const float *a, long a_row, const float *b, long depth, float *y,
                        long y_row, int add) {
     if (vectors > 1) CASES(2, 1, a_row)
     CASES(1, 1, a_row)
 }
 
-/* Rows [count, width] to panels of the width; the last vector is filled with zeros. */
+/* Copies rows [count, width] into panels of columns; the last vector is padded with zeros. */
 static void pack(const float *from, long row, long count, long width, float *to) {
     for (long i = 0; i < count; i++, from += row, to += PANEL) {
         long column = 0;
@@ -93,8 +93,8 @@ static void pack(const float *from, long row, long count, long width, float *to)
     }
 }
 
-/* factor * eight rows of eight become columns; rows from `count` on are zero. */
-INLINE void turn_square(const float *from, long row, long count, float factor, float *to) {
+/* Transposes 8 x 8 numbers, times `factor`, in registers. Rows from `count` on are zeros. */
+INLINE void transpose_8x8(const float *from, long row, long count, float factor, float *to) {
     vec8 a[8], b[8];
     for (int i = 0; i < 8; i++) {
         a[i] = (vec8){0};
@@ -115,16 +115,17 @@ INLINE void turn_square(const float *from, long row, long count, float factor, f
     }
 }
 
-/* factor * rows [count, width] to panels of the rows, [width, PANEL] each; the last vector is filled with zeros. */
-static void turn(const float *from, long row, long count, long width, float factor, float *to) {
+/* Copies rows [count, width], times `factor`, transposed into panels [width, PANEL]; the last vector is padded with
+   zeros. */
+static void pack_transposed(const float *from, long row, long count, long width, float factor, float *to) {
     for (long i = 0; i < (count + WIDTH - 1) / WIDTH * WIDTH; i += 8) {
         float *panel = to + i / PANEL * width * PANEL + i % PANEL;
         const float *rows = from + i * row;
-        long k = 0, there = smaller(8, count - i);
+        long k = 0, there = min_long(8, count - i);
         if (there == 8)
-            for (; k + 8 <= width; k += 8) turn_square(rows + k, row, 8, factor, panel + k * PANEL);
+            for (; k + 8 <= width; k += 8) transpose_8x8(rows + k, row, 8, factor, panel + k * PANEL);
         else
-            for (; k + 8 <= width; k += 8) turn_square(rows + k, row, there, factor, panel + k * PANEL);
+            for (; k + 8 <= width; k += 8) transpose_8x8(rows + k, row, there, factor, panel + k * PANEL);
         for (; k < width; k++)
             for (long j = 0; j < 8; j++) panel[k * PANEL + j] = j < there ? factor * rows[j * row + k] : 0;
     }
@@ -143,7 +144,7 @@ static float dot(const float *a, const float *b, long width) {
     long i = 0;
     for (; i + WIDTH <= width; i += WIDTH) sums += load(a + i) * load(b + i);
     for (; i < width; i++) rest += a[i] * b[i];
-    return sum_of(sums) + rest;
+    return reduce_sum(sums) + rest;
 }
 
 #endif

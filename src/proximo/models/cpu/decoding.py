@@ -35,8 +35,8 @@ class KernelDecoder:
         self._otherwise = otherwise
         self._transformer = model
         self._weights = [each.detach() for each in model.parameters()]  # the kernel gets addresses: keep them alive
-        self._layers = (native.Layer * len(layers))(*map(_layer, layers))
-        self._model = native.Model(
+        self._layers = (native.LayerPointers * len(layers))(*map(_layer, layers))
+        self._model = native.ModelPointers(
             num_layers=len(layers),
             width=attention.q_proj.weight.shape[1],
             num_heads=attention.q_proj.weight.shape[0] // attention.head_dim,
@@ -92,11 +92,11 @@ class KernelDecoder:
         return result
 
 
-def _layer(layer: Any) -> native.Layer:
+def _layer(layer: Any) -> native.LayerPointers:
     attention, gated = layer.self_attn, layer.mlp
     options = attention_options(attention)
     linear = {"query": attention.q_proj, "key": attention.k_proj, "value": attention.v_proj}
-    return native.Layer(
+    return native.LayerPointers(
         first_norm=pointer(layer.input_layernorm.weight),
         first_epsilon=layer.input_layernorm.variance_epsilon,
         **{name: pointer(each.weight) for name, each in linear.items()},

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from proximo.native.rows import row_kernels_for
+from proximo.native.row_kernels import row_kernels_for
 
 aten = torch.ops.aten
 
@@ -44,7 +44,7 @@ def norm_gradients(
     dw = sum_t r g h and dh = r (w g) - r^3 / D * (sum_d w g h) h. `into` may be `gradient`.
     """
     if (kernels := row_kernels_for(hidden)) is not None:
-        return kernels.norm_back(gradient, hidden, inverse, weight, more, into)
+        return kernels.norm_backward(gradient, hidden, inverse, weight, more, into)
     products = gradient * hidden
     along = torch.mv(products, weight).unsqueeze_(1).mul_(inverse.pow(3)).div_(-hidden.shape[-1])
     for_weight = torch.mv(products.t(), inverse[:, 0])
@@ -83,7 +83,7 @@ def rotated_back(gradient: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 def opened(gates: Tensor, ups: Tensor) -> Tensor:
     """silu(gates) * ups: [T, F]."""
     if (kernels := row_kernels_for(gates)) is not None:
-        return kernels.open_gates(gates, ups)
+        return kernels.swiglu(gates, ups)
     return functional.silu(gates).mul_(ups)
 
 
@@ -93,7 +93,7 @@ def gate_gradients(
     """From the gradient of `opened`: those of gates, in its place, and of ups; if asked, `opened` again. All [T, F]."""
     if (kernels := row_kernels_for(gates)) is not None:
         product = torch.empty_like(gates) if again else None
-        return gradient, kernels.open_gates_back(gates, ups, gradient, product), product
+        return gradient, kernels.swiglu_backward(gates, ups, gradient, product), product
     activated = functional.silu(gates)
     product = activated * ups if again else None
     for_ups = activated.mul_(gradient)

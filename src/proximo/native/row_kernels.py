@@ -1,6 +1,7 @@
-"""The kernels of `rows.c` and `head.c` as functions of tensors. Not where they are used: see `models/`.
+"""The kernels of `rows.c` and `head.c` as functions of tensors. `models/` uses them.
 
-Tensors are float32 on the CPU, as `kernels_for` asks; those without gaps unless it says otherwise are made so.
+Tensors are float32 on the CPU, as `kernels_for` checks. Inputs that are not contiguous are copied, unless a function
+takes strides.
 
 Legend: T rows, D width, H heads, K head width, C rows of scores, V vocabulary.
 """
@@ -20,22 +21,22 @@ _NUMBER = ctypes.c_float
 _SIGNATURES = {
     "norm_rows": (None, _FLOATS, _FLOATS, _NUMBER, _FLOATS, _FLOATS, _COUNT, _COUNT, _COUNT),
     "scale_rows": (None, _FLOATS, _FLOATS, _FLOATS, _FLOATS, _COUNT, _COUNT, _COUNT),
-    "norm_back_blocks": (_COUNT, _COUNT),
-    "norm_back": (None, *[_FLOATS] * 8, *[_COUNT] * 3),
+    "norm_backward_blocks": (_COUNT, _COUNT),
+    "norm_backward": (None, *[_FLOATS] * 8, *[_COUNT] * 3),
     "rotate_rows": (
         *(None, _FLOATS, _COUNT, _COUNT, _FLOATS, _COUNT, _COUNT, _FLOATS, _FLOATS),
         *(_COUNT, _NUMBER, _COUNT, _COUNT, _COUNT, _COUNT),
     ),
-    "open_gates": (None, *[_FLOATS] * 3, *[_COUNT] * 2),
-    "open_gates_back": (None, *[_FLOATS] * 5, *[_COUNT] * 2),
-    "score_tokens": (ctypes.c_int, _FLOATS, _TOKENS, *[_FLOATS] * 3, *[_COUNT] * 3),
-    "score_tokens_back": (ctypes.c_int, _FLOATS, _TOKENS, *[_FLOATS] * 4, *[_COUNT] * 3),
+    "swiglu": (None, *[_FLOATS] * 3, *[_COUNT] * 2),
+    "swiglu_backward": (None, *[_FLOATS] * 5, *[_COUNT] * 2),
+    "token_statistics": (ctypes.c_int, _FLOATS, _TOKENS, *[_FLOATS] * 3, *[_COUNT] * 3),
+    "token_statistics_backward": (ctypes.c_int, _FLOATS, _TOKENS, *[_FLOATS] * 4, *[_COUNT] * 3),
 }
-"""Name -> what it returns and takes."""
+"""Function -> type of its result, then types of its arguments."""
 
 
 class RowKernels:
-    """Each is one call, during which the interpreter is free for other threads."""
+    """Each method is one call into C, which releases the GIL."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         declare(library, _SIGNATURES)
@@ -45,45 +46,45 @@ class RowKernels:
         """hidden [T, D] -> w * h * r [T, D] and r = 1 / sqrt(mean(h^2) + epsilon) [T, 1]."""
         hidden = hidden.contiguous()
         num_rows, width = hidden.shape
-        inverse, found = hidden.new_empty(num_rows, 1), torch.empty_like(hidden)
+        inverse, result = hidden.new_empty(num_rows, 1), torch.empty_like(hidden)
         self._library.norm_rows(
-            *(hidden.data_ptr(), _weight(weight, hidden), epsilon, pointer(inverse), found.data_ptr()),
+            *(hidden.data_ptr(), _weight(weight, hidden), epsilon, pointer(inverse), result.data_ptr()),
             *(num_rows, width, torch.get_num_threads()),
         )
-        return found, inverse
+        return result, inverse
 
     def scale(self, hidden: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
-        """w * h * r [T, D] again, from r."""
+        """Recomputes w * h * r [T, D] from r, which `norm` returned."""
         hidden = hidden.contiguous()
-        found = torch.empty_like(hidden)
+        result = torch.empty_like(hidden)
         self._library.scale_rows(
-            *(hidden.data_ptr(), _weight(weight, hidden), pointer(inverse), found.data_ptr()),
+            *(hidden.data_ptr(), _weight(weight, hidden), pointer(inverse), result.data_ptr()),
             *(*hidden.shape, torch.get_num_threads()),
         )
-        return found
+        return result
 
-    def norm_back(  # noqa: PLR0917 - as the function that it stands for
+    def norm_backward(  # noqa: PLR0917 - as the C function
         self, gradient: Tensor, hidden: Tensor, inverse: Tensor, weight: Tensor, more: Tensor | None, into: Tensor
     ) -> Tensor:
-        """From the gradient of w * h * r [T, D]: that of h, plus `more`, goes `into` [T, D]; that of w [D] is returned.
+        """Backward of `norm`: `gradient` [T, D] is that of w * h * r. Returns the gradient of w [D].
 
-        `into` may be `gradient`.
+        Writes the gradient of h, plus `more` if given, to `into` [T, D], which may be `gradient`.
         """
         gradient, hidden = gradient.contiguous(), hidden.contiguous()
         more = None if more is None else more.contiguous()
         num_rows, width = hidden.shape
-        sums = hidden.new_empty(self._library.norm_back_blocks(num_rows), width)
+        sums = hidden.new_empty(self._library.norm_backward_blocks(num_rows), width)
         for_weight = hidden.new_empty(width)
-        self._library.norm_back(
+        self._library.norm_backward(
             *(gradient.data_ptr(), hidden.data_ptr(), _weight(weight, hidden), pointer(inverse), pointer(more)),
             *(pointer(into), sums.data_ptr(), for_weight.data_ptr(), num_rows, width, torch.get_num_threads()),
         )
         return for_weight
 
     def rotate(self, heads: Tensor, cosines: Tensor, sines: Tensor, into: Tensor, *, back: bool) -> None:
-        """Rotary positions, or the negative angle: heads [T, H, K], cosines and sines [T, 1, K / 2].
+        """Rotary position embedding, or with `back` its inverse: heads [T, H, K], cosines and sines [T, 1, K / 2].
 
-        `into` may be `heads`. Rows and heads of both may lie anywhere.
+        `into` may be `heads`. Rows and heads of both may have any strides.
         """
         if heads.stride(2) != 1:
             heads = heads.contiguous()
@@ -97,43 +98,43 @@ class RowKernels:
             *(num_rows, num_heads, width // 2, torch.get_num_threads()),
         )
 
-    def open_gates(self, gates: Tensor, ups: Tensor) -> Tensor:
-        """silu(gates) * ups."""
+    def swiglu(self, gates: Tensor, ups: Tensor) -> Tensor:
+        """SwiGLU: silu(gates) * ups."""
         gates, ups = gates.contiguous(), ups.contiguous()
-        found = torch.empty_like(gates)
-        self._library.open_gates(
-            gates.data_ptr(), ups.data_ptr(), found.data_ptr(), gates.numel(), torch.get_num_threads()
+        result = torch.empty_like(gates)
+        self._library.swiglu(
+            gates.data_ptr(), ups.data_ptr(), result.data_ptr(), gates.numel(), torch.get_num_threads()
         )
-        return found
+        return result
 
-    def open_gates_back(self, gates: Tensor, ups: Tensor, for_gates: Tensor, opened: Tensor | None) -> Tensor:
-        """From the gradient of silu(gates) * ups, in `for_gates`: that of gates, in its place, and that of ups.
+    def swiglu_backward(self, gates: Tensor, ups: Tensor, for_gates: Tensor, opened: Tensor | None) -> Tensor:
+        """Backward of `swiglu`, whose gradient is in `for_gates`: overwrites it with that of the gates.
 
-        `opened` gets the product itself.
+        Returns the gradient of ups. Writes the product silu(gates) * ups to `opened`, if given.
         """
         gates, ups = gates.contiguous(), ups.contiguous()
         for_ups = torch.empty_like(ups)
-        self._library.open_gates_back(
+        self._library.swiglu_backward(
             *(gates.data_ptr(), ups.data_ptr(), pointer(for_gates), for_ups.data_ptr(), pointer(opened)),
             *(gates.numel(), torch.get_num_threads()),
         )
         return for_ups
 
-    def score_tokens(
+    def token_statistics(
         self, scores: Tensor, targets: Tensor, normalisers: Tensor, logprobs: Tensor, entropies: Tensor | None
     ) -> None:
-        """scores [C, V], targets [C] int64: fills log sum exp z, log p of the target and the entropy, [C] each.
+        """scores z [C, V], targets [C] int64: writes log sum exp z, log p of the target and the entropy, [C] each.
 
-        Raises IndexError where a target is no token.
+        Raises IndexError for a target outside the vocabulary.
         """
         targets = _tokens(targets, scores)
-        failed = self._library.score_tokens(
+        failed = self._library.token_statistics(
             *(pointer(scores), pointer(targets), pointer(normalisers), pointer(logprobs), pointer(entropies)),
             *(*scores.shape, torch.get_num_threads()),
         )
         _check(failed, scores)
 
-    def score_tokens_back(  # noqa: PLR0917 - as the function that it stands for
+    def token_statistics_backward(  # noqa: PLR0917 - as the C function
         self,
         scores: Tensor,
         targets: Tensor,
@@ -142,11 +143,14 @@ class RowKernels:
         of_logprobs: Tensor,
         of_entropies: Tensor | None,
     ) -> None:
-        """The gradient of scores [C, V] in their place, from those of log-probs and entropies [C]."""
+        """Overwrites scores [C, V] with their gradient, given those of log-probs and entropies [C].
+
+        Raises IndexError for a target outside the vocabulary.
+        """
         of_logprobs = of_logprobs.contiguous()
         of_entropies = None if of_entropies is None else of_entropies.contiguous()
         targets = _tokens(targets, scores)
-        failed = self._library.score_tokens_back(
+        failed = self._library.token_statistics_backward(
             *(pointer(scores), pointer(targets), pointer(normalisers), pointer(entropies)),
             *(of_logprobs.data_ptr(), pointer(of_entropies), *scores.shape, torch.get_num_threads()),
         )
@@ -154,7 +158,7 @@ class RowKernels:
 
 
 def row_kernels_for(like: Tensor) -> RowKernels | None:
-    """Those of `kernels_for`."""
+    """The row kernels; None where `kernels_for` gives None."""
     library = kernels_for(like)
     return None if library is None else _declared(library)
 
