@@ -8,14 +8,14 @@ PROGRESS = (
         name="progress/step",
         reduction=Last,
         unit="steps",
-        definition="Steps done: rollout batches with all their epochs in PPO, updates elsewhere. 0 is the state "
+        definition="Completed steps: rollout batches with all their epochs in PPO, updates elsewhere. 0 is the state "
         "before training.",
     ),
     Metric(
         name="progress/epoch",
         reduction=Last,
         unit="epochs",
-        definition="Passes over the training data, with the part of the pass that is under way.",
+        definition="Epochs over the training data, including the fraction of the current epoch.",
     ),
     Metric(
         name="progress/prompts",
@@ -33,7 +33,7 @@ PROGRESS = (
         name="progress/non_finite_metrics",
         reduction=Sum,
         unit="metrics",
-        definition="Metrics of this step that were NaN or infinite and are left out of its line. Written only when "
+        definition="Metrics of this step that were NaN or infinite and are absent from its line. Written only if "
         "there are any.",
         better=Better.DOWN,
     ),
@@ -41,8 +41,7 @@ PROGRESS = (
         name="progress/sink_failures",
         reduction=Sum,
         unit="failures",
-        definition="Failures of the sinks of `run.sinks` since the line before: lines that they did not take. Written "
-        "only when there are any.",
+        definition="Failures of the sinks in `run.sinks` since the previous line. Written only if there are any.",
         better=Better.DOWN,
         repeatable=False,
     ),
@@ -53,26 +52,26 @@ FILTER = (
         name="filter/active",
         reduction=Last,
         unit="prompts",
-        definition="Prompts that the next steps may take: all but those that `data.filter` has left out.",
+        definition="Prompts that are in use: all except those that `data.filter` removed.",
     ),
     Metric(
         name="filter/too_easy",
         reduction=Last,
         unit="prompts",
-        definition="Prompts left out so far because their mean score of an epoch was above `data.filter.above`.",
+        definition="Prompts removed so far because their mean score in an epoch was above `data.filter.above`.",
     ),
     Metric(
         name="filter/too_hard",
         reduction=Last,
         unit="prompts",
-        definition="Prompts left out so far because their mean score of an epoch was below `data.filter.below`.",
+        definition="Prompts removed so far because their mean score in an epoch was below `data.filter.below`.",
     ),
     Metric(
         name="filter/kept_beyond_bounds",
         reduction=Last,
         unit="prompts",
-        definition="Prompts beyond a bound that stayed when the last epoch ended: `max_fraction` let no more go, or "
-        "too few would have been left for a step (then with a warning).",
+        definition="Prompts beyond a bound that were kept at the end of the last epoch, because of `max_fraction` or "
+        "because too few prompts would remain for a step (with a warning).",
     ),
 )
 
@@ -82,12 +81,12 @@ TIMED = {
     "score": "scoring them",
     "reference": "the reference model's log-probs",
     "values": "the value model's forward pass",
-    "policy_logprobs": "recomputing the policy's log-probs, in runs where the sampler's cannot serve",
-    "policy_logprobs_and_values": "the one pass for both, in such runs where policy and value share a trunk",
+    "policy_logprobs": "recomputing the policy's log-probs, in runs that cannot use the sampler's",
+    "policy_logprobs_and_values": "the joint pass for both, in such runs when policy and value share a trunk",
     "experience": "rewards, advantages and returns",
     "train_value": "the updates of the value model",
     "train_policy": "the updates of the policy",
-    "extra": "the calls that the caller added to the step",
+    "extra": "the user-defined calls of the step",
     "train_policy_and_value": "the updates of both on a shared trunk",
     "evaluate": "evaluation on held-out data",
     "step": "the whole step, without evaluation and saving",
@@ -110,7 +109,7 @@ SPEED = (
         name="throughput/rollout_tokens_per_second",
         reduction=Mean,
         unit="tokens per second",
-        definition="Response tokens generated over the seconds of the rollout.",
+        definition="Generated response tokens divided by the seconds of the rollout.",
         better=Better.UP,
         repeatable=False,
     ),
@@ -118,7 +117,7 @@ SPEED = (
         name="throughput/train_tokens_per_second",
         reduction=Mean,
         unit="tokens per second",
-        definition="Tokens (prompt and response, once per epoch and model) over the seconds of the updates.",
+        definition="Tokens (prompt and response, once per epoch and model) divided by the seconds of the updates.",
         better=Better.UP,
         repeatable=False,
     ),
@@ -126,7 +125,7 @@ SPEED = (
         name="memory/peak_mib",
         reduction=Max,
         unit="MiB",
-        definition="Peak memory of the step: of the accelerator where there is one, else of the process.",
+        definition="Peak memory of the step: of the accelerator if there is one, otherwise of the process.",
         better=Better.DOWN,
         repeatable=False,
     ),

@@ -7,7 +7,7 @@ MEMORY = Curve(
     title="Peak memory",
     unit="MiB",
     traces=(Trace("memory/peak_mib", "peak"),),
-    healthy="Level after the first steps. A steady climb is a leak.",
+    healthy="Constant after the first steps. A steady rise indicates a memory leak.",
     section=Section.SPEED,
     from_zero=True,
 )
@@ -18,8 +18,8 @@ SPEED = (
         title="Throughput",
         unit="tokens per second",
         traces=(Trace("throughput/train_tokens_per_second", "training"),),
-        healthy="Level, but for the lengths of what is read. Falling: something else wants the machine, or memory runs "
-        "short.",
+        healthy="Constant, except for changes of the sequence lengths. Falling: another process uses the machine, or "
+        "memory is short.",
         section=Section.SPEED,
         from_zero=True,
     ),
@@ -28,7 +28,7 @@ SPEED = (
         title="Time of a step",
         unit="seconds",
         traces=(Trace("time/step_seconds", "step"),),
-        healthy="Level. Evaluation and saving are not in it.",
+        healthy="Constant. Evaluation and saving are not included.",
         section=Section.SPEED,
         from_zero=True,
     ),

@@ -11,7 +11,7 @@ HELD_OUT_LOSS = Metric(
     name="evaluation/loss",
     reduction=Mean,
     unit="nats",
-    definition="The training loss on held-out data: nats per token, or per pair where pairs are learned from.",
+    definition="The training loss on held-out data: nats per token, or per pair when training on pairs.",
     better=Better.DOWN,
 )
 
@@ -20,13 +20,13 @@ PAIRS = (
         name="evaluation/pairs",
         reduction=Sum,
         unit="pairs",
-        definition="Held-out pairs that these means are over.",
+        definition="Number of held-out pairs in these means.",
     ),
     Metric(
         name="evaluation/pair_accuracy",
         reduction=Mean,
         unit="fraction",
-        definition="Share of held-out pairs whose chosen answer scores higher; a tie counts half.",
+        definition="Fraction of held-out pairs whose chosen answer scores higher; a tie counts half.",
         better=Better.UP,
     ),
     Metric(
@@ -54,8 +54,8 @@ CALIBRATION = Metric(
     name="evaluation/calibration_error",
     reduction=Last,
     unit="fraction",
-    definition="Expected calibration error over held-out pairs: how far the confidence of the answer that is "
-    "preferred, sigmoid(|margin|), is from the share of pairs where that answer was the chosen one, mean over ten "
-    "bins of confidence weighted by their pairs.",
+    definition="Expected calibration error over held-out pairs: the difference between the confidence in the "
+    "preferred answer, sigmoid(|margin|), and the fraction of pairs in which that answer was the chosen one; "
+    "mean over ten bins of confidence, weighted by their pairs.",
     better=Better.DOWN,
 )

@@ -8,25 +8,25 @@ PPO_MAIN = (
         title="Score",
         unit="mean over answers",
         traces=(Trace("score/mean", "training"), held_out("evaluation/score")),
-        healthy="Rises, quickly at first, then levels off. Flat from the start: too small a learning rate, a KL "
-        "coefficient that is too large, or a score that does not tell answers apart.",
+        healthy="Rises, quickly at first, then levels off. Flat from the start: the learning rate is too small, the "
+        "KL coefficient is too large, or the score does not distinguish answers.",
     ),
     Curve(
         key="gold",
         title="Gold score",
         unit="mean over answers",
         traces=(Trace("gold/mean", "training"), held_out("evaluation/gold")),
-        healthy="Rises with the score. The policy is never trained on it, so where it falls while the score still "
-        "rises, the policy has found what the reward model gets wrong: stop there, or raise the KL coefficient.",
+        healthy="Rises with the score. It is never used for training. If it falls while the score still rises, the "
+        "policy exploits the reward model: stop there, or raise the KL coefficient.",
     ),
     Curve(
         key="kl",
         title="KL from the reference",
         unit="nats per answer",
         traces=(Trace("kl/sequence", "training"), held_out("evaluation/kl")),
-        healthy="Starts at 0, grows, and settles where its price balances the score. Growing ever faster: the policy "
-        "is leaving the language it started from. Below 0 for long: answers were not drawn from the policy as it is "
-        "scored.",
+        healthy="Starts at 0, grows, and settles where its cost balances the score. Growing ever faster: the policy "
+        "moves far from its start. Below 0 for long: answers were not sampled from the distribution whose "
+        "log-probs are used.",
         guide=0.0,
     ),
     Curve(
@@ -34,24 +34,24 @@ PPO_MAIN = (
         title="Answer length",
         unit="tokens",
         traces=(Trace("response/tokens_mean", "training"), held_out("evaluation/tokens")),
-        healthy="Steady, or drifting slowly to what the task asks for. Rising hand in hand with the score: the "
-        "reward may be paying for length.",
+        healthy="Steady, or drifting slowly to the length that the task needs. Rising together with the score: the "
+        "reward may favour length.",
     ),
     Curve(
         key="entropy",
         title="Entropy",
         unit="nats per token",
         traces=(Trace("policy/entropy", "training"),),
-        healthy="Falls slowly and stays well above 0. A collapse towards 0 means that the policy always says the same "
-        "and has nothing left to learn from.",
+        healthy="Falls slowly and stays well above 0. A collapse towards 0 means that the policy always gives the "
+        "same answer and has nothing left to learn from.",
     ),
     Curve(
         key="clip",
         title="Clip fraction",
         unit="fraction of tokens",
         traces=(Trace("policy/clip_fraction", "policy"), Trace("value/clip_fraction", "value")),
-        healthy="Policy: 0.01 to 0.2. Exactly 0: the updates barely move it. Above 0.3: they are too large, so lower "
-        "the learning rate or the epochs per step.",
+        healthy="Policy: 0.01 to 0.2. Exactly 0: the updates hardly change it. Above 0.3: updates are too large, so "
+        "lower the learning rate or the epochs per step.",
         share=True,
     ),
     Curve(
@@ -60,7 +60,7 @@ PPO_MAIN = (
         unit="fraction",
         traces=(Trace("value/explained_variance", "critic"),),
         healthy="Starts at or below 0 and climbs towards 1. At 0 the critic is no better than a constant; below 0 it "
-        "does harm.",
+        "is harmful.",
         view=(-1.05, 1.05),
         guide=0.0,
     ),
@@ -69,7 +69,7 @@ PPO_MAIN = (
         title="Finished answers",
         unit="fraction of answers",
         traces=(Trace("response/finished_fraction", "training"), held_out("evaluation/finished_fraction")),
-        healthy="Near 1 where answers should end by themselves. Falling: the policy runs on to the limit.",
+        healthy="Near 1 if answers should end with a stop token. Falling: responses run into the limit.",
         share=True,
     ),
 )
@@ -80,7 +80,7 @@ PPO_MORE = (
         title="Parts of the score",
         unit="score",
         traces=(Trace("score/<component>/mean", ""),),
-        healthy="All parts rise, or hold. One that rises while the others fall is the one being exploited.",
+        healthy="All components rise or stay level. If one rises while the others fall, the policy exploits that one.",
         section=Section.MORE,
     ),
     Curve(
@@ -88,7 +88,7 @@ PPO_MORE = (
         title="Distinct-2",
         unit="fraction of token pairs",
         traces=(Trace("response/distinct_2", "training"), held_out("evaluation/distinct_2")),
-        healthy="May fall as answers become alike; less than half of where it began is a policy that repeats itself.",
+        healthy="May fall as answers become alike; below half of its start, answers become repetitive.",
         section=Section.MORE,
         share=True,
     ),
@@ -105,7 +105,7 @@ PPO_MORE = (
         title="Advantages",
         unit="score",
         traces=(Trace("advantage/std", "deviation"), Trace("advantage/mean", "mean")),
-        healthy="The mean near 0. The deviation falls as the critic learns; at 0 there is nothing left to learn from.",
+        healthy="The mean is near 0. The deviation falls as the critic learns; at 0 there is nothing left to learn.",
         section=Section.MORE,
         guide=0.0,
     ),
@@ -118,8 +118,8 @@ PPO_MORE = (
             Trace("group/zero_variance_fraction", "prompts whose answers are all right or all wrong"),
             Trace("group/zero_advantage_fraction", "prompts without an advantage"),
         ),
-        healthy="The effective sample fraction well above 0: that share of the answers teaches something about the "
-        "task. Near 0 the step teaches nothing, whatever the other curves look like.",
+        healthy="The effective sample fraction is well above 0: this fraction of the answers teaches something about "
+        "the task. Near 0 the step teaches nothing, whatever the other curves show.",
         section=Section.MORE,
         share=True,
     ),
@@ -128,7 +128,7 @@ PPO_MORE = (
         title="KL coefficient",
         unit="score per nat",
         traces=(Trace("kl/coefficient", "coefficient"),),
-        healthy="Constant, unless it adapts: then it settles.",
+        healthy="Constant; an adaptive coefficient settles.",
         section=Section.MORE,
     ),
     Curve(
@@ -144,7 +144,7 @@ PPO_MORE = (
         title="Loss on the texts in the updates",
         unit="nats per token",
         traces=(Trace("ptx/loss", "texts"),),
-        healthy="Level or falling. Rising: the policy forgets the texts, and ppo.ptx.coefficient is too small.",
+        healthy="Level or falling. Rising: the policy forgets the texts, so ppo.ptx.coefficient is too small.",
         section=Section.MORE,
     ),
     Curve(
@@ -156,7 +156,7 @@ PPO_MORE = (
             Trace("filter/too_easy", "too easy"),
             Trace("filter/too_hard", "too hard"),
         ),
-        healthy="Steps down at the ends of epochs. As few as a step takes: nothing is left to learn.",
+        healthy="Falls at the ends of epochs. At the number of prompts of a step, nothing is left to learn.",
         section=Section.MORE,
         from_zero=True,
     ),
@@ -165,7 +165,7 @@ PPO_MORE = (
         title="Gradient norms",
         unit="norm before clipping",
         traces=(Trace("policy/gradient_norm", "policy"), Trace("value/gradient_norm", "value")),
-        healthy="Steady. Spikes now and then are what clipping is for; a steady rise is trouble on its way.",
+        healthy="Steady. Clipping handles occasional spikes; a steady rise indicates trouble.",
         section=Section.MORE,
     ),
     Curve(
@@ -173,7 +173,8 @@ PPO_MORE = (
         title="First minibatch: sampler against learner",
         unit="nats",
         traces=(Trace("first_minibatch/max_abs_log_ratio", "largest log-ratio"),),
-        healthy="Rounding only: below 0.001 in float32. More means that answers are not scored as they were sampled.",
+        healthy="Only rounding: below 0.001 in float32. More means that sampler and learner compute different "
+        "log-probs.",
         section=Section.MORE,
     ),
 )
@@ -187,7 +188,7 @@ PPO_SPEED = (
             Trace("throughput/rollout_tokens_per_second", "rollout"),
             Trace("throughput/train_tokens_per_second", "training"),
         ),
-        healthy="Level. Rollout falls as answers become longer or end at very different lengths.",
+        healthy="Constant. Rollout throughput falls as answers become longer or end at very different lengths.",
         section=Section.SPEED,
         from_zero=True,
     ),
@@ -208,7 +209,7 @@ PPO_SPEED = (
             Trace("time/train_policy_seconds", "train policy"),
             Trace("time/train_policy_and_value_seconds", "train policy and value"),
         ),
-        healthy="The highest band is where a faster run has to come from. Evaluation and saving are not in it.",
+        healthy="The largest band has the most potential for a speed-up. Evaluation and saving are not included.",
         section=Section.SPEED,
         stacked=True,
     ),

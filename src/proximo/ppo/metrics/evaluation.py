@@ -15,13 +15,13 @@ GENERATED = (
         name="evaluation/score_std",
         reduction=Deviation,
         unit="score",
-        definition="Standard deviation of those scores (divided by their number).",
+        definition="Population standard deviation of those scores.",
     ),
     Metric(
         name="evaluation/score/<component>",
         reduction=Mean,
         unit="score",
-        definition="Mean over those answers of one named part of the score.",
+        definition="Mean over those answers of one component of the score.",
         better=Better.UP,
     ),
     Metric(
@@ -35,16 +35,16 @@ GENERATED = (
         name="evaluation/gold",
         reduction=Mean,
         unit="score",
-        definition="Mean over those answers of the held-out gold source. Only in runs that have one.",
+        definition="Mean over those answers of the gold score. Only in runs with a gold source.",
         better=Better.UP,
     ),
     Metric(
         name="evaluation/pass_at_<component>",
         reduction=Mean,
         unit="fraction",
-        definition="Mean over held-out prompts of the chance that one of k answers has a `ppo.task_reward` of "
-        "`ppo.solved_score` or more, estimated without bias from all answers to the prompt that have a score: "
-        "1 - C(n - c, k) / C(n, k). For k = 1, 2, 4 and so on up to `ppo.evaluation_samples_per_prompt`.",
+        definition="Mean over held-out prompts of the probability that one of k answers has a `ppo.task_reward` of "
+        "at least `ppo.solved_score`. The estimate from all scored answers to the prompt is unbiased: 1 - C(n - "
+        "c, k) / C(n, k). For k = 1, 2, 4 and so on up to `ppo.evaluation_samples_per_prompt`.",
         better=Better.UP,
     ),
     Metric(
@@ -57,15 +57,15 @@ GENERATED = (
         name="evaluation/win_rate",
         reduction=Mean,
         unit="fraction",
-        definition="Share of held-out answers with a higher score than the reference's answer to the same prompt, "
-        "drawn with the same random numbers; a draw counts half. Only with `ppo.evaluate_reference`.",
+        definition="Fraction of held-out answers with a higher score than the reference's answer to the same prompt, "
+        "sampled with the same random numbers; a tie counts half. Only with `ppo.evaluate_reference`.",
         better=Better.UP,
     ),
     Metric(
         name="evaluation/kl",
         reduction=Mean,
         unit="nats",
-        definition="Mean over those answers of the token sum of k1, as kl/sequence.",
+        definition="Mean over those answers of the sum of k1 over tokens, as in kl/sequence.",
     ),
     Metric(
         name="evaluation/tokens",
@@ -77,26 +77,26 @@ GENERATED = (
         name="evaluation/finished_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of those answers that the policy ended itself.",
+        definition="Fraction of those answers that ended with a stop token.",
         better=Better.UP,
     ),
     Metric(
         name="evaluation/distinct_2",
         reduction=Last,
         unit="fraction",
-        definition="Different pairs of neighbouring tokens over all such pairs, in those answers together.",
+        definition="Number of distinct token bigrams divided by the number of all bigrams, over all those answers.",
     ),
     Metric(
         name="evaluation/unscored",
         reduction=Sum,
         unit="responses",
-        definition="Answers left out of all of these because of a fault that is not theirs.",
+        definition="Answers excluded from these metrics because of a fault outside the answer.",
         better=Better.DOWN,
     ),
     Metric(
         name="evaluation/responses",
         reduction=Sum,
         unit="responses",
-        definition="Answers that these means are over.",
+        definition="Number of answers in these means.",
     ),
 )

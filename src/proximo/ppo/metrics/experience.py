@@ -12,7 +12,7 @@ ROLLOUT = (
         name="response/tokens_mean",
         reduction=Mean,
         unit="tokens",
-        definition="Mean number of tokens of a response, its end-of-sequence token included.",
+        definition="Mean number of tokens of a response, including its end-of-sequence token.",
     ),
     Metric(
         name="response/tokens_max",
@@ -24,44 +24,46 @@ ROLLOUT = (
         name="response/finished_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of responses that the policy ended itself (`eos` or `stop`); the rest were cut at the limit.",
+        definition="Fraction of responses that ended with a stop token (`eos` or `stop`); the others were cut at the "
+        "limit.",
         better=Better.UP,
     ),
     Metric(
         name="response/repeat_4gram",
         reduction=Mean,
         unit="fraction",
-        definition="Mean over responses of the share of their runs of 4 neighbouring tokens that stood in the same "
-        "response before. Near 1 for a response that goes round in a circle.",
+        definition="Mean over responses of the fraction of 4-grams of tokens that occurred earlier in the same "
+        "response. Near 1 for a response that repeats one phrase.",
         better=Better.DOWN,
     ),
     Metric(
         name="response/distinct_2",
         reduction=Last,
         unit="fraction",
-        definition="Different pairs of neighbouring tokens over all such pairs, in all responses of the step together. "
-        "It falls when the policy repeats itself. Compare it only between steps with as many tokens.",
+        definition="Number of distinct token pairs (bigrams) divided by the number of all bigrams, over all "
+        "responses of the step. It falls when the policy repeats itself. Compare it only between steps with "
+        "about the same number of tokens.",
     ),
     Metric(
         name="response/unscored",
         reduction=Sum,
         unit="responses",
-        definition="Responses left out of loss, baseline and statistics, because the engine gave up on them or a "
-        "reward source failed for a reason that is not theirs.",
+        definition="Responses excluded from loss, baseline and statistics, because the engine aborted them or a "
+        "reward source failed for a reason outside the response.",
         better=Better.DOWN,
     ),
     Metric(
         name="response/sampled",
         reduction=Sum,
         unit="responses",
-        definition="Responses sampled in the step, of which the best were learned from; all other metrics of "
-        "responses, scores and rewards are those of the best. Only with `ppo.samples_per_prompt`.",
+        definition="Number of responses sampled in the step, before the best were selected; all other metrics of "
+        "responses, scores and rewards cover the selected ones. Only with `ppo.samples_per_prompt`.",
     ),
     Metric(
         name="response/sampled_unscored",
         reduction=Sum,
         unit="responses",
-        definition="How many of all that were sampled have no score for a reason that is not theirs. Only with "
+        definition="Number of sampled responses without a score for a reason outside the response. Only with "
         "`ppo.samples_per_prompt`.",
         better=Better.DOWN,
     ),
@@ -72,78 +74,76 @@ SCORE = (
         name="score/mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over responses of the score as the reward sources gave it, before anything that `ppo.score` "
-        "does to it and before any KL penalty.",
+        definition="Mean over responses of the raw score of the reward sources, before `ppo.score` and before any KL "
+        "penalty.",
         better=Better.UP,
     ),
     Metric(
         name="score/std",
         reduction=Deviation,
         unit="score",
-        definition="Standard deviation over responses of that score (divided by their number).",
+        definition="Population standard deviation of that score over responses.",
     ),
     Metric(
         name="score/best_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of responses whose score is the highest of the step. Near 1 there is little left to learn.",
+        definition="Fraction of responses whose score is the highest of the step. Near 1 little is left to learn.",
         better=Better.UP,
     ),
     Metric(
         name="score/length_correlation",
         reduction=Last,
         unit="fraction",
-        definition="Pearson's correlation over responses of that score with their number of tokens: -1 where every "
-        "token costs the same, 1 where every token pays. Absent where all scores or all lengths are equal.",
+        definition="Pearson correlation of that score with the number of tokens, over responses: -1 if every token "
+        "costs the same, 1 if every token pays the same. Absent if all scores or all lengths are equal.",
     ),
     Metric(
         name="score/sampled_mean",
         reduction=Mean,
         unit="score",
-        definition="Mean score of all that was sampled: what the policy earns without the choice of the best. Only "
-        "with `ppo.samples_per_prompt`.",
+        definition="Mean score of all samples, before the best are selected. Only with `ppo.samples_per_prompt`.",
         better=Better.UP,
     ),
     Metric(
         name="score/sampled_std",
         reduction=Deviation,
         unit="score",
-        definition="Standard deviation of those scores (divided by their number).",
+        definition="Population standard deviation of those scores.",
     ),
     Metric(
         name="score/<component>/mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over responses of one named part of the score.",
+        definition="Mean over responses of one component of the score.",
         better=Better.UP,
     ),
     Metric(
         name="score/task_reward_mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over responses of the component that `ppo.task_reward` names, as its source gave it: how much "
-        "of the task was solved. Only with `ppo.task_reward`.",
+        definition="Mean over responses of the component that `ppo.task_reward` names, as its source returned it: "
+        "how much of the task was solved. Only with `ppo.task_reward`.",
         better=Better.UP,
     ),
     Metric(
         name="score/shaped_mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over the responses that count and have a score of what they are rewarded with: the score "
-        "after everything that `ppo.score` does to it, before any KL penalty. Only where it does something.",
+        definition="Mean over counted responses with a score of the score after `ppo.score`, before any KL penalty. "
+        "Only if `ppo.score` changes the score.",
     ),
     Metric(
         name="score/shaped_std",
         reduction=Deviation,
         unit="score",
-        definition="Standard deviation over the same responses of that number.",
+        definition="Standard deviation of the same score over the same responses.",
     ),
     Metric(
         name="score/penalised_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of the same responses that a penalty of `ppo.score` took something from. Only where there is "
-        "one.",
+        definition="Fraction of the same responses with a penalty of `ppo.score`. Only with a penalty.",
         better=Better.DOWN,
     ),
     Metric(
@@ -151,28 +151,29 @@ SCORE = (
         reduction=Mean,
         unit="score",
         definition="Mean over the prompts of the step of the score of the answers that responses are compared with: "
-        "reference answers with `ppo.score.minus_reference_answer`, greedy ones with the advantages `greedy_baseline`.",
+        "reference answers with `ppo.score.minus_reference_answer`, greedy answers with the estimator "
+        "`greedy_baseline`.",
     ),
     Metric(
         name="score/running_mean",
         reduction=Last,
         unit="score",
-        definition="Mean of all scores of the run so far, this step's included, after baseline, bias and scale. Only "
+        definition="Mean of all scores of the run so far, including this step, after baseline, bias and scale. Only "
         "with `ppo.score.normalise`.",
     ),
     Metric(
         name="score/running_std",
         reduction=Last,
         unit="score",
-        definition="Standard deviation of the same scores (divided by their number minus 1), by which this step's were "
-        "divided; 0 while they have no spread, and nothing is divided.",
+        definition="Sample standard deviation of the same scores, by which the scores of this step were divided; 0 "
+        "as long as they do not differ, and then nothing is divided.",
     ),
     Metric(
         name="gold/mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over responses of the held-out gold source, which the policy is never trained on. "
-        "Only in runs that have one.",
+        definition="Mean over responses of the gold score, which is never used for training. Only in runs with a "
+        "gold source.",
         better=Better.UP,
     ),
 )
@@ -182,15 +183,15 @@ EXPERIENCE = (
         name="reward/std",
         reduction=Last,
         unit="score",
-        definition="Standard deviation over responses of what each earned in all, discounted by `ppo.advantage.gamma`: "
-        "the score, as shaped, minus the KL penalty, before any whitening.",
+        definition="Standard deviation over responses of the return, discounted by `ppo.advantage.gamma`: the shaped "
+        "score minus the KL penalty, before any whitening.",
     ),
     Metric(
         name="reward/mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over responses of the sum of the rewards of their tokens: the score, as shaped, minus the KL "
-        "penalty; whitened where `ppo.score.whiten_rewards` is on.",
+        definition="Mean over responses of the sum of their token rewards: the shaped score minus the KL penalty; "
+        "whitened with `ppo.score.whiten_rewards`.",
         better=Better.UP,
     ),
     Metric(
@@ -198,60 +199,60 @@ EXPERIENCE = (
         reduction=Mean,
         unit="nats",
         definition="Mean over responses of the sum over tokens of k1 = log policy - log reference: an unbiased "
-        "estimate of KL(policy || reference) of whole answers.",
+        "estimate of KL(policy || reference) of whole responses.",
     ),
     Metric(
         name="kl/per_token",
         reduction=Mean,
         unit="nats per token",
-        definition="The same k1 summed over all tokens, over the number of tokens.",
+        definition="The sum of the same k1 over all tokens, divided by the number of tokens.",
     ),
     Metric(
         name="kl/k3_per_token",
         reduction=Mean,
         unit="nats per token",
-        definition="Mean over tokens of k3 = exp(-k1) - 1 + k1: never negative, with less noise than k1.",
+        definition="Mean over tokens of k3 = exp(-k1) - 1 + k1: never negative, and less noisy than k1.",
     ),
     Metric(
         name="kl/coefficient",
         reduction=Last,
         unit="score per nat",
-        definition="What one nat of KL cost in this step. An adaptive coefficient moves after the step.",
+        definition="The cost of one nat of KL in this step. An adaptive coefficient changes after the step.",
     ),
     Metric(
         name="advantage/mean",
         reduction=Mean,
         unit="score",
-        definition="Mean over tokens of the advantages, before they are standardised.",
+        definition="Mean over tokens of the advantages, before standardising.",
     ),
     Metric(
         name="advantage/std",
         reduction=Deviation,
         unit="score",
-        definition="Standard deviation over tokens of the advantages, before they are standardised.",
+        definition="Standard deviation over tokens of the advantages, before standardising.",
     ),
     Metric(
         name="advantage/flat",
         reduction=Last,
         unit="fraction",
-        definition="1 where the returns of the step were all (nearly) one number beside those of the run "
-        "(`ppo.advantage.least_spread`), so that all advantages are 0 and the policy learns nothing of them; else 0. "
-        "Only in runs with a value model.",
+        definition="1 if the returns of the step are nearly equal compared with those of the run "
+        "(`ppo.advantage.least_spread`), so that all advantages are 0 and the policy is not updated; otherwise "
+        "0. Only in runs with a value model.",
     ),
     Metric(
         name="group/effective_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="The effective sample fraction: share of the responses that count whose group has different "
-        "task rewards (`ppo.task_reward`, before any shaping). The others teach nothing about the task. Only in runs "
-        "with a group baseline.",
+        definition="The effective sample fraction: fraction of the counted responses whose group has different task "
+        "rewards (`ppo.task_reward`, before any shaping). The other responses teach nothing about the task. Only "
+        "in runs with a group baseline.",
         better=Better.UP,
     ),
     Metric(
         name="group/zero_variance_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of prompts all of whose responses have the same task reward: all right, or all wrong. Only "
+        definition="Fraction of prompts whose responses all have the same task reward: all right, or all wrong. Only "
         "in runs with a group baseline.",
         better=Better.DOWN,
     ),
@@ -259,23 +260,22 @@ EXPERIENCE = (
         name="group/zero_advantage_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of prompts all of whose responses have the same return, KL included, and so no advantage, or "
-        "that are left out by `ppo.advantage.zero_variance_groups`: they change nothing. Only in runs with a group "
-        "baseline.",
+        definition="Fraction of prompts without any advantage: all their responses have the same return, with the "
+        "KL, or `ppo.advantage.zero_variance_groups` excludes them. Only in runs with a group baseline.",
         better=Better.DOWN,
     ),
     Metric(
         name="value/explained_variance",
         reduction=Last,
         unit="fraction",
-        definition="1 - Var(returns - values) / Var(returns) over the tokens of the step, with the values of the "
-        "rollout: 1 is a perfect critic, 0 one no better than a constant. It is 0, too, where all returns are equal.",
+        definition="1 - Var(returns - values) / Var(returns) over the tokens of the step, with the values before the "
+        "updates: 1 is a perfect critic, 0 a critic no better than a constant. Also 0 if all returns are equal.",
         better=Better.UP,
     ),
     Metric(
         name="extra/<component>",
         reduction=Last,
         unit="that of the call",
-        definition="A number that a call of the caller's own wrote in this step (docs/dataflow.md).",
+        definition="A number that a user-defined call wrote in this step (docs/dataflow.md).",
     ),
 )

@@ -12,28 +12,28 @@ FIRST_MINIBATCH = (
         reduction=Max,
         unit="nats",
         definition="Largest |log policy - log old policy| over the tokens of the step's first minibatch, before any "
-        "update: the two are the same weights, so this is rounding and nothing else.",
+        "update. Both have the same weights, so the difference is only rounding.",
         better=Better.DOWN,
     ),
     Metric(
         name="first_minibatch/mean_abs_log_ratio",
         reduction=Mean,
         unit="nats",
-        definition="Mean of the same over those tokens.",
+        definition="Mean of the same difference over those tokens.",
         better=Better.DOWN,
     ),
     Metric(
         name="first_minibatch/clip_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of those tokens on whose loss the clip acts already, as in policy/clip_fraction.",
+        definition="Fraction of those tokens whose loss is clipped, as in policy/clip_fraction.",
         better=Better.DOWN,
     ),
     Metric(
         name="first_minibatch/limit_exceeded",
         reduction=Sum,
         unit="steps",
-        definition="1 in a step whose first minibatch was beyond a limit of that check (a warning was given), else 0.",
+        definition="1 in a step whose first minibatch exceeded a limit of that check (with a warning), otherwise 0.",
         better=Better.DOWN,
     ),
 )
@@ -43,32 +43,32 @@ POLICY = (
         name="policy/loss",
         reduction=Mean,
         unit="score",
-        definition="Policy loss, mean over the tokens of all updates, or over their responses where "
-        "`policy_loss.aggregation` counts those. Its level says little: it starts near 0 with standardised advantages, "
+        definition="Policy loss, mean over the tokens of all updates, or over their responses, depending on "
+        "`policy_loss.aggregation`. Its level says little: with standardised advantages it starts near 0, "
         "whatever the score does.",
     ),
     Metric(
         name="policy/clip_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of tokens, over all updates, on whose loss the clip acted. With the objectives ppo and gspo: "
-        "the ratio (gspo: that of the response) left the clip range on the side where clipping stops the gradient, or "
-        "dual_clip bounds the loss. With cispo: the weight was cut, the gradient stays. With sapo: none. "
-        "With m2po: the token was left out.",
+        definition="Fraction of tokens, over all updates, whose loss was clipped. With the objectives ppo and gspo: "
+        "the ratio (gspo: that of the response) left the clip range on the side where clipping stops the "
+        "gradient, or dual_clip bounds the loss. With cispo: the weight was clipped, the gradient stays. With "
+        "sapo: none. With m2po: the token was excluded.",
     ),
     Metric(
         name="policy/ratio_mean",
         reduction=Mean,
         unit="ratio",
-        definition="Mean over the tokens of all updates of policy / old policy. 1 up to noise.",
+        definition="Mean over the tokens of all updates of policy / old policy. Equal to 1 except for noise.",
     ),
     Metric(
         name="policy/effective_sample_size",
         reduction=Mean,
         unit="fraction",
-        definition="(sum of ratios)^2 / (tokens * sum of squared ratios) over the tokens of all updates: the share of "
-        "the tokens that the sample is worth for the policy as it is now. 1 where nothing moved; low where few tokens "
-        "carry the gradient, which fewer epochs or a lower rate mends.",
+        definition="(sum of ratios)^2 / (tokens * sum of squared ratios) over the tokens of all updates: the "
+        "effective fraction of the sample for the current policy. 1 if the policy did not change; low if few "
+        "tokens dominate the gradient. Fewer epochs or a lower learning rate raise it.",
         better=Better.UP,
     ),
     Metric(
@@ -76,22 +76,22 @@ POLICY = (
         reduction=Mean,
         unit="nats per token",
         definition="Mean over the tokens of all updates of (ratio - 1) - log ratio: how far the updates of this step "
-        "moved the policy from the one that sampled.",
+        "moved the policy from the sampling policy.",
     ),
     Metric(
         name="policy/entropy",
         reduction=Mean,
         unit="nats per token",
-        definition="Mean over tokens of minus the log-prob of the token that was drawn, at the sampling temperature: "
-        "an estimate of the mean entropy of the next-token distributions, unbiased where only the temperature shaped "
-        "them, at no cost.",
+        definition="Mean over tokens of the negative log-prob of the sampled token at the sampling temperature. It "
+        "estimates the mean entropy of the next-token distributions without extra cost, and is unbiased if only "
+        "the temperature shaped them.",
     ),
     Metric(
         name="policy/gradient_norm",
         reduction=Mean,
         unit="norm",
-        definition="L2 norm of the policy's gradient before clipping, mean over updates; on a shared trunk that "
-        "of the gradient of both losses.",
+        definition="L2 norm of the policy's gradient before clipping, mean over updates; on a shared trunk, of the "
+        "gradient of both losses.",
     ),
     Metric(
         name="policy/learning_rate",
@@ -103,7 +103,7 @@ POLICY = (
         name="policy/skipped_updates",
         reduction=Sum,
         unit="updates",
-        definition="Policy updates left out by a guard: ratio or KL beyond its limit, or a gradient that is not "
+        definition="Policy updates that a guard skipped: ratio or KL above its limit, or a gradient that is not "
         "finite.",
         better=Better.DOWN,
     ),
@@ -111,21 +111,21 @@ POLICY = (
         name="policy/stopped_updates",
         reduction=Sum,
         unit="updates",
-        definition="Policy updates that the step did not come to because `guards.target_kl` ended it, the one before "
-        "which it did included. Only with `target_kl`.",
+        definition="Policy updates that did not happen because `guards.target_kl` ended the step, including the one "
+        "that triggered it. Only with `target_kl`.",
     ),
     Metric(
         name="policy/behaviour_weight",
         reduction=Mean,
         unit="ratio",
-        definition="Mean over the tokens of the step of policy / sampler before the first update, not capped. 1 up to "
-        "noise. Only with `policy_loss.behaviour_weight`.",
+        definition="Mean over the tokens of the step of policy / sampler before the first update, not capped. Equal "
+        "to 1 except for noise. Only with `policy_loss.behaviour_weight`.",
     ),
     Metric(
         name="policy/behaviour_clip_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of those tokens whose weight is above `policy_loss.behaviour_cap` or below "
+        definition="Fraction of those tokens whose weight is above `policy_loss.behaviour_cap` or below "
         "`policy_loss.behaviour_floor`.",
         better=Better.DOWN,
     ),
@@ -133,7 +133,7 @@ POLICY = (
         name="policy/rejected_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of the tokens that count which `policy_loss.rejection` leaves out of the policy's updates, "
+        definition="Fraction of the counted tokens that `policy_loss.rejection` excludes from the policy's updates, "
         "alone or with their response.",
         better=Better.DOWN,
     ),
@@ -144,8 +144,8 @@ PTX = (
         name="ptx/loss",
         reduction=Mean,
         unit="nats per token",
-        definition="Negative log-likelihood of the texts that joined the policy's updates, mean over their counted "
-        "tokens, without its coefficient. Only with `ppo.ptx`; policy/loss does not contain it, policy/gradient_norm "
+        definition="Negative log-likelihood of the texts in the policy's updates, mean over their counted tokens, "
+        "without its coefficient. Only with `ppo.ptx`. policy/loss does not include it; policy/gradient_norm "
         "does.",
         better=Better.DOWN,
     ),
@@ -153,7 +153,7 @@ PTX = (
         name="ptx/tokens",
         reduction=Sum,
         unit="tokens",
-        definition="Tokens that ptx/loss is the mean over.",
+        definition="Number of tokens in the mean of ptx/loss.",
     ),
 )
 
@@ -162,15 +162,15 @@ VALUE = (
         name="value/loss",
         reduction=Mean,
         unit="score squared",
-        definition="Value loss (half the squared error, or as `value_loss.kind` says; clipped where that is on), mean "
-        "over the tokens of all updates; in squared standard deviations of the returns where values are normalised.",
+        definition="Value loss (half the squared error, or as set by `value_loss.kind`; clipped if enabled), mean "
+        "over the tokens of all updates; with normalised values, in squared standard deviations of the returns.",
         better=Better.DOWN,
     ),
     Metric(
         name="value/clip_fraction",
         reduction=Mean,
         unit="fraction",
-        definition="Share of tokens, over all updates, where the clipped error was the larger one.",
+        definition="Fraction of tokens, over all updates, whose clipped error was the larger one.",
     ),
     Metric(
         name="value/gradient_norm",
@@ -188,20 +188,20 @@ VALUE = (
         name="value/skipped_updates",
         reduction=Sum,
         unit="updates",
-        definition="Value updates left out by a guard.",
+        definition="Value updates that a guard skipped.",
         better=Better.DOWN,
     ),
     Metric(
         name="value/scale",
         reduction=Last,
         unit="score",
-        definition="What an output of 1 of the value model is worth: the running standard deviation of the returns, at "
-        "least 0.1. Only where values are normalised.",
+        definition="The value of one unit of the value model's output: the running standard deviation of the "
+        "returns, at least 0.1. Only with normalised values.",
     ),
     Metric(
         name="value/shift",
         reduction=Last,
         unit="score",
-        definition="The value where the value model's output is 0. Only where values are normalised.",
+        definition="The value at an output of 0 of the value model. Only with normalised values.",
     ),
 )
