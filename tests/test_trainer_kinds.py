@@ -98,6 +98,8 @@ def test_a_kind_is_found_by_its_name_its_recipe_and_the_keys_of_one() -> None:
     for kind in trainer_kinds():
         assert recipe_kind(kind.name) is kind
         assert trainer_of(kind.schema.model_construct()) is kind
+        own = type("Own", (kind.schema,), {})
+        assert trainer_of(own.model_construct()) is kind
     assert recognise({"model": {}, "sft": {}}) is recipe_kind("sft")
     assert recognise({"policy": {}, "reward": []}) is recipe_kind("ppo")
     assert recognise({"ppo": {"policy": {}}, "sft": {"model": {}}}) is recipe_kind("pipeline")

@@ -141,7 +141,7 @@ TOY_METRICS = TrainerMetrics(
 )
 
 
-class ToyKind(TrainerKind):
+class ToyKind(TrainerKind[ToyRecipe]):
     name = "toy"
     help = """Fine-tune with a weight.
 

@@ -1,14 +1,14 @@
-"""What a kind of trainer is: one object with all that is particular to it, and the list of those that there are.
+"""Defines a kind of trainer: one object with everything that is particular to it. Keeps the list of registered kinds.
 
-A kind is light, since `proximo --help` makes every one of them: its attributes are words, and its methods import what
-they need when they are called. `proximo/__init__.py` registers the kinds of Proximo; a trainer of your own is one more
-call of `register`, or an entry point (docs/trainers.md). No other file asks of which kind a recipe or a run is.
+A kind must be cheap to create, because `proximo --help` creates all of them: its attributes are text, and its methods
+import what they need when they are called. `proximo/__init__.py` registers the kinds of Proximo. A trainer of your own
+needs one call of `register`, or an entry point (docs/trainers.md). No other file asks which kind a recipe or a run is.
 
-This file imports nothing, so that code of every layer may read the list; types are named for type checkers only.
+This file imports nothing of Proximo, so code of every layer may use the list. Types are named for type checkers only.
 """
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,64 +19,65 @@ if TYPE_CHECKING:
     from proximo.run.task import Task
 
 
+RecipeType = TypeVar("RecipeType", bound="TrainerRecipe")
+
+
 class RecipeKind(ABC):
     """A command that runs a recipe."""
 
     name: ClassVar[str]
-    """The command. Of a trainer also the section of its recipe that says how it learns."""
+    """The command; for a trainer also the section of its recipe with its training settings."""
     help: ClassVar[str]
-    """What `proximo NAME --help` says; its first line also stands in `proximo --help`."""
+    """The text of `proximo NAME --help`; its first line also appears in `proximo --help`."""
 
     @property
     @abstractmethod
     def schema(self) -> "type[Recipe]":
-        """What a recipe of this kind may hold."""
+        """The class of its recipes."""
 
     def recognises(self, tree: "Mapping[str, Any]") -> bool:
-        """Whether the first level of keys of a recipe says that it is of this kind. The recipe may have mistakes."""
+        """Whether the top-level keys of a recipe, which may be invalid, show that it is of this kind."""
         return "model" in tree and self.name in tree
 
 
-class TrainerKind(RecipeKind):
-    """A trainer: its recipe, how a task is built from it, what it measures, and what is said about it."""
+class TrainerKind(RecipeKind, Generic[RecipeType]):
+    """A trainer: its recipe, how a task is built from it, its metrics, and the texts about it."""
 
     title: ClassVar[str]
-    """`Supervised fine-tuning`: heads its part of a report and of docs/metrics.md."""
+    """A heading in reports and in docs/metrics.md: `Supervised fine-tuning`."""
     short_title: ClassVar[str]
-    """`SFT`: where there is little room."""
+    """A name for narrow places: `SFT`."""
     task: ClassVar[str]
-    """`supervised fine-tuning`, within a sentence: what the model went through."""
+    """The training as part of a sentence: `supervised fine-tuning`."""
     card_settings: ClassVar[tuple[str, ...]]
-    """Keys of the recipe whose values a model card lists."""
+    """Keys of the recipe whose values are listed on model cards."""
     card_limits: ClassVar[str]
-    """What a model card says about what such a training cannot do."""
+    """The limits of such a model, for model cards."""
 
     @property
     @abstractmethod
-    def schema(self) -> "type[TrainerRecipe]":
-        """What a recipe of this trainer may hold."""
+    def schema(self) -> type[RecipeType]:
+        """The class of its recipes."""
 
     @property
     @abstractmethod
     def metrics(self) -> "TrainerMetrics":
-        """What it measures, and how that is shown and judged."""
+        """Its metrics, and how they are shown and checked."""
 
     @abstractmethod
-    def build(self, recipe: Any) -> "Task":
-        """The task that the loop drives: models, data and everything else loaded."""
+    def build(self, recipe: RecipeType) -> "Task":
+        """The task that the run loop drives, with models and data loaded."""
 
     @abstractmethod
-    def dry_run(self, recipe: Any) -> "Iterator[tuple[str, str]]":
-        """(word, what it is) for each thing that would be loaded, made or counted. Imports no torch."""
+    def dry_run(self, recipe: RecipeType) -> "Iterator[tuple[str, str]]":
+        """Lines of `--dry-run` as (label, text), for what would be loaded, created or counted. Imports no torch."""
 
     @abstractmethod
-    def plan(self, recipe: Any, context: "StageContext") -> "StageCosts":
-        """The models and the passes of a step, without weights. Called where tensors have shapes and no numbers."""
+    def plan(self, recipe: RecipeType, context: "StageContext") -> "StageCosts":
+        """Memory and compute of a step. Called under fake tensors, which have shapes but no data."""
 
-    def ineffective_keys(self, recipe: Any, prefix: str) -> "Iterator[str]":
-        """One sentence for each key of its own that is given and does nothing. Those of shared sections are found
-        without it.
-        """
+    def ineffective_keys(self, recipe: RecipeType, prefix: str) -> "Iterator[str]":
+        """One sentence for each key that has no effect, except those of sections that several trainers share."""
         del recipe, prefix
         return iter(())
 
@@ -85,7 +86,7 @@ _registered: dict[str, RecipeKind] = {}
 
 
 def register(kind: RecipeKind) -> None:
-    """From now on `kind` has its command, and its recipes and runs are known.
+    """Add a kind: it gets its command, and its recipes and runs are recognised.
 
     Raises TypeError for another object, and ValueError for a name in use.
     """
@@ -97,29 +98,33 @@ def register(kind: RecipeKind) -> None:
 
 
 def recipe_kinds() -> tuple[RecipeKind, ...]:
-    """All that are registered, in that order."""
+    """All registered kinds, in the order of registration."""
     return tuple(_registered.values())
 
 
 def recipe_kind(name: str) -> RecipeKind:
-    """The one of that name. Raises KeyError."""
+    """The kind with that name. Raises KeyError."""
     return _registered[name]
 
 
-def trainer_kinds() -> tuple[TrainerKind, ...]:
-    """Those that train."""
+def trainer_kinds() -> "tuple[TrainerKind[Any], ...]":
+    """The registered kinds that train a model."""
     return tuple(kind for kind in _registered.values() if isinstance(kind, TrainerKind))
 
 
-def trainer_of(recipe: "TrainerRecipe") -> TrainerKind:
-    """The trainer that a recipe is for. Raises LookupError where none is registered."""
-    for kind in trainer_kinds():
-        if isinstance(recipe, kind.schema):
-            return kind
+def trainer_of(recipe: "TrainerRecipe") -> TrainerKind[Any]:
+    """The trainer of a recipe: the one whose schema is its class or, failing that, the nearest base of its class.
+
+    Raises LookupError if there is none.
+    """
+    kinds = {kind.schema: kind for kind in trainer_kinds()}
+    for schema in type(recipe).__mro__:
+        if schema in kinds:
+            return kinds[schema]
     raise LookupError(f"no registered trainer has the recipe {type(recipe).__name__}")
 
 
 def recognise(tree: "Mapping[str, Any] | None") -> RecipeKind | None:
-    """The kind that a recipe is of, by its first level of keys; None where they do not tell."""
+    """The kind of a recipe, by its top-level keys; None if none or several kinds match."""
     found = [kind for kind in _registered.values() if tree is not None and kind.recognises(tree)]
     return found[0] if len(found) == 1 else None

@@ -21,14 +21,14 @@ def _unused(recipe: TrainerRecipe, prefix: str) -> Iterator[str]:
     for key, section in data.items():
         if reason := nothing_evaluated(section, f"{prefix}{key}"):
             yield from given_keys(recipe.run, ("evaluate_every_steps",), f"{prefix}run.", reason)
-        break  # the first is what the recipe trains and is evaluated on
+        break  # evaluation uses the first data section only
     for key, optimizer in recipe.optimizers().items():
         yield from _unused_in_optimizer(optimizer, f"{prefix}{key}.")
     yield from trainer_of(recipe).ineffective_keys(recipe, prefix)
 
 
 def nothing_evaluated(data: DataConfig, key: str) -> str | None:
-    """Why settings of evaluations do nothing; None where there are held-out rows."""
+    """Why evaluation settings have no effect; None if there are held-out rows."""
     if data.held_out_rows or data.evaluation_sources:
         return None
     return f"nothing is evaluated without {key}.held_out_rows or {key}.evaluation_sources"
@@ -49,7 +49,7 @@ def _unused_in_optimizer(optimizer: OptimizerConfig, prefix: str) -> Iterator[st
 
 
 def given_keys(section: Section, keys: tuple[str, ...], prefix: str, reason: str) -> Iterator[str]:
-    """A sentence for each of the keys that has another value than its default: it has no effect, for this reason."""
+    """One sentence for each of the keys that differs from its default: it has no effect, for this reason."""
     values = dict(section)
     for key in keys:
         if values[key] != type(section).model_fields[key].default:

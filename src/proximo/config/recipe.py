@@ -1,4 +1,4 @@
-"""What the recipes of all commands have in common. What one of them holds stands beside its trainer."""
+"""Base classes of recipes. The fields of each trainer's recipe are defined beside that trainer."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -10,38 +10,38 @@ from proximo.errors import UserError
 
 
 class Recipe(Section):
-    """One YAML file."""
+    """The content of one YAML file."""
 
     run: RunConfig
     """Where and on what."""
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
-        """Recipes of trainers by their key, in the order in which they run; None for one that is left out.
+        """The recipes of its stages by key, in the order in which they run; None for a stage that is skipped.
 
-        The recipe of a single trainer is its own only stage, under the key "".
+        The recipe of a single trainer is its own only stage, with the key "".
         """
         raise NotImplementedError
 
     def given_stages(self) -> "Iterator[tuple[str, TrainerRecipe]]":
-        """Those that are not left out, each with what stands before its keys: `sft.`, or nothing."""
+        """The stages that are not skipped, each with the prefix of its keys: `sft.`, or nothing."""
         for name, stage in self.stages().items():
             if stage is not None:
                 yield f"{name}." if name else "", stage
 
 
 class TrainerRecipe(Recipe):
-    """The recipe of one trainer. Everything here follows from its sections; a trainer says what differs."""
+    """The recipe of one trainer. The methods derive facts from its sections; a subclass overrides what differs."""
 
     memory_settings: ClassVar[str] = "take smaller batches, or a smaller model"
-    """What to change where memory runs out. None of it changes a result."""
+    """What to change when memory runs out. None of it changes the results."""
     may_change: ClassVar[tuple[str, ...]] = ()
-    """Keys of its own that may change on resume: they do not affect the steps already taken."""
+    """Keys of this recipe that may change on resume, since they do not affect the steps already taken."""
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         return {"": self}
 
     def sections(self) -> dict[str, Section]:
-        """Its sections by key, items of lists by number (`reward.0`). Without those that this run does not use."""
+        """Its sections by key, list items by index (`reward.0`), without those that this run does not use."""
         found: dict[str, Section] = {}
         for name, value in self:
             items = enumerate(value) if isinstance(value, tuple) else ()
@@ -50,7 +50,7 @@ class TrainerRecipe(Recipe):
         return found
 
     def models(self) -> dict[str, ModelConfig | ScalarModelConfig]:
-        """The sections that say where a model comes from, by key; what is trained comes first."""
+        """The sections of models by key; the trained model comes first."""
         return {key: each for key, each in self.sections().items() if isinstance(each, ModelConfig | ScalarModelConfig)}
 
     def optimizers(self) -> dict[str, OptimizerConfig]:
@@ -63,21 +63,21 @@ class TrainerRecipe(Recipe):
         }
 
     def reward_sources(self) -> tuple[RewardSourceConfig, ...]:
-        """What it is rewarded by, where it is."""
+        """Its reward sources, if any."""
         return ()
 
     def longest_sequence(self) -> dict[str, int]:
-        """The keys that limit the tokens of a sequence: of an example, or of a prompt and of what is written to it."""
+        """The keys that limit the tokens of a sequence: of an example, or of a prompt and of its response."""
         return {}
 
     def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
-        """The recipe with other settings of how held-out prompts are answered. Raises UserError where none are."""
+        """The recipe with other settings for sampling in evaluation. Raises UserError if evaluation does not sample."""
         names = " and ".join(changes)
         raise UserError(f"{names} change how responses are sampled, and this run samples none: leave them out")
 
 
 def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:
-    """Raises ValueError for a tokenizer that is not there before training."""
+    """Raises ValueError if the tokenizer does not exist before training."""
     if tokenizer.train_vocab_size is not None:
         raise ValueError("tokenizer.train_vocab_size is for fine-tuning, whose texts it is trained on; give a path")
     if model.config is not None and tokenizer.path is None:
@@ -85,7 +85,7 @@ def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer:
 
 
 def check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: RunConfig) -> None:
-    """Raises ValueError for a base that is stored in fewer bits than the run computes with."""
+    """Raises ValueError if 8-bit products would be less precise than `run.precision` promises."""
     if model.quantisation == "8bit" and run.precision != "bf16":
         raise ValueError(
             f"{key}.quantisation 8bit computes in 8 bits, which rounds more than run.precision {run.precision} stands "
@@ -94,7 +94,7 @@ def check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: Ru
 
 
 def check_reference(model: ModelConfig, key: str, reference: ModelConfig | None) -> None:
-    """Raises ValueError for a reference that is trained, or beside an adapter whose base is the reference."""
+    """Raises ValueError for a reference with an adapter, or beside a policy with one, whose base is the reference."""
     if model.lora is not None and reference is not None:
         raise ValueError(f"with {key}.lora the base is the reference: remove reference, or train without LoRA")
     if reference is not None and reference.lora is not None:
@@ -102,10 +102,10 @@ def check_reference(model: ModelConfig, key: str, reference: ModelConfig | None)
 
 
 def check_one_pass(optimizer: OptimizerConfig | None, *, longest: int, budget: int, section: str, rows: str) -> None:
-    """Raises ValueError where weights step in the backward pass, and an update may be cut into micro-batches.
+    """Raises ValueError if weights step in the backward pass and an update may have several micro-batches.
 
-    longest: tokens of the longest update that the data may hold; budget: tokens of a micro-batch; rows: the key with
-    the number of rows of an update.
+    longest: tokens of the longest possible update; budget: tokens of a micro-batch; rows: the key with the number of
+    rows of an update.
     """
     if optimizer is None or not optimizer.in_backward or longest <= budget:
         return

@@ -1,4 +1,4 @@
-"""Every metric that may be recorded, and which trainer recorded some. What is declared stands beside its trainer."""
+"""All metrics that may be recorded, gathered from the registered trainers, and recognition of a trainer by them."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -21,7 +21,7 @@ def _catalogue_of(kinds: tuple[TrainerKind, ...]) -> Catalogue:
 
 
 def trainer_by_metrics(names: Iterable[str]) -> TrainerKind | None:
-    """The trainer that records most of these metrics, the first of several; None where no name is of any trainer."""
+    """The trainer that declares most of these metrics, the first in case of a tie; None if none declares any."""
     known = tuple(names)
     counts = {kind: sum(_own(kind).get(name) is not None for name in known) for kind in trainer_kinds()}
     likeliest = max(counts, key=lambda kind: counts[kind], default=None)

@@ -117,7 +117,7 @@ class Run:
 
     @property
     def trainer(self) -> TrainerKind | None:
-        """Told from the metrics that it recorded; None for a run that has recorded none."""
+        """Recognised by the recorded metrics; None for a run that has recorded none."""
         return trainer_by_metrics(self.names)
 
     @property

@@ -1,4 +1,4 @@
-"""What one kind of trainer measures, how that is shown, and when it is a sign of trouble."""
+"""The metrics of one kind of trainer, how they are shown, and its alarms."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from proximo.metrics.definitions import Metric
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerMetrics:
-    """Everything that progress lines, reports and alarms need to know about the numbers of a trainer."""
+    """Everything that progress lines, reports and alarms need to know about the metrics of a trainer."""
 
     tables: Mapping[str, tuple[Metric, ...]]
-    """Its own metrics, below the headings that they have in docs/metrics.md."""
+    """Its own metrics by their heading in docs/metrics.md."""
     evaluation: tuple[Metric, ...]
-    """What it measures on held-out data. Several trainers may declare the same metric."""
+    """Its metrics on held-out data. Several trainers may declare the same metric."""
     watched: Mapping[str, str]
-    """Metric name -> the short word for it in progress lines."""
+    """Metric name -> its label in progress lines."""
     before_after: Mapping[str, tuple[str, ...]]
-    """Label -> the metrics that can stand for it, best first: held-out figures compare the same prompts."""
+    """Label -> the metrics that can provide this figure, best first: held-out metrics compare the same prompts."""
     curves: tuple[Curve, ...]
-    """The pictures of its report, in that order."""
+    """The curves of its report, in order."""
     rules: tuple[Rule, ...]
-    """Its alarms, causes before effects."""
+    """Its alarm rules, causes before effects."""
     num_headlines: int = 1
-    """How many of its figures stand at the head of the report of a pipeline."""
+    """How many of its figures are shown at the top of a pipeline's report."""

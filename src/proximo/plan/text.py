@@ -120,14 +120,15 @@ def advice(plan: Plan) -> str:
     """Keys that lower the largest reducible part of the peak phase."""
     parts, section, models = plan.largest.parts, plan.stage, plan.trained
     checkpointing = " and ".join(f"{model}.activation_checkpointing" for model in models)
-    transient = (*ACTIVATIONS, WORKING, "allocator")
+    transient = (*ACTIVATIONS, WORKING, "allocator", *(() if CACHE in parts else (LOGITS,)))
     trained = [name for name in parts if name == GRADIENTS or name.endswith("optimizer")]
+    rollout = f"lower {section}.rollout.max_num_seqs or {section}.rollout.max_new_tokens"
     options = {
         f"lower {section}.tokens_per_microbatch, or set {checkpointing}": sum(parts.get(p, 0) for p in transient),
         f"train an adapter ({models[0]}.lora) or fewer layers ({models[0]}.frozen_layers)": sum(
             parts[name] for name in trained
         ),
-        "lower ppo.rollout.max_num_seqs or ppo.rollout.max_new_tokens": parts.get(CACHE, 0) + parts.get(LOGITS, 0),
+        **({rollout: parts[CACHE] + parts.get(LOGITS, 0)} if CACHE in parts else {}),
         "take a smaller model": sum(size for name, size in parts.items() if name.endswith("weights")),
     }
     return max(options, key=lambda text: options[text])

@@ -1,4 +1,4 @@
-"""The lines of a PPO recipe in a dry run: its roles, its reward, the numbers of a step. Imports no torch."""
+"""The lines of `--dry-run` for PPO: roles, reward sources, and the size of a step. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ ON_BASE = ", on the policy's base, no second copy"
 
 
 def dry_run(recipe: PPORecipe) -> Iterator[Line]:
-    """One line for each thing that would be loaded, made or counted."""
+    """One line for each thing that would be loaded, created or counted."""
     yield from _roles(recipe)
     yield from data_lines(recipe, recipe.data)
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:

@@ -1,4 +1,4 @@
-"""Keys of a PPO recipe that do nothing, because of another key. Not those of sections that every recipe has."""
+"""Keys of a PPO recipe that have no effect because of another key. Shared sections: config/ineffective_keys.py."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from proximo.ppo.recipe import PPORecipe
 
 
 def ineffective_keys(recipe: PPORecipe, prefix: str) -> Iterator[str]:
-    """One sentence for every such key, with its full path and the reason."""
+    """One sentence for each such key, with its full path and the reason."""
     if reason := nothing_evaluated(recipe.data, f"{prefix}data"):
         keys = ("evaluate_greedy", "evaluation_samples_per_prompt", "evaluate_reference", "evaluate_average")
         yield from given_keys(recipe.ppo, keys, f"{prefix}ppo.", reason)

@@ -1,4 +1,4 @@
-"""PPO as a kind of trainer. Light: what it needs is imported where it is used."""
+"""Registers PPO as a trainer. Heavy imports are inside the methods, so that the command line starts fast."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from proximo.ppo.task import PPOTask
 
 
-class PPOKind(TrainerKind):
+class PPOKind(TrainerKind["PPORecipe"]):
     name = "ppo"
     help = """Train a policy with PPO, or with group-wise advantages, against a reward.
 

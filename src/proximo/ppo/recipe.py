@@ -1,4 +1,4 @@
-"""What the recipe of `proximo ppo` holds. Not what is built from it (from_recipe.py)."""
+"""The recipe of `proximo ppo`."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self

@@ -39,7 +39,7 @@ def describe_model(model: ModelConfig | ScalarModelConfig) -> str:
 
 
 def trained_part(model: ModelConfig | ScalarModelConfig) -> str:
-    """Whether a model is trained whole or by an adapter."""
+    """Which part of a model is trained: all of it, or an adapter."""
     lora = model.lora
     if lora is None:
         return "trained whole"

@@ -1,4 +1,4 @@
-"""What the loop around a run drives: a training task. Not the loop (loop.py)."""
+"""The interface of a training task, which the run loop (loop.py) drives."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol

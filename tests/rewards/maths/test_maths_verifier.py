@@ -129,7 +129,7 @@ def test_a_row_with_a_reference_is_taken_even_where_only_math_verify_could_read_
         maths_verifier().grade(Answer(text="\\boxed{5}", prompt=""))
 
 
-def test_always_demands_the_extra_when_it_is_made_and_auto_does_without(
+def test_always_demands_the_extra_when_the_verifier_is_made_and_auto_does_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(symbols_module, "find_spec", lambda name: None)

@@ -1,4 +1,4 @@
-"""The pipeline as a kind of recipe: stages, each the recipe of a trainer. Light, as every kind is."""
+"""Registers the pipeline as a kind of recipe. Heavy imports are inside the methods."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -15,8 +15,8 @@ from proximo.supervised.sft.recipe import SFTRecipe
 
 
 class StagedRecipe(Recipe):
-    """A recipe whose fields are recipes of trainers: its stages. They run in the order of the fields; one that is null
-    is left out. A class below it says which they are.
+    """Base of recipes with several stages. Each field that is the recipe of a trainer is a stage; stages run in the
+    order of the fields, and a stage that is null is skipped.
     """
 
     def stages(self) -> Mapping[str, TrainerRecipe | None]:

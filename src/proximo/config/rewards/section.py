@@ -1,4 +1,4 @@
-"""The section `reward`: several sources, and a file that has nothing else."""
+"""The section `reward`: its check, and a recipe file that has only this section."""
 
 from collections.abc import Sequence
 from typing import Annotated, Self
@@ -22,7 +22,7 @@ class RewardSection(Section):
 
 
 def check_names(sources: Sequence[RewardSourceConfig]) -> None:
-    """Raises ValueError where two sources would be one in the metrics."""
+    """Raises ValueError if two sources have the same name, since metrics are named after it."""
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
         raise ValueError(f"reward sources need different names, got {', '.join(names)}")

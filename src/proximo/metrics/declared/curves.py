@@ -1,4 +1,4 @@
-"""The curves that every trainer has: its speed and its memory. Not those of what is learned."""
+"""The curves of every trainer: speed and memory."""
 
 from proximo.metrics.curves import Curve, Section, Trace
 

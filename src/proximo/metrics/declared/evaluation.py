@@ -1,4 +1,4 @@
-"""The metrics of held-out data that several trainers have. Not those of one trainer, which stand beside it.
+"""Metrics on held-out data that several trainers share. Metrics of one trainer are declared beside it.
 
 Evaluation draws its random numbers from a purpose of its own that knows no step, so two steps answer the same prompts
 with the same numbers and differ by the policy alone.

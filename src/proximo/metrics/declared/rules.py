@@ -1,4 +1,4 @@
-"""The rules by which alarms are raised about any run. Those of one trainer stand beside it."""
+"""The alarm rules of every run. Rules of one trainer are declared beside it."""
 
 from proximo.metrics.alarms import Rule, Severity, counted
 from proximo.metrics.run_files import Run
@@ -7,7 +7,7 @@ SKIPPED, NOT_FINITE = "Updates were skipped", "Some metrics were not finite"
 
 
 def _skipped(run: Run) -> str | None:
-    """By any of the models that learn."""
+    """Counts the skipped updates of all trained models."""
     return counted(run, "Updates", *(name for name in run.names if name.endswith("/skipped_updates")))
 
 

@@ -37,7 +37,7 @@ def write_pipeline_report(pipeline_folder: Path) -> Path:
 
 
 def stage_folders(pipeline_folder: Path) -> list[Path]:
-    """The folders of the stages of a pipeline, each with the name of its trainer, in the order in which they run."""
+    """The stage folders of a pipeline, which are named after their trainers, in the order in which the stages run."""
     return [folder for kind in trainer_kinds() if (folder := pipeline_folder / kind.name).is_dir()]
 
 

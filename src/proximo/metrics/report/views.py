@@ -18,7 +18,7 @@ from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
 from proximo.metrics.run_files import Run, Sample, ScoredPair
 
 UNTITLED = "Run"
-"""What a stage is called whose trainer is not known."""
+"""The title of a stage whose trainer is unknown."""
 UNITS_NOT_SHOWN = ("score", "fraction", "bits", "perplexity")
 SAMPLES_SHOWN, SAMPLES_FOLDED, PAIRS_SHOWN = 6, 18, 6
 CALIBRATED_FROM_PAIRS = 50
@@ -73,7 +73,7 @@ class Stage:
     short_title: str
     title: str
     num_headlines: int
-    """How many of its figures stand at the head of the report of a pipeline."""
+    """How many of its figures are shown at the top of a pipeline's report."""
     facts: tuple[tuple[str, str], ...]
     """What is said in words: model, task, device, duration, outcome."""
     failure: str | None

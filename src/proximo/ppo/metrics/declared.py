@@ -1,4 +1,4 @@
-"""What PPO measures, shows and warns of, in one place."""
+"""Metrics, curves and alarms of PPO, gathered."""
 
 from proximo.metrics.declared.curves import MEMORY
 from proximo.metrics.declared.rules import COMMON_RULES

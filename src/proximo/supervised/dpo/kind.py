@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from proximo.supervised.dpo.task import DPOTask
 
 
-class DPOKind(TrainerKind):
+class DPOKind(TrainerKind["DPORecipe"]):
     name = "dpo"
     help = """Train a policy on preference pairs directly, without a reward model and without sampling (DPO).
 

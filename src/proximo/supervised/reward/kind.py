@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from proximo.supervised.reward.task import RewardTask
 
 
-class RewardKind(TrainerKind):
+class RewardKind(TrainerKind["RewardRecipe"]):
     name = "reward"
     help = """Train a reward model on pairs of a chosen and a rejected answer.
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from proximo.supervised.sft.task import SFTTask
 
 
-class SFTKind(TrainerKind):
+class SFTKind(TrainerKind["SFTRecipe"]):
     name = "sft"
     help = """Fine-tune a language model on texts, on prompts with answers, or on conversations.
 
