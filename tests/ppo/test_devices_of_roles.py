@@ -1,19 +1,25 @@
 """Each batch goes to the device of the role that reads it, and what is found there is fetched once."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
+from proximo.ppo.from_recipe import build_task
+from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.driver import driver_handlers
 from proximo.ppo.trainer import PPOTrainer
 from proximo.ppo.update import micro_batching
 from proximo.records import Experience, Prompt, Response, Scored, ScoreState
+from proximo.run.build import models
+from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 DEVICES = {"policy": torch.device("cuda", 0), "reference": torch.device("cuda", 1), "value": torch.device("cuda", 2)}
 
@@ -80,3 +86,74 @@ def test_what_all_batches_found_is_fetched_at_once(trainer: PPOTrainer, monkeypa
         fetched.clear()
         call(responses)
         assert len(fetched) == 1
+
+
+def test_a_recipe_puts_each_role_on_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices that are not here: what is asked for is noted, and done on the CPU."""
+    asked: dict[str, list[str]] = {"language": [], "scalar": [], "moved": []}
+    language, scalar, to = models.load_language_model, models.load_scalar_model, torch.nn.Module.to
+
+    def load_language(source: Any, *, device: torch.device, **more: Any) -> LanguageModel:
+        asked["language"].append(str(device))
+        return language(source, device=torch.device("cpu"), **more)
+
+    def load_scalar(source: Any, *, device: torch.device, **more: Any) -> ScalarModel:
+        asked["scalar"].append(str(device))
+        return scalar(source, device=torch.device("cpu"), **more)
+
+    def move(model: torch.nn.Module, *given: Any, **more: Any) -> torch.nn.Module:
+        if "cuda" not in str(given):
+            return to(model, *given, **more)
+        asked["moved"].append(str(given[0]))
+        return model
+
+    monkeypatch.setattr(models, "load_language_model", load_language)
+    monkeypatch.setattr(models, "load_scalar_model", load_scalar)
+    monkeypatch.setattr(models, "resolve_device", torch.device)
+    monkeypatch.setattr(torch.nn.Module, "to", move)
+    place = make_inputs(tmp_path)
+    devices = {
+        "policy": {"path": str(place / "language_model"), "device": "cuda:1"},
+        "reference": {"path": str(place / "language_model"), "device": "cuda:2"},
+        "reward.0.device": "cuda:3",
+        "value.device": "cuda:4",
+    }
+    recipe = changed(recipe_of("ppo", place), devices)
+    build_task(PPORecipe.model_validate(recipe))
+    assert asked == {"language": ["cuda:1", "cuda:2"], "scalar": ["cuda:3", "cuda:4"], "moved": []}
+    build_task(PPORecipe.model_validate(changed(recipe, {"value.init_from": "policy"})))
+    assert asked["moved"] == ["cuda:4"], "the copy of the policy"
+    for lists in asked.values():
+        lists.clear()
+    none = dict.fromkeys(("policy.device", "reference.device", "reward.0.device", "value.device"))
+    build_task(PPORecipe.model_validate(changed(recipe, {**none, "run.device": "cuda:7"})))
+    assert asked == {"language": ["cuda:7", "cuda:7"], "scalar": ["cuda:7", "cuda:7"], "moved": []}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"value": {"init_from": "trunk", "device": "cuda:1"}, "ppo.value_optimizer": {"learning_rate": 1e-5}},
+            "value runs on the policy's own weights",
+        ),
+        ({"reward.0.share_base": True, "reward.0.device": "cuda:1"}, "reward.0 runs on the policy's own weights"),
+        ({"reward.0.share_base": True, "value.device": "cuda:1"}, "value runs on the policy's own weights"),
+        (
+            {"policy.lora": LORA, "value": {"init_from": "policy", "lora": LORA, "device": "cuda:1"}},
+            "value runs on the policy's own weights",
+        ),
+        (
+            {"ppo.kl": {"estimator": "full"}, "reference": {"path": "owner/other", "device": "cuda:1"}},
+            "these are on cpu and cuda:1: put both on one device",
+        ),
+        ({"run.device": "cuda1"}, "cuda1 is no device: write auto, cpu, cuda, mps, or one of several CUDA devices"),
+        ({"policy.device": "gpu"}, "gpu is no device"),
+    ],
+)
+def test_places_that_cannot_be_are_refused_before_anything_is_loaded(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    recipe = changed(recipe_of("ppo", make_inputs(tmp_path)), changes)
+    with pytest.raises(ValidationError, match=message):
+        PPORecipe.model_validate(recipe)

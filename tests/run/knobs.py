@@ -583,6 +583,10 @@ SHOWN_ELSEWHERE = {
         "run/test_loop.py",
         "test_a_run_writes_one_line_per_step_and_one_before_the_first",
     ),
+    **{
+        (section, "device"): ("ppo/test_devices_of_roles.py", "test_a_recipe_puts_each_role_on_its_device")
+        for section in (run.RoleModelConfig, run.RoleScalarModelConfig, rewards.ModelRewardConfig)
+    },
     (run.RunConfig, "device"): ("models/test_placement.py", "test_auto_takes_the_fastest_that_is_there"),
     (ppo.PPOConfig, "overlap_updates"): (
         "ppo/test_side_by_side.py",

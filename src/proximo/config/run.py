@@ -1,11 +1,21 @@
 """What any run needs: where it writes, what it runs on, its models, its optimizers. Not the algorithms."""
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from proximo.config.schema.base import AbsentMeans, Section
 from proximo.config.sinks import SinkConfig
+
+
+def _is_device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", name):
+        raise ValueError(f"{name} is no device: write auto, cpu, cuda, mps, or one of several CUDA devices as cuda:1")
+    return name
+
+
+Device = Annotated[str, AfterValidator(_is_device)]
 
 
 class RunConfig(Section):
@@ -15,8 +25,8 @@ class RunConfig(Section):
     """The run folder; everything that the run writes is in it."""
     seed: int = Field(0, ge=0, lt=2**31)
     """All randomness is a function of this number and of a position (step, prompt, sample, token)."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """`auto` takes CUDA, then MPS, then the CPU."""
+    device: Device = "auto"
+    """`cpu`, `cuda`, `cuda:1` for one of several, or `mps`. `auto` takes CUDA, then MPS, then the CPU."""
     precision: Literal["float32", "tf32", "bf16", "auto"] = "float32"
     """`tf32`: float32 whose products CUDA rounds to 10 bits, for several times the speed; on CUDA alone. `bf16`:
     products in bfloat16 with float32 master weights, optimizer state and log-softmax. `auto`: bf16 where a CUDA device
@@ -156,6 +166,13 @@ class ModelConfig(Section):
         return self
 
 
+class RoleModelConfig(ModelConfig):
+    """A language model of a PPO run, which may be on a device of its own."""
+
+    device: Device | None = None
+    """Where this model is; null means `run.device`."""
+
+
 class ScalarModelConfig(Section):
     """A model with one score per token: the value model, or a reward model in training."""
 
@@ -213,6 +230,13 @@ class ScalarModelConfig(Section):
                 f"init_from: trunk puts a head on the policy's own layers, so {given[0]} is for the policy to say: set "
                 f"policy.{given[0]} instead"
             )
+
+
+class RoleScalarModelConfig(ScalarModelConfig):
+    """The value model of a PPO run, which may be on a device of its own."""
+
+    device: Device | None = None
+    """Where this model is; null means `run.device`. What runs on the policy's own weights is where the policy is."""
 
 
 class OptimizerConfig(Section):

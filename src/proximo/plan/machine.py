@@ -15,7 +15,7 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup/memory.max")
 def device_kind(run: RunConfig) -> str:
     """cpu, cuda or mps. A device that the recipe names is not checked, since a plan may be for another machine."""
     if run.device != "auto":
-        return run.device
+        return run.device.partition(":")[0]
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"

@@ -36,6 +36,7 @@ from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
 from proximo.run.build.data import read_split, token_cache
 from proximo.run.build.models import (
+    Place,
     build_language_model,
     build_reference,
     build_reward_source,
@@ -63,9 +64,8 @@ def build_task(recipe: PPORecipe) -> PPOTask:
 def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
     place, cache = prepare_place(recipe.run), token_cache(recipe.run)
-    check_release(recipe.ppo.release_cache, place.device)
-    for optimizer in (recipe.ppo.policy_optimizer, recipe.ppo.value_optimizer if recipe.ppo.uses_critic else None):
-        check_optimizer(optimizer, place.device)
+    policy_place = place.on(recipe.policy.device)
+    _check_device_options(recipe, policy=policy_place, value=place.on(recipe.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
@@ -92,7 +92,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
             started.callback(source.close)
     _check_rows(early, rows.training, prompts)
     _check_rows(early, rows.held_out, held_out)
-    policy = build_language_model(policy_config, tokenizer, place=place, role="policy")
+    policy = build_language_model(policy_config, tokenizer, place=policy_place, role="policy")
     found = [
         source or build(config, policy=policy, own=own)
         for config, source, own in zip(configs, early, owns, strict=True)
@@ -102,7 +102,8 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     reward = WeightedReward(sources)
     # A reward model with a tokenizer of its own counts other tokens, and says of each answer whether it fits.
     judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
-    reference = build_reference(reference_config, tokenizer, place=place) if reference_config else None
+    compared = place if reference_config is None else place.on(reference_config.device)
+    reference = build_reference(reference_config, tokenizer, place=compared) if reference_config else None
     value = build_value(recipe, policy, tokenizer, place=place)
     readers = {**judges, "policy": policy, "reference": reference, "value": value}
     _check_positions(recipe, [*prompts, *held_out], readers)
@@ -140,6 +141,14 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
             *_sharing_note(trainer, sources),
         ),
     )
+
+
+def _check_device_options(recipe: PPORecipe, *, policy: Place, value: Place) -> None:
+    """Raises ConfigError where an optimizer, or `release_cache`, is not for the device of its role."""
+    check_release(recipe.ppo.release_cache, policy.device)
+    check_optimizer(recipe.ppo.policy_optimizer, policy.device)
+    if recipe.ppo.uses_critic:
+        check_optimizer(recipe.ppo.value_optimizer, value.device)
 
 
 def _narrow_frozen_roles(trainer: PPOTrainer, sources: Sequence[RewardSource]) -> None:

@@ -18,7 +18,13 @@ from proximo.config.recipe import (
 from proximo.config.rewards.kinds import RewardSourceConfig, WatchedSourceConfig
 from proximo.config.rewards.section import check_names
 from proximo.config.rewards.sources import ModelRewardConfig
-from proximo.config.run import RANDOM_BASE, ModelConfig, OptimizerConfig, ScalarModelConfig, TokenizerConfig
+from proximo.config.run import (
+    RANDOM_BASE,
+    OptimizerConfig,
+    RoleModelConfig,
+    RoleScalarModelConfig,
+    TokenizerConfig,
+)
 from proximo.config.schema.base import Section
 from proximo.errors import UserError
 
@@ -30,13 +36,14 @@ class PPORecipe(TrainerRecipe):
     # A larger number of steps also stretches a decaying learning rate.
     may_change: ClassVar[tuple[str, ...]] = ("ppo.num_steps", "ppo.rollout.max_num_seqs")
 
-    policy: ModelConfig
+    policy: RoleModelConfig
     """The model that is trained; a frozen copy (or its base, with LoRA) is the reference."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The policy's tokenizer."""
-    reference: ModelConfig | None = None
-    """Another reference than a copy of the policy; it must share the policy's vocabulary."""
-    value: ScalarModelConfig = ScalarModelConfig()
+    reference: RoleModelConfig | None = None
+    """Another reference than a copy of the policy, or the same on another device; it must share the policy's
+    vocabulary."""
+    value: RoleScalarModelConfig = RoleScalarModelConfig()
     """The critic; unused where `ppo.advantage` needs none."""
     data: PromptDataConfig
     """Prompts."""
@@ -96,6 +103,28 @@ class PPORecipe(TrainerRecipe):
                 f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "
                 "sampler, but with run.precision float32 their log-probs are the same, and every weight 1: set "
                 "run.precision to bf16, or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _each_role_in_its_place(self) -> Self:
+        scorers = {f"reward.{i}": each for i, each in enumerate(self.reward) if isinstance(each, ModelRewardConfig)}
+        shared = {name: each.device for name, each in scorers.items() if each.share_base}
+        on_adapter = self.value.init_from == "policy" and self.value.lora is not None and self.policy.lora is not None
+        on_reward = self.value.init_from == "reward" and bool(scorers) and next(iter(scorers.values())).share_base
+        if self.value.init_from == "trunk" or on_adapter or on_reward:
+            shared["value"] = self.value.device
+        for name, device in shared.items():
+            if device is not None:
+                raise ValueError(
+                    f"{name} runs on the policy's own weights, so it is where the policy is: remove {name}.device"
+                )
+        compared = self.policy, self.reference or self.policy
+        places = [self.run.device if each.device is None else each.device for each in compared]
+        if self.ppo.kl.estimator == "full" and places[0] != places[1]:
+            raise ValueError(
+                "ppo.kl.estimator full compares all probabilities of policy and reference at once, but these are on "
+                f"{places[0]} and {places[1]}: put both on one device, or use k1"
             )
         return self
 

@@ -53,7 +53,7 @@ MAY_CHANGE = (
 (`config/recipe.py::TrainerRecipe.may_change`).
 """
 ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device")
-"""Settings that may change on resume with `--allow-different-environment`."""
+"""Settings that may change on resume with `--allow-different-environment`, beside the devices of single models."""
 
 
 def run_trainer(recipe: TrainerRecipe, options: RunOptions) -> int:
@@ -222,10 +222,11 @@ class _Loop:
             return 0
         checkpoint = self.store.load()
         other_environment = self.options.allow_different_environment
+        elsewhere = (*ENVIRONMENT_SETTINGS, *(f"{key}.device" for key in self.recipe.sections()))
         differences = check_fingerprints(
             self._saved_fingerprints(checkpoint),
             self.fingerprints,
-            may_change=(*MAY_CHANGE, *self.recipe.may_change, *(ENVIRONMENT_SETTINGS if other_environment else ())),
+            may_change=(*MAY_CHANGE, *self.recipe.may_change, *(elsewhere if other_environment else ())),
             allow_different_environment=other_environment,
         )
         self.num_log_lines = checkpoint.state["num_log_lines"]

@@ -4,6 +4,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from proximo.config.run import Device
 from proximo.config.schema.base import Section
 from proximo.metrics.definitions import COMPONENT
 
@@ -67,6 +68,8 @@ class ModelRewardConfig(Section):
     share_base: bool = False
     """`path` is a folder with an adapter that was trained on the policy's base: it runs on the policy's own copy of
     those weights. Without it a reward model has weights of its own."""
+    device: Device | None = None
+    """Where this model is; null means `run.device`."""
     weight: float = 1.0
     """Factor of this source in the sum."""
 

@@ -30,7 +30,7 @@ def build_value(
 
     None where nothing needs a critic. Raises ModelError where it cannot be made.
     """
-    config = recipe.value
+    config, place = recipe.value, place.on(recipe.value.device)
     if not recipe.ppo.uses_critic:
         return None
     if config.init_from == "trunk":
@@ -62,6 +62,8 @@ def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, place: Place) -> S
         model = value_on_base(policy, lora_options(config.lora, seed=place.seed), HeadStart.ZERO, seed=place.seed)
         return finish_scalar_model(model, config.model_copy(update={"lora": None}), place=place)
     model = scalar_from_language_model(policy, HeadStart.ZERO, seed=place.seed)
+    if model.device != place.device:
+        model.model.to(place.device)
     return finish_scalar_model(model, config, place=place)
 
 

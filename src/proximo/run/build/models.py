@@ -1,7 +1,7 @@
 """Builds tokenizers, models and reward sources from the sections of a recipe."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -41,6 +41,14 @@ class Place:
     seed: int
     compile: str = "none"
     """The torch.compile backend of trained models."""
+
+    def on(self, device: str | None) -> "Place":
+        """The same on another device; None for this one. Raises ConfigError for a device that is not there."""
+        if device is None:
+            return self
+        resolved = resolve_device(device)
+        check_compiler(self.compile, resolved)
+        return replace(self, device=resolved)
 
 
 def prepare_place(run: RunConfig) -> Place:
@@ -213,6 +221,7 @@ def build_reward_source(
         model = scalar_from_adapter(policy, Path(config.path), role="reward")
     else:
         source = ModelSource(path=config.path, revision=config.revision)
+        place = place.on(config.device)
         model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
     model.model.requires_grad_(False)
     return ModelReward(
