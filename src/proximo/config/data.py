@@ -17,26 +17,27 @@ class SourceConfig(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword kwargs of `function`."""
     format: Literal["auto", "json", "jsonl", "csv", "parquet", "disk", "hub", "text"] = "auto"
-    """`auto` goes by the file's ending; an existing folder is `disk`; anything else is `hub`."""
+    """`auto` uses the file ending; an existing folder is `disk`; anything else is `hub`."""
     split: str = "train"
     """Split of a Hub data set or of a `save_to_disk` folder with several."""
     subset: str | None = None
     """Configuration name of a Hub data set."""
     separator: str | None = None
-    """For `text`: the line between documents; null separates at blank lines."""
+    """For `text`: the line between documents; null splits at blank lines."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """Maps a field that Proximo wants (`prompt`, `response`, `chosen`, ...) to the column that holds it."""
+    """Maps a field of Proximo (`prompt`, `response`, `chosen`, ...) to a column."""
     problems: Literal["gsm8k", "math", "humaneval", "mbpp", "countdown", "areal_math", "areal_code"] | None = None
-    """The rows are those of this data set of problems: prompt, reference answer and what a verifier needs are made of
-    its columns. docs/data.md, "Problems with an answer"."""
+    """The problem data set of the rows. Its columns become the prompt, the reference answer and the inputs of a
+    verifier. docs/data.md, "Problems with an answer"."""
     template: str | None = None
-    """With `problems`: the prompt, with names in braces, such as `{question}`; null takes the data set's own."""
+    """With `problems`: the prompt, with names in braces, such as `{question}`; null uses the default of the data
+    set."""
     weight: float | None = Field(None, gt=0)
-    """Share of this source in a mixture; all sources of a list have one, or none has."""
+    """Fraction of this source in a mixture; all sources of a list have one, or none."""
     max_rows: int | None = Field(None, ge=1)
-    """Take only the first rows."""
+    """Use only the first rows."""
     whole: bool = False
-    """All of this source belongs to this stage, also where `proportions` split the others between stages."""
+    """Use all of this source in this stage, even if `proportions` split the other sources between stages."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -53,21 +54,21 @@ class DataConfig(Section):
     """A mixture of sources, cut to a phase, with some rows held out for evaluation."""
 
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
-    """What is read; several are mixed."""
+    """Data sources; several are mixed."""
     proportions: tuple[float, ...] | None = None
-    """Split one data set between phases, for example [2, 4, 4] for SFT, reward model and PPO."""
+    """Split one data set between stages, for example [2, 4, 4] for SFT, reward model and PPO."""
     phase: int | None = Field(None, ge=0)
-    """Which part of `proportions` this stage takes, counted from 0."""
+    """The part of `proportions` for this stage, counted from 0."""
     split_seed: int | None = Field(None, ge=0, lt=2**32)
-    """Give the parts the rows that DeepSpeed-Chat's have at this seed; null cuts a shuffle that is the same for all."""
+    """Split with DeepSpeed-Chat's shuffle and this seed, which selects the same rows; null uses a fixed shuffle."""
     held_out_rows: int = Field(0, ge=0)
-    """Rows set aside, by a seeded draw, for evaluation."""
+    """Rows reserved for evaluation, by a seeded draw."""
     evaluation_sources: tuple[SourceConfig, ...] | None = None
-    """Evaluate on these instead of on held-out rows."""
+    """Evaluate on these sources instead of held-out rows."""
     too_long: Literal["drop", "truncate"] = "drop"
-    """What happens to an example over the limit of tokens; either way it is counted and reported."""
+    """What to do with an example over the token limit; it is counted and reported in both cases."""
     as_messages: bool = False
-    """Make text prompts and responses messages, rendered with the tokenizer's chat template."""
+    """Convert text prompts and responses to messages, rendered with the tokenizer's chat template."""
     system: str | None = None
     """A system message for conversations that have none."""
 
@@ -96,39 +97,40 @@ class TextDataConfig(DataConfig):
     """Data of supervised fine-tuning."""
 
     form: Literal["auto", "text", "prompt_response", "messages"] = "auto"
-    """What a row holds; `auto` goes by its columns."""
+    """The format of a row; `auto` detects it from the columns."""
     train_on: Literal["responses", "last_response", "everything"] = "responses"
-    """Tokens that count in the loss: what the assistant wrote, its last turn alone, or all. Plain text always counts in
-    full."""
+    """Tokens that count in the loss: the assistant's turns, only its last turn, or all tokens. Plain text always counts
+    in full."""
     layout: Literal["examples", "blocks"] = "examples"
-    """One example per row, or plain texts joined and cut into blocks of `max_tokens`."""
+    """One example per row, or plain texts concatenated and split into blocks of `max_tokens`."""
     max_tokens: int = Field(1024, ge=2)
-    """Limit of tokens of an example."""
+    """Maximum tokens of an example."""
 
 
 class PreferenceDataConfig(DataConfig):
     """Data of the reward model: pairs of a chosen and a rejected answer."""
 
     form: Literal["auto", "text", "conversational", "transcript", "implicit_prompt", "sharegpt", "outputs"] = "auto"
-    """What a row holds; `auto` goes by its columns. docs/data.md shows each."""
+    """The format of a row; `auto` detects it from the columns. docs/data.md shows each format."""
     max_tokens: int = Field(1024, ge=2)
-    """Limit of tokens of prompt and answer together."""
+    """Maximum tokens of prompt and answer together."""
     min_response_words: int = Field(0, ge=0)
-    """Drop pairs of which one answer has fewer words; 0 keeps all."""
+    """Drop pairs in which an answer has fewer words; 0 keeps all."""
 
 
 class PromptFilterConfig(Section):
-    """Leave prompts out of later epochs by the mean score of their responses in the epoch that ended."""
+    """Removes prompts from later epochs by the mean score of their responses in the last epoch."""
 
     above: float | None = None
-    """A prompt with a higher mean score is left out: too easy."""
+    """A prompt with a higher mean score is removed as too easy."""
     below: float | None = None
-    """A prompt with a lower mean score is left out: too hard."""
+    """A prompt with a lower mean score is removed as too hard."""
     max_fraction: float = Field(1.0, gt=0, le=1)
-    """At most this share of the prompts that are left goes at the end of an epoch, those farthest out first."""
+    """Maximum fraction of the remaining prompts to remove at the end of an epoch, those farthest beyond a bound
+    first."""
     from_epoch: int = Field(1, ge=0)
-    """The first epoch at whose end prompts are left out, counted from 1; 0 also leaves out before the first epoch, by
-    the `base_scores` of the data."""
+    """The first epoch, counted from 1, at whose end prompts are removed; 0 also removes prompts before the first epoch,
+    by the `base_scores` of the data."""
 
     @model_validator(mode="after")
     def _bounded(self) -> Self:
@@ -140,13 +142,13 @@ class PromptFilterConfig(Section):
 
 
 class PromptDataConfig(DataConfig):
-    """Data of PPO: prompts, with reference answers and metadata where the reward wants them."""
+    """Data of PPO: prompts, with reference answers and metadata if the reward needs them."""
 
     max_prompt_tokens: int = Field(512, ge=1)
-    """Limit of tokens of a prompt; truncation keeps the end."""
+    """Maximum tokens of a prompt; truncation keeps the end."""
     first_words: int | None = Field(None, ge=1)
-    """Keep only the opening words of text prompts: for a policy that continues texts."""
+    """Keep only the first words of text prompts, for a policy that continues texts."""
     fill_to_max: bool = False
-    """To try out memory and speed: every prompt gets `max_prompt_tokens` tokens, its last one repeated before it."""
+    """To test memory and speed: pad every prompt to `max_prompt_tokens` tokens by repeating its last token in front."""
     filter: PromptFilterConfig | None = None
-    """Leave out what is too easy or too hard, epoch by epoch; null keeps every prompt."""
+    """Remove prompts that are too easy or too hard, epoch by epoch; null keeps every prompt."""

@@ -13,7 +13,7 @@ class Recipe(Section):
     """The content of one YAML file."""
 
     run: RunConfig
-    """Where and on what."""
+    """Run folder, device, seed, checkpoints and logging."""
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         """The recipes of its stages by key, in the order in which they run; None for a stage that is skipped.

@@ -22,44 +22,45 @@ class RunConfig(Section):
     """Where a run writes, what it runs on, when it saves and evaluates."""
 
     folder: str
-    """The run folder; everything that the run writes is in it."""
+    """The run folder; it holds everything that the run writes."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """All randomness is a function of this number and of a position (step, prompt, sample, token)."""
+    """All randomness is a function of this seed and of a position (step, prompt, sample, token)."""
     device: Device = "auto"
     """`cpu`, `cuda`, `cuda:1` for one of several, or `mps`. `auto` takes CUDA, then MPS, then the CPU."""
     precision: Literal["float32", "tf32", "bf16", "auto"] = "float32"
-    """`tf32`: float32 whose products CUDA rounds to 10 bits, for several times the speed; on CUDA alone. `bf16`:
-    products in bfloat16 with float32 master weights, optimizer state and log-softmax. `auto`: bf16 where a CUDA device
-    has it, else float32. docs/memory.md."""
+    """`tf32`: float32 with products rounded to 10 bits, several times faster; CUDA only. `bf16`: products in bfloat16
+    with float32 master weights, optimizer state and log-softmax. `auto`: bf16 on a CUDA device that supports it,
+    otherwise float32. docs/memory.md."""
     head_precision: Annotated[Literal["auto", "float32"], AbsentMeans("float32")] = "auto"
-    """Under bf16, operands of the output layer: `auto` rounds them to bf16, with float32 sums and results; `float32`
-    does not, for many times the work on a GPU. docs/memory.md."""
+    """Under bf16, the operands of the output layer: `auto` rounds them to bf16, with float32 sums and results;
+    `float32` does not round, at several times the cost on a GPU. docs/memory.md."""
     compile: Literal["none", "inductor", "aot_eager"] = "none"
-    """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for finding faults.
+    """Train through torch.compile with this backend; `aot_eager` compiles nothing and is for debugging.
     docs/memory.md."""
     num_threads: int | None = Field(None, ge=1)
-    """CPU threads; null leaves it to torch. It changes the last bits of results, so a resume wants the same."""
+    """CPU threads; null is torch's default. The number changes the last bits of results, so a resume requires the
+    same."""
     save_every_steps: int | None = Field(None, ge=1)
-    """Steps between checkpoints; the last step is always saved."""
+    """Steps between checkpoints. The last step is always saved."""
     save_every_minutes: float | None = Field(None, gt=0)
     """Minutes between checkpoints, measured at the end of a step."""
     keep_last: int = Field(2, ge=2)
-    """Checkpoints kept beside the best one; at least 2, since the newest may be damaged by a full disk. The best one
-    is chosen among the steps that are both saved and evaluated."""
+    """Checkpoints to keep besides the best one; at least 2, because a full disk may damage the newest. The best one is
+    selected among the steps that are both saved and evaluated."""
     grace_seconds: float = Field(25.0, ge=0)
-    """After the first SIGTERM or SIGINT the step may take this long to end before the run exits without it."""
+    """Time limit for the current step after the first SIGTERM or SIGINT; the run then exits without finishing it."""
     evaluate_every_steps: int | None = Field(None, ge=1)
-    """Steps between evaluations; null evaluates before the first and after the last step only."""
+    """Steps between evaluations; null evaluates only before the first and after the last step."""
     samples_per_step: int = Field(2, ge=0)
-    """Responses written to samples.jsonl at each PPO step, to different prompts where there are so many, and one that
-    could not be scored besides; an evaluation writes all of its own."""
+    """Responses written to samples.jsonl at each PPO step, to different prompts if possible, plus one that could not be
+    scored; an evaluation writes all of its responses."""
     token_cache: str | None = None
-    """A folder for the token ids of data, which any number of runs may share; null tokenises at every start."""
+    """A folder that caches token ids of data and may be shared by several runs; null tokenises at every start."""
     tensorboard: bool = True
     """Write TensorBoard curves beside metrics.jsonl."""
     sinks: tuple[SinkConfig, ...] = ()
-    """Where each step's numbers go besides: experiment trackers, or a sink of your own. One that fails is counted and
-    shown, and does not end the run."""
+    """Further outputs for the metrics of each step: experiment trackers, or your own sink. A failing sink is counted
+    and shown, and does not end the run."""
 
     @model_validator(mode="after")
     def _different_sinks(self) -> Self:
@@ -90,18 +91,18 @@ class RunConfig(Section):
 
 
 class TokenizerConfig(Section):
-    """Which tokenizer the policy reads and writes with."""
+    """The tokenizer of the policy."""
 
     path: str | None = None
-    """A folder or Hub name; null takes the one that lies beside the model."""
+    """A folder or Hub name; null uses the tokenizer beside the model."""
     train_vocab_size: int | None = Field(None, ge=257)
-    """Train a byte-level BPE tokenizer of this many tokens (256 bytes, the end of text and merges) on the SFT data,
-    instead of loading one; for a random start."""
+    """Train a byte-level BPE tokenizer of this size (256 bytes, the end of text and merges) on the SFT data instead of
+    loading one; for random weights."""
     chat_template: str | None = None
     """A Jinja chat template that replaces the tokenizer's own."""
     added_tokens: tuple[str, ...] = ()
     """Special tokens to add, or that a tokenizer has beyond its model's embedding; the embeddings of every role grow
-    alike. A tokenizer that is larger for another reason is refused."""
+    accordingly. A tokenizer that is larger for another reason is an error."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -118,7 +119,7 @@ class LoRAConfig(Section):
     alpha: float = Field(32.0, gt=0)
     """The update is scaled by alpha / rank."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Names of the modules that get an adapter; `all-linear` is every linear layer but the head."""
+    """Names of the modules that get an adapter; `all-linear` means every linear layer except the head."""
 
 
 RANDOM_BASE = (
@@ -137,17 +138,17 @@ class ModelConfig(Section):
     """A causal language model: from a folder, from the Hub, or random from a config."""
 
     path: str | None = None
-    """A folder or Hub name. In a pipeline `@sft` and `@reward` name what that stage made."""
+    """A folder or Hub name. In a pipeline, `@sft` and `@reward` are the models of those stages."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     config: dict[str, Any] | None = None
-    """A Hugging Face config with `model_type`, for a random start. `vocab_size` may be left to the tokenizer."""
+    """A Hugging Face config with `model_type`, for random weights. `vocab_size` defaults to that of the tokenizer."""
     lora: LoRAConfig | None = None
-    """Train an adapter only; the base stays as it is and serves as the reference."""
+    """Train only an adapter; the base is frozen and serves as the reference."""
     quantisation: Literal["none", "8bit", "4bit"] = "none"
-    """Store the matrices of the base in few bits, under lora (needs the extra `low-memory`). 8bit goes with bf16."""
+    """Store the matrices of the base in 4 or 8 bits; requires lora and the extra `low-memory`. 8bit requires bf16."""
     frozen_layers: int = Field(0, ge=0)
-    """The first layers, and the embeddings below them, that are not trained."""
+    """The number of first layers to freeze, with the embeddings below them."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
 
@@ -177,22 +178,22 @@ class ScalarModelConfig(Section):
     """A model with one score per token: the value model, or a reward model in training."""
 
     init_from: Literal["policy", "trunk", "reward", "path"] = "policy"
-    """Backbone and head from: a copy of the policy (fresh head), the reward model (its head too), or `path` or
-    `config`, which is what holds where one of these is given. `trunk`: no backbone of its own, but a head on the
-    policy's (fresh, or that of the model at `path`), so that one pass and one update serve both."""
+    """Initial backbone and head: a copy of the policy (new head), the reward model (with its head), or `path` or
+    `config`, which is implied if one of them is set. `trunk`: no separate backbone, but a head on the policy's (new, or
+    that of the model at `path`), so that one pass and one update serve both."""
     path: str | None = None
-    """A folder or Hub name with a causal LM (fresh head) or a one-label sequence classifier; or the folder `value` of a
+    """A folder or Hub name with a causal LM (new head) or a one-label sequence classifier; or the folder `value` of a
     checkpoint."""
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     config: dict[str, Any] | None = None
-    """A Hugging Face config for a random start, instead of a path."""
+    """A Hugging Face config for random weights, instead of a path."""
     lora: LoRAConfig | None = None
-    """Train an adapter and the head only."""
+    """Train only an adapter and the head."""
     quantisation: Literal["none", "8bit", "4bit"] = "none"
-    """Store the matrices of the base in few bits, under lora; with init_from: policy its base is as the policy's is."""
+    """Store the matrices of the base in 4 or 8 bits; requires lora. With init_from: policy the base is the policy's."""
     frozen_layers: int = Field(0, ge=0)
-    """The first layers, and the embeddings below them, that are not trained."""
+    """The number of first layers to freeze, with the embeddings below them."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass."""
 
@@ -245,27 +246,29 @@ class OptimizerConfig(Section):
     learning_rate: float = Field(gt=0)
     """Peak learning rate."""
     kind: Literal["adamw", "adamw_8bit", "adamw_paged_8bit"] = "adamw"
-    """`adamw`; or with moments of 8 bits a number instead of 32 (extra `low-memory`), which CUDA may move to the host
-    where its memory is full with `adamw_paged_8bit`. docs/memory.md."""
+    """`adamw`; `adamw_8bit` stores moments in 8 bits instead of 32 (extra `low-memory`); `adamw_paged_8bit` also lets
+    CUDA move them to the host when its memory is full. docs/memory.md."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled decay of weight matrices; biases, norms and scalars are never decayed."""
+    """Decoupled weight decay of matrices; biases, norms and scalars never decay."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the learning rate after the warm-up."""
     warmup_updates: int = Field(0, ge=0)
-    """Updates in which the learning rate rises linearly, from 1 / (warmup_updates + 1) of the peak at the first."""
+    """Number of warm-up updates. The learning rate rises linearly, from 1 / (warmup_updates + 1) of the peak at the
+    first."""
     final_fraction: float = Field(0.0, ge=0, le=1)
     """Learning rate at the end of a linear or cosine schedule, as a fraction of the peak."""
     max_gradient_norm: float | None = Field(1.0, gt=0)
-    """Gradients are scaled down to this norm; null does not clip."""
+    """Clip gradients to this norm; null does not clip."""
     non_finite_gradient: Literal["skip", "stop"] = "skip"
-    """An update whose gradient is not finite is skipped, or stops the run."""
+    """Skip an update whose gradient is not finite, or stop the run."""
     in_backward: bool = False
-    """Step each weight as soon as its gradient is there and free the gradient: a model's gradients then take no memory.
-    Wants `max_gradient_norm: null`, `non_finite_gradient: stop` and one micro-batch per update. docs/memory.md."""
+    """Update each weight as soon as its gradient is complete and free the gradient, so that gradients take almost no
+    memory. Requires `max_gradient_norm: null`, `non_finite_gradient: stop` and one micro-batch per update.
+    docs/memory.md."""
 
     @model_validator(mode="after")
     def _nothing_after_the_backward(self) -> Self:

@@ -15,13 +15,13 @@ class WandbSinkConfig(Section):
     project: str = "proximo"
     """The project of the run."""
     entity: str | None = None
-    """The user or team; null takes the default of whoever is logged in."""
+    """The user or team; null uses the default of your login."""
     name: str | None = None
-    """The run's name; null takes the run folder as the recipe writes it."""
+    """The run's name; null uses the run folder as written in the recipe."""
     mode: Literal["online", "offline"] = "online"
-    """`offline` writes below the run folder, in `trackers/wandb`, to be sent later with `wandb sync`."""
+    """`offline` writes to `trackers/wandb` in the run folder, for a later `wandb sync`."""
     samples: bool = False
-    """Send the rows of samples.jsonl too, prompts and responses among them, as a table for each step that has some."""
+    """Also send the rows of samples.jsonl, with prompts and responses, as a table per step."""
 
     @property
     def label(self) -> str:
@@ -34,13 +34,13 @@ class MLflowSinkConfig(Section):
     kind: Literal["mlflow"]
     """MLflow."""
     experiment: str = "proximo"
-    """The experiment of the run; made where there is none."""
+    """The experiment of the run; created if it does not exist."""
     tracking_uri: str | None = None
-    """The server or database; null leaves it to MLflow (its environment variable, or its default)."""
+    """The server or database; null uses MLflow's environment variable or default."""
     samples: bool = False
-    """Send the rows of samples.jsonl too, prompts and responses among them, as a file for each step that has some."""
+    """Also send the rows of samples.jsonl, with prompts and responses, as a file per step."""
     name: str | None = None
-    """The run's name; null takes the run folder as the recipe writes it."""
+    """The run's name; null uses the run folder as written in the recipe."""
 
     @property
     def label(self) -> str:
@@ -55,9 +55,9 @@ class TrackioSinkConfig(Section):
     project: str = "proximo"
     """The project of the run."""
     space_id: str | None = None
-    """The Space of the Hugging Face Hub that shows the project; null keeps it on this machine."""
+    """The Space on the Hugging Face Hub that shows the project; null stores it locally."""
     name: str | None = None
-    """The run's name, a part of its id follows; null takes the run folder as the recipe writes it."""
+    """The run's name, followed by a part of its id; null uses the run folder as written in the recipe."""
 
     @property
     def label(self) -> str:
@@ -65,16 +65,16 @@ class TrackioSinkConfig(Section):
 
 
 class FunctionSinkConfig(Section):
-    """A sink of your own, for any other tracker."""
+    """Your own sink, for any other tracker."""
 
     kind: Literal["function"]
     """A function that makes the sink."""
     function: str
     """`package.module:function`, called as `function(run, **kwargs)` with a `TrackedRun`; it returns a `Sink`."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Further keyword arguments of the function."""
+    """Additional keyword arguments of the function."""
     name: str | None = None
-    """The run's name; null takes the run folder as the recipe writes it."""
+    """The run's name; null uses the run folder as written in the recipe."""
 
     @property
     def label(self) -> str:

@@ -37,24 +37,23 @@ class PPORecipe(TrainerRecipe):
     may_change: ClassVar[tuple[str, ...]] = ("ppo.num_steps", "ppo.rollout.max_num_seqs")
 
     policy: RoleModelConfig
-    """The model that is trained; a frozen copy (or its base, with LoRA) is the reference."""
+    """The model to train. The reference is a frozen copy of it, or its base with LoRA."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The policy's tokenizer."""
     reference: RoleModelConfig | None = None
-    """Another reference than a copy of the policy, or the same on another device; it must share the policy's
-    vocabulary."""
+    """Another reference than a copy of the policy; it must have the policy's vocabulary."""
     value: RoleScalarModelConfig = RoleScalarModelConfig()
-    """The critic; unused where `ppo.advantage` needs none."""
+    """The critic; unused if `ppo.advantage` needs none."""
     data: PromptDataConfig
     """Prompts."""
     ptx_data: TextDataConfig | None = None
-    """Texts that the policy goes on learning, with the weight that `ppo.ptx` gives them."""
+    """Texts that are mixed into the updates of the policy, weighted by `ppo.ptx`."""
     reward: tuple[Annotated[RewardSourceConfig, Field(discriminator="kind")], ...] = Field(min_length=1)
     """What is rewarded: the weighted sum of these sources."""
     gold: Annotated[WatchedSourceConfig, Field(discriminator="kind")] | None = None
     """A score that is only watched, never trained on: shown beside the reward to uncover over-optimisation."""
     ppo: PPOConfig = PPOConfig()
-    """How it learns."""
+    """Training settings."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

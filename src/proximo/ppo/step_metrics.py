@@ -198,7 +198,8 @@ def _shaped_score_metrics(shaped: ShapedScores, scored: Sequence[Scored]) -> dic
 
 
 def _zero_groups(experience: Experience, valid: Sequence[int]) -> Mean:
-    """Prompts all of whose tokens have one advantage, over prompts: standardising may have moved it away from 0."""
+    """Treatment of groups in which all responses have the same `ppo.task_reward`: `exclude` removes them from the loss
+    and its denominator, so that neither shaping nor the KL trains on them. Not with `gae` and `return_to_go`."""
     sizes = list(experience.lengths)
     parts = list(zip(experience.advantages.split(sizes), experience.mask.split(sizes), strict=True))
     found: dict[str, set[float]] = {}

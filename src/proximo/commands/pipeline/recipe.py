@@ -49,7 +49,7 @@ class PipelineRecipe(StagedRecipe):
     """`proximo pipeline`: the three steps; `run` of a stage gives what differs from the pipeline's `run`."""
 
     run: RunConfig
-    """Shared by all stages; each writes in its own folder below `run.folder`: sft, reward, ppo."""
+    """Shared by all stages; each stage writes to its own folder below `run.folder`: sft, reward, ppo."""
     sft: SFTRecipe | None = None
     """First step; null skips it."""
     reward: RewardRecipe | None = None

@@ -8,7 +8,7 @@ from proximo.config.schema.base import AbsentMeans, Section
 
 
 class AdvantageConfig(Section):
-    """How much better than expected each token was."""
+    """The advantage estimator."""
 
     estimator: Literal[
         "gae",
@@ -23,33 +23,33 @@ class AdvantageConfig(Section):
     ] = "gae"
     """`gae` trains a value model; the others need no critic. `group_centred` (Dr. GRPO), `group_standardised` (GRPO),
     `leave_one_out` (RLOO), `length_weighted` (OPO), `pass_at_k` (PKPO) and `group_return_to_go` (REINFORCE++ with a
-    baseline) compare the responses of one prompt; `return_to_go` (REINFORCE++) compares those of the whole step, and
-    `greedy_baseline` (ReMax) each response with the most likely one, sampled besides: one per prompt is enough."""
+    baseline) compare the responses to one prompt. `return_to_go` (REINFORCE++) compares those of the whole step, and
+    `greedy_baseline` (ReMax) compares each response with an additional greedy one; both need only one response per
+    prompt."""
     k: int = Field(2, ge=2)
-    """Of `pass_at_k`: the best of so many responses is what counts, as in pass@k."""
+    """For `pass_at_k`: the k of pass@k, whose expected best score is maximised."""
     gamma: float = Field(1.0, ge=0, le=1)
-    """Discount per token, of `gae` and of the returns to go."""
+    """Discount per token, for `gae` and the returns to go."""
     gae_lambda: float = Field(0.95, ge=0, le=1)
-    """Decay of the advantage estimator (GAE)."""
+    """Lambda of the advantages (GAE)."""
     length_adaptive: float | None = Field(None, gt=0)
-    """Alpha of a decay that depends on the response, instead of `gae_lambda`: 1 - 1 / (alpha * tokens), at least 0
-    (VAPO, which has 0.05); null uses `gae_lambda` for all."""
+    """Alpha of a length-dependent lambda that replaces `gae_lambda`: 1 - 1 / (alpha * tokens), at least 0 (VAPO uses
+    0.05); null uses `gae_lambda` for all."""
     value_gae_lambda: float | None = Field(None, ge=0, le=1)
-    """Decay for the returns that the value model learns (VAPO has 1); null uses that of the advantages."""
+    """Lambda for the returns of the value model (VAPO uses 1); null uses that of the advantages."""
     standardise: bool | Literal["group"] | None = None
-    """Advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of each
-    prompt's responses; null means over the step for `gae` and the returns to go, and not at all for the others.
+    """Standardise advantages to mean 0 and variance 1 over the valid tokens of the step, or with `group` over those of
+    each prompt's responses; null standardises over the step for `gae` and the returns to go, and not for the others.
     Not with `pass_at_k`, whose advantages are never negative."""
     unbiased_variance: bool = False
-    """The variance of standardising, and of `score.whiten_rewards`, divides by the count of tokens minus 1."""
+    """Divide the variance, in standardising and in `score.whiten_rewards`, by the number of tokens minus 1."""
 
     least_spread: Annotated[float | None, AbsentMeans(None)] = Field(0.01, ge=0)
-    """With `gae`: a step whose returns have at most this share of the standard deviation of all returns of the run
-    teaches the policy nothing, since its advantages are the critic's noise; null learns from every step."""
+    """With `gae`: do not train the policy on a step whose returns have at most this fraction of the standard deviation
+    of all returns of the run, because its advantages are the critic's noise; null trains on every step."""
     zero_variance_groups: Literal["keep", "exclude"] = "keep"
-    """Prompts all of whose responses have the same `ppo.task_reward`: `exclude` leaves their responses out of the loss
-    and of what it is divided by, so that neither shaping nor the KL teaches anything there. Not with `gae` and
-    `return_to_go`."""
+    """Treatment of groups in which all responses have the same `ppo.task_reward`: `exclude` removes them from the loss
+    and its denominator, so that neither shaping nor the KL trains on them. Not with `gae` and `return_to_go`."""
 
     @model_validator(mode="after")
     def _has_groups(self) -> Self:

@@ -19,58 +19,61 @@ CLIPS = {
 
 
 class RejectionConfig(Section):
-    """What is left out of the policy's updates because the sampler was too far from the policy of the step's start."""
+    """Excludes tokens or responses from the policy's updates on which sampler and policy (at the step's start) differ
+    too much."""
 
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """Divergence of the sampler from the policy at a token, in nats; k1, the log-ratio, counts by its size."""
+    """Divergence of the sampler from the policy at a token, in nats; for k1, the log-ratio, its absolute value."""
     over: Literal["token", "mean", "sum", "max"] = "token"
-    """Leave out single tokens, or whole responses by the mean, sum or maximum of their tokens. The mean of k1 is that
-    of a geometric mean of the ratios."""
+    """Exclude single tokens, or whole responses by the mean, sum or maximum over their tokens. The mean of k1 is the
+    log of the geometric mean of the ratios."""
     limit: float = Field(gt=0)
-    """What is further than this, in nats, is left out."""
+    """Exclude above this divergence, in nats."""
 
 
 class PolicyLossConfig(Section):
-    """What the policy minimises."""
+    """The policy loss."""
 
     objective: Literal["ppo", "gspo", "gmpo", "cispo", "sapo", "m2po"] = "ppo"
     """`ppo`: the clipped ratio of each token. `gspo`: one ratio for a whole response. `gmpo`: the geometric mean of a
-    response's clipped ratios. `cispo`: the clipped ratio as a weight of the log-prob, so that no token is silenced.
-    `sapo`: a gate that closes gradually instead of the clip. `m2po`: no clip, but without the tokens furthest from the
-    old policy; see `max_second_moment`."""
+    response's clipped ratios. `cispo`: the clipped ratio as a weight of the log-prob, so every token keeps its
+    gradient. `sapo`: a soft gate instead of the clip. `m2po`: no clip, but excludes the tokens furthest from the old
+    policy; see `max_second_moment`."""
     clip_low: float | None = Field(None, gt=0, le=1)
-    """The ratio is clipped below at 1 - clip_low; 1 is no bound. Null means 0.2, 0.0003 for gspo, 0.33 (a log-ratio of
+    """Lower clip of the ratio at 1 - clip_low; 1 means no bound. Null means 0.2, 0.0003 for gspo, 0.33 (a log-ratio of
     -0.4) for gmpo and 1 for cispo."""
     clip_high: float | None = Field(None, gt=0)
-    """The ratio is clipped above at 1 + clip_high. Null means 0.2, 0.0004 for gspo, and 0.49 (0.4) for gmpo."""
+    """Upper clip of the ratio at 1 + clip_high. Null means 0.2, 0.0004 for gspo, and 0.49 (0.4) for gmpo."""
     dual_clip: float | None = Field(None, gt=1)
-    """The loss of a token with a negative advantage is at most this times the advantage's size, however likely the
-    token became; for `ppo` and `gspo`."""
+    """Bounds the loss of a token with a negative advantage by this times the size of the advantage; for `ppo` and
+    `gspo`."""
     gate_positive: float = Field(1.0, gt=0)
-    """How steeply the gate of `sapo` closes where the advantage is positive."""
+    """Steepness of the gate of `sapo` for positive advantages."""
     gate_negative: float = Field(1.05, gt=0)
-    """How steeply it closes where the advantage is negative."""
+    """Steepness of the gate of `sapo` for negative advantages."""
     max_second_moment: float = Field(0.04, gt=0)
-    """For `m2po`: the tokens with the largest squared log-ratio are left out of an update until the mean square of the
-    others is at most this."""
+    """For `m2po`: exclude the tokens with the largest squared log-ratio until the mean square of the others is at most
+    this."""
     aggregation: Literal["token_mean", "response_mean", "constant"] = "token_mean"
-    """Mean over the tokens of the update; over its responses, of the mean over the tokens of each; or the sum over
-    tokens divided by the responses and by `divisor`, which does not depend on lengths."""
+    """Mean over the tokens of the update (`token_mean`); mean over its responses of the mean over their tokens
+    (`response_mean`); or the sum over tokens divided by the number of responses and by `divisor`, independent of
+    lengths (`constant`)."""
     divisor: float | None = Field(None, gt=0)
-    """Tokens per response that `aggregation: constant` divides by; null means rollout.max_new_tokens."""
+    """Divisor for `aggregation: constant`, in tokens per response; null means rollout.max_new_tokens."""
     entropy_coefficient: float = Field(0.0, ge=0)
     """Weight of the entropy bonus: the entropy of the next-token distribution at the temperature, at each token."""
     behaviour_weight: Literal["none", "truncated", "masked"] = "none"
-    """Weigh each token by how much likelier the policy held it at the step's start than the sampler in bf16 did; a
-    weight beyond `behaviour_cap` or `behaviour_floor` is cut to it (`truncated`), or is 0 (`masked`)."""
+    """Weight each token by the ratio of the policy at the step's start to the sampler; a weight outside
+    `behaviour_floor` to `behaviour_cap` is clipped (`truncated`) or set to 0 (`masked`)."""
     behaviour_cap: float = Field(2.0, ge=1)
-    """The largest of these weights."""
+    """Upper bound of these weights."""
     behaviour_floor: float = Field(0.0, ge=0, le=1)
-    """The smallest of them; 0 is no bound."""
+    """Lower bound of these weights; 0 means no bound."""
     behaviour_of: Literal["token", "response"] = "token"
-    """The weight of each token by itself, or that of a whole response, the product over its tokens, for all of them."""
+    """Use the weight of each single token, or for all tokens the weight of the response, which is the product over its
+    tokens."""
     rejection: RejectionConfig | None = None
-    """Leave out of the policy's updates what the sampler drew too far from the policy; null keeps all."""
+    """Exclude tokens or responses on which sampler and policy differ too much; null keeps all."""
 
     @property
     def asks_the_sampler(self) -> bool:
@@ -94,25 +97,25 @@ class PolicyLossConfig(Section):
 
 
 class ValueLossConfig(Section):
-    """What the value model minimises."""
+    """The value loss."""
 
     kind: Literal["squared", "huber", "smooth_l1"] = "squared"
-    """Half the squared error; the same up to an error of `huber_delta` and linear beyond (`huber`); or `smooth_l1`,
-    which is `huber` with a delta of 1."""
+    """`squared`: half the squared error; `huber`: linear beyond an error of `huber_delta`; `smooth_l1`: `huber` with a
+    delta of 1."""
     huber_delta: float = Field(10.0, gt=0)
-    """The error from which `huber` is linear, in units of the score."""
+    """The error beyond which `huber` is linear, in units of the score."""
     coefficient: float | None = Field(None, gt=0)
-    """Weight of the value loss beside the policy loss where both train one trunk (`value.init_from: trunk`); null means
-    0.1. A value model of its own has its own optimizer instead."""
+    """Weight of the value loss beside the policy loss on a shared trunk (`value.init_from: trunk`); null means 0.1. A
+    separate value model has its own optimizer instead."""
     clip: float | None = Field(0.2, gt=0)
-    """New values may move this far from the old ones before their loss is clipped; null does not clip. Where values are
-    normalised it counts in standard deviations of the returns."""
+    """Clip range of new values around the old ones; null does not clip. With normalised values, in standard deviations
+    of the returns."""
     normalise: Literal["none", "exponential", "cumulative"] = "none"
-    """The value model learns returns divided by their running standard deviation, and its last layer is rescaled when
-    that moves, so that no value changes (PopArt). `exponential` forgets, `cumulative` weighs all returns alike."""
+    """Train the value model on returns divided by their running standard deviation. When the deviation changes, the
+    last layer is rescaled so that no value changes (PopArt). `exponential` forgets old returns, `cumulative` weights
+    all returns equally."""
     normalise_decay: float = Field(0.99, ge=0, lt=1)
-    """What the returns of earlier steps weigh after each further step, where `normalise` is `exponential`; AReaL has
-    0.99995."""
+    """Weight of earlier returns after each further step, for `normalise: exponential`; AReaL uses 0.99995."""
 
     @property
     def weight(self) -> float:
@@ -126,19 +129,19 @@ class ValueLossConfig(Section):
 
 
 class GuardConfig(Section):
-    """When an update is skipped, and when the run stops."""
+    """Conditions that skip an update or stop the run."""
 
     max_ratio: float | None = Field(None, gt=1)
-    """A minibatch whose mean ratio exceeds this is skipped before the optimizer sees it."""
+    """Skip a minibatch whose mean ratio exceeds this, before the optimizer step."""
     max_kl: float | None = Field(None, gt=0)
-    """A minibatch whose KL from the step's start (k3 per token) exceeds this is skipped likewise."""
+    """Skip a minibatch whose KL from the step's start (k3 per token) exceeds this."""
     target_kl: float | None = Field(None, gt=0)
-    """The first minibatch whose KL from the step's start (k3 per token) exceeds this ends the policy's updates of the
-    step, itself included; those of a value model of its own go on."""
+    """End the policy's updates of a step at the first minibatch whose KL from the step's start (k3 per token) exceeds
+    this, without updating on it; a separate value model continues."""
     max_skipped_fraction: float = Field(0.5, gt=0, le=1)
-    """The run stops when more than this fraction of the updates of a step is skipped."""
+    """Stop the run if more than this fraction of the updates of a step is skipped."""
     max_unscored_fraction: float = Field(0.2, ge=0, le=1)
-    """The run stops when more than this fraction of a batch could not be scored; of an evaluation as well."""
+    """Stop the run if more than this fraction of a batch, or of an evaluation, could not be scored."""
     max_constant_reward_steps: int | None = Field(None, ge=2)
-    """The run stops when all scores of this many steps in a row are one and the same number: a verifier that is dead,
-    or nothing left to learn; null goes on. 5 or more for verifiers that say right or wrong. docs/rewards.md."""
+    """Stop the run if all scores of this many consecutive steps are one number: the verifier is down, or nothing is
+    left to learn; null disables the check. Use 5 or more for binary verifiers. docs/rewards.md."""

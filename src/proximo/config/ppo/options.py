@@ -17,25 +17,26 @@ class RolloutConfig(Section):
     """How responses are sampled."""
 
     max_new_tokens: int = Field(128, ge=1)
-    """A response is cut here and ends with finish `length`."""
+    """Maximum tokens of a response; a longer one is cut and has finish `length`."""
     min_new_tokens: int = Field(0, ge=0)
-    """No end of sequence before this many tokens; a value above 0 changes the distribution, see docs/ppo.md."""
+    """Minimum tokens before an end of sequence; a value above 0 changes the distribution, see docs/ppo.md."""
     random_limit_min: int | None = Field(None, ge=1)
-    """Draw the limit of each prompt's responses between this and `max_new_tokens`, both included; null: always that."""
+    """Draw a random limit for each prompt's responses between this and `max_new_tokens`, both included; null always
+    uses `max_new_tokens`."""
     temperature: float = Field(1.0, gt=0)
-    """Divides the logits, in the rollout, in the reference and in the update alike."""
+    """Divides the logits in the rollout, the reference and the update."""
     greedy: bool = False
-    """Take the most likely token, in evaluations too: nothing is explored, see docs/ppo.md, "Greedy rollouts"."""
+    """Take the most likely token, also in evaluations: there is no exploration, see docs/ppo.md, "Greedy rollouts"."""
     top_k: int | None = Field(None, ge=1)
-    """Sample among the k most likely tokens only."""
+    """Sample only among the k most likely tokens."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """Sample among the most likely tokens that hold this much probability."""
+    """Sample only among the most likely tokens that together have this probability."""
     stop_token_ids: tuple[int, ...] = ()
-    """Further tokens that end a response; the token stays."""
+    """Additional tokens that end a response; the token is kept."""
     stop_strings: tuple[str, ...] = ()
-    """Strings that end a response; tokens up to the one that completes the string stay."""
+    """Strings that end a response; tokens up to the end of the string are kept."""
     max_num_seqs: int = Field(64, ge=1)
-    """Responses decoded at once; the rest wait for a free row. Samples do not depend on it."""
+    """Concurrent responses in decoding; the others wait for a free row. Samples do not depend on it."""
 
     @field_validator("temperature", mode="before")
     @classmethod
@@ -74,27 +75,28 @@ class RolloutConfig(Section):
 
 
 class KLConfig(Section):
-    """The pull towards the reference."""
+    """The KL penalty."""
 
     apply_to: Literal["reward", "loss", "none"] = "reward"
-    """Subtracted from the reward, added to the loss, or left out (no reference is loaded then)."""
+    """Subtract the KL from the reward, add it to the loss, or do not use it (then no reference is loaded)."""
     estimator: Literal["k1", "k2", "k3", "abs", "full", "weighted_k3"] = "k1"
-    """In the reward: k1 has the gradient of the sequence KL; full has only the part that runs through later states;
-    k2, k3 and abs are biased. In the loss: k2, weighted_k3 and full have the gradient of the KL at each state visited,
-    and only they are accepted."""
+    """In the reward: k1 has the gradient of the sequence KL; full has only the part through later states; k2, k3 and
+    abs are biased. In the loss only k2, weighted_k3 and full are accepted, which have the gradient of the KL at each
+    visited state."""
     clamp: float | None = Field(None, gt=0)
-    """The KL of a token is cut to plus and minus this many nats before it is weighed; null leaves it. Beyond, a KL in
-    the loss has no gradient."""
+    """Clip the KL of a token to plus and minus this many nats before weighting; null does not clip. In the loss a
+    clipped KL has no gradient."""
     coefficient: float = Field(0.05, ge=0)
-    """Weight of the KL; the starting point where it adapts."""
+    """Weight of the KL; the initial weight if it is adaptive."""
     target: float | None = Field(None, gt=0)
-    """Adapt the coefficient so that the mean KL of a response (nats, sum of k1) approaches this; null keeps it."""
+    """Adapt the coefficient so that the mean KL of a response (nats, sum of k1) approaches this target; null keeps it
+    constant."""
     horizon: int = Field(10_000, ge=1)
-    """Responses over which the coefficient adapts."""
+    """Number of responses over which the coefficient adapts."""
     reference_every_steps: int | None = Field(None, ge=1)
-    """The reference moves towards the policy after every so many steps; null keeps it where it started."""
+    """Move the reference towards the policy after this many steps; null never moves it."""
     reference_decay: float = Field(0.0, ge=0, lt=1)
-    """What is kept of the reference when it moves: 0 makes it a copy of the policy."""
+    """Weight of the old reference when it moves: 0 makes it a copy of the policy."""
 
     @model_validator(mode="after")
     def _right_gradient(self) -> Self:
@@ -123,67 +125,68 @@ class PPOConfig(Section):
     num_steps: int = Field(100, ge=1)
     """Steps of the run; one step is one rollout batch with all its epochs."""
     prompts_per_step: int = Field(64, ge=1)
-    """Prompts of a rollout batch."""
+    """Prompts per step."""
     responses_per_prompt: int = Field(1, ge=1)
-    """Responses sampled for each prompt; a group, where advantages are group-wise."""
+    """Responses per prompt; they form a group for group-wise advantages."""
     samples_per_prompt: int | None = Field(None, ge=2)
-    """Sample this many responses to each prompt and train on the `responses_per_prompt` with the best scores; null
-    trains on all that are sampled. It changes what is learned, see docs/ppo.md, "Best of n"."""
+    """Sample this many responses per prompt and train on the `responses_per_prompt` with the best scores; null trains
+    on all samples. This changes the objective, see docs/ppo.md, "Best of n"."""
     epochs_per_step: int = Field(2, ge=1)
-    """Passes over a rollout batch."""
+    """Epochs over a rollout batch."""
     minibatch_responses: int | None = Field(None, ge=1)
-    """Responses of one update; null means a quarter of the batch. The last minibatch may be smaller."""
+    """Responses per update; null means a quarter of the batch. The last minibatch may be smaller."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     overlap_updates: bool = True
-    """On a CPU with an even number of threads the policy and a value model of its own train at the same time, each with
-    half of the threads, and the last updates of the dearer one with all: faster, in the memory of both updates. It
-    changes the last bits of results."""
+    """On a CPU with an even number of threads, train the policy and a separate value model at the same time, each on
+    half of the threads. The more expensive model takes its last updates on all threads. This is faster, but needs the
+    memory of both updates and changes the last bits of results."""
     release_cache: bool = False
-    """Give cached memory of the accelerator back between the rollout and the updates; costs some time in each."""
+    """Release torch's cached accelerator memory between the rollout and the updates; costs some time in each step."""
     critic_warmup_steps: int = Field(0, ge=0)
-    """First steps, in which the value model learns alone; the policy's schedule counts its own updates only. On a
-    shared trunk the value head learns and the trunk waits."""
+    """Number of first steps in which only the value model trains; the policy's schedule counts its own updates only. On
+    a shared trunk only the value head trains."""
     truncation_value: Literal["zero", "bootstrap", "mask"] = "zero"
-    """A response cut at the limit: worth 0 after its end, the value model's guess, or left out altogether."""
+    """Value after the end of a response that was cut at the limit: 0, the value model's estimate, or exclude the
+    response (`mask`)."""
     evaluate_greedy: bool = False
     """Evaluate with the most likely token instead of sampling."""
     evaluation_samples_per_prompt: int = Field(1, ge=1)
-    """Responses to each held-out prompt in an evaluation."""
+    """Responses per held-out prompt in an evaluation."""
     task_reward: str | None = None
-    """The component of the score that says how well a task was solved, such as the name of a reward source, as it gave
-    it; null for the whole score. `advantage.zero_variance_groups`, `solved_score`, `data.filter` and
-    `guards.max_constant_reward_steps` go by it, so that rewards of form beside it deceive none of them."""
+    """The score component that measures whether the task was solved, such as the name of a reward source, before any
+    shaping; null means the whole score. `advantage.zero_variance_groups`, `solved_score`, `data.filter` and
+    `guards.max_constant_reward_steps` use it, so that format rewards do not mislead them."""
     solved_score: float | None = None
-    """A response with this `task_reward` or more solves its prompt; evaluations then report pass@k; null for no such
+    """A response with at least this `task_reward` solves its prompt, and evaluations report pass@k; null means no such
     score."""
     evaluate_reference: bool = False
-    """Let the reference answer the held-out prompts as well, score that, and count how often the policy is better."""
+    """Also let the reference answer the held-out prompts, and report how often the policy's answer scores higher."""
     average_decay: float | None = Field(None, gt=0, lt=1)
     """Keep a moving average of the policy with this decay per step, saved as `average` in every checkpoint."""
     evaluate_average: bool = False
-    """Evaluate that average instead of the policy."""
+    """Evaluate this average instead of the policy."""
     rollout: RolloutConfig = RolloutConfig()
     """How responses are sampled."""
     score: ScoreConfig = ScoreConfig()
-    """What is done to scores before they are rewards."""
+    """Shaping of scores."""
     kl: KLConfig = KLConfig()
-    """The pull towards the reference."""
+    """The KL penalty."""
     advantage: AdvantageConfig = AdvantageConfig()
-    """How much better than expected each token was. A name alone is the estimator: `advantage: group_centred`."""
+    """The advantage estimator. A name alone is the estimator: `advantage: group_centred`."""
     policy_loss: PolicyLossConfig = PolicyLossConfig()
-    """What the policy minimises."""
+    """The policy loss."""
     value_loss: ValueLossConfig = ValueLossConfig()
-    """What the value model minimises."""
+    """The value loss."""
     ptx: PTXConfig | None = None
-    """Texts (`ptx_data`) whose loss joins every update of the policy; null leaves them out."""
+    """Add the loss of texts (`ptx_data`) to every update of the policy; null does not."""
     guards: GuardConfig = GuardConfig()
-    """When an update is skipped, and when the run stops."""
+    """Conditions that skip an update or stop the run."""
     policy_optimizer: OptimizerConfig | None = None
     """Optimizer of the policy; null means learning rate 1e-6, or 1e-5 with LoRA."""
     value_optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5)
-    """Optimizer of the value model. On a shared trunk that is `policy_optimizer`, and this one is for the head alone in
-    the critic's warm-up."""
+    """Optimizer of the value model. On a shared trunk `policy_optimizer` is used, and this one only trains the head in
+    the critic warm-up."""
 
     @property
     def responses_per_step(self) -> int:
@@ -192,7 +195,7 @@ class PPOConfig(Section):
 
     @property
     def sampled_per_prompt(self) -> int:
-        """Responses sampled for each prompt, whether they are trained on or not."""
+        """Responses per prompt; they form a group for group-wise advantages."""
         return self.samples_per_prompt or self.responses_per_prompt
 
     @property

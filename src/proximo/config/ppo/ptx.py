@@ -6,7 +6,7 @@ from proximo.config.schema.base import Section
 
 
 class PTXConfig(Section):
-    """Loss on texts in every update of the policy, so that it keeps what it knew."""
+    """Loss on texts in every update of the policy, which preserves earlier abilities."""
 
     coefficient: float = Field(gt=0)
     """Weight of the mean token loss of the texts beside the policy loss, which is a mean over tokens too."""

@@ -8,10 +8,10 @@ from proximo.config.schema.base import Section
 
 
 class ScoreConfig(Section):
-    """What is done to scores before they are rewards, in the order of docs/ppo.md, "From score to reward"."""
+    """Shaping of scores before they become rewards, in the order of docs/ppo.md, "From score to reward"."""
 
     minus_reference_answer: bool = False
-    """Subtract the score that the same sources give the prompt's reference answer; every prompt must have one."""
+    """Subtract the score of the prompt's reference answer from the same sources; every prompt needs one."""
     bias: float = 0.0
     """Added to the score, before `scale`: (score + bias) * scale."""
     scale: float = Field(1.0, gt=0)
@@ -20,26 +20,28 @@ class ScoreConfig(Section):
     """`scale` divides scores by their standard deviation over the run so far, this step's scores included;
     `standardise` subtracts their mean over the run first."""
     clip: float | None = Field(None, gt=0)
-    """Scores are clipped to plus and minus this; rewards of single tokens each by itself. Penalties come after it."""
+    """Clip scores to plus and minus this value; token-level rewards separately. Penalties come after the clip."""
     score_truncated: bool = True
-    """Whether a response cut at the limit gets its score."""
+    """Whether a response that was cut at the limit keeps its score."""
     truncated_scale: float = Field(1.0, ge=0, le=1)
-    """Factor of the score of a response cut at the limit, after `clip`; for scores that are never negative."""
+    """Factor for the score of a response that was cut at the limit, after `clip`; for scores that are never
+    negative."""
     missing_eos_penalty: float | None = Field(None, gt=0)
-    """Penalty of a response that did not end by itself: neither with an end-of-sequence token nor at a stop."""
+    """Penalty of a response without an end: neither an end-of-sequence token nor a stop."""
     min_tokens: int | None = Field(None, ge=1)
-    """Responses of fewer tokens than this, end-of-sequence token included, are penalised by `min_tokens_penalty`."""
+    """Responses with fewer tokens, including the end-of-sequence token, get `min_tokens_penalty`."""
     min_tokens_penalty: float | None = Field(None, gt=0)
-    """Penalty of a response that is too short; a response of exactly `min_tokens` tokens is not."""
+    """Penalty of a response that is shorter than `min_tokens`."""
     penalty_mode: Literal["add", "replace"] = "add"
-    """Penalties of `missing_eos_penalty` and `min_tokens_penalty`: `add` subtracts them from the score, `replace`
-    rewards minus the penalty instead of the score, whatever that was."""
+    """How `missing_eos_penalty` and `min_tokens_penalty` apply: `add` subtracts them from the score, `replace` replaces
+    the score by minus the penalty."""
     overlong_buffer_tokens: int | None = Field(None, ge=1)
-    """Over this many tokens before `rollout.max_new_tokens` a penalty of length rises from 0; null for none."""
+    """The length penalty rises from 0 over this many tokens before `rollout.max_new_tokens`; null disables it."""
     overlong_penalty: float = Field(1.0, gt=0)
-    """What a response of `rollout.max_new_tokens` tokens loses where there is an `overlong_buffer_tokens`."""
+    """Penalty of a response of `rollout.max_new_tokens` tokens, with `overlong_buffer_tokens`."""
     whiten_rewards: Literal["none", "keep_mean", "zero_mean"] = "none"
-    """Rewards per token, KL included, to variance 1 over the valid tokens of the step; their mean kept, or 0."""
+    """Scale token rewards, with the KL, to variance 1 over the valid tokens of the step, and keep their mean or set it
+    to 0."""
 
     @property
     def shapes(self) -> bool:

@@ -34,7 +34,7 @@ class RemoteRewardConfig(Section):
     initial_backoff_seconds: float = Field(0.5, ge=0)
     """Pause before the second attempt; each later one is twice as long, 30 seconds at most."""
     weight: float = 1.0
-    """Factor of this source in the sum."""
+    """Weight of this source in the sum."""
 
     @field_validator("url")
     @classmethod

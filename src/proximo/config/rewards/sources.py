@@ -20,7 +20,7 @@ class VerifierRewardConfig(Section):
     name: str
     """Name of this component in the metrics."""
     weight: float = 1.0
-    """Factor of this source in the sum."""
+    """Weight of this source in the sum."""
     workers: int | None = Field(None, ge=1)
     """Worker processes of this source; null for one per core."""
     answer_seconds: float = Field(10.0, gt=0)
@@ -59,19 +59,19 @@ class ModelRewardConfig(Section):
     revision: str | None = None
     """Branch, tag or commit on the Hub."""
     tokenizer: str | None = None
-    """Its tokenizer, where none lies beside it, or the same with another chat template: prompts and responses are
+    """Its tokenizer, if none is beside the model, or the same with another chat template: prompts and responses are
     rendered again for it."""
     dense: Literal["none", "deltas", "absolute"] = "none"
-    """`none`: the score sits on the last token. `deltas`: each token gets what it adds to the score of the response so
-    far; they sum to the same score. `absolute`: each token gets the score after it, and their sum is the score, so
-    that long responses have more of it. docs/rewards.md, "Rewards of single tokens"."""
+    """`none`: the score is on the last token. `deltas`: each token gets the change of the score of the response so far;
+    they sum to the same score. `absolute`: each token gets the score after it, and their sum is the score, so long
+    responses get more. docs/rewards.md, "Rewards of single tokens"."""
     share_base: bool = False
-    """`path` is a folder with an adapter that was trained on the policy's base: it runs on the policy's own copy of
-    those weights. Without it a reward model has weights of its own."""
+    """`path` is a folder with an adapter that was trained on the policy's base; it uses the policy's copy of those
+    weights. Otherwise a reward model has its own weights."""
     device: Device | None = None
     """Where this model is; null means `run.device`."""
     weight: float = 1.0
-    """Factor of this source in the sum."""
+    """Weight of this source in the sum."""
 
     @model_validator(mode="after")
     def _adapter_in_a_folder(self) -> Self:
@@ -92,16 +92,16 @@ class FunctionRewardConfig(Section):
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Further keyword arguments."""
     timeout_seconds: float = Field(600.0, gt=0)
-    """The run stops, and says so, when the function has not answered for a batch after this long."""
+    """Stop the run with an error if the function has not returned for a batch after this time."""
     process: bool = False
-    """The function runs in a process of its own. One that hangs, raises or crashes there is ended and tried again; then
+    """Run the function in a separate process. If it hangs, raises or crashes there, it is ended and tried again; then
     the batch has no scores (`ppo.guards.max_unscored_fraction`)."""
     weight: float = 1.0
-    """Factor of this source in the sum."""
+    """Weight of this source in the sum."""
 
 
 class CustomVerifierRewardConfig(VerifierRewardConfig):
-    """Scores from a verifier of your own, in worker processes."""
+    """Scores from your own verifier, in worker processes."""
 
     kind: Literal["verifier"]
     """A class named by its import path. docs/rewards.md, "A verifier of your own"."""

@@ -17,21 +17,21 @@ from proximo.config.schema.base import Section
 
 
 class DPOConfig(Section):
-    """Direct preference optimisation. The model's own dropout is off, so that policy and reference read alike."""
+    """Direct preference optimisation. The model's dropout is disabled, so policy and reference compute alike."""
 
     num_epochs: float = Field(1.0, gt=0)
-    """Passes over the pairs; more than one overfits soon."""
+    """Epochs over the pairs; more than one often overfits."""
     pairs_per_step: int = Field(32, ge=1)
-    """Pairs of one update."""
+    """Pairs per update."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     loss: Literal["sigmoid", "ipo"] = "sigmoid"
-    """`sigmoid`: that of DPO, which pushes the answers of a pair apart without end. `ipo`: draws the difference of
-    their log-ratios to 1 / (2 beta)."""
+    """`sigmoid`: the loss of DPO, which increases the margin of a pair without limit. `ipo`: drives the difference of
+    the log-ratios to 1 / (2 beta)."""
     beta: float = Field(0.1, gt=0)
-    """What a nat of log-ratio to the reference is worth in reward: the smaller, the further the policy may go."""
+    """Reward of one nat of log-ratio to the reference: the smaller it is, the further the policy may move."""
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Share of pairs whose label is taken to be the wrong way round (conservative DPO); 0 believes them all."""
+    """Expected fraction of wrong labels (conservative DPO); 0 trusts all labels."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-7, schedule="linear")
     """Optimizer of the policy."""
 
@@ -45,7 +45,7 @@ class DPOConfig(Section):
 
     @property
     def rows_per_update(self) -> int:
-        """Pairs of one update."""
+        """Pairs per update."""
         return self.pairs_per_step
 
 
@@ -55,15 +55,16 @@ class DPORecipe(TrainerRecipe):
     memory_settings: ClassVar[str] = "lower dpo.tokens_per_microbatch, or set model.activation_checkpointing"
 
     model: ModelConfig
-    """The policy that is trained, best a fine-tuned one; a frozen copy (or its base, with LoRA) is the reference."""
+    """The policy to train, preferably a fine-tuned model. The reference is a frozen copy of it, or its base with
+    LoRA."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """The policy's tokenizer."""
     reference: ModelConfig | None = None
-    """Another reference than a copy of the policy; it must share the policy's vocabulary."""
+    """Another reference than a copy of the policy; it must have the policy's vocabulary."""
     data: PreferenceDataConfig
     """Preference pairs."""
     dpo: DPOConfig = DPOConfig()
-    """How it learns."""
+    """Training settings."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

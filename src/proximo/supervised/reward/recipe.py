@@ -14,18 +14,18 @@ class RewardTrainingConfig(Section):
     """Training of a reward model on preference pairs."""
 
     num_epochs: float = Field(1.0, gt=0)
-    """Passes over the pairs; more than one overfits soon."""
+    """Epochs over the pairs; more than one often overfits."""
     pairs_per_step: int = Field(32, ge=1)
-    """Pairs of one update."""
+    """Pairs per update."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     loss: Literal["bradley_terry", "divergence_window"] = "bradley_terry"
-    """`bradley_terry` compares the scores of the last tokens; `divergence_window` those of all tokens from where
-    the two answers part (as DeepSpeed-Chat)."""
+    """`bradley_terry` compares the scores of the last tokens; `divergence_window` compares the scores of all tokens
+    from the first difference of the answers on (as DeepSpeed-Chat)."""
     score_centring: float = Field(0.0, ge=0)
     """Weight of the squared sum of both scores, which keeps scores near 0; for `bradley_terry`."""
     dropout: bool = False
-    """Keep the model's own dropout in training."""
+    """Use the model's dropout in training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear")
     """Optimizer of the model."""
 
@@ -37,7 +37,7 @@ class RewardTrainingConfig(Section):
 
     @property
     def rows_per_update(self) -> int:
-        """Pairs of one update."""
+        """Pairs per update."""
         return self.pairs_per_step
 
 
@@ -47,13 +47,13 @@ class RewardRecipe(TrainerRecipe):
     memory_settings: ClassVar[str] = "lower reward.tokens_per_microbatch, or set model.activation_checkpointing"
 
     model: ScalarModelConfig
-    """The backbone that the reward model starts from."""
+    """The model that initialises the reward model."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Its tokenizer."""
     data: PreferenceDataConfig
     """Preference pairs."""
     reward: RewardTrainingConfig = RewardTrainingConfig()
-    """How it learns."""
+    """Training settings."""
 
     @model_validator(mode="after")
     def _starts_somewhere(self) -> Self:

@@ -14,19 +14,19 @@ class SFTConfig(Section):
     """Supervised fine-tuning."""
 
     num_epochs: float = Field(1.0, gt=0)
-    """Passes over the data; a fraction stops inside one."""
+    """Epochs over the data; may be fractional."""
     examples_per_step: int = Field(32, ge=1)
-    """Examples of one update."""
+    """Examples per update."""
     tokens_per_microbatch: int = Field(8192, ge=1)
-    """Tokens of one forward and backward pass; changes memory and speed, not the gradient."""
+    """Maximum tokens of one forward and backward pass; changes memory and speed, not the gradient."""
     dropout: bool = False
-    """Keep the model's own dropout in training."""
+    """Use the model's dropout in training."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-5, schedule="cosine")
     """Optimizer of the model."""
 
     @property
     def rows_per_update(self) -> int:
-        """Examples of one update."""
+        """Examples per update."""
         return self.examples_per_step
 
 
@@ -36,13 +36,13 @@ class SFTRecipe(TrainerRecipe):
     memory_settings: ClassVar[str] = "lower sft.tokens_per_microbatch, or set model.activation_checkpointing"
 
     model: ModelConfig
-    """The model that is trained."""
+    """The model to train."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Its tokenizer."""
     data: TextDataConfig
-    """What it learns from."""
+    """Training data."""
     sft: SFTConfig = SFTConfig()
-    """How it learns."""
+    """Training settings."""
 
     @model_validator(mode="after")
     def _has_tokenizer(self) -> Self:
