@@ -82,19 +82,19 @@ class ToyRecipe(TrainerRecipe):
 class ToyTask(SupervisedTask[LanguageModel, TextExample, ToyConfig]):
     role = "policy"
     metric_group = "toy"
-    best_metric = "evaluation/loss"
-    best_is_lowest = True
+    best_metric: str | None = "evaluation/loss"
+    best_is_lowest: bool = True
 
     def learn(
-        self, chosen: Sequence[TextExample], *, seed: int | None
+        self, examples: Sequence[TextExample], *, seed: int | None
     ) -> tuple[UpdateResult, dict[str, MetricValue], int]:
-        count = sum(example.num_targets for example in chosen)
+        count = sum(example.num_targets for example in examples)
         weight = self.config.weight / count
-        batches = text_batches(chosen, token_budget=self.config.tokens_per_microbatch, device=self.model.device)
+        batches = text_batches(examples, token_budget=self.config.tokens_per_microbatch, device=self.model.device)
         result = self.learners[self.role].update(
             batches, lambda batch: (weight * text_nats(self.model, batch), None), seed=seed
         )
-        return result, {"toy/loss": mean_loss(result, count)}, sum(len(example.token_ids) for example in chosen)
+        return result, {"toy/loss": mean_loss(result, count)}, sum(len(example.token_ids) for example in examples)
 
     @torch.no_grad()
     def evaluate(self, num_rows: int | None = None) -> Record | None:
@@ -178,8 +178,8 @@ class ToyKind(TrainerKind[ToyRecipe]):
         yield from epoch_lines(batch, recipe.toy.num_epochs, "examples", recipe.data.max_tokens)
 
     def plan(self, recipe: ToyRecipe, context: StageContext) -> StageCosts:
-        origins = context.origins
-        config = origins.sized(recipe.model, origins.num_tokens(recipe.tokenizer, recipe.model))
+        configs = context.configs
+        config = configs.sized(recipe.model, configs.num_tokens(recipe.tokenizer, recipe.model))
         with building():
             model = language_model(config, recipe.model, precision=context.precision)
         return plan_update(
@@ -187,7 +187,7 @@ class ToyKind(TrainerKind[ToyRecipe]):
             recipe.toy,
             likelihood_loss(model),
             max_tokens=recipe.data.max_tokens,
-            sequences_each=1,
+            sequences_per_row=1,
         )
 
     def ineffective_keys(self, recipe: ToyRecipe, prefix: str) -> Iterator[str]:

@@ -127,11 +127,11 @@ def test_a_resumed_run_ends_with_the_same_bits(place: Path, monkeypatch: pytest.
     assert main(["toy", whole, "--quiet"]) == 0
     learn, taken = ToyTask.learn, []
 
-    def dies(task: ToyTask, chosen: Any, **given: Any) -> Any:
-        taken.append(chosen)
+    def dies(task: ToyTask, examples: Any, **given: Any) -> Any:
+        taken.append(examples)
         if len(taken) == 4:
             raise KeyboardInterrupt
-        return learn(task, chosen, **given)
+        return learn(task, examples, **given)
 
     with monkeypatch.context() as within:
         within.setattr(ToyTask, "learn", dies)
