@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proximo.config.ineffective_keys import unused_keys
+from proximo.config.ineffective_keys import ineffective_keys
 from proximo.config.loader import load_recipe, resolved_json, resolved_yaml
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
@@ -199,12 +199,12 @@ def test_the_ppo_section_is_usable_by_itself_with_the_same_rules():
 def test_an_evaluation_of_nothing_is_told(folder):
     keys = ["run.evaluate_every_steps=3", "ppo.evaluation_samples_per_prompt=2"]
     path = write_recipe(folder, PPO)
-    told = unused_keys(load_recipe("ppo", path, keys).recipe)
+    told = ineffective_keys(load_recipe("ppo", path, keys).recipe)
     assert [sentence.split(":")[0] for sentence in told] == [f"{key.split('=')[0]} has no effect" for key in keys]
     for given in ("data.held_out_rows=2", "data.evaluation_sources=[{path: a/b}]"):
-        assert unused_keys(load_recipe("ppo", path, [*keys, given]).recipe) == []
+        assert ineffective_keys(load_recipe("ppo", path, [*keys, given]).recipe) == []
     pipeline = write_recipe(folder, PIPELINE, "p.yaml")
-    told = unused_keys(load_recipe("pipeline", pipeline, [keys[0], "reward.data.held_out_rows=2"]).recipe)
+    told = ineffective_keys(load_recipe("pipeline", pipeline, [keys[0], "reward.data.held_out_rows=2"]).recipe)
     assert [sentence.split(" ")[0] for sentence in told] == [
         "sft.run.evaluate_every_steps",
         "ppo.run.evaluate_every_steps",
@@ -213,13 +213,13 @@ def test_an_evaluation_of_nothing_is_told(folder):
 
 def test_a_source_that_weighs_nothing_is_told(folder):
     path = write_recipe(folder, PPO)
-    told = unused_keys(load_recipe("ppo", path, ["reward.1={kind: length, longest: 3, weight: 0}"]).recipe)
+    told = ineffective_keys(load_recipe("ppo", path, ["reward.1={kind: length, longest: 3, weight: 0}"]).recipe)
     assert [sentence.split(":")[0] for sentence in told] == ["reward.1.weight is 0"]
 
 
 def losses_without_effect(path, **keys) -> list[str]:
     overrides = [f"ppo.policy_loss.{key}={value}" for key, value in keys.items()]
-    told = unused_keys(load_recipe("ppo", path, overrides).recipe)
+    told = ineffective_keys(load_recipe("ppo", path, overrides).recipe)
     return [sentence.split(" has no effect")[0].removeprefix("ppo.") for sentence in told]
 
 
@@ -232,14 +232,14 @@ def test_keys_that_do_nothing_are_told(folder):
         "value.init_from=reward",
     ]
     overrides += ["ppo.kl.apply_to=none", "ppo.kl.coefficient=0.1", "reference.path=a/b"]
-    told = unused_keys(load_recipe("ppo", path, overrides).recipe)
+    told = ineffective_keys(load_recipe("ppo", path, overrides).recipe)
     assert [sentence.split(" has no effect")[0] for sentence in told] == [
         "ppo.advantage.gae_lambda",
         "ppo.kl.coefficient",
         "value",
         "reference",
     ]
-    assert unused_keys(load_recipe("ppo", path).recipe) == []
+    assert ineffective_keys(load_recipe("ppo", path).recipe) == []
     assert losses_without_effect(path, objective="sapo", clip_low=0.1, gate_positive=2) == ["policy_loss.clip_low"]
     found = losses_without_effect(path, objective="m2po", clip_high=0.1, max_second_moment=1)
     assert found == ["policy_loss.clip_high"]
@@ -250,32 +250,32 @@ def test_keys_that_do_nothing_are_told(folder):
         "policy_loss.behaviour_cap",
     ]
     others = ["ppo.value_loss.huber_delta=2", "ppo.guards.target_kl=0.1", "ppo.guards.max_kl=0.2"]
-    assert [sentence.split(" ")[0] for sentence in unused_keys(load_recipe("ppo", path, others).recipe)] == [
+    assert [sentence.split(" ")[0] for sentence in ineffective_keys(load_recipe("ppo", path, others).recipe)] == [
         "ppo.value_loss.huber_delta",
         "ppo.guards.max_kl",
     ]
     adaptive = ["ppo.advantage={length_adaptive: 0.05, gae_lambda: 0.9}", "ppo.value_loss.normalise_decay=0.5"]
-    assert unused_keys(load_recipe("ppo", path, adaptive).recipe) == [
+    assert ineffective_keys(load_recipe("ppo", path, adaptive).recipe) == [
         "ppo.value_loss.normalise_decay has no effect: normalise is none",
         "ppo.advantage.gae_lambda has no effect: length_adaptive sets the decay of each response",
     ]
     to_go = ["ppo.advantage={estimator: return_to_go, gamma: 0.9, value_gae_lambda: 1.0}"]
-    assert unused_keys(load_recipe("ppo", path, to_go).recipe) == [
+    assert ineffective_keys(load_recipe("ppo", path, to_go).recipe) == [
         "ppo.advantage.value_gae_lambda has no effect: advantage return_to_go has no critic"
     ]
     sampled = ["ppo.advantage={standardise: false, unbiased_variance: true}", "ppo.evaluate_greedy=true"]
     sampled += ["data.held_out_rows=2"]
-    assert unused_keys(load_recipe("ppo", path, [*sampled, "ppo.rollout.greedy=true"]).recipe) == [
+    assert ineffective_keys(load_recipe("ppo", path, [*sampled, "ppo.rollout.greedy=true"]).recipe) == [
         "ppo.advantage.unbiased_variance has no effect: nothing is standardised",
         "ppo.evaluate_greedy has no effect: rollout.greedy holds for evaluations too",
     ]
-    split = unused_keys(load_recipe("ppo", path, ["data.split_seed=1"]).recipe)
+    split = ineffective_keys(load_recipe("ppo", path, ["data.split_seed=1"]).recipe)
     assert split == ["data.split_seed has no effect: without proportions nothing is split"]
     whitened = [*sampled[:1], "ppo.score.whiten_rewards=zero_mean"]
-    assert unused_keys(load_recipe("ppo", path, whitened).recipe) == []
+    assert ineffective_keys(load_recipe("ppo", path, whitened).recipe) == []
     pipeline = write_recipe(folder, PIPELINE, "p.yaml")
     score = ["normalise=standardise", "bias=1", "scale=2", "overlong_penalty=2", "penalty_mode=replace"]
-    told = unused_keys(load_recipe("ppo", path, [f"ppo.score.{each}" for each in score]).recipe)
+    told = ineffective_keys(load_recipe("ppo", path, [f"ppo.score.{each}" for each in score]).recipe)
     assert [sentence.split(" has no effect")[0] for sentence in told] == [
         "ppo.score.scale",
         "ppo.score.bias",
@@ -283,14 +283,14 @@ def test_keys_that_do_nothing_are_told(folder):
         "ppo.score.penalty_mode",
     ]
     masked = ["ppo.truncation_value=mask", "ppo.score.missing_eos_penalty=1"]
-    assert unused_keys(load_recipe("ppo", path, masked).recipe) == [
+    assert ineffective_keys(load_recipe("ppo", path, masked).recipe) == [
         "ppo.score.missing_eos_penalty has no effect: truncation_value: mask leaves the responses out"
     ]
     constant = ["sft.sft.optimizer.schedule=constant", "sft.sft.optimizer.final_fraction=0.1"]
-    assert unused_keys(load_recipe("pipeline", pipeline, constant).recipe) == [
+    assert ineffective_keys(load_recipe("pipeline", pipeline, constant).recipe) == [
         "sft.sft.optimizer.final_fraction has no effect: schedule is constant"
     ]
     whole = ["data.sources.0.whole=true"]
-    assert unused_keys(load_recipe("ppo", path, whole).recipe) == [
+    assert ineffective_keys(load_recipe("ppo", path, whole).recipe) == [
         "data.sources.0.whole has no effect: without proportions every source is whole"
     ]

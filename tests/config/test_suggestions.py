@@ -5,7 +5,7 @@ import pytest
 from proximo.commands.pipeline.recipe import PipelineRecipe
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.schema.fields import key_paths
-from proximo.config.schema.suggestions import ELSEWHERE, RENAMED, suggestions
+from proximo.config.schema.suggestions import OTHER_TOOLS_KEYS, RENAMED, suggestions
 from proximo.ppo.recipe import PPORecipe
 from proximo.supervised.dpo.recipe import DPORecipe
 from proximo.supervised.reward.recipe import RewardRecipe
@@ -105,6 +105,6 @@ def test_what_was_typed_is_never_suggested(schema):
 
 def test_every_name_from_elsewhere_leads_to_a_key():
     known = [".".join(("", *path)) for schema in RECIPES for path, _ in key_paths(schema)]
-    for name, meant in ELSEWHERE.items():
+    for name, meant in OTHER_TOOLS_KEYS.items():
         assert any(path.endswith(f".{meant}") for path in known), name
         assert any(best(name, schema) is not None for schema in RECIPES), name

@@ -9,13 +9,13 @@ from made_up_runs import write_lines
 from proximo.metrics import alarm_watch
 from proximo.metrics.alarm_watch import AlarmWatch
 from proximo.metrics.alarms import find_alarms
-from proximo.metrics.console import Course
+from proximo.metrics.console import ProgressInfo
 from proximo.ppo.kind import PPO
 
 
 def watch(said: list[str], *, total_steps: int = 40, metrics_file: Path = Path("nowhere")) -> AlarmWatch:
-    course = Course(trainer=PPO, total_steps=total_steps)
-    return AlarmWatch(course, {}, metrics_file=metrics_file, tell=said.append)
+    info = ProgressInfo(trainer=PPO, total_steps=total_steps)
+    return AlarmWatch(info, {}, metrics_file=metrics_file, report=said.append)
 
 
 def steps(numbers: Iterable[int]) -> list[dict[str, float]]:

@@ -10,7 +10,7 @@ import pytest
 from proximo.metrics.calibration import calibration
 from proximo.metrics.curves import Curve, Style, Trace
 from proximo.metrics.report import plots
-from proximo.metrics.report.plots import bucketed, draw_calibration, draw_curve, smoothed
+from proximo.metrics.report.plots import downsampled, draw_calibration, draw_curve, smoothed
 from proximo.metrics.report.svg import figure_to_svg
 from proximo.metrics.run_files import Run, Series
 from proximo.ppo.kind import PPO
@@ -168,13 +168,13 @@ def test_the_users_own_matplotlib_settings_neither_leak_in_nor_are_lost():
 
 def test_calibration_is_drawn_with_its_figures_in_words():
     plot = draw_calibration(calibration([0.2, 1.0, -0.4, 3.0]), key="c")
-    assert "right at" in plot.svg
+    assert "at confidence" in plot.svg
     assert "confidence</text>" in plot.svg
 
 
 def test_buckets_keep_the_mean_and_the_order():
     series = Series(tuple(range(1000)), tuple(float(step) for step in range(1000)))
-    thin = bucketed(series, 40)
+    thin = downsampled(series, 40)
     assert len(thin) == 40
     assert sum(thin.values) / 40 == pytest.approx(499.5)
     assert list(thin.steps) == sorted(thin.steps)

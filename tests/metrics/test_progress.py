@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from proximo.metrics.console import Course, PlainProgress, QuietProgress, TerminalProgress, open_progress
+from proximo.metrics.console import PlainProgress, ProgressInfo, QuietProgress, TerminalProgress, open_progress
 from proximo.metrics.formatting import format_change, format_duration, format_number
 from proximo.ppo.kind import PPO
 from proximo.supervised.sft.kind import SFT
@@ -31,8 +31,8 @@ class FakeClock:
         return self.now
 
 
-def course(clock: FakeClock | None = None, *, total_steps: int = 10, first_step: int = 0) -> Course:
-    return Course(trainer=PPO, total_steps=total_steps, first_step=first_step, clock=clock or FakeClock())
+def info(clock: FakeClock | None = None, *, total_steps: int = 10, first_step: int = 0) -> ProgressInfo:
+    return ProgressInfo(trainer=PPO, total_steps=total_steps, first_step=first_step, clock=clock or FakeClock())
 
 
 def file_console() -> tuple[Console, io.StringIO]:
@@ -43,7 +43,7 @@ def file_console() -> tuple[Console, io.StringIO]:
 def test_without_a_terminal_each_step_is_one_plain_line():
     console, stream = file_console()
     clock = FakeClock()
-    view = open_progress(course(clock), console=console)
+    view = open_progress(info(clock), console=console)
     clock.now += 20
     view.write(1, LINE)
     view.phase("rollout")
@@ -58,7 +58,7 @@ def test_without_a_terminal_each_step_is_one_plain_line():
 
 def test_plain_lines_hold_no_control_characters():
     console, stream = file_console()
-    view = open_progress(course(), console=console)
+    view = open_progress(info(), console=console)
     view.write(1, LINE)
     view.note("saved [bold]step 1[/bold]")
     view.warn("the ratio is odd")
@@ -70,7 +70,7 @@ def test_plain_lines_hold_no_control_characters():
 def test_plain_lines_come_at_most_every_n_seconds_but_first_and_last_always():
     console, stream = file_console()
     clock = FakeClock()
-    view = open_progress(course(clock), console=console, every_seconds=25)
+    view = open_progress(info(clock), console=console, every_seconds=25)
     for step in range(1, 11):
         clock.now += 10
         view.write(step, LINE)
@@ -80,7 +80,7 @@ def test_plain_lines_come_at_most_every_n_seconds_but_first_and_last_always():
 
 def test_the_time_left_counts_the_steps_of_this_process_only():
     clock = FakeClock()
-    resumed = course(clock, first_step=8)
+    resumed = info(clock, first_step=8)
     started = clock()
     clock.now += 30
     assert resumed.seconds_left(9, started) == 30
@@ -89,7 +89,7 @@ def test_the_time_left_counts_the_steps_of_this_process_only():
 
 def test_quiet_shows_warnings_only_and_each_once():
     console, stream = file_console()
-    view = open_progress(course(), console=console, quiet=True)
+    view = open_progress(info(), console=console, quiet=True)
     assert isinstance(view, QuietProgress)
     view.write(1, LINE)
     view.note("saved")
@@ -102,7 +102,7 @@ def test_quiet_shows_warnings_only_and_each_once():
 def test_a_terminal_gets_a_live_view_with_the_numbers_that_matter():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
-    view = open_progress(course(), console=console)
+    view = open_progress(info(), console=console)
     assert isinstance(view, TerminalProgress)
     try:
         view.phase("rollout [1/2]")
@@ -121,7 +121,7 @@ def test_a_terminal_gets_a_live_view_with_the_numbers_that_matter():
 def test_a_number_measured_now_and_then_stays_in_the_live_view():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=200)
-    view = open_progress(course(), console=console)
+    view = open_progress(info(), console=console)
     view.write(1, LINE | {"evaluation/score": 7.77})
     view.write(2, LINE)
     view.close()
@@ -130,7 +130,7 @@ def test_a_number_measured_now_and_then_stays_in_the_live_view():
 
 def test_what_others_write_does_not_tear_the_live_view():
     stream = io.StringIO()
-    view = open_progress(course(), console=Console(file=stream, force_terminal=True, width=80))
+    view = open_progress(info(), console=Console(file=stream, force_terminal=True, width=80))
     try:
         print("a library says hello", file=sys.stderr)
     finally:
@@ -140,7 +140,7 @@ def test_what_others_write_does_not_tear_the_live_view():
 
 def test_a_pipe_gets_plain_lines():
     console, _ = file_console()
-    assert isinstance(open_progress(course(), console=console), PlainProgress)
+    assert isinstance(open_progress(info(), console=console), PlainProgress)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_float32_rounds_to_is_no_kl_and_no_entropy():
     assert format_number(-2.6e-9, "nats") == format_number(-0.0, "nats per token") == "0"
     assert format_number(2.6e-9, "per update") == "2.6e-09"
     stream = io.StringIO()
-    view = PlainProgress(Course(trainer=PPO, total_steps=1), Console(file=stream))
+    view = PlainProgress(ProgressInfo(trainer=PPO, total_steps=1), Console(file=stream))
     view.write(1, {"kl/sequence": -2.6e-9, "policy/entropy": -0.0})
     assert "kl 0  entropy 0" in stream.getvalue()
 
@@ -187,8 +187,8 @@ def test_a_terminal_that_was_closed_does_not_end_the_run(monkeypatch):
             raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(sys, "stderr", Gone())
-    course = Course(trainer=SFT, total_steps=1)
-    for view in (open_progress(course), TerminalProgress(course, open_progress(course)._console)):
+    info = ProgressInfo(trainer=SFT, total_steps=1)
+    for view in (open_progress(info), TerminalProgress(info, open_progress(info)._console)):
         view.note("lost")
         view.warn("lost")
         view.write(1, {"sft/loss": 1.0})
@@ -218,7 +218,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(monkeypatch):
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    view = open_progress(Course(trainer=SFT, total_steps=2))
+    view = open_progress(ProgressInfo(trainer=SFT, total_steps=2))
     view.note("lost")
     view.write(1, {"sft/loss": 1.0})
     view.close()

@@ -11,7 +11,7 @@ import pytest
 
 from proximo.metrics.alarm_watch import AlarmWatch
 from proximo.metrics.alarms import Rule, find_alarms
-from proximo.metrics.console import Course
+from proximo.metrics.console import ProgressInfo
 from proximo.metrics.run_files import Run
 from proximo.ppo.kind import PPO
 from proximo.trainer_kinds import TrainerKind, trainer_kinds
@@ -41,8 +41,8 @@ def rules_of(record: dict[str, Any]) -> tuple[Rule, ...]:
 def told(record: dict[str, Any]) -> list[str]:
     """What is printed while the run is under way, with its step."""
     run, said = run_of(record), []
-    course = Course(trainer=trainer_of(record), total_steps=run.total_steps or 0)
-    watch = AlarmWatch(course, record["config"], metrics_file=Path("nowhere"), tell=said.append)
+    info = ProgressInfo(trainer=trainer_of(record), total_steps=run.total_steps or 0)
+    watch = AlarmWatch(info, record["config"], metrics_file=Path("nowhere"), report=said.append)
     for line in run.lines:
         watch.write(int(line["step"]), {name: value for name, value in line.items() if name != "step"})
     return said

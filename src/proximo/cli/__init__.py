@@ -1,4 +1,4 @@
-"""The command `proximo`: arguments in, exit status out. Importing it imports no torch and no transformers."""
+"""The command line of `proximo`. Importing it imports neither torch nor transformers."""
 
 import signal
 import sys
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status, as `program.main` does.
 
-    What it needs is imported here, where Ctrl-C ends the process without a word: nothing has begun.
+    While the modules are imported, Ctrl-C ends the process without a traceback: no run has begun yet.
     """
     at_interrupt = signal.getsignal(signal.SIGINT)
     try:

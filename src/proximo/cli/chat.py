@@ -1,4 +1,4 @@
-"""`proximo chat`: the terminal, or the lines of a pipe, at which a dialogue is held. Not the model's side of it."""
+"""`proximo chat`: a dialogue at the terminal or over a pipe. The model's side: commands/chat_session.py."""
 
 import sys
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proximo.cli.using import CheckpointName, lines_of_stdin, model_or_refuse
+from proximo.cli.using import CheckpointName, check_model_path, lines_of_stdin
 from proximo.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ INTERRUPTED = 130
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add `proximo chat` to the command line."""
     app.command()(chat)
 
 
@@ -44,7 +44,7 @@ def chat(
 
     /reset forgets what was said, /quit ends.
     """
-    model_or_refuse(model)
+    check_model_path(model)
     from proximo.commands.chat_session import Dialogue, DialogueOptions
     from proximo.rollout.sampling import SamplingOptions
 
@@ -53,27 +53,27 @@ def chat(
     )
     options = DialogueOptions(sampling=sampling, seed=seed, system=system, checkpoint=checkpoint)
     dialogue = Dialogue(model, options)
-    watched = sys.stdin.isatty()
-    if watched:
-        manner = "its chat template" if dialogue.has_template else "plain continuation: it has no chat template"
-        print(f"{model}, {manner}\n{HELP}", file=sys.stderr)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        mode = "its chat template" if dialogue.has_template else "plain continuation: it has no chat template"
+        print(f"{model}, {mode}\n{HELP}", file=sys.stderr)
     try:
-        for line in _lines(watched=watched):
+        for line in _lines(interactive=interactive):
             if line == "/quit":
                 return 0
-            _turn(dialogue, line, watched=watched)
+            _turn(dialogue, line, interactive=interactive)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
     return 0
 
 
-def _lines(*, watched: bool) -> Iterator[str]:
-    """What the user says, without line ends and empty lines."""
-    if not watched:
+def _lines(*, interactive: bool) -> Iterator[str]:
+    """The user's lines, stripped, without empty ones."""
+    if not interactive:
         yield from (line for line in map(str.strip, lines_of_stdin()) if line)
         return
-    import readline  # noqa: F401  (gives `input` its arrows and its history)
+    import readline  # noqa: F401  (line editing and history for `input`)
 
     while True:
         try:
@@ -85,8 +85,10 @@ def _lines(*, watched: bool) -> Iterator[str]:
             yield line
 
 
-def _turn(dialogue: "Dialogue", line: str, *, watched: bool) -> None:
-    """One line of the user. A person at a terminal may stop an answer and may be wrong; a pipe may not."""
+def _turn(dialogue: "Dialogue", line: str, *, interactive: bool) -> None:
+    """Answer one line, or run its / command.
+
+    In an interactive session Ctrl-C stops only the answer and errors are printed; otherwise both end the program."""
     if line == "/reset":
         dialogue.reset()
     elif line.startswith("/"):
@@ -95,11 +97,11 @@ def _turn(dialogue: "Dialogue", line: str, *, watched: bool) -> None:
         try:
             answer = dialogue.answer(line)
         except KeyboardInterrupt:
-            if not watched:
+            if not interactive:
                 raise
             print("\n(stopped; neither this line nor an answer to it was said)", file=sys.stderr)
         except UserError as error:
-            if not watched:
+            if not interactive:
                 raise
             print(f"error: {error}", file=sys.stderr)
         else:

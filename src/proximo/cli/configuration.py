@@ -1,4 +1,4 @@
-"""`proximo config`: what a recipe says when everything is filled in, and what it may say. Trains nothing."""
+"""`proximo config`: prints, checks and describes recipes without running them."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +9,7 @@ from proximo.cli.training import Overrides, RecipeName
 from proximo.errors import ConfigError
 from proximo.trainer_kinds import recipe_kinds, recognise
 
-if TYPE_CHECKING:  # the schemas take longer to import than --help may
+if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.loader import LoadedRecipe
 
 app = typer.Typer(rich_markup_mode=None)
@@ -44,10 +44,10 @@ def show(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = 
 @app.command()
 def check(recipe: RecipeName, overrides: Overrides = None, *, kind: KindOption = None) -> None:
     """Say whether a recipe is valid, and name keys in it that do nothing. Looks at no model and no data."""
-    from proximo.config.ineffective_keys import unused_keys
+    from proximo.config.ineffective_keys import ineffective_keys
 
     loaded = _load(recipe, overrides, kind)
-    for sentence in unused_keys(loaded.recipe):
+    for sentence in ineffective_keys(loaded.recipe):
         print(f"note: {sentence}")
     print(f"{loaded.origin} is a valid {kind_of(recipe, kind)} recipe")
 
@@ -69,7 +69,10 @@ def _load(recipe: str, overrides: list[str] | None, kind: str | None) -> "Loaded
 
 
 def kind_of(recipe: str, kind: str | None) -> str:
-    """The command that a recipe is for: as said, else by its keys. Raises ConfigError where they do not tell."""
+    """The command that a recipe is for: `kind` if given, else inferred from its keys.
+
+    Raises ConfigError if it is unclear.
+    """
     from proximo.config.loader import read_document
 
     if kind is not None:
@@ -81,7 +84,7 @@ def kind_of(recipe: str, kind: str | None) -> str:
 
 
 def _known(kind: str) -> str:
-    if kind not in {each.name for each in recipe_kinds()}:
+    if kind not in {recipe_kind.name for recipe_kind in recipe_kinds()}:
         raise ConfigError(f"no command {kind} takes a recipe; those that do: {_names()}")
     return kind
 

@@ -1,4 +1,4 @@
-"""`proximo doctor`: what this machine has and can promise. Not the trying: machine.py, sandbox/, native/."""
+"""`proximo doctor`: reports what a run would find on this machine. The checks: machine.py, sandbox/, native/."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""What `proximo doctor` looks at: what a run would find on this machine. Not the sandbox's guarantees one by one."""
+"""The checks of `proximo doctor`: versions, device, memory and other facts of this machine."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from pathlib import Path
 GIB = 2**30
 SHOWN = ("torch", "transformers", "tokenizers", "safetensors", "peft", "datasets", "numpy")
 REQUIREMENT = re.compile(r"([\w.-]+)[^;]*; extra == ['\"]([\w-]+)['\"]")
-"""A line of a package's metadata: `wandb>=0.31; extra == "wandb"`."""
+"""Matches a requirement in a package's metadata, for example `wandb>=0.31; extra == "wandb"`."""
 
 
 def _versions() -> str:
@@ -71,21 +71,21 @@ def _disk() -> str:
 def _sandbox() -> str:
     from proximo.sandbox.doctor import State, examine
 
-    found = examine()
-    lacking = [each.name for each in found if each.state not in (State.HELD, State.WAIVED)]
-    held = f"{len(found) - len(lacking)} of {len(found)} guarantees are held"
+    findings = examine()
+    lacking = [finding.name for finding in findings if finding.state not in (State.HELD, State.WAIVED)]
+    held = f"{len(findings) - len(lacking)} of {len(findings)} guarantees are held"
     return f"{held}, not {', '.join(lacking)}: `proximo doctor sandbox` says why" if lacking else held
 
 
 def _extras() -> str:
     missing: dict[str, list[str]] = {}
-    wanted = [found.groups() for each in requires("proximo") or () if (found := REQUIREMENT.match(each))]
-    for package, extra in wanted:
+    requirements = [match.groups() for line in requires("proximo") or () if (match := REQUIREMENT.match(line))]
+    for package, extra in requirements:
         if extra != "test":
             missing.setdefault(extra, []).extend([] if _is_installed(package) else [package])
-    there = [extra for extra, packages in missing.items() if not packages]
-    absent = [extra for extra, packages in missing.items() if packages]
-    names, others = (", ".join(sorted(each)) or "none" for each in (there, absent))
+    complete = [extra for extra, packages in missing.items() if not packages]
+    incomplete = [extra for extra, packages in missing.items() if packages]
+    names, others = (", ".join(sorted(extras)) or "none" for extras in (complete, incomplete))
     return f"{names}; without {others} (pip install 'proximo[NAME]')"
 
 
@@ -108,13 +108,13 @@ CHECKS: dict[str, Callable[[], str]] = {
     "sandbox": _sandbox,
     "extras": _extras,
 }
-"""Name -> what there is to say, in the order in which it is shown."""
+"""Name of a check -> function that returns its result as text, in the order of the output."""
 
 
 def examine_machine() -> Iterator[tuple[str, str]]:
-    """Each check's name and finding; one that fails says why, and the others go on."""
+    """Name and result of each check. A check that fails gives its error as the result."""
     for name, check in CHECKS.items():
         try:
             yield name, check()
-        except Exception as error:  # whatever is wrong with this machine is what is asked for
+        except Exception as error:  # the command exists to report problems of this machine
             yield name, f"could not be told: {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""`proximo pass-rate`: the difficulty of training prompts, before a run. The work is in commands/pass_rates.py."""
+"""`proximo pass-rate`: measures the difficulty of training prompts. The work: commands/pass_rates.py."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from proximo.cli.training import Overrides, RecipeName, checked
-from proximo.cli.using import new_file
+from proximo.cli.using import check_new_file
 from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.ppo.kind import PPO
 
-if TYPE_CHECKING:  # the schemas take longer to import than --help may
+if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.ppo.recipe import PPORecipe
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add `proximo pass-rate` to the command line."""
     app.command()(pass_rate)
 
 
@@ -36,7 +36,7 @@ def pass_rate(
     proximo pass-rate my.yaml rated.jsonl --samples-per-prompt 8
     proximo ppo my.yaml data.sources='[{path: rated.jsonl}]' data.filter='{above: 0.9, below: 0.1, from_epoch: 0}'
     """
-    new_file(out)
+    check_new_file(out)
     with functions_of_the_working_directory():
         loaded = checked(PPO.name, recipe, overrides or ())
         from proximo.commands.pass_rates import run_pass_rates

@@ -1,4 +1,4 @@
-"""`proximo plan`: memory and work of a recipe before anything is loaded. Not the planning: plan/."""
+"""`proximo plan`: predicts memory and FLOPs of a recipe. The work: plan/."""
 
 import json
 from typing import Annotated
@@ -10,7 +10,7 @@ from proximo.cli.training import Overrides, RecipeName
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add `proximo plan` to the command line."""
     app.command()(plan)
 
 
@@ -47,10 +47,10 @@ def plan(
         print(json.dumps(to_json(plans, process=process), indent=2))
         return 0
     memory = memory_bytes(device)
-    texts = [describe(each, memory=memory, process=process) for each in plans]
+    texts = [describe(plan, memory=memory, process=process) for plan in plans]
     if measure:
-        rates = {name: product_rate(device, precision=name) for name in {each.precision for each in plans}}
-        seconds = [step_seconds(each, rates[each.precision]) for each in plans]
-        texts = [f"{text}\n{each}" for text, each in zip(texts, seconds, strict=True)]
+        rates = {name: product_rate(device, precision=name) for name in {plan.precision for plan in plans}}
+        times = [step_seconds(plan, rates[plan.precision]) for plan in plans]
+        texts = [f"{text}\n{time}" for text, time in zip(texts, times, strict=True)]
     print("\n\n".join(texts))
     return 0

@@ -1,4 +1,4 @@
-"""Puts the commands together, and turns errors into one message and an exit status. Not what a command does."""
+"""Assembles the commands, and turns errors into a message and an exit status."""
 
 import io
 import os
@@ -18,7 +18,7 @@ from proximo.trainer_kinds import register
 
 INTERRUPTED = 130
 TRAIN = "the name of what is trained: `proximo sft`, `reward`, `dpo`, `ppo` or `pipeline`"
-ELSEWHERE = {
+OTHER_TOOLS_COMMANDS = {
     "eval": "`proximo evaluate`",
     "finetune": "`proximo sft`",
     "grpo": "`proximo ppo` with ppo.advantage=group_standardised, as in the recipe grpo-function",
@@ -31,11 +31,11 @@ ELSEWHERE = {
     "serve": "`proximo serve-reward` for rewards; models are for other servers, from `proximo export`",
     "train": TRAIN,
 }
-"""Commands of other tools."""
+"""Command of another tool -> the command here."""
 SETTING = re.compile(r"--([a-z_]+(?:\.\w+)+)(=.*)?")
-"""`--ppo.num_steps=3`."""
+"""Matches a config key that is written as an option, such as `--ppo.num_steps=3`."""
 SETTINGS = {"max_content_width": 100, "help_option_names": ["-h", "--help"]}
-# Plain help, and tracebacks left to Python: the rich variants cost start-up time and reflow the examples.
+# No rich help or tracebacks: they slow down the start and rewrap the examples.
 app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False, context_settings=SETTINGS
 )
@@ -53,21 +53,21 @@ app.add_typer(doctor.app, name="doctor")
 def main(argv: Sequence[str]) -> int:
     """Run one command line and return its exit status: 0, 1 (the run failed), 2 (the user's mistake) or 128 + signal.
 
-    A mistake or a failure that Proximo knows becomes one message on stderr; anything else keeps its traceback.
+    User errors and known failures print one message on stderr; any other exception keeps its traceback.
     """
-    _let_idle_threads_sleep()
-    _let_streams_say_everything()
+    _limit_spinning_threads()
+    _escape_unencodable_output()
     arguments = explicit_resume(argv) or ["--help"]
     try:
         _register_installed_trainers()
-        training.add_to(app)  # again, for trainers that were registered since
+        training.add_to(app)  # a second time, for trainers registered by installed packages
         command = typer.main.get_command(app)
         status = command.main(args=arguments, prog_name="proximo", standalone_mode=False)
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
     except typer.TyperException as error:
-        if arguments[0] in ELSEWHERE:
-            return _refuse(f"there is no command {arguments[0]}; here that is {ELSEWHERE[arguments[0]]}", 2)
+        if arguments[0] in OTHER_TOOLS_COMMANDS:
+            return _refuse(f"there is no command {arguments[0]}; here that is {OTHER_TOOLS_COMMANDS[arguments[0]]}", 2)
         hint = _setting_hint(arguments) or f"`proximo {_command_of(arguments)}--help` tells more"
         return _refuse(f"{error.format_message()} ({hint})", 2)
     except (KeyboardInterrupt, typer.Abort):
@@ -82,7 +82,9 @@ def main(argv: Sequence[str]) -> int:
 
 @cache
 def _register_installed_trainers() -> None:
-    """Those that installed packages declare as entry points of the group `proximo.trainers`. Raises ConfigError."""
+    """Register the trainers that installed packages declare as entry points of the group `proximo.trainers`.
+
+    Raises ConfigError if one cannot be loaded or registered."""
     for point in entry_points(group="proximo.trainers"):
         try:
             register(point.load())
@@ -94,16 +96,16 @@ def _register_installed_trainers() -> None:
 
 
 def _known_failure(error: BaseException) -> str | None:
-    """What the machine, and not the program, has to be asked about; None for a bug, which keeps its traceback."""
+    """A message for failures of the machine (memory, disk, locale); None for anything else, which may be a bug."""
     if isinstance(error, UnicodeEncodeError):
         return (
             f"the locale, which says {sys.getfilesystemencoding()}, has no {error.object[error.start : error.end]!a}: "
             "set LC_ALL=C.UTF-8, or PYTHONUTF8=1"
         )
-    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if memory_ran_out(error):
         return (
-            f"memory ran out ({told[:300]}): this process may take more than the limits of its shell (`ulimit -v`), "
+            f"memory ran out ({summary[:300]}): this process may take more than the limits of its shell (`ulimit -v`), "
             "of its container or of the machine allow; `proximo plan` with the recipe says what takes how much"
         )
     if disk_refused(error):
@@ -111,26 +113,26 @@ def _known_failure(error: BaseException) -> str | None:
     return None
 
 
-def _let_idle_threads_sleep() -> None:
-    """Must come before torch is imported, whose OpenMP reads it once.
+def _limit_spinning_threads() -> None:
+    """Make idle OpenMP threads sleep soon. Call it before torch is imported, because OpenMP reads the setting once.
 
-    Threads that wait by spinning keep a core from whoever has work: beside one busy program a training step of a small
-    model took many times as long with two threads as with one. With a short spin it takes about as long, and an idle
-    machine keeps half of what the second thread gains there (docs/getting-started.md).
+    Spinning threads keep a core from threads with work: beside one busy program, a training step of a small model took
+    many times as long with two threads as with one. With a short spin it takes about as long, and an idle machine keeps
+    half of the gain of the second thread (docs/getting-started.md).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
-def _let_streams_say_everything() -> None:
-    """In a locale without UTF-8 a character that it does not have is written as its number, and ends no run."""
+def _escape_unencodable_output() -> None:
+    """Write characters that the locale cannot encode as escapes, so that they do not end a run."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
 
 def explicit_resume(arguments: Sequence[str]) -> list[str]:
-    """`--resume` alone means `--resume=must`; the option parser knows no option whose value may be left out."""
+    """Replace a bare `--resume` by `--resume=must`, since the option parser supports no optional values."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     before = ["--resume=must" if argument == "--resume" else argument for argument in arguments[:end]]
     return [*before, *arguments[end:]]
@@ -142,7 +144,7 @@ def _refuse(message: str, status: int) -> int:
 
 
 def _setting_hint(arguments: Sequence[str]) -> str | None:
-    """How a setting is written that was given as an option; None where none was."""
+    """A hint for the first config key that was written as an option; None if there is none."""
     for argument in arguments[1:]:
         if setting := SETTING.fullmatch(argument):
             return f"settings are written without dashes: {setting[1]}{setting[2] or '=VALUE'}"
@@ -150,7 +152,7 @@ def _setting_hint(arguments: Sequence[str]) -> str | None:
 
 
 def _command_of(arguments: Sequence[str]) -> str:
-    """The command's name with a space after it, where the arguments begin with a known one."""
+    """The command's name and a space if the arguments begin with a command, else the empty string."""
     names = typer.main.get_group(app).commands
     return f"{arguments[0]} " if arguments[0] in names else ""
 

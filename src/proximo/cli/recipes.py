@@ -1,4 +1,4 @@
-"""`proximo recipes`: the recipes that come with the package. Not the reading of one: that is config/."""
+"""`proximo recipes`: lists, prints and copies the recipes of the package."""
 
 from pathlib import Path
 from typing import Annotated

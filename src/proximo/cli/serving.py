@@ -1,4 +1,4 @@
-"""`proximo serve-reward`: reward sources for other machines. Not the service: commands/serve_reward.py."""
+"""`proximo serve-reward`: serves reward sources over HTTP. The service: commands/serve_reward.py."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from proximo.cli.working_directory import functions_of_the_working_directory
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add `proximo serve-reward` to the command line."""
     app.command("serve-reward")(serve_reward)
 
 

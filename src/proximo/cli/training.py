@@ -1,4 +1,4 @@
-"""The commands that train, one for each kind of recipe. Not the training: that is ppo/, supervised/ and run/."""
+"""The training commands, one per registered trainer, and `proximo pipeline`."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from proximo.cli.collection import imports_set_apart
+from proximo.cli.collection import imports_without_collection
 from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
 
-if TYPE_CHECKING:  # the schemas take longer to import than --help may
+if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.loader import LoadedRecipe
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
@@ -43,10 +43,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and e
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add a command for each kind of recipe that is registered and has none yet."""
-    there = {command.name for command in app.registered_commands}
+    """Add a command for each registered kind of recipe that has none yet."""
+    existing = {command.name for command in app.registered_commands}
     for kind in recipe_kinds():
-        if kind.name not in there:
+        if kind.name not in existing:
             app.command(name=kind.name, help=kind.help)(_command(kind.name))
 
 
@@ -73,18 +73,18 @@ def _command(kind: str) -> Callable[..., int]:
                 recipe_text=loaded.text,
             )
             from proximo.commands.dry_run import describe
-            from proximo.commands.foresight import cautions, device_problem
+            from proximo.commands.preflight_warnings import device_problem, find_warnings
             from proximo.run.folders import check_folders
 
             if dry_run:
-                for caution in cautions(loaded.recipe):
-                    print(f"note: {caution}", file=sys.stderr)
+                for warning in find_warnings(loaded.recipe):
+                    print(f"note: {warning}", file=sys.stderr)
                 print(describe(loaded.recipe))
                 return 0
             if problem := device_problem(loaded.recipe.run.device):
                 raise ConfigError(f"run.device is {loaded.recipe.run.device}, but {problem}: say auto or cpu")
             check_folders(loaded.recipe, resume=options.resume, overwrite=overwrite)
-            with imports_set_apart():
+            with imports_without_collection():
                 from proximo.commands.pipeline.run import run_recipe
             return run_recipe(loaded.recipe, options)
 
@@ -92,8 +92,8 @@ def _command(kind: str) -> Callable[..., int]:
 
 
 def checked(kind: str, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
-    """The recipe, with everything found wrong that can be found before a model or data set is opened."""
-    from proximo.config.ineffective_keys import unused_keys
+    """Load a recipe and run all checks that need no model and no data set. Prints notes about ineffective keys."""
+    from proximo.config.ineffective_keys import ineffective_keys
     from proximo.config.loader import load_recipe
     from proximo.run.optional_dependencies import check_extras_of
     from proximo.run.preflight import check_inputs
@@ -101,7 +101,7 @@ def checked(kind: str, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
     loaded = load_recipe(kind, recipe, overrides)
     check_inputs(loaded.recipe)
     check_extras_of(loaded.recipe)
-    for sentence in unused_keys(loaded.recipe):
+    for sentence in ineffective_keys(loaded.recipe):
         print(f"note: {sentence}", file=sys.stderr)
     return loaded
 

@@ -1,4 +1,4 @@
-"""The commands that use what was trained: generate, evaluate, export, report. Not their work: that is in commands/."""
+"""The commands that use a finished run: generate, evaluate, export, report. The work: commands/."""
 
 import io
 import sys
@@ -24,7 +24,7 @@ DType = Literal["float32", "bfloat16"]
 
 
 def add_to(app: typer.Typer) -> None:
-    """Add the four commands."""
+    """Add generate, evaluate, export and report to the command line."""
     for command in (generate, evaluate, export, report):
         app.command()(command)
 
@@ -61,10 +61,10 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
     proximo generate runs/ppo "Once upon a time" --num-samples 8 --keep 1 --reward runs/reward
     proximo generate runs/ppo --output answers.jsonl < prompts.txt
     """
-    model_or_refuse(model)
+    check_model_path(model)
     _check_reward(reward, keep=keep, num_samples=num_samples)
-    new_file(output)
-    given = prompts or _prompts_from_stdin()
+    check_new_file(output)
+    texts = prompts or _prompts_from_stdin()
     from proximo.commands.generate import GenerateOptions, run_generate
     from proximo.rollout.sampling import SamplingOptions
 
@@ -81,7 +81,7 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
         output=output,
     )
     with functions_of_the_working_directory():
-        return run_generate(model, given, options)
+        return run_generate(model, texts, options)
 
 
 def _prompts_from_stdin() -> list[str]:
@@ -94,7 +94,7 @@ def _prompts_from_stdin() -> list[str]:
 
 
 def lines_of_stdin() -> Iterator[str]:
-    """What is piped in, which is UTF-8 as data files are, whatever the locale says. Raises UserError."""
+    """Lines of standard input, decoded as UTF-8 in every locale, like data files. Raises UserError for other bytes."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
     try:
@@ -113,15 +113,15 @@ def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> 
     if reward is None:
         return
     if not IMPORT_PATH.fullmatch(reward):
-        model_or_refuse(reward)
+        check_model_path(reward)
         return
     with functions_of_the_working_directory():
         if problem := function_problem(reward):
             raise UserError(f"--reward: {problem}")
 
 
-def model_or_refuse(name: str) -> None:
-    """Raises UserError for the name of a folder that is not there; before torch is imported, which takes seconds."""
+def check_model_path(name: str) -> None:
+    """Raises UserError if `name` is a local path without a model or run. Needs no torch, whose import takes seconds."""
     folder = Path(name).expanduser()
     if folder.is_file():
         raise UserError(f"{name} is a file; give a run, a model folder, or a Hub name such as owner/name")
@@ -132,14 +132,14 @@ def model_or_refuse(name: str) -> None:
 
 
 def _refuse_other_folder(folder: Path) -> None:
-    # The schemas that it imports take longer than --help may.
+    # Imported here because the schemas would slow down --help.
     from proximo.run.checkpoint_lookup import refuse_neither
 
     refuse_neither(folder)
 
 
-def new_file(path: Path | None) -> None:
-    """Raises UserError where no new file can be written at `path`. Tried, and said, before a model is loaded."""
+def check_new_file(path: Path | None) -> None:
+    """Raises UserError if no new file can be created at `path`. Call it before a model is loaded."""
     if path is None:
         return
     try:
@@ -147,7 +147,7 @@ def new_file(path: Path | None) -> None:
             raise UserError(f"{path} exists and is left as it is: give a file that does not exist yet")
         if not path.parent.is_dir():
             raise UserError(f"there is no folder {path.parent} to write {path.name} to")
-        # Permissions tell less than the attempt does: file systems may be read-only, or take no files.
+        # An attempt is surer than permissions: the file system may be read-only.
         with NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}."):
             pass
     except OSError as error:
@@ -172,17 +172,17 @@ def evaluate(
     proximo evaluate runs/ppo --samples-per-prompt 16 --solved-score 1
     proximo evaluate runs/ppo --greedy
     """
-    _existing_run(run)
+    _check_run_folder(run)
     _refuse_other_folder(run)
-    new_file(output)
+    check_new_file(output)
     from proximo.commands.evaluate import run_evaluate
 
-    given = {
+    settings = {
         "evaluation_samples_per_prompt": samples_per_prompt,
         "solved_score": solved_score,
         "evaluate_greedy": greedy or None,
     }
-    changes = {key: value for key, value in given.items() if value is not None}
+    changes = {key: value for key, value in settings.items() if value is not None}
     with functions_of_the_working_directory():
         return run_evaluate(run, checkpoint=checkpoint, num_prompts=num_prompts, output=output, settings=changes)
 
@@ -206,12 +206,12 @@ def export(
     proximo export runs/ppo models/critic --role value
     proximo export runs/ppo models/mine --merge --push me/mine --private
     """
-    _existing_run(run)
+    _check_run_folder(run)
     _refuse_other_folder(run)
     _check_hub_name(push, private=private)
     if out.exists():
         raise RunFolderError(f"{out} exists and is left as it is: give a folder that does not exist yet")
-    if file := next((each for each in out.parents if each.exists() and not each.is_dir()), None):
+    if file := next((parent for parent in out.parents if parent.exists() and not parent.is_dir()), None):
         raise RunFolderError(f"{file} is a file, so that there can be no folder {out}: give another one")
     from proximo.commands.export import ExportOptions, run_export
 
@@ -242,7 +242,7 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
     proximo report runs/ppo
     proximo report runs/demo                  of a pipeline: all stages on one page
     """
-    _existing_run(run)
+    _check_run_folder(run)
     from proximo.checkpoint.run_folder import settle_run
     from proximo.metrics.report.page import stage_folders, write_pipeline_report, write_report
     from proximo.metrics.report.views import run_alarms
@@ -263,20 +263,20 @@ def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder
 
 
 def _refuse_nothing_to_report(stages: Sequence[Path]) -> None:
-    """A run that failed at once has its reason to show, and one of several stages may be at its beginning."""
+    """Raises RunFolderError if no stage has a metrics line or an outcome. A run that failed at once has an outcome."""
     from proximo.metrics.run_files import read_run
 
-    found = [read_run(stage) for stage in stages]
-    if any(each.lines or each.outcome is not None for each in found):
+    runs = [read_run(stage) for stage in stages]
+    if any(run.lines or run.outcome is not None for run in runs):
         return
-    log, unreadable = stages[0] / "metrics.jsonl", found[0].num_unreadable
+    log, unreadable = stages[0] / "metrics.jsonl", runs[0].num_unreadable
     if unreadable:
         raise RunFolderError(f"{log} is not what a run writes: none of its {unreadable} lines can be read")
     raise RunFolderError(f"the run in {stages[0]} has no line yet to report: {log} is empty")
 
 
-def _existing_run(run: Path) -> None:
-    """Said before torch is imported, which takes seconds."""
+def _check_run_folder(run: Path) -> None:
+    """Raises RunFolderError if `run` is not a folder. Needs no torch, whose import takes seconds."""
     if run.is_file():
         raise RunFolderError(f"{run} is a file; the folder of a run is wanted")
     if not run.is_dir():

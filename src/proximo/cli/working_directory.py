@@ -1,4 +1,4 @@
-"""Functions that a recipe names may lie in the folder that the user started from. Imports none of them."""
+"""Makes modules of the working directory importable, for functions that a recipe names."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def functions_of_the_working_directory() -> Generator[None]:
-    """Import from the working directory too, but last: a stray file there must not hide an installed package."""
+    """Append the working directory to the import path. It comes last, so that a stray file cannot shadow a package."""
     added = os.getcwd()
     sys.path.append(added)
     try:

@@ -1,4 +1,4 @@
-"""Where rows come from and how they become prompts, texts or pairs. Not the reading itself."""
+"""Config sections of data: sources, and how rows become prompts, texts or pairs."""
 
 from typing import Any, Literal, Self
 

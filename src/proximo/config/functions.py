@@ -1,4 +1,4 @@
-"""Whether `package.module:function` exists, found without importing it: a user's module may import half the world."""
+"""Checks an import path `package.module:function` without importing the module, whose imports may be slow."""
 
 import ast
 import hashlib
@@ -10,12 +10,12 @@ IMPORT_PATH_HINT = "a function is named as package.module:function"
 
 
 def function_problem(import_path: str) -> str | None:
-    """What is wrong with an import path; None where nothing can be found wrong without running code."""
+    """What is wrong with an import path; None if no problem can be found without running code."""
     module_name, colon, function = import_path.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), function)):
         return f"{IMPORT_PATH_HINT}, got {import_path!r}"
-    found, source = _module_file(module_name)
-    if not found:
+    exists, source = _module_file(module_name)
+    if not exists:
         return f"there is no module {module_name} among the installed packages or in the working directory {Path.cwd()}"
     if source is None:
         return None
@@ -29,31 +29,34 @@ def function_problem(import_path: str) -> str | None:
 
 
 def source_digest(import_path: str) -> str | None:
-    """The start of the SHA-256 of the source file that an import path leads to; None where there is none."""
+    """Text with the first 16 hex digits of the SHA-256 of the function's source file; None if there is no file."""
     _, source = _module_file(import_path.partition(":")[0])
     return None if source is None else f"source with sha256 {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
 
 
 def _module_file(module_name: str) -> tuple[bool, Path | None]:
-    """Whether the module exists, and its source file where it has one."""
-    top, *below = module_name.split(".")
+    """Whether the module exists, and its source file if it has one."""
+    top, *submodules = module_name.split(".")
     spec = find_spec(top)
     name = top
-    for piece in below:
+    for piece in submodules:
         if spec is None or spec.submodule_search_locations is None:
             return False, None
         name = f"{name}.{piece}"
-        # Unlike find_spec, this does not import the packages above.
+        # Unlike find_spec, this does not import the parent packages.
         spec = PathFinder.find_spec(name, list(spec.submodule_search_locations))
     is_source = spec is not None and spec.origin is not None and spec.origin.endswith(".py")
     return spec is not None, Path(spec.origin) if spec and spec.origin and is_source else None
 
 
 def _top_level_names(source: Path) -> dict[str, bool] | None:
-    """Names that a module binds at its top level, True for async functions; None where only running it would tell."""
+    """Top-level names of a module -> whether it is an async function.
+
+    None if the names depend on running the module.
+    """
     try:
         tree = ast.parse(source.read_bytes())
-    except (SyntaxError, ValueError):  # importing it will say so, with the line
+    except (SyntaxError, ValueError):  # importing it will report the error with its line
         return None
     names: dict[str, bool] = {}
     for statement in tree.body:
@@ -61,13 +64,13 @@ def _top_level_names(source: Path) -> dict[str, bool] | None:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 names[name] = False
             case ast.AsyncFunctionDef(name=name, decorator_list=decorators):
-                names[name] = not decorators  # a decorator may be what waits for it
+                names[name] = not decorators  # a decorator may wrap it in a synchronous function
             case ast.Assign(targets=targets):
                 names |= {target.id: False for target in targets if isinstance(target, ast.Name)}
             case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
                 names |= {alias.asname or alias.name: False for alias in aliases}
             case ast.Expr() | ast.AnnAssign():
                 pass
-            case _:  # under a condition, or made by a loop
+            case _:  # names may be bound in a condition or loop
                 return None
     return None if "*" in names or "__getattr__" in names else names

@@ -1,4 +1,4 @@
-"""Keys that a recipe gives and that do nothing, because of another key. Not mistakes: the run is well defined."""
+"""Finds keys of a recipe that have no effect because of another key. They cause a note, not an error."""
 
 from collections.abc import Iterator
 
@@ -9,21 +9,21 @@ from proximo.config.schema.base import Section
 from proximo.trainer_kinds import trainer_of
 
 
-def unused_keys(recipe: Recipe) -> list[str]:
-    """One sentence for every such key, with its full path and the reason."""
-    return [sentence for prefix, stage in recipe.given_stages() for sentence in _unused(stage, prefix)]
+def ineffective_keys(recipe: Recipe) -> list[str]:
+    """One sentence per ineffective key, with its full path and the reason."""
+    return [sentence for prefix, stage in recipe.given_stages() for sentence in _ineffective(stage, prefix)]
 
 
-def _unused(recipe: TrainerRecipe, prefix: str) -> Iterator[str]:
-    data = {key: each for key, each in recipe.sections().items() if isinstance(each, DataConfig)}
+def _ineffective(recipe: TrainerRecipe, prefix: str) -> Iterator[str]:
+    data = {key: section for key, section in recipe.sections().items() if isinstance(section, DataConfig)}
     for key, section in data.items():
-        yield from _unused_in_sources(section, f"{prefix}{key}.")
+        yield from _ineffective_in_sources(section, f"{prefix}{key}.")
     for key, section in data.items():
         if reason := nothing_evaluated(section, f"{prefix}{key}"):
             yield from given_keys(recipe.run, ("evaluate_every_steps",), f"{prefix}run.", reason)
         break  # evaluation uses the first data section only
     for key, optimizer in recipe.optimizers().items():
-        yield from _unused_in_optimizer(optimizer, f"{prefix}{key}.")
+        yield from _ineffective_in_optimizer(optimizer, f"{prefix}{key}.")
     yield from trainer_of(recipe).ineffective_keys(recipe, prefix)
 
 
@@ -34,7 +34,7 @@ def nothing_evaluated(data: DataConfig, key: str) -> str | None:
     return f"nothing is evaluated without {key}.held_out_rows or {key}.evaluation_sources"
 
 
-def _unused_in_sources(data: DataConfig, prefix: str) -> Iterator[str]:
+def _ineffective_in_sources(data: DataConfig, prefix: str) -> Iterator[str]:
     if data.proportions is None:
         yield from given_keys(data, ("split_seed",), prefix, "without proportions nothing is split")
     for index, source in enumerate(data.sources if data.proportions is None else ()):
@@ -43,7 +43,7 @@ def _unused_in_sources(data: DataConfig, prefix: str) -> Iterator[str]:
         )
 
 
-def _unused_in_optimizer(optimizer: OptimizerConfig, prefix: str) -> Iterator[str]:
+def _ineffective_in_optimizer(optimizer: OptimizerConfig, prefix: str) -> Iterator[str]:
     if optimizer.schedule == "constant":
         yield from given_keys(optimizer, ("final_fraction",), prefix, "schedule is constant")
 

@@ -1,4 +1,4 @@
-"""A recipe file and its overrides become one validated, frozen recipe. Imports no torch; knows no trainer.
+"""Loads a recipe file with overrides into a validated, frozen recipe. Imports no torch.
 
 Relative paths in a recipe are relative to the working directory, not to the file. Environment variables are not
 expanded.
@@ -28,19 +28,19 @@ from proximo.trainer_kinds import recipe_kind, recognise
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedRecipe:
-    """A recipe, and what it was read from."""
+    """A recipe and its source."""
 
     recipe: Recipe
     text: str
-    """The file as it was written, below one comment line per override."""
+    """The text of the file, after one comment line per override."""
     origin: str
     """The file's path, or the shipped recipe's name."""
 
 
 def load_recipe(kind: str, path_or_name: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """Read the recipe at a path, or the shipped one of that name, and put the overrides in.
+    """Read the recipe at a path, or the shipped recipe of that name, and apply the overrides.
 
-    Raises ConfigError: one message that lists every mistake with its file, line, key, what came and what is wanted.
+    Raises ConfigError. Its message lists all mistakes with file, line, key, given value and expected value.
     """
     schema = recipe_kind(kind).schema
     source = _source(read_document(path_or_name), overrides, schema)
@@ -60,7 +60,7 @@ def load_recipe(kind: str, path_or_name: str, overrides: Sequence[str] = ()) -> 
 
 
 def load_reward_section(path_or_name: str, overrides: Sequence[str] = ()) -> tuple[RewardSourceConfig, ...]:
-    """The reward sources of a recipe that has any, of a pipeline, or of a file with that section alone.
+    """The reward sources of a recipe, of a pipeline, or of a file with only the section `reward`.
 
     Raises ConfigError as `load_recipe` does, and for a recipe without reward sources.
     """
@@ -88,7 +88,7 @@ def _source(document: Document, overrides: Sequence[str], schema: type[Section])
 
 
 def read_document(path_or_name: str) -> Document:
-    """The YAML of a recipe, which must be a mapping. Raises ConfigError."""
+    """Parse the YAML of a recipe. Raises ConfigError if it is not a mapping."""
     if is_shipped_name(path_or_name):
         document = parse_document(shipped_recipe(path_or_name).text, path_or_name)
     else:
@@ -111,19 +111,19 @@ def _file_text(path: Path) -> str:
 
 
 def resolved_json(recipe: Recipe) -> str:
-    """Every key with the value that holds, defaults included."""
+    """The resolved recipe as JSON, defaults included."""
     return recipe.model_dump_json(indent=2) + "\n"
 
 
 def resolved_yaml(recipe: Section) -> str:
-    """The same as YAML, which loads again as a recipe."""
+    """The resolved recipe as YAML, which can be loaded as a recipe."""
     return yaml.dump(
         recipe.model_dump(mode="json"), Dumper=_PlainDumper, sort_keys=False, allow_unicode=True, width=120
     )
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Quotes what the rules of YAML 1.2 would otherwise read as a number, beside what those of 1.1 would."""
+    """Quotes strings that YAML 1.2 would read as another type, in addition to those of YAML 1.1."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         tag = super().resolve(kind, value, implicit)

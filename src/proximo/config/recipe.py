@@ -1,4 +1,4 @@
-"""Base classes of recipes. The fields of each trainer's recipe are defined beside that trainer."""
+"""Base classes of recipes. The recipe of a trainer is declared beside it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -10,27 +10,30 @@ from proximo.errors import UserError
 
 
 class Recipe(Section):
-    """The content of one YAML file."""
+    """The contents of one recipe file."""
 
     run: RunConfig
     """Run folder, device, seed, checkpoints and logging."""
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
-        """The recipes of its stages by key, in the order in which they run; None for a stage that is skipped.
+        """Key of a stage -> its trainer recipe, in the order of execution; None for a stage that is left out.
 
-        The recipe of a single trainer is its own only stage, with the key "".
+        The recipe of a single trainer has one stage, itself, under the key "".
         """
         raise NotImplementedError
 
     def given_stages(self) -> "Iterator[tuple[str, TrainerRecipe]]":
-        """The stages that are not skipped, each with the prefix of its keys: `sft.`, or nothing."""
+        """The stages that are not left out, each with the prefix of its keys: `sft.`, or "" for a single trainer."""
         for name, stage in self.stages().items():
             if stage is not None:
                 yield f"{name}." if name else "", stage
 
 
 class TrainerRecipe(Recipe):
-    """The recipe of one trainer. The methods derive facts from its sections; a subclass overrides what differs."""
+    """The recipe of one trainer.
+
+    The methods derive their results from its sections; a trainer overrides what differs.
+    """
 
     memory_settings: ClassVar[str] = "take smaller batches, or a smaller model"
     """What to change when memory runs out. None of it changes the results."""
@@ -41,20 +44,27 @@ class TrainerRecipe(Recipe):
         return {"": self}
 
     def sections(self) -> dict[str, Section]:
-        """Its sections by key, list items by index (`reward.0`), without those that this run does not use."""
-        found: dict[str, Section] = {}
+        """Key -> section, with list items by index (`reward.0`).
+
+        Trainers leave out sections that the run does not use.
+        """
+        sections: dict[str, Section] = {}
         for name, value in self:
             items = enumerate(value) if isinstance(value, tuple) else ()
-            found |= {name: value} if isinstance(value, Section) else {}
-            found |= {f"{name}.{index}": item for index, item in items if isinstance(item, Section)}
-        return found
+            sections |= {name: value} if isinstance(value, Section) else {}
+            sections |= {f"{name}.{index}": item for index, item in items if isinstance(item, Section)}
+        return sections
 
     def models(self) -> dict[str, ModelConfig | ScalarModelConfig]:
-        """The sections of models by key; the trained model comes first."""
-        return {key: each for key, each in self.sections().items() if isinstance(each, ModelConfig | ScalarModelConfig)}
+        """Key -> section of a model. Trained models come first."""
+        return {
+            key: section
+            for key, section in self.sections().items()
+            if isinstance(section, ModelConfig | ScalarModelConfig)
+        }
 
     def optimizers(self) -> dict[str, OptimizerConfig]:
-        """The optimizers that this run uses, by key."""
+        """Key -> optimizer section that this run uses."""
         return {
             f"{key}.{name}": value
             for key, section in self.sections().items()
@@ -63,21 +73,21 @@ class TrainerRecipe(Recipe):
         }
 
     def reward_sources(self) -> tuple[RewardSourceConfig, ...]:
-        """Its reward sources, if any."""
+        """The reward sources of the recipe; empty if the trainer has none."""
         return ()
 
     def longest_sequence(self) -> dict[str, int]:
-        """The keys that limit the tokens of a sequence: of an example, or of a prompt and of its response."""
+        """Key of a length limit -> tokens: one key for an example, or one for the prompt and one for the response."""
         return {}
 
     def with_evaluation_settings(self, changes: Mapping[str, Any]) -> Self:
-        """The recipe with other settings for sampling in evaluation. Raises UserError if evaluation does not sample."""
+        """A copy with changed settings of evaluation sampling. Raises UserError if the trainer samples no responses."""
         names = " and ".join(changes)
         raise UserError(f"{names} change how responses are sampled, and this run samples none: leave them out")
 
 
 def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:
-    """Raises ValueError if the tokenizer does not exist before training."""
+    """Raises ValueError for a tokenizer that does not exist before training."""
     if tokenizer.train_vocab_size is not None:
         raise ValueError("tokenizer.train_vocab_size is for fine-tuning, whose texts it is trained on; give a path")
     if model.config is not None and tokenizer.path is None:
@@ -85,7 +95,7 @@ def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer:
 
 
 def check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: RunConfig) -> None:
-    """Raises ValueError if 8-bit products would be less precise than `run.precision` promises."""
+    """Raises ValueError for 8-bit weights in a run that does not compute in bf16."""
     if model.quantisation == "8bit" and run.precision != "bf16":
         raise ValueError(
             f"{key}.quantisation 8bit computes in 8 bits, which rounds more than run.precision {run.precision} stands "
@@ -94,7 +104,7 @@ def check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: Ru
 
 
 def check_reference(model: ModelConfig, key: str, reference: ModelConfig | None) -> None:
-    """Raises ValueError for a reference with an adapter, or beside a policy with one, whose base is the reference."""
+    """Raises ValueError for a reference with an adapter, or if the base of the model's adapter is the reference."""
     if model.lora is not None and reference is not None:
         raise ValueError(f"with {key}.lora the base is the reference: remove reference, or train without LoRA")
     if reference is not None and reference.lora is not None:
@@ -102,10 +112,10 @@ def check_reference(model: ModelConfig, key: str, reference: ModelConfig | None)
 
 
 def check_one_pass(optimizer: OptimizerConfig | None, *, longest: int, budget: int, section: str, rows: str) -> None:
-    """Raises ValueError if weights step in the backward pass and an update may have several micro-batches.
+    """Raises ValueError if the optimizer steps in the backward pass and an update may need several micro-batches.
 
-    longest: tokens of the longest possible update; budget: tokens of a micro-batch; rows: the key with the number of
-    rows of an update.
+    `longest`: tokens of the longest possible update. `budget`: tokens of a micro-batch. `rows`: the key with the number
+    of rows of an update.
     """
     if optimizer is None or not optimizer.in_backward or longest <= budget:
         return

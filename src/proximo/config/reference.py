@@ -1,4 +1,4 @@
-"""The page docs/configuration.md and the JSON schema, made from the schemas. Nothing else writes that page.
+"""Generates docs/configuration.md and the JSON schema from the config schemas.
 
 python -m proximo.config.reference > docs/configuration.md
 """
@@ -50,7 +50,7 @@ proximo config schema ppo                    # JSON schema, for an editor
 
 
 def configuration_page() -> str:
-    """The whole page, in Markdown."""
+    """The page docs/configuration.md as Markdown."""
     chapters = [INTRODUCTION]
     for kind in recipe_kinds():
         chapters.append(f"## Recipe of `proximo {kind.name}`\n\n{_table(kind.schema)}\n")
@@ -61,7 +61,7 @@ def configuration_page() -> str:
 
 
 def json_schema(kind: str | None = None) -> dict[str, Any]:
-    """JSON schema of one kind of recipe, or of any."""
+    """JSON schema of one kind of recipe, or of all kinds if `kind` is None."""
     if kind is not None:
         return recipe_kind(kind).schema.model_json_schema()
     references, schema = models_json_schema([(kind.schema, "validation") for kind in recipe_kinds()])
@@ -69,15 +69,14 @@ def json_schema(kind: str | None = None) -> dict[str, Any]:
 
 
 def _sections() -> dict[type[Section], list[str]]:
-    """Every section below the recipes, and the paths at which it stands in the recipe of one stage."""
+    """Section -> the paths at which it occurs in the recipes of single stages."""
     places: dict[type[Section], list[str]] = {}
     for kind in trainer_kinds():
         for path, section in key_paths(kind.schema):
             if len(path) > 1:
-                found = places.setdefault(section, [])
-                place = ".".join(path[:-1])
-                if place not in found:
-                    found.append(place)
+                paths = places.setdefault(section, [])
+                if (name := ".".join(path[:-1])) not in paths:
+                    paths.append(name)
     return places
 
 
@@ -155,8 +154,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     match value:
         case Section():
-            given = ", ".join(f"{key}: {show(each)}" for key, each in value.model_dump(exclude_unset=True).items())
-            return f"`{{{given}}}`" if given else "its defaults"
+            changed = ", ".join(f"{key}: {show(item)}" for key, item in value.model_dump(exclude_unset=True).items())
+            return f"`{{{changed}}}`" if changed else "its defaults"
         case () | {}:
             return "empty"
         case tuple():

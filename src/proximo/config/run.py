@@ -1,4 +1,4 @@
-"""What any run needs: where it writes, what it runs on, its models, its optimizers. Not the algorithms."""
+"""Config sections of every run: folder, device, models, tokenizer, optimizers."""
 
 import re
 from typing import Annotated, Any, Literal, Self

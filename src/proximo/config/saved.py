@@ -1,4 +1,4 @@
-"""Settings that a run was saved with, as this version understands them. Not the reading of recipes (loader.py)."""
+"""Reads settings that a run saved, possibly with an earlier version."""
 
 import json
 from collections.abc import Mapping
@@ -15,15 +15,15 @@ Kind = TypeVar("Kind", bound=Section)
 
 
 def read_saved(kind: type[Kind], saved: Mapping[str, Any], *, saved_by: str | None) -> Kind:
-    """The section of which `saved` is a dump by this or an earlier version.
+    """Build a section from its dump by this or an earlier version.
 
-    A setting that was not there yet has its default, or what its `AbsentMeans` says. Raises RunFolderError for those
-    that were removed, renamed or are no longer valid; `saved_by` is the version that knows them, where it is known.
+    A setting that did not exist yet gets its default or the value of its `AbsentMeans`. Raises RunFolderError for
+    settings that were removed, renamed or are no longer valid. `saved_by`: the version that saved them, if known.
     """
     try:
         return kind.model_validate(dict(saved), context=SAVED)
     except ValidationError as error:
-        lines = [f"  {_difference(each, saved)}" for each in error.errors()]
+        lines = [f"  {_difference(detail, saved)}" for detail in error.errors()]
         version = "the version of Proximo that saved it" if saved_by is None else f"proximo {saved_by}, which saved it"
         raise RunFolderError(
             "the run was saved with settings that this version of Proximo does not take:\n"

@@ -1,4 +1,4 @@
-"""The recipes that come with the package, by name. Not their contents: those are the YAML files in recipes/."""
+"""Looks up the recipes that come with the package, which are the YAML files in recipes/."""
 
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -10,24 +10,24 @@ from proximo.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class ShippedRecipe:
-    """One recipe of the package."""
+    """A recipe of the package."""
 
     name: str
     text: str
 
     @property
     def summary(self) -> str:
-        """Its first line, a comment `# COMMAND: what it is for`."""
+        """The text of its first line, a comment `# COMMAND: what it is for`."""
         return self.text.partition("\n")[0].lstrip("# ")
 
     @property
     def command(self) -> str:
-        """The command that it is for."""
+        """The command that the recipe is for."""
         return self.summary.partition(":")[0]
 
 
 def shipped_recipes() -> tuple[ShippedRecipe, ...]:
-    """All of them, by name."""
+    """All shipped recipes, sorted by name."""
     folder = files("proximo") / "recipes"
     entries = [*folder.iterdir(), *(folder / "presets").iterdir()]
     entries = sorted((entry for entry in entries if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
@@ -38,7 +38,7 @@ def shipped_recipes() -> tuple[ShippedRecipe, ...]:
 
 
 def shipped_recipe(name: str) -> ShippedRecipe:
-    """The one of that name. Raises ConfigError that lists the names."""
+    """The shipped recipe of that name. Raises ConfigError with the known names if there is none."""
     recipes = {recipe.name: recipe for recipe in shipped_recipes()}
     if name not in recipes:
         close = get_close_matches(name, recipes, n=1)
@@ -51,7 +51,7 @@ def shipped_recipe(name: str) -> ShippedRecipe:
 
 
 def is_shipped_name(path_or_name: str) -> bool:
-    """Names have no folder and no ending; everything else is a path, and so is what lies in this folder."""
+    """Whether the text is a recipe name: it has no folder and no file extension, and is no file of this folder."""
     if "/" in path_or_name or path_or_name.endswith((".yaml", ".yml", ".json")):
         return False
     return path_or_name in {recipe.name for recipe in shipped_recipes()} or not Path(path_or_name).is_file()

@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides its folder: experiment trackers, and a sink of the user's own. Not the sending."""
+"""Config sections of sinks: experiment trackers and custom sinks."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""`@sft` and `@reward`: a path that means what an earlier stage of the same pipeline made. Not where that lies."""
+"""Checks paths such as `@sft` and `@reward`, which refer to the result of an earlier stage of a pipeline."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ MARK = "@"
 
 
 def stage_mistakes(recipe: Recipe) -> list[Mistake]:
-    """Every `@` path that names no stage which comes before its own."""
+    """A mistake for every `@` path that does not name an earlier stage."""
     names = list(recipe.stages())
-    found = []
-    for place, (name, stage) in enumerate(recipe.stages().items()):
-        for path, value in [] if stage is None else _marked(stage, (name,) if name else ()):
+    mistakes = []
+    for index, (name, stage) in enumerate(recipe.stages().items()):
+        for path, value in [] if stage is None else _stage_paths(stage, (name,) if name else ()):
             if not name:
-                found.append(_outside_pipeline(path, value))
-            elif value.removeprefix(MARK) not in names[:place]:
-                found.append(_not_before(path, value, names[:place]))
-    return found
+                mistakes.append(_outside_pipeline(path, value))
+            elif value.removeprefix(MARK) not in names[:index]:
+                mistakes.append(_not_before(path, value, names[:index]))
+    return mistakes
 
 
 def _outside_pipeline(path: Path, value: str) -> Mistake:
@@ -30,22 +30,22 @@ def _outside_pipeline(path: Path, value: str) -> Mistake:
 
 
 def _not_before(path: Path, value: str, before: Sequence[str]) -> Mistake:
-    there = ", ".join(MARK + name for name in before) or "none"
-    sentence = f"{'.'.join(path)} is {value!r}, but no such stage comes before it; those that do: {there}"
+    known = ", ".join(MARK + name for name in before) or "none"
+    sentence = f"{'.'.join(path)} is {value!r}, but no such stage comes before it; those that do: {known}"
     return Mistake(path=path, sentence=sentence)
 
 
-def _marked(section: Section, prefix: Path) -> Iterator[tuple[Path, str]]:
-    """The keys named path or tokenizer, at any depth, whose value begins with @."""
+def _stage_paths(section: Section, prefix: Path) -> Iterator[tuple[Path, str]]:
+    """Keys named path or tokenizer, at any depth, whose value begins with @, with their values."""
     for name, value in section:
-        yield from _marked_value(value, (*prefix, name))
+        yield from _stage_paths_in(value, (*prefix, name))
 
 
-def _marked_value(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def _stage_paths_in(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
     if isinstance(value, Section):
-        yield from _marked(value, path)
+        yield from _stage_paths(value, path)
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
-            yield from _marked_value(item, (*path, str(index)))
+            yield from _stage_paths_in(item, (*path, str(index)))
     elif isinstance(value, str) and value.startswith(MARK) and path[-1] in ("path", "tokenizer"):
         yield path, value

@@ -1,4 +1,4 @@
-"""Raises alarms while a run is under way: a sink that says each of them once, when it first comes."""
+"""A sink that checks the alarm rules during a run and reports each alarm once, when it is first raised."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -6,48 +6,48 @@ from typing import Any
 
 from proximo.metrics.alarms import find_alarms
 from proximo.metrics.catalogue import catalogue
-from proximo.metrics.console import Course
+from proximo.metrics.console import ProgressInfo
 from proximo.metrics.run_files import Run
 from proximo.metrics.sinks import history
 
 CHECKS_PER_RUN = 50
-"""From this many steps on, the rules look at the run whenever it has grown by this part of its length."""
+"""After n steps, the rules are checked every n / CHECKS_PER_RUN steps (every step at first), cheap in long runs."""
 
 
 class AlarmWatch:
-    """Keeps the numbers of all steps but times and memory, and judges them by the rules that the report has.
+    """Keeps the repeatable metrics of all steps and checks them by the rules of the report.
 
-    `metrics_file` holds the steps before this process. What was wrong by then was said by the process before it, and
-    stands in the run's log.
+    `metrics_file` holds the steps before this process. Alarms of those steps were reported by the earlier process and
+    are not repeated.
     """
 
     def __init__(
         self,
-        course: Course,
+        info: ProgressInfo,
         settings: Mapping[str, Any],
         *,
         metrics_file: Path,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
-        self._rules = course.trainer.metrics.rules
+        self._rules = info.trainer.metrics.rules
         self._settings = settings
-        self._total_steps = course.total_steps
-        self._tell = tell
+        self._total_steps = info.total_steps
+        self._report = report
         self._lines = [_repeatable(step, metrics) for step, metrics in history(metrics_file)]
-        self._judged = len(self._lines)
-        self._told = {alarm.title for alarm in find_alarms(self._run(), self._rules)}
+        self._num_checked = len(self._lines)
+        self._reported = {alarm.title for alarm in find_alarms(self._run(), self._rules)}
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the numbers of one step, and say what is wrong with the run and was not before."""
+        """Take the metrics of one step, and report alarms that are new."""
         self._lines.append(_repeatable(step, metrics))
         count = len(self._lines)
-        if step < self._total_steps and count - self._judged < count // CHECKS_PER_RUN:
+        if step < self._total_steps and count - self._num_checked < count // CHECKS_PER_RUN:
             return
-        self._judged = count
+        self._num_checked = count
         for alarm in find_alarms(self._run(), self._rules):
-            if alarm.title not in self._told:
-                self._told.add(alarm.title)
-                self._tell(f"step {step}, {alarm.severity}: {alarm.text}")
+            if alarm.title not in self._reported:
+                self._reported.add(alarm.title)
+                self._report(f"step {step}, {alarm.severity}: {alarm.text}")
 
     def close(self) -> None: ...
 
@@ -57,6 +57,6 @@ class AlarmWatch:
 
 
 def _repeatable(step: int, metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Without what no run repeats: an alarm must not depend on the load of the machine."""
+    """The step's metrics without times and memory: an alarm must not depend on the load of the machine."""
     known = ((name, number, catalogue().get(name)) for name, number in metrics.items() if number is not None)
     return {"step": step, **{name: number for name, number, metric in known if metric and metric.repeatable}}

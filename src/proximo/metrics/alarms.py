@@ -1,8 +1,8 @@
-"""Says what is wrong with a run from its numbers alone, by fixed rules. Not a judgement that all else is well.
+"""Finds problems of a run from its metrics, by fixed rules. No alarm does not mean that all is well.
 
-Most rules look at the run in fifths: the mean of each fifth of the steps that have the metric. They are silent where
-there are fewer than five, so a run that has just begun raises no alarm. A sickness shows in many curves at once: a rule
-names the alarms that it brings about, and these are shown under it.
+Most rules compare fifths of the run: the mean over each fifth of the steps that have the metric. With fewer than five
+such steps they raise nothing. One problem shows in many curves at once, so a rule names the alarms that it explains,
+and these are shown under it.
 """
 
 import math
@@ -15,7 +15,7 @@ from statistics import fmean, pstdev
 from proximo.metrics.run_files import Run, Series
 
 PATIENCE_STEPS = 200
-"""After so many steps a trend is judged, however long the run is to be."""
+"""Trend rules apply from this step on, however long the run will be."""
 
 
 class Severity(StrEnum):
@@ -29,7 +29,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found, with advice where the run's own numbers say more than the rule can."""
+    """The result of a check that fired. `advice` replaces the rule's advice if the run's metrics allow a better one."""
 
     detail: str
     advice: str | None = None
@@ -37,7 +37,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """One sickness: when it is diagnosed, what to do, and the check that gives the figures (or None)."""
+    """One possible problem: when it is diagnosed, what to do, and the check.
+
+    `check` returns the figures as a sentence or a Finding, and None if all is well.
+    """
 
     title: str
     when: str
@@ -45,61 +48,61 @@ class Rule:
     severity: Severity
     check: Callable[[Run], str | Finding | None]
     trend: bool = False
-    """True where the end of the run is compared with its beginning: such a rule is silent until half of the steps are
-    taken, or `PATIENCE_STEPS`."""
+    """True for a rule that compares the end of the run with its beginning. It applies after half of the steps, or after
+    `PATIENCE_STEPS`."""
     explains: tuple[str, ...] = ()
-    """Titles of alarms that this sickness brings about."""
+    """Titles of the alarms that this problem causes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """A rule that fired, with the figures that made it."""
+    """A rule that fired, with the figures."""
 
     title: str
     detail: str
     advice: str
     severity: Severity
     consequences: tuple["Alarm", ...] = ()
-    """Alarms that this one explains."""
+    """Alarms that this one causes."""
 
     @property
     def text(self) -> str:
-        """All of it in one line, for a terminal."""
+        """The alarm in one line, for a terminal."""
         words = f"{self.title}. {self.detail} {self.advice}"
-        with_it = ", ".join(alarm.title for alarm in self.consequences)
-        return f"{words} It explains: {with_it}." if with_it else words
+        consequences = ", ".join(alarm.title for alarm in self.consequences)
+        return f"{words} It explains: {consequences}." if consequences else words
 
 
 def find_alarms(run: Run, rules: Sequence[Rule]) -> tuple[Alarm, ...]:
-    """The rules that fire on the run, problems first, each with the alarms that it explains.
+    """The alarms of a run, problems first. An alarm that another one explains is among its `consequences`.
 
-    Rules stand in the order of cause and effect: of two that explain an alarm the first one has it.
+    `rules` are ordered from causes to effects: if two rules explain an alarm, it belongs to the first.
     """
-    found: dict[str, Alarm] = {}
+    fired: dict[str, Alarm] = {}
     explained: dict[str, str] = {}
     for rule in rules:
         alarm = _alarm(rule, run) if not rule.trend or _has_settled(run) else None
         if alarm is None:
             continue
-        found[rule.title] = alarm
+        fired[rule.title] = alarm
         for effect in rule.explains:
             explained.setdefault(effect, explained.get(rule.title, rule.title))
-    roots = [alarm for title, alarm in found.items() if title not in explained]
-    whole = [
-        replace(root, consequences=tuple(found[title] for title in found if explained.get(title) == root.title))
+    roots = [alarm for title, alarm in fired.items() if title not in explained]
+    alarms = [
+        replace(root, consequences=tuple(fired[title] for title in fired if explained.get(title) == root.title))
         for root in roots
     ]
-    return tuple(sorted(whole, key=lambda alarm: alarm.severity is not Severity.PROBLEM))
+    return tuple(sorted(alarms, key=lambda alarm: alarm.severity is not Severity.PROBLEM))
 
 
 def _alarm(rule: Rule, run: Run) -> Alarm | None:
     try:
-        found = rule.check(run)
-    except OverflowError:  # scores near the end of the floating-point numbers have no mean to judge by
+        result = rule.check(run)
+    except OverflowError:  # the mean of huge scores overflows: nothing to compare
         return None
-    if found is None:
+    if result is None:
         return None
-    finding = Finding(found) if isinstance(found, str) else found
+    finding = Finding(result) if isinstance(result, str) else result
     return Alarm(title=rule.title, detail=finding.detail, advice=finding.advice or rule.advice, severity=rule.severity)
 
 
@@ -108,7 +111,7 @@ def _has_settled(run: Run) -> bool:
 
 
 def fifths(series: Series) -> tuple[float, ...] | None:
-    """The mean of each fifth of the points; None with fewer than five."""
+    """The mean of each fifth of the points; None for fewer than five points."""
     count = len(series)
     if count < 5:
         return None
@@ -117,13 +120,17 @@ def fifths(series: Series) -> tuple[float, ...] | None:
 
 
 def fifth_noise(series: Series) -> float:
-    """The standard error of the mean of a fifth, from how much neighbouring points differ (trends cancel)."""
-    steps = [later - earlier for earlier, later in pairwise(series.values)]
-    return pstdev(steps) / math.sqrt(2) / math.sqrt(max(1, len(series) / 5)) if len(steps) > 1 else 0.0
+    """The standard error of the mean of a fifth, from differences of neighbouring points, so that trends cancel."""
+    changes = [later - earlier for earlier, later in pairwise(series.values)]
+    # The difference of two independent points has sqrt(2) times the deviation of one.
+    return pstdev(changes) / math.sqrt(2) / math.sqrt(max(1, len(series) / 5)) if len(changes) > 1 else 0.0
 
 
 def counted(run: Run, what: str, *names: str) -> str | None:
-    """How many of what should not happen there were, and in how many steps; None for none."""
+    """A sentence with the total of count metrics and the steps that have any; None if the total is 0.
+
+    `what`: what is counted, in words. `names`: metrics that are added up.
+    """
     totals = [(line["step"], sum(line.get(name, 0.0) for name in names)) for line in run.lines]
     total = sum(number for _, number in totals)
     if total <= 0:
@@ -135,5 +142,5 @@ def counted(run: Run, what: str, *names: str) -> str | None:
 
 
 def _steps_taken(run: Run) -> int:
-    """Without the line of step 0, which has an evaluation and no step."""
+    """Number of training steps. Step 0 has only an evaluation and does not count."""
     return sum(line["step"] > 0 for line in run.lines)

@@ -1,7 +1,7 @@
-"""How far the confidence of a reward model can be believed. Not its training, and no tensors.
+"""Calibration of a reward model: whether its confidence matches its accuracy on labelled pairs.
 
-A reward model gives a pair of answers the odds exp(margin), so it is sigmoid(|margin|) sure that the answer with the
-higher score is the better one. Over pairs whose order is known, that confidence is compared with how often it holds.
+Under the Bradley-Terry model, the confidence that the response with the higher score is the better one is
+sigmoid(|margin|). Pairs are binned by confidence, and each bin's mean confidence is compared with its accuracy.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CalibrationBin:
-    """The pairs whose confidence lies in [low, high)."""
+    """The pairs with a confidence in [low, high)."""
 
     low: float
     high: float
@@ -19,12 +19,12 @@ class CalibrationBin:
     confidence: float
     """Mean confidence of these pairs."""
     accuracy: float
-    """Share of these pairs where the answer with the higher score was the chosen one; a tie counts half."""
+    """Share of these pairs whose chosen response has the higher score; a tie counts half."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """The bins that hold any pairs, from 0.5 to 1."""
+    """The non-empty bins between confidence 0.5 and 1."""
 
     bins: tuple[CalibrationBin, ...]
 
@@ -34,14 +34,14 @@ class Calibration:
 
     @property
     def error(self) -> float | None:
-        """Expected calibration error: mean |confidence - accuracy| over bins, weighted by pairs. None without any."""
+        """Expected calibration error: mean |confidence - accuracy| over bins, weighted by pairs; None without pairs."""
         if not self.num_pairs:
             return None
         return sum(part.num_pairs * abs(part.confidence - part.accuracy) for part in self.bins) / self.num_pairs
 
 
 def calibration(margins: Iterable[float], *, num_bins: int = 10) -> Calibration:
-    """Calibration over pairs, from the chosen score minus the rejected score of each."""
+    """Bins of equal width. `margins`: chosen minus rejected score of each pair."""
     width = 0.5 / num_bins
     members: list[list[tuple[float, float]]] = [[] for _ in range(num_bins)]
     for margin in margins:
@@ -58,5 +58,5 @@ def _bin(index: int, width: float, pairs: Sequence[tuple[float, float]]) -> Cali
         high=0.5 + (index + 1) * width,
         num_pairs=len(pairs),
         confidence=sum(confidence for confidence, _ in pairs) / len(pairs),
-        accuracy=sum(right for _, right in pairs) / len(pairs),
+        accuracy=sum(correct for _, correct in pairs) / len(pairs),
     )

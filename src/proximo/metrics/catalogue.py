@@ -9,7 +9,7 @@ from proximo.trainer_kinds import TrainerKind, trainer_kinds
 
 
 def catalogue() -> Catalogue:
-    """The metrics of every registered trainer and those of every run, in the order in which they are written."""
+    """Metrics of all registered trainers and metrics of every run, in the order of a line of metrics.jsonl."""
     return _catalogue_of(trainer_kinds())
 
 

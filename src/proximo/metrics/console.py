@@ -1,7 +1,4 @@
-"""Progress of a run for the person who started it: a live view on a terminal, plain lines elsewhere, or silence.
-
-Only `LoggedProgress` keeps what it is told. Nothing is computed but the time that is left.
-"""
+"""Shows the progress of a run: a live view on a terminal, plain lines elsewhere, or only warnings."""
 
 import errno
 import time
@@ -26,44 +23,47 @@ Clock = Callable[[], float]
 
 
 class ProgressView(Protocol):
-    """A sink for a person. It is also told what goes on between two steps, and what must not be missed."""
+    """A sink that shows metrics to a person, and also phases, notes and warnings."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a step that is done."""
+        """Show the metrics of a finished step."""
         ...
 
     def phase(self, name: str) -> None:
-        """Say what the run is doing now: "rollout", "evaluation"."""
+        """Show the current phase of a step, such as "rollout" or "evaluation"."""
         ...
 
     def note(self, message: str) -> None:
-        """Show a line that stays."""
+        """Show a permanent line."""
         ...
 
     def warn(self, message: str) -> None:
-        """Show a warning that stays; the same words are shown once."""
+        """Show a permanent warning. The same text is shown only once."""
         ...
 
     def close(self) -> None:
-        """Leave the last numbers standing and give the terminal back."""
+        """Stop updating. The last numbers stay visible."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Course:
-    """Where the run starts and ends, and when this process began."""
+class ProgressInfo:
+    """The trainer and the step range of a run, as a progress view needs them."""
 
     trainer: TrainerKind
     total_steps: int
     first_step: int = 0
-    """Steps that were done before this process: 0 unless resumed."""
+    """Steps that earlier processes finished; 0 unless the run is resumed."""
     clock: Clock = time.monotonic
 
     def label(self, step: int) -> str:
         return f"step {step}/{self.total_steps}"
 
     def seconds_left(self, step: int, started: float) -> float | None:
-        """From the pace of this process so far; None before its first step."""
+        """Estimated seconds to the end of the run, from the mean step time of this process; None before its first step.
+
+        `started`: time of the clock when the process started.
+        """
         done = step - self.first_step
         if done <= 0:
             return None
@@ -71,28 +71,28 @@ class Course:
 
 
 def open_progress(
-    course: Course, *, console: Console | None = None, quiet: bool = False, every_seconds: float = 0.0
+    info: ProgressInfo, *, console: Console | None = None, quiet: bool = False, every_seconds: float = 0.0
 ) -> ProgressView:
-    """The view that fits the place: live on a terminal, else a line per step, at most one in `every_seconds`."""
-    console = console or _Lasting(stderr=True)
+    """A live view if the console is a terminal, else one line per step, at most one in `every_seconds` seconds."""
+    console = console or _ResilientConsole(stderr=True)
     if quiet:
         return QuietProgress(console)
     if console.is_terminal and not console.is_dumb_terminal:
-        return TerminalProgress(course, console)
-    return PlainProgress(course, console, every_seconds=every_seconds)
+        return TerminalProgress(info, console)
+    return PlainProgress(info, console, every_seconds=every_seconds)
 
 
-class _Lasting(Console):
-    """A console whose reader may go away: what is then printed is lost, and the run goes on.
+class _ResilientConsole(Console):
+    """A console that goes quiet when its pipe or terminal is closed, so that the run goes on.
 
-    A pipe says so in one way, a terminal that was closed in another.
+    rich handles a broken pipe; a closed terminal raises OSError with EIO.
     """
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         try:
             super().__exit__(exc_type, exc_value, traceback)
-        except OSError as refusal:
-            if refusal.errno != errno.EIO:
+        except OSError as error:
+            if error.errno != errno.EIO:
                 raise
             self.on_broken_pipe()
 
@@ -101,7 +101,7 @@ class _Lasting(Console):
 
 
 class QuietProgress:
-    """Shows warnings and nothing else."""
+    """Shows only warnings."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -122,30 +122,30 @@ class QuietProgress:
 
 
 class PlainProgress:
-    """One line of words and numbers per step, for log files and pipes. The first and the last step always show."""
+    """One line per step, for log files and pipes. The first and the last step are always shown."""
 
-    def __init__(self, course: Course, console: Console, *, every_seconds: float = 0.0) -> None:
-        self._course = course
+    def __init__(self, info: ProgressInfo, console: Console, *, every_seconds: float = 0.0) -> None:
+        self._info = info
         self._console = console
         self._every_seconds = every_seconds
         self._quiet = QuietProgress(console)
-        self._started = course.clock()
-        self._shown: float | None = None
+        self._started = info.clock()
+        self._last_shown: float | None = None
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        now = self._course.clock()
-        due = self._shown is None or now - self._shown >= self._every_seconds
-        if not due and step < self._course.total_steps:
+        now = self._info.clock()
+        due = self._last_shown is None or now - self._last_shown >= self._every_seconds
+        if not due and step < self._info.total_steps:
             return
-        self._shown = now
+        self._last_shown = now
         numbers = [
             f"{label} {_shown(name, metrics[name])}"
-            for name, label in self._course.trainer.metrics.watched.items()
+            for name, label in self._info.trainer.metrics.watched.items()
             if name in metrics
         ]
-        left = self._course.seconds_left(step, self._started)
+        left = self._info.seconds_left(step, self._started)
         remaining = [f"{format_duration(left)} left"] if left else []
-        _print(self._console, "  ".join([self._course.label(step), *numbers, *remaining]))
+        _print(self._console, "  ".join([self._info.label(step), *numbers, *remaining]))
 
     def phase(self, name: str) -> None: ...
 
@@ -159,52 +159,52 @@ class PlainProgress:
 
 
 class LoggedProgress:
-    """Another view, and a file in which its plain lines stay.
+    """Forwards to another view and appends plain lines to a log file.
 
-    The file is appended to, on resume too: it tells what each process said, steps that were redone among it.
+    A resumed run appends to the same file, so it holds the output of every process, including steps that were redone.
     """
 
-    def __init__(self, course: Course, log: Path, shown: ProgressView) -> None:
-        self._shown = shown
+    def __init__(self, info: ProgressInfo, log: Path, view: ProgressView) -> None:
+        self._view = view
         self._file = log.open("a", encoding="utf-8", buffering=1)
-        self._kept = PlainProgress(course, Console(file=self._file, force_terminal=False, color_system=None))
+        self._log = PlainProgress(info, Console(file=self._file, force_terminal=False, color_system=None))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._kept.write(step, metrics)
-        self._shown.write(step, metrics)
+        self._log.write(step, metrics)
+        self._view.write(step, metrics)
 
     def phase(self, name: str) -> None:
-        self._shown.phase(name)
+        self._view.phase(name)
 
     def note(self, message: str) -> None:
-        self._kept.note(message)
-        self._shown.note(message)
+        self._log.note(message)
+        self._view.note(message)
 
     def warn(self, message: str) -> None:
-        self._kept.warn(message)
-        self._shown.warn(message)
+        self._log.warn(message)
+        self._view.warn(message)
 
-    def keep(self, text: str) -> None:
-        """Write to the file alone."""
-        with suppress(OSError):  # what it tells of may be a disk that is full
+    def log_only(self, text: str) -> None:
+        """Write to the log file only."""
+        with suppress(OSError):  # the disk may be full, which may be what `text` reports
             self._file.write(redacted(text))
 
     def close(self) -> None:
-        self._shown.close()
+        self._view.close()
         self._file.close()
 
 
 class TerminalProgress:
-    """A bar, what is going on, and the numbers that matter, redrawn in place. Notes and warnings scroll above it.
+    """A progress bar, the current phase and the watched metrics, redrawn in place.
 
-    While it is open, whatever is written to stdout and stderr also goes above it, so nothing tears the view.
+    Notes, warnings and all output to stdout and stderr scroll above it.
     """
 
-    def __init__(self, course: Course, console: Console) -> None:
-        self._course = course
+    def __init__(self, info: ProgressInfo, console: Console) -> None:
+        self._info = info
         self._quiet = QuietProgress(console)
         self._console = console
-        self._started = course.clock()
+        self._started = info.clock()
         self._numbers: dict[str, float] = {}
         self._bar = Progress(
             SpinnerColumn(finished_text="[green]done[/]"),
@@ -217,22 +217,22 @@ class TerminalProgress:
         )
         self._task = self._bar.add_task(
             "starting",
-            total=course.total_steps,
-            completed=course.first_step,
-            label=course.label(course.first_step),
+            total=info.total_steps,
+            completed=info.first_step,
+            label=info.label(info.first_step),
             left="",
         )
         self._live = Live(get_renderable=self._view, console=console, refresh_per_second=4)
         self._live.start()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        watched = self._course.trainer.metrics.watched
+        watched = self._info.trainer.metrics.watched
         self._numbers |= {name: number for name, number in metrics.items() if name in watched}
-        left = self._course.seconds_left(step, self._started)
+        left = self._info.seconds_left(step, self._started)
         self._bar.update(
             self._task,
             completed=step,
-            label=self._course.label(step),
+            label=self._info.label(step),
             left=f"{format_duration(left)} left" if left else "",
             description="",
         )
@@ -251,7 +251,7 @@ class TerminalProgress:
         self._live.stop()
 
     def _view(self) -> Group:
-        watched = self._course.trainer.metrics.watched
+        watched = self._info.trainer.metrics.watched
         shown = [name for name in watched if name in self._numbers]
         width = max(1, self._console.width // 15)
         numbers = Table.grid(padding=(0, 2))

@@ -1,11 +1,11 @@
-"""Which curves a report shows, and what each looks like in a healthy run. Not how they are drawn."""
+"""Declares the curves of a report, with a description of a healthy run. Drawn by report/plots.py."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Section(StrEnum):
-    """Where in the report a curve stands."""
+    """The part of the report that a curve belongs to."""
 
     MAIN = "main"
     SPEED = "speed"
@@ -13,17 +13,20 @@ class Section(StrEnum):
 
 
 class Style(StrEnum):
-    """How a series is drawn."""
+    """The style of a series."""
 
     LINE = "line"
-    """A line through all steps, smoothed where there are many."""
+    """A line through all steps, with a smoothed line if there are many."""
     POINTS = "points"
-    """A mark at each of few steps: held-out evaluations."""
+    """A marker at each point, for held-out evaluations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One series of a curve. A name with `<component>` stands for every metric of that pattern."""
+    """One series of a plot: a metric's name and its label.
+
+    A name with `<component>` expands to all matching metrics.
+    """
 
     name: str
     label: str
@@ -32,26 +35,26 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One picture of the report."""
+    """One plot of the report."""
 
     key: str
     title: str
     unit: str
     traces: tuple[Trace, ...]
     healthy: str
-    """What it looks like when all is well, and what it means when it does not."""
+    """What the plot looks like in a healthy run, and what deviations mean."""
     section: Section = Section.MAIN
     view: tuple[float, float] | None = None
-    """The lowest and highest value that the picture ever shows: one early outlier must not flatten the rest."""
+    """Bounds of the y axis. Values beyond are cut off, so that one early outlier does not flatten the rest."""
     share: bool = False
-    """True for a part of a whole: the picture goes from 0 to 1, so that 0.98 and 0.99 look alike."""
+    """True for a fraction: the y axis goes from 0 to 1, so that small differences look small."""
     from_zero: bool = False
-    """True where the picture would mislead without its zero."""
+    """True if the y axis must include 0."""
     guide: float | None = None
-    """A dotted line to compare with."""
+    """Height of a dotted reference line."""
     stacked: bool = False
 
 
 def held_out(name: str) -> Trace:
-    """The evaluations that belong to a curve of training."""
+    """The held-out series of a plot of training."""
     return Trace(name, "held out", Style.POINTS)

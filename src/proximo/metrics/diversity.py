@@ -1,13 +1,13 @@
-"""How much a set of answers repeats itself. Not a judgement of any one answer."""
+"""Diversity and repetition of responses, by n-grams of tokens."""
 
 from collections.abc import Iterable, Sequence
 
 
 def distinct_fraction(responses: Iterable[Sequence[int]], *, n: int = 2) -> float | None:
-    """Different runs of `n` neighbouring tokens over all of them, across responses (arXiv:1510.03055, distinct-n).
+    """Distinct-n: distinct n-grams divided by all n-grams, over all responses together (arXiv:1510.03055).
 
-    None where no response has `n` tokens. The figure falls as the number of tokens grows, so it compares only sets of
-    about the same size.
+    None if no response has `n` tokens. The value falls as the number of tokens grows, so compare only sets of about the
+    same size.
     """
     seen: set[tuple[int, ...]] = set()
     total = 0
@@ -19,9 +19,9 @@ def distinct_fraction(responses: Iterable[Sequence[int]], *, n: int = 2) -> floa
 
 
 def repeated_fraction(token_ids: Sequence[int], *, n: int = 4) -> float:
-    """Share of the runs of `n` neighbouring tokens of one response that stood in it before; 0 below n + 1 tokens.
+    """Share of a response's n-grams that repeat an earlier one: 1 - distinct / all. 0 below n + 1 tokens.
 
-    1 - different runs / runs: 0 where no run comes twice, near 1 for a response that goes round in a circle.
+    0 if no n-gram occurs twice, near 1 for a response that loops.
     """
-    runs = [tuple(token_ids[start : start + n]) for start in range(len(token_ids) - n + 1)]
-    return 1 - len(set(runs)) / len(runs) if runs else 0.0
+    ngrams = [tuple(token_ids[start : start + n]) for start in range(len(token_ids) - n + 1)]
+    return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0

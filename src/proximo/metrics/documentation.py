@@ -1,4 +1,4 @@
-"""Writes the page docs/metrics.md from what is declared. Run as a module it prints the page; a test compares both."""
+"""Generates docs/metrics.md from the declarations. `python -m` prints the page; a test compares it with the file."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -84,7 +84,7 @@ uses the pairs of the last evaluation.
 
 
 def metrics_page() -> str:
-    """The page as Markdown."""
+    """The page docs/metrics.md as Markdown."""
     kinds = trainer_kinds()
     own = {heading: metrics for kind in kinds for heading, metrics in kind.metrics.tables.items()}
     held_out = tuple(dict.fromkeys(metric for kind in kinds for metric in kind.metrics.evaluation))

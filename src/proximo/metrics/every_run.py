@@ -1,4 +1,4 @@
-"""The metrics that every run has: where it is, what the time went into, memory. Not what is learned."""
+"""Metrics of every run: progress, times, throughput, memory. Metrics of a trainer are declared beside it."""
 
 from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.values import Last, Max, Mean, Sum

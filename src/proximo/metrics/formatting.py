@@ -1,13 +1,13 @@
-"""How numbers are shown to people: in progress lines, tables and the report. Not how they are stored."""
+"""Formats numbers and durations for progress lines, tables and the report."""
 
 ROUNDING = {"nats": 1e-6}
-"""By the first word of a unit: what is smaller is left by rounding in float32."""
+"""First word of a unit -> size below which a number is float32 rounding error and shown as 0."""
 
 
 def format_number(number: float | None, unit: str = "") -> str:
-    """About three significant digits, thousands apart, `-` for a number that is not there.
+    """About three significant digits, with thousands separators; `-` for None.
 
-    With its unit, what is no more than rounding in that is 0.
+    With a unit of `ROUNDING`, a number of the size of a rounding error is 0.
     """
     if number is None:
         return "-"
@@ -18,7 +18,7 @@ def format_number(number: float | None, unit: str = "") -> str:
 
 
 def _form(number: float, size: float) -> str:
-    if not 0.001 <= size < 1e9:  # as 1.2e-04, and as inf and nan
+    if not 0.001 <= size < 1e9:  # shown as 1.2e-04; inf and nan come here too
         return ".1e"
     if size >= 1000:
         return ",.0f"
@@ -29,7 +29,7 @@ def _form(number: float, size: float) -> str:
 
 
 def format_change(before: float | None, after: float | None) -> str:
-    """The difference, with its sign; empty where one side is missing."""
+    """The difference with its sign; empty if one of the two is None."""
     if before is None or after is None:
         return ""
     change = after - before
@@ -38,7 +38,7 @@ def format_change(before: float | None, after: float | None) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """12s, 3m05s, 2h07m, 3d04h."""
+    """Formats a duration, for example 12s, 3m05s, 2h07m or 3d04h."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole}s"

@@ -1,4 +1,4 @@
-"""Collects the metric values of a step and turns them into one line. Not the writing of that line: see sinks."""
+"""Collects the metric values of a step and reduces them to one line of numbers. Sinks write the line."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,10 @@ NON_FINITE = "progress/non_finite_metrics"
 
 
 class Recorder:
-    """The values of the step under way. Values of one name combine by their own rule until the line is taken."""
+    """The metric values of the current step.
+
+    Values under one name combine by their reduction until `line` is called.
+    """
 
     def __init__(self) -> None:
         self._catalogue = catalogue()
@@ -18,15 +21,18 @@ class Recorder:
         self._non_finite: tuple[str, ...] = ()
 
     def record(self, name: str, value: MetricValue) -> None:
-        """Add a value. UnknownMetricError for a name that is not declared, TypeError for another reduction."""
+        """Add a value.
+
+        Raises UnknownMetricError for an undeclared name, TypeError for another reduction than declared.
+        """
         metric = self._catalogue.find(name)
         if type(value) is not metric.reduction:
             raise TypeError(
                 f"metric {name!r} is declared as a {metric.reduction.__name__}, and was recorded as a "
                 f"{type(value).__name__}"
             )
-        known = self._values.get(name)
-        self._values[name] = value if known is None else combine(known, value)
+        earlier = self._values.get(name)
+        self._values[name] = value if earlier is None else combine(earlier, value)
 
     def record_all(self, values: Mapping[str, MetricValue]) -> None:
         """Add several values."""
@@ -35,14 +41,14 @@ class Recorder:
 
     @property
     def non_finite(self) -> tuple[str, ...]:
-        """The metrics that the last line left out because they were NaN or infinite: worth a warning."""
+        """Names of the metrics that the last line left out because they were NaN or infinite."""
         return self._non_finite
 
     def line(self) -> dict[str, float]:
-        """The numbers of the step, in the order of the catalogue, and an empty recorder for the next step.
+        """Returns the numbers of the step in the order of the catalogue, and resets the recorder.
 
-        A value that saw nothing is absent. One that is not finite is absent and counted under
-        `progress/non_finite_metrics`: JSON has no NaN, and a curve with one hides all others.
+        An empty value is left out. A non-finite one is left out and counted under `progress/non_finite_metrics`, since
+        JSON has no NaN and a NaN hides the rest of a curve.
         """
         numbers = {name: value.value for name, value in self._values.items() if value.value is not None}
         self._values = {}

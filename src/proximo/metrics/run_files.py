@@ -1,6 +1,6 @@
-"""Reads what a run folder holds, for looking at it. Never writes, and asks for nothing: any file may be missing.
+"""Reads the files of a run folder, for the report and the tables. Any file may be missing.
 
-A run that is under way or was cut off is read as far as it goes; lines that cannot be read are counted, not hidden.
+An unfinished run is read as far as it goes. Unreadable lines are counted.
 """
 
 import json
@@ -19,7 +19,7 @@ TRAINING_SAMPLES_KEPT = 400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One answer of samples.jsonl. What a trainer does not have (a score in SFT, a gold score) is None."""
+    """One response of samples.jsonl. Fields that a trainer does not have (such as a gold score) are None."""
 
     step: int
     kind: str
@@ -34,15 +34,15 @@ class Sample:
     num_tokens: int | None = None
     finish: str | None = None
     reason: str | None = None
-    """What was wrong, with the answer or with its judging; None where nothing was."""
+    """Why the response or its scoring failed; None if neither did."""
     reference_response: str | None = None
-    """What the reference answered to the same prompt; None where it was not asked."""
+    """The reference model's response to the same prompt; None if it was not sampled."""
     reference_score: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredPair:
-    """One held-out preference pair of samples.jsonl (kind `pair`), as a reward model scored it."""
+    """One held-out preference pair of samples.jsonl (kind `pair`), with its scores."""
 
     step: int
     prompt: str
@@ -58,21 +58,21 @@ class ScoredPair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Samples:
-    """The part of samples.jsonl that a report can use."""
+    """The samples of samples.jsonl that a report shows."""
 
     first_evaluation: tuple[Sample, ...] = ()
     last_evaluation: tuple[Sample, ...] = ()
-    """Empty where there was only one evaluation."""
+    """Empty if there was only one evaluation."""
     training: tuple[Sample, ...] = ()
-    """The newest ones."""
+    """The last TRAINING_SAMPLES_KEPT training samples."""
     pairs: tuple[ScoredPair, ...] = ()
-    """Those of the last evaluation."""
+    """The pairs of the last evaluation."""
     num_unreadable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One metric over the steps that have it."""
+    """The values of one metric, at the steps that have it."""
 
     steps: tuple[int, ...]
     values: tuple[float, ...]
@@ -83,36 +83,36 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a run ended, as outcome.json says."""
+    """How a run ended, from outcome.json."""
 
     state: str
-    """`finished`, `stopped` (by a signal, to be resumed) or `failed`."""
+    """`finished`, `stopped` (by a signal, can be resumed) or `failed`."""
     total_steps: int
-    """Steps that were to be taken."""
+    """Planned number of steps."""
     reason: str | None = None
-    """What went wrong, where it failed."""
+    """The error, if the run failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Everything that a run folder says about its run."""
+    """The contents of a run folder."""
 
     name: str
     lines: tuple[Mapping[str, float], ...] = ()
-    """One per step, in order; `step` and finite numbers only."""
+    """Lines of metrics.jsonl, one per step in order, with `step` and finite numbers only."""
     samples: Samples = field(default_factory=Samples)
     config: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] | None = None
     outcome: Outcome | None = None
-    """None for a run that is under way, or was killed."""
+    """None for a run that is still running or was killed."""
     total_steps: int | None = None
-    """Steps of the whole run; None where only the steps taken are known."""
+    """Planned number of steps; None if unknown."""
     num_unreadable: int = 0
     """Lines of metrics.jsonl that could not be read."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All metrics that occur."""
+        """Names of all recorded metrics."""
         return tuple(dict.fromkeys(name for line in self.lines for name in line if name != "step"))
 
     @property
@@ -125,13 +125,13 @@ class Run:
         return int(self.lines[-1]["step"]) if self.lines else None
 
     def series(self, name: str) -> Series:
-        """The metric's values; empty where it never occurs."""
+        """The values of a metric; empty if the run does not have it."""
         points = [(int(line["step"]), line[name]) for line in self.lines if name in line]
         return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
 
 
 def read_run(folder: Path, *, name: str | None = None) -> Run:
-    """The run of a folder; FileNotFoundError where there is no such folder."""
+    """Read the run in a folder. Raises FileNotFoundError if there is no such folder."""
     if not folder.is_dir():
         raise FileNotFoundError(f"a run folder was to be read, but there is no folder {folder}")
     lines, num_unreadable = _read_lines(folder / "metrics.jsonl")
@@ -149,7 +149,7 @@ def read_run(folder: Path, *, name: str | None = None) -> Run:
 
 
 def _planned_steps(config: object, lines: tuple[Mapping[str, float], ...]) -> int | None:
-    """Of a run that is under way or was killed: what its configuration says, or its passes over the data so far."""
+    """Planned steps of an unfinished run, from its configuration or its epochs so far; None if unknown."""
     done = lines[-1].get("progress/epoch", 0.0) if lines else 0.0
     for kind in trainer_kinds():
         epochs, steps = (setting(config, kind.name, key) for key in ("num_epochs", "num_steps"))
@@ -161,7 +161,7 @@ def _planned_steps(config: object, lines: tuple[Mapping[str, float], ...]) -> in
 
 
 def setting(config: object, *keys: str) -> Any:
-    """The value of nested settings; None where one of them is missing."""
+    """The value at a path of nested keys; None if a key is missing."""
     for key in keys:
         config = config.get(key) if isinstance(config, Mapping) else None
     return config
@@ -189,7 +189,7 @@ def _parse(text: str) -> dict[str, Any] | None:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The records of a JSON lines file; None for a line that is not one (the last may be half written)."""
+    """The records of a JSON lines file; None for an unreadable line (the last one may be incomplete)."""
     if not path.is_file():
         return
     with path.open(encoding="utf-8", errors="replace") as lines:

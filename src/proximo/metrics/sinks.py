@@ -1,4 +1,4 @@
-"""Where a step's line goes besides metrics.jsonl: what a sink is, and that of TensorBoard. Trackers: trackers.py."""
+"""The interface of sinks, which take the metrics of every step, and the TensorBoard sink. Trackers: trackers.py."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-_event: Any = event_pb2  # protobuf makes its classes while it runs, so a checker finds none in its modules
+_event: Any = event_pb2  # protobuf creates its classes at run time, where a type checker cannot see them
 _summary: Any = summary_pb2
 _tensor: Any = tensor_pb2
 _shape: Any = tensor_shape_pb2
@@ -19,35 +19,35 @@ _types: Any = types_pb2
 SCALAR = _summary.SummaryMetadata(
     plugin_data=_summary.SummaryMetadata.PluginData(plugin_name="scalars"), data_class=_summary.DATA_CLASS_SCALAR
 )
-"""Says to TensorBoard that a value is a point of a curve."""
+"""Tells TensorBoard that a value is a scalar."""
 
 
 class Sink(Protocol):
-    """Something that wants the numbers of every step, once each and in order."""
+    """Receives the metrics of every step, once and in order."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the numbers of one step."""
+        """Write the metrics of one step."""
         ...
 
     def close(self) -> None:
-        """Write out what is held back; nothing is written afterwards."""
+        """Flush and release resources. No write follows."""
         ...
 
 
 @runtime_checkable
 class SampleSink(Protocol):
-    """A sink that wants the samples of a step too, after its numbers."""
+    """A sink that also receives samples, after the metrics of their step."""
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Take the rows of samples.jsonl that belong to one step, one or more."""
+        """Write the rows of samples.jsonl of one step, at least one."""
         ...
 
 
 class TensorBoardSink:
-    """Event files that always say what metrics.jsonl says.
+    """TensorBoard event files with the contents of metrics.jsonl.
 
-    On opening, `folder` is removed and written anew from `metrics_file`, which a resume has cut back to its checkpoint
-    by then: so no step is there twice, and a crash can lose nothing that metrics.jsonl has.
+    On opening, `folder` is deleted and rewritten from `metrics_file`, which a resume has truncated to its checkpoint
+    before. So no step occurs twice, and a crash loses nothing that metrics.jsonl has.
     """
 
     def __init__(self, folder: Path, metrics_file: Path) -> None:
@@ -66,10 +66,10 @@ class TensorBoardSink:
         self._writer.close()
 
     def _add(self, step: int, metrics: Mapping[str, float | None]) -> None:
-        """One event for all numbers of a step, which takes a fraction of the time of one event each."""
+        """Add one event with all metrics of a step, which is much faster than one event per metric."""
         event = _event.Event(wall_time=time.time(), step=step)
         for name, number in metrics.items():
-            if number is not None:  # how JSON says "not finite"
+            if number is not None:  # None stands for a non-finite number
                 tensor = _tensor.TensorProto(
                     dtype=_types.DT_FLOAT, tensor_shape=_shape.TensorShapeProto(), float_val=[number]
                 )
@@ -78,7 +78,7 @@ class TensorBoardSink:
 
 
 def history(metrics_file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The steps of a metrics.jsonl with their numbers; nothing where there is no such file."""
+    """Step and metrics of each line of metrics.jsonl; nothing if there is no such file."""
     if not metrics_file.exists():
         return
     with metrics_file.open(encoding="utf-8") as lines:

@@ -1,6 +1,6 @@
-"""Sinks for experiment trackers, thin skins over their packages. Not what happens when one fails: run/sinks.py.
+"""Sinks for experiment trackers: Weights & Biases, Trackio, MLflow. Failures are handled by run/sinks.py.
 
-A package is imported when its sink is opened, and nowhere else.
+A tracker's package is imported only when its sink is opened or checked.
 """
 
 import json
@@ -13,52 +13,52 @@ from typing import Any
 
 from proximo.errors import redacted
 
-OWN_ID = "proximo.id"
-"""The tag by which a resumed run finds itself in MLflow, which gives its runs ids of its own."""
-LONGEST_PARAMETER = 500
-PARAMETERS_AT_ONCE = 100
+RUN_ID_TAG = "proximo.id"
+"""The tag by which a resumed run is found in MLflow, which assigns its own run ids."""
+MAX_PARAMETER_CHARACTERS = 500
+PARAMETERS_PER_BATCH = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedRun:
-    """What a tracker is told of the run when its sink is opened."""
+    """What a tracker needs to know about a run when its sink is opened."""
 
     id: str
-    """32 hexadecimal digits, the same for every process that goes on with the run."""
+    """32 hexadecimal digits, the same for every process that resumes the run."""
     name: str
     folder: Path
-    """For files of the tracker; removed with the run that is replaced."""
+    """Folder for the tracker's files, inside the run folder."""
     config: Mapping[str, Any]
-    """Every setting of the recipe, nested, as JSON has it."""
+    """All settings of the recipe, as nested JSON values."""
 
 
 def wandb_problem(mode: str) -> str | None:
-    """Why Weights & Biases would take nothing, or ask at the terminal; None where that is not known."""
+    """Why Weights & Biases would refuse the run or prompt for a login; None if no problem is known."""
     if mode == "offline" or import_module("wandb").login(prompt=False, verify=False):
         return None
     return "nobody is logged in: say `wandb login`, set WANDB_API_KEY, or give the sink mode: offline"
 
 
 def mlflow_problem(tracking_uri: str | None) -> str | None:
-    """Why MLflow refuses the address; None where it does not. Asks no server; a database that is not there is made."""
+    """Why MLflow refuses the address, or None. Contacts no server, but creates a database that does not exist."""
     try:
         import_module("mlflow.tracking").MlflowClient(tracking_uri=tracking_uri)
-    except Exception as error:  # whatever the packages below it raise
-        given = "its default address" if tracking_uri is None else f"tracking_uri {redacted(tracking_uri)}"
-        said = redacted(str(error)).partition("\n")[0][:300]
-        return f"MLflow refuses {given} ({said}); a server (http://...) or a database (sqlite:///mlflow.db) will do"
+    except Exception as error:  # MLflow's dependencies raise all kinds of errors
+        address = "its default address" if tracking_uri is None else f"tracking_uri {redacted(tracking_uri)}"
+        reason = redacted(str(error)).partition("\n")[0][:300]
+        return f"MLflow refuses {address} ({reason}); a server (http://...) or a database (sqlite:///mlflow.db) will do"
     return None
 
 
 def trackio_problem(space_id: str | None) -> str | None:
-    """Why Trackio could show nothing; None where that is not known."""
+    """Why Trackio could not show the run; None if no problem is known."""
     if space_id is None or import_module("huggingface_hub").get_token():
         return None
     return f"the Space {space_id} is on the Hub, and there is no token: say `hf auth login`, or set HF_TOKEN"
 
 
 class WandbSink:
-    """A run of Weights & Biases, known by its id: a resumed one goes on in it."""
+    """A run of Weights & Biases. A resumed run continues under the same id."""
 
     def __init__(self, run: TrackedRun, *, project: str, entity: str | None, mode: str) -> None:
         wandb = import_module("wandb")
@@ -71,7 +71,7 @@ class WandbSink:
             resume="allow",
             dir=str(run.folder),
             config=dict(run.config),
-            settings=wandb.Settings(console="off", silent=True),  # the run's own progress has the terminal
+            settings=wandb.Settings(console="off", silent=True),  # the progress view owns the terminal
         )
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -88,7 +88,7 @@ class WandbSink:
 
 
 class TrackioSink:
-    """A run of Trackio, which knows its runs by name: the name carries the beginning of the id."""
+    """A run of Trackio, which identifies runs by name, so the name contains the start of the id."""
 
     def __init__(self, run: TrackedRun, *, project: str, space_id: str | None) -> None:
         self._run = import_module("trackio").init(
@@ -108,24 +108,24 @@ class TrackioSink:
 
 
 class MLflowSink:
-    """A run of MLflow, found again by a tag with the id. A client of its own: no global state of the package is set."""
+    """A run of MLflow. A resumed run is found by a tag with its id. Uses a client object, not MLflow's global state."""
 
     def __init__(self, run: TrackedRun, *, experiment: str, tracking_uri: str | None) -> None:
         entities = import_module("mlflow.entities")
         self._metric = entities.Metric
         self._client = import_module("mlflow.tracking").MlflowClient(tracking_uri=tracking_uri)
-        known = self._client.get_experiment_by_name(experiment)
-        experiment_id = self._client.create_experiment(experiment) if known is None else known.experiment_id
-        found = self._client.search_runs([experiment_id], f"tags.`{OWN_ID}` = '{run.id}'")
-        if found:
-            self._run_id = found[0].info.run_id
+        existing = self._client.get_experiment_by_name(experiment)
+        experiment_id = self._client.create_experiment(experiment) if existing is None else existing.experiment_id
+        runs = self._client.search_runs([experiment_id], f"tags.`{RUN_ID_TAG}` = '{run.id}'")
+        if runs:
+            self._run_id = runs[0].info.run_id
             self._client.update_run(self._run_id, status="RUNNING")
             return
-        created = self._client.create_run(experiment_id, tags={OWN_ID: run.id}, run_name=run.name)
+        created = self._client.create_run(experiment_id, tags={RUN_ID_TAG: run.id}, run_name=run.name)
         self._run_id = created.info.run_id
-        parameters = [entities.Param(key, str(value)[:LONGEST_PARAMETER]) for key, value in _leaves(run.config)]
-        for start in range(0, len(parameters), PARAMETERS_AT_ONCE):
-            self._client.log_batch(self._run_id, params=parameters[start : start + PARAMETERS_AT_ONCE])
+        parameters = [entities.Param(key, str(value)[:MAX_PARAMETER_CHARACTERS]) for key, value in _leaves(run.config)]
+        for start in range(0, len(parameters), PARAMETERS_PER_BATCH):
+            self._client.log_batch(self._run_id, params=parameters[start : start + PARAMETERS_PER_BATCH])
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         now = int(time.time() * 1000)
@@ -141,13 +141,13 @@ class MLflowSink:
 
 
 def _cell(value: Any) -> Any:
-    """Of a column that has one type: what is no text and no number as JSON."""
+    """A table cell. Values other than strings and numbers become JSON, since a column must have one type."""
     return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
 
 
-def _leaves(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{above}{key}.")
+            yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{above}{key}", value
+            yield f"{prefix}{key}", value

@@ -1,7 +1,7 @@
-"""Typed metric values, each of which owns its reduction. Not the recording of them, and no tensors.
+"""Typed metric values, each with its own reduction.
 
-A value knows how it joins another of its kind, so that a mean over micro-batches is the mean over all their tokens
-and never a mean of means. A value that saw nothing has no number (`value` is None), which is not the same as zero.
+A value combines with another of its type, so that the mean over micro-batches is the mean over all their tokens and
+not a mean of means. An empty value has `value` None, which is not the same as 0.
 """
 
 import math
@@ -11,15 +11,15 @@ from typing import Protocol, Self
 
 
 class MetricValue(Protocol):
-    """What every kind of value offers."""
+    """The interface of all metric values."""
 
     @property
     def value(self) -> float | None:
-        """The number, or None where nothing was seen."""
+        """The reduced number; None for an empty value."""
         ...
 
     def combine(self, other: Self) -> Self:
-        """What both saw together; `other` is the newer one."""
+        """The value over the data of both; `other` is the newer one."""
         ...
 
 
@@ -31,11 +31,11 @@ class Mean:
     count: float
 
     def __post_init__(self) -> None:
-        _refuse_bad_count(self.count)
+        _check_count(self.count)
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """The mean over the given numbers, each counted once."""
+        """The mean of `values`."""
         numbers = list(values)
         return cls(sum(numbers), len(numbers))
 
@@ -49,13 +49,16 @@ class Mean:
 
 @dataclass(frozen=True, slots=True)
 class ExponentialMean:
-    """exp(total / count): perplexity, from nats and tokens. Joined before the exponential, as it must be."""
+    """exp(total / count), for example perplexity from nats and tokens.
+
+    Totals and counts are combined before the exponential.
+    """
 
     total: float
     count: float
 
     def __post_init__(self) -> None:
-        _refuse_bad_count(self.count)
+        _check_count(self.count)
 
     @property
     def value(self) -> float | None:
@@ -70,10 +73,10 @@ class ExponentialMean:
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """The standard deviation over all values seen (divided by their number): one value gives 0, none gives None.
+    """The biased standard deviation over all values: 0 for one value, None for none.
 
-    `squares` is the sum of squared distances from `mean`; two parts join by the parallel formula of Chan, Golub and
-    LeVeque (1979), which loses no digits where the mean is large beside the deviation.
+    `squares` is the sum of squared distances from `mean`. Parts combine by the parallel formula of Chan, Golub and
+    LeVeque (1979), which stays precise if the mean is much larger than the deviation.
     """
 
     count: float
@@ -81,11 +84,11 @@ class Deviation:
     squares: float
 
     def __post_init__(self) -> None:
-        _refuse_bad_count(self.count)
+        _check_count(self.count)
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """The deviation of the given numbers."""
+        """The standard deviation of `values`."""
         numbers = list(values)
         if not numbers:
             return cls(0, 0.0, 0.0)
@@ -107,7 +110,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """A total over the step: seconds, skipped updates, faults. Nothing counted is 0."""
+    """A total over the step, for example of seconds or skipped updates. An empty sum is 0."""
 
     total: float = 0
 
@@ -121,13 +124,13 @@ class Sum:
 
 @dataclass(frozen=True, slots=True)
 class Max:
-    """The largest value seen; None before the first. A NaN stays, whichever side it came from."""
+    """The largest value; None for no values. NaN if any value is NaN."""
 
     value: float | None = None
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """The largest of the given numbers."""
+        """The largest of `values`."""
         return cls(_extreme(list(values), max))
 
     def combine(self, other: Self) -> Self:
@@ -136,13 +139,13 @@ class Max:
 
 @dataclass(frozen=True, slots=True)
 class Min:
-    """The smallest value seen; None before the first. A NaN stays, whichever side it came from."""
+    """The smallest value; None for no values. NaN if any value is NaN."""
 
     value: float | None = None
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self:
-        """The smallest of the given numbers."""
+        """The smallest of `values`."""
         return cls(_extreme(list(values), min))
 
     def combine(self, other: Self) -> Self:
@@ -151,7 +154,7 @@ class Min:
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """The smallest value seen that at least `share` of them do not exceed: 0.5 is the median, 1 the maximum."""
+    """The smallest value that at least a fraction `share` of the values does not exceed. 0.5 gives the lower median."""
 
     share: float
     values: tuple[float, ...] = ()
@@ -168,7 +171,7 @@ class Quantile:
 
 @dataclass(frozen=True, slots=True)
 class Last:
-    """The newest value: a learning rate, a counter, a figure computed once for the whole step."""
+    """The newest value, for example a learning rate, a counter or a figure that is computed once per step."""
 
     value: float | None = None
 
@@ -177,13 +180,13 @@ class Last:
 
 
 def combine(first: MetricValue, second: MetricValue) -> MetricValue:
-    """What both saw together; `second` is the newer one. Values of two kinds do not join: TypeError."""
+    """The value over the data of both; `second` is the newer one. Raises TypeError for two different types."""
     if type(first) is not type(second):
         raise TypeError(f"a {type(first).__name__} was to be combined with a {type(second).__name__}")
     return first.combine(second)
 
 
-def _refuse_bad_count(count: float) -> None:
+def _check_count(count: float) -> None:
     if not (math.isfinite(count) and count >= 0):
         raise ValueError(f"the count of a metric value must be zero or more and finite, not {count}")
 

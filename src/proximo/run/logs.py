@@ -8,7 +8,7 @@ from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.run_folder import METRICS, SAMPLES, RunFolder
 from proximo.config.run import RunConfig
 from proximo.metrics.alarm_watch import AlarmWatch
-from proximo.metrics.console import Course, ProgressView
+from proximo.metrics.console import ProgressInfo, ProgressView
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.sinks import Sink, TensorBoardSink
 from proximo.metrics.values import Last, MetricValue, Sum
@@ -34,10 +34,10 @@ class Logs:
         run: RunConfig,
         settings: Mapping[str, Any],
         *,
-        course: Course,
+        info: ProgressInfo,
     ) -> None:
         self.progress = progress
-        watch = AlarmWatch(course, settings, metrics_file=folder.metrics, tell=progress.warn)
+        watch = AlarmWatch(info, settings, metrics_file=folder.metrics, report=progress.warn)
         self.files: list[Sink] = [watch]
         if run.tensorboard:
             self.files.append(TensorBoardSink(folder.tensorboard, folder.metrics))

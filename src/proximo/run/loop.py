@@ -17,7 +17,7 @@ from proximo.checkpoint.store import Checkpoint, CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.saved import read_saved
 from proximo.errors import ProximoError, RunFolderError
-from proximo.metrics.console import Course, LoggedProgress, ProgressView, open_progress
+from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
 from proximo.metrics.report.page import write_report
 from proximo.metrics.report.views import run_alarms
 from proximo.metrics.run_files import read_run
@@ -114,11 +114,11 @@ class _Loop:
         self.folder.write_config(self.options.recipe_text, self.resolved)
         self.folder.write_environment(self.environment)
         deleted = list(self._cut_logs_back(first))
-        course = Course(trainer=self.trainer, total_steps=last, first_step=first)
-        progress = LoggedProgress(course, self.folder.log, open_progress(course, quiet=self.options.quiet))
+        info = ProgressInfo(trainer=self.trainer, total_steps=last, first_step=first)
+        progress = LoggedProgress(info, self.folder.log, open_progress(info, quiet=self.options.quiet))
         try:
             if self.task.device == "cpu" and (reason := why_no_kernels()) is not None:
-                progress.keep(f"{reason}\n")  # already shown while the models were built
+                progress.log_only(f"{reason}\n")  # already shown while the models were built
             for note in self.notes:
                 progress.note(note)
             for warning in deleted:
@@ -126,13 +126,13 @@ class _Loop:
             with (
                 progress_warnings(progress),
                 progress_messages(progress),
-                Logs(self.folder, progress, self.run_config, self.resolved, course=course) as logs,
+                Logs(self.folder, progress, self.run_config, self.resolved, info=info) as logs,
             ):
                 status = self._steps(first, last, logs, progress)
             self._end(progress, "stopped" if status else "finished")
             return status
         except Exception as error:
-            progress.keep(traceback.format_exc())
+            progress.log_only(traceback.format_exc())
             with suppress(Exception):  # such as a full disk: report what ended the run instead
                 self._end(progress, "failed", reason=_reason(error))
             raise
@@ -264,7 +264,7 @@ class _Loop:
                 "where a finished run is fine"
             )
         self._finish_interrupted_end()
-        open_progress(Course(trainer=self.trainer, total_steps=step), quiet=self.options.quiet).note(message)
+        open_progress(ProgressInfo(trainer=self.trainer, total_steps=step), quiet=self.options.quiet).note(message)
         return 0
 
     def _finish_interrupted_end(self) -> None:

@@ -1,4 +1,4 @@
-"""The section `ppo.advantage`: which estimator, and its numbers. Not the formulas: those are in proximo.algorithms."""
+"""Config section `ppo.advantage`: the estimator and its parameters. The formulas: algorithms/."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -76,17 +76,17 @@ class AdvantageConfig(Section):
 
     @property
     def uses_critic(self) -> bool:
-        """True where a value model is trained."""
+        """True if a value model is trained."""
         return self.estimator == "gae"
 
     @property
     def compares_groups(self) -> bool:
-        """True where the baseline is made of the responses to one prompt."""
+        """True if the baseline is computed from the responses to one prompt."""
         return self.estimator not in ("gae", "return_to_go", "greedy_baseline")
 
     @property
     def goes_by_token(self) -> bool:
-        """True where a token is judged by what comes after it, so that the tokens of a response differ."""
+        """True if advantages differ between the tokens of a response, because each counts only later rewards."""
         return self.estimator in ("gae", "return_to_go", "group_return_to_go", "greedy_baseline")
 
     @property

@@ -1,4 +1,4 @@
-"""What policy and value model minimise in PPO, and what guards their updates. The other sections are in options.py."""
+"""Config sections of PPO's policy loss, value loss and update guards."""
 
 import math
 from typing import Literal, Self
@@ -15,7 +15,7 @@ CLIPS = {
     "sapo": (1.0, math.inf),
     "m2po": (1.0, math.inf),
 }
-"""Objective -> how far below and above 1 the ratio may go; sapo has a gate in place of a clip, m2po a choice."""
+"""Objective -> default (clip_low, clip_high). sapo has a gate instead of a clip; m2po masks tokens instead."""
 
 
 class RejectionConfig(Section):
@@ -77,7 +77,7 @@ class PolicyLossConfig(Section):
 
     @property
     def asks_the_sampler(self) -> bool:
-        """True where the sampler's log-probs are read beside those of the step's start."""
+        """True if the loss needs the sampler's log-probs in addition to the old log-probs."""
         return self.behaviour_weight != "none" or self.rejection is not None
 
     @property
@@ -124,7 +124,7 @@ class ValueLossConfig(Section):
 
     @property
     def delta(self) -> float | None:
-        """The error from which the loss is linear; None where it never is."""
+        """Error size beyond which the Huber loss is linear; None for a squared loss."""
         return {"squared": None, "huber": self.huber_delta, "smooth_l1": 1.0}[self.kind]
 
 

@@ -1,4 +1,7 @@
-"""The options of PPO and of its relatives without a critic. Usable by itself: `PPOTrainer(..., config=PPOConfig())`."""
+"""Config section `ppo`, for PPO and critic-free variants.
+
+Also used by the library: `PPOTrainer(config=PPOConfig())`.
+"""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
@@ -70,7 +73,7 @@ class RolloutConfig(Section):
 
     @property
     def reshapes_distribution(self) -> bool:
-        """True where more than the temperature shaped what was sampled (docs/ppo.md, sampled log-probs)."""
+        """True if sampling changes the distribution by more than the temperature (docs/ppo.md, sampled log-probs)."""
         return self.greedy or self.top_k is not None or self.top_p is not None or self.min_new_tokens > 0
 
 
@@ -190,38 +193,38 @@ class PPOConfig(Section):
 
     @property
     def responses_per_step(self) -> int:
-        """Responses of a rollout batch."""
+        """Number of responses that a step trains on."""
         return self.prompts_per_step * self.responses_per_prompt
 
     @property
     def sampled_per_prompt(self) -> int:
-        """Responses per prompt; they form a group for group-wise advantages."""
+        """Number of responses sampled for each prompt, including those that are not trained on."""
         return self.samples_per_prompt or self.responses_per_prompt
 
     @property
     def responses_per_update(self) -> int:
-        """Responses of one minibatch."""
+        """Number of responses in one minibatch."""
         return self.minibatch_responses or max(1, self.responses_per_step // 4)
 
     @property
     def uses_critic(self) -> bool:
-        """True where a value model is trained."""
+        """True if a value model is trained."""
         return self.advantage.uses_critic
 
     @property
     def baseline_answer(self) -> Literal["reference", "greedy"] | None:
-        """The answer whose score is subtracted from those of the responses: the row's own, or the most likely one."""
+        """The answer whose score is the baseline: the row's reference answer, the greedy response, or none."""
         if self.advantage.estimator == "greedy_baseline":
             return "greedy"
         return "reference" if self.score.minus_reference_answer else None
 
     @property
     def shapes_scores(self) -> bool:
-        """True where what is rewarded for a response may differ from its score."""
+        """True if the reward of a response may differ from its score."""
         return self.score.shapes or self.baseline_answer is not None
 
     def task_reward_is_of(self, sources: Sequence[str]) -> bool:
-        """True where `task_reward` is the name of a source, or `<source>.<part>`, or the whole score."""
+        """True if `task_reward` names one of the sources, a component `<source>.<part>`, or the whole score."""
         name = self.task_reward
         return name is None or any(name == source or name.startswith(f"{source}.") for source in sources)
 

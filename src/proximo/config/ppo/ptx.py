@@ -1,4 +1,4 @@
-"""How much the policy goes on learning texts while it is rewarded. Not which texts: those are `ptx_data`."""
+"""Config section `ppo.ptx`: a language-modelling loss in PPO's updates. The texts: section `ptx_data`."""
 
 from pydantic import Field
 

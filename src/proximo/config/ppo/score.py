@@ -1,4 +1,4 @@
-"""What PPO does to scores before they are rewards: the section `ppo.score`. Not where scores come from (`reward`)."""
+"""Config section `ppo.score`: how scores become rewards. The sources of scores: section `reward`."""
 
 from typing import Literal, Self
 
@@ -45,13 +45,13 @@ class ScoreConfig(Section):
 
     @property
     def shapes(self) -> bool:
-        """True where what is rewarded for a response may differ from its score."""
-        alone = {"whiten_rewards", "penalty_mode", "overlong_penalty"}  # these change no score by themselves
+        """True if the reward of a response may differ from its score."""
+        alone = {"whiten_rewards", "penalty_mode", "overlong_penalty"}  # these alone change no score
         return self.model_dump(exclude=alone) != ScoreConfig().model_dump(exclude=alone)
 
     @property
     def penalises(self) -> bool:
-        """True where a response may be penalised for how long it is or how it ended."""
+        """True if a response may be penalised for its length or for how it ended."""
         penalties = (self.missing_eos_penalty, self.min_tokens, self.overlong_buffer_tokens)
         return any(each is not None for each in penalties)
 
@@ -72,7 +72,7 @@ class ScoreConfig(Section):
         return self
 
     def check_lengths(self, *, max_new_tokens: int, random_limit_min: int | None = None) -> None:
-        """Raises ValueError for lengths that no response, or only the empty one, could do right."""
+        """Raises ValueError for length limits that no response, or only the empty one, can satisfy."""
         if self.min_tokens is not None and self.min_tokens > max_new_tokens:
             raise ValueError(
                 f"score.min_tokens ({self.min_tokens}) exceeds rollout.max_new_tokens ({max_new_tokens}): every "

@@ -1,10 +1,10 @@
-"""What a value head on the policy's trunk asks of the options of PPO. Not the options themselves: see options.py."""
+"""Checks the options of PPO for a value head on the policy's trunk."""
 
 from proximo.config.ppo.options import PPOConfig
 
 
 def trunk_problem(config: PPOConfig, *, shares_trunk: bool) -> str | None:
-    """What of the options has no place, with the reason; None where all fits.
+    """The first incompatible option with the reason; None if all options fit.
 
     `shares_trunk`: the value model is a head on the policy's trunk (`value.init_from: trunk`).
     """

@@ -1,4 +1,4 @@
-"""Whether a text is the address of a service, and whether an address means this machine. Resolves no names."""
+"""Checks addresses of reward services, without resolving names."""
 
 import ipaddress
 import re
@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 
 def address_problem(url: str) -> str | None:
-    """Why this is no address of a service; None where it is one. Quotes nothing that may be a password."""
+    """Why `url` is not the address of a service; None if it is. The message quotes nothing that may be a password."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -25,7 +25,7 @@ def address_problem(url: str) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address means this machine."""
+    """Whether a host name or address is a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

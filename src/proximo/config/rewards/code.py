@@ -1,4 +1,4 @@
-"""The reward source that runs programs. Not how they are run: rewards/code."""
+"""Config section of the code reward, which runs programs. The execution: rewards/code/."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -9,7 +9,7 @@ from proximo.metrics.definitions import COMPONENT
 from proximo.sandbox.guarantees import check_names
 
 LEAST_WALL_PER_CPU = 2.0
-"""As in rewards/code/verifier.py."""
+"""Equal to the constant of rewards/code/verifier.py, which config may not import."""
 
 
 class CodeRewardConfig(VerifierRewardConfig):
@@ -94,12 +94,12 @@ class CodeRewardConfig(VerifierRewardConfig):
         return self
 
     def verifier_options(self) -> dict[str, Any]:
-        """With the time of an answer, which the limits of a program have to fit into."""
+        """The options with the time limit of an answer, which the limits of a program must fit into."""
         return {**super().verifier_options(), "answer_seconds": self.answer_seconds}
 
     @property
     def shortest_answer_seconds(self) -> float:
-        """Two runs, each with twice its CPU seconds and its idle ones."""
+        """Shortest time limit of an answer: two runs, each with twice its CPU seconds plus its idle seconds."""
         return 2 * (LEAST_WALL_PER_CPU * self.cpu_seconds + self.idle_seconds)
 
     @model_validator(mode="after")

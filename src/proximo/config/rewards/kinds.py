@@ -1,4 +1,4 @@
-"""All kinds of reward sources, told apart by `kind`, each on a line of its own. What one is, its own file says."""
+"""The union of all reward source sections, distinguished by `kind`."""
 
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
@@ -25,6 +25,6 @@ WatchedSourceConfig = (
     | LengthRewardConfig
     | RepetitionRewardConfig
 )  # fmt: skip
-"""The kinds that need no model: they may be watched without being trained on."""
+"""Sources that need no model, so that they can be evaluated without being trained on."""
 RewardSourceConfig = ModelRewardConfig | WatchedSourceConfig
-"""All kinds."""
+"""All reward sources."""

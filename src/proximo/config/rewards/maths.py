@@ -1,4 +1,4 @@
-"""The reward sources that grade mathematics: answers against a reference, and countdown. Not how they grade."""
+"""Config sections of the mathematics rewards: reference answers and countdown. The grading: rewards/maths/."""
 
 import re
 from importlib.util import find_spec

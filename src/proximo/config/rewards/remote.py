@@ -1,4 +1,4 @@
-"""A reward source on another machine: its address, its limits, and where its token is. Never the token itself."""
+"""Config section of a remote reward source. Holds the name of the token's environment variable, never the token."""
 
 import re
 from typing import Literal, Self
@@ -46,7 +46,7 @@ class RemoteRewardConfig(Section):
     @field_validator("token_env")
     @classmethod
     def _is_a_name(cls, token_env: str | None) -> str | None:
-        # What stands there may be the token itself, so it is not quoted.
+        # The user may have written the token itself here, so the message does not quote it.
         if token_env is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", token_env):
             raise ValueError(
                 "the name of an environment variable is wanted (capital letters, digits and '_'), never the token "

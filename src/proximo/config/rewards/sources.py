@@ -1,4 +1,4 @@
-"""The first kinds of reward sources, and what graded ones share. Not what PPO does to a score: that is ppo/score.py."""
+"""Config sections of model, function and custom verifier rewards, and the base of verifier rewards."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -38,11 +38,11 @@ class VerifierRewardConfig(Section):
         return self.implementation
 
     def caveats(self) -> tuple[str, ...]:
-        """What the user is to hear when the source is built, and what it will do without on this machine."""
+        """Warnings to show when the source is built, for example about missing isolation on this machine."""
         return ()
 
     def verifier_options(self) -> dict[str, Any]:
-        """The keyword arguments of the verifier, as plain values: the fields that only this kind of source has."""
+        """Keyword arguments of the verifier: the fields that only this kind of source has, as plain values."""
         shared = {*VerifierRewardConfig.model_fields, "kind", "name"}
         return self.model_dump(mode="json", exclude=shared)
 

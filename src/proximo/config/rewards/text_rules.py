@@ -1,4 +1,4 @@
-"""Whether a regular expression and a JSON schema of a recipe can be used. Imports no pydantic: verifiers ask too."""
+"""Checks regular expressions and JSON schemas. Imports no pydantic, because verifier processes use it too."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ REFERENCES = ("$ref", "$dynamicRef")
 
 
 def pattern_problem(pattern: str) -> str | None:
-    """Why this is no regular expression of the `regex` package; None where it is one."""
+    """Why `pattern` is not a regular expression of the `regex` package; None if it is."""
     import regex
 
     try:
@@ -19,7 +19,7 @@ def pattern_problem(pattern: str) -> str | None:
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str | None:
-    """Why answers cannot be held to this JSON schema; None where they can. Fetches nothing."""
+    """Why a JSON schema cannot be used; None if it can. Fetches nothing."""
     try:
         from jsonschema import Draft202012Validator, SchemaError
         from jsonschema.validators import validator_for
@@ -62,7 +62,7 @@ def _reference_problem(schema: Mapping[str, Any]) -> str | None:
 
 
 def references(schema: Any) -> Iterator[str]:
-    """Every reference in a schema, wherever it stands."""
+    """All references (`$ref`) in a schema, at any depth."""
     if isinstance(schema, Mapping):
         for name, value in schema.items():
             if name in REFERENCES and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The kinds of rewards that read a response as text: form, pattern, schema, length, repetition."""
+"""Config sections of the text rewards: think/answer format, pattern, JSON schema, length, repetition."""
 
 import math
 from collections.abc import Mapping
@@ -147,9 +147,9 @@ VerifierConfig = Annotated[
 
 
 def _scores_of(verifier: VerifierConfig) -> tuple[float, float]:
-    """(the highest score of a verifier, the highest score of a wrong answer).
+    """(highest score of the verifier, highest score of a wrong answer).
 
-    A pattern may describe wrong answers, with a score below that of no match; its second number is its lowest score.
+    A pattern may describe wrong answers and score them below a non-match; the second number is then its lowest score.
     """
     match verifier:
         case MathsRewardConfig() | CountdownRewardConfig():
@@ -187,7 +187,7 @@ class ThinkAnswerRewardConfig(VerifierRewardConfig):
     @model_validator(mode="before")
     @classmethod
     def _one_worker_for_both(cls, given: Any) -> Any:
-        """Gives the nested verifier the name, worker and limits of this section, so that its own checks see them."""
+        """Copy name, worker and limits of this section into the nested verifier, so that its validators see them."""
         verifier = given.get("verifier") if isinstance(given, Mapping) else None
         if isinstance(verifier, VerifierRewardConfig):
             verifier = verifier.model_dump(exclude_unset=True)

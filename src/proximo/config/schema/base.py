@@ -1,4 +1,4 @@
-"""The base of every section of a recipe. Not the reading of files: that is loader.py."""
+"""The base class of all config sections."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,12 +9,12 @@ from proximo.errors import ConfigError
 
 NUMBERS = (int, float, int | None, float | None)
 SAVED = "settings that a run was saved with"
-"""The context of a validation in which what is absent did not exist yet (`saved.py`)."""
+"""Validation context for settings that a run saved: an absent key did not exist in that version (`saved.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class AbsentMeans:
-    """What a run did that was saved before the setting existed, where this is not what its default does.
+    """The value that a setting has in runs that were saved before it existed, if it differs from the default.
 
     `floor: Annotated[float, AbsentMeans(0.0)] = 0.1`
     """
@@ -22,22 +22,23 @@ class AbsentMeans:
     value: Any
 
 
-class _Told(type(BaseModel)):
-    """A section that is made in Python is refused in the words in which a recipe is. Not one within another."""
+class _SectionMeta(type(BaseModel)):
+    """Raises ConfigError, with the messages of recipes, when a section is constructed in Python with bad values."""
 
-    if not TYPE_CHECKING:  # a checker would take its signature for that of every section
+    if not TYPE_CHECKING:  # a type checker would apply this signature to every section
 
         def __call__(cls, *arguments: Any, **values: Any) -> Any:
             if arguments:
-                came, example = arguments[0], next(iter(getattr(cls, "model_fields", ())), "key")
-                advice = f"write {cls.__name__}(**settings)" if isinstance(came, dict) else f"write {example}=..."
-                raise ConfigError(f"{cls.__name__} takes its settings by name, got {came!r:.60}: {advice}")
+                argument, example = arguments[0], next(iter(getattr(cls, "model_fields", ())), "key")
+                advice = f"write {cls.__name__}(**settings)" if isinstance(argument, dict) else f"write {example}=..."
+                raise ConfigError(f"{cls.__name__} takes its settings by name, got {argument!r:.60}: {advice}")
             try:
                 return super().__call__(**values)
             except ValidationError as error:
-                from proximo.config.schema.validation_messages import refusal  # which needs the sections
+                # Imported here, because validation_messages imports this module.
+                from proximo.config.schema.validation_messages import construction_error
 
-                raise refusal(error, cls, values) from error
+                raise construction_error(error, cls, values) from error
 
 
 def _frozen(section: "Section", name: str) -> ConfigError:
@@ -50,27 +51,27 @@ def _frozen(section: "Section", name: str) -> ConfigError:
     )
 
 
-class Section(BaseModel, metaclass=_Told):
-    """Frozen, and an unknown key is an error. A field's docstring is its documentation."""
+class Section(BaseModel, metaclass=_SectionMeta):
+    """A config section. It is frozen, unknown keys are errors, and a field's docstring is its documentation."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
 
-    if not TYPE_CHECKING:  # a checker would hold every field against their signatures
+    if not TYPE_CHECKING:  # a type checker would apply these signatures to every field
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Raises ConfigError: what was checked together stays together."""
+            """Raises ConfigError, since fields are validated together."""
             raise _frozen(self, name)
 
         def __delattr__(self, name: str) -> None:
-            """Raises ConfigError, as for a value that is set."""
+            """Raises ConfigError, as `__setattr__` does."""
             raise _frozen(self, name)
 
     @model_validator(mode="before")
     @classmethod
     def _keep_defaults(cls, data: Any) -> Any:
-        """A section that is given in part keeps the rest of the default that its field has."""
+        """Merge a partly given subsection into the default of its field."""
         if not isinstance(data, dict):
             return data
         kept = {
@@ -82,8 +83,8 @@ class Section(BaseModel, metaclass=_Told):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, data: Any) -> Any:
-        """Python takes True for 1; as text it is refused where a number is wanted."""
+    def _no_bool_as_number(cls, data: Any) -> Any:
+        """Turn bools of numeric fields into text, so that they are refused: Python would accept True as 1."""
         if not isinstance(data, dict):
             return data
         numbers = {name for name, field in cls.model_fields.items() if field.annotation in NUMBERS}
@@ -94,15 +95,18 @@ class Section(BaseModel, metaclass=_Told):
 
     @model_validator(mode="before")
     @classmethod
-    def _what_absence_meant(cls, data: Any, info: ValidationInfo) -> Any:
-        """Only of saved settings. Stands last, since pydantic asks the last one first, and the defaults come after."""
+    def _fill_absent_settings(cls, data: Any, info: ValidationInfo) -> Any:
+        """Apply `AbsentMeans` to saved settings.
+
+        Declared last: pydantic runs before-validators in reverse order, and this one must run before `_keep_defaults`.
+        """
         if info.context != SAVED or not isinstance(data, dict):
             return data
         sections = {name: {} for name, field in cls.model_fields.items() if isinstance(field.default, Section)}
-        meant = {
-            name: each.value
+        absent = {
+            name: item.value
             for name, field in cls.model_fields.items()
-            for each in field.metadata
-            if isinstance(each, AbsentMeans)
+            for item in field.metadata
+            if isinstance(item, AbsentMeans)
         }
-        return sections | meant | data
+        return sections | absent | data

@@ -1,6 +1,6 @@
-"""Walks the schemas: which keys a recipe may have, and what may stand at each. Not the reading of a recipe.
+"""Walks the schemas: the keys that a recipe may have, and the type of each.
 
-A path is a tuple of keys; an item of a list goes by its number, as text.
+A path is a tuple of keys. A list item has its index as key, as text.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ Path = tuple[str, ...]
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """What a union allows, flat; a type that is no union is its only alternative."""
+    """The members of a union, flattened; a type that is not a union is its only member."""
     if get_origin(annotation) is Annotated:
         return alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):
@@ -22,28 +22,28 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def is_nullable(annotation: Any) -> bool:
-    """Whether null may stand here."""
+    """Whether the type allows null."""
     return any(kind in (NoneType, Any) for kind in alternatives(annotation))
 
 
 def is_list(annotation: Any) -> bool:
-    """Whether a list may stand here."""
+    """Whether the type allows a list."""
     return any(get_origin(kind) is tuple for kind in alternatives(annotation))
 
 
 def item_annotation(annotation: Any) -> Any:
-    """The type of the items of the list that may stand here; Any where there is no such list."""
+    """The item type of a list type; Any if the type allows no list."""
     lists = [get_args(kind) for kind in alternatives(annotation) if get_origin(kind) is tuple]
     return lists[0][0] if lists else Any
 
 
 def sections_of(annotation: Any) -> tuple[type[Section], ...]:
-    """The sections that may stand here."""
+    """The section classes that the type allows."""
     return tuple(kind for kind in alternatives(annotation) if isinstance(kind, type) and issubclass(kind, Section))
 
 
 def section_for(annotation: Any, value: Any) -> type[Section] | None:
-    """The section that `value` is meant to be: where several may stand, the one of its `kind`."""
+    """The section class for `value`. If the type allows several, its `kind` decides; None if no class fits."""
     sections = sections_of(annotation)
     if len(sections) < 2:
         return sections[0] if sections else None
@@ -52,14 +52,14 @@ def section_for(annotation: Any, value: Any) -> type[Section] | None:
 
 
 def kinds_of(section: type[Section]) -> tuple[str, ...]:
-    """The values of `kind` by which a section of a union is known."""
+    """The values of `kind` that select a section in a union; empty for a section without kinds."""
     return get_args(section.model_fields["kind"].annotation) if "kind" in section.model_fields else ()
 
 
 def annotation_at(root: Any, tree: Any, path: Sequence[str]) -> Any:
-    """The type that the schema `root` wants at `path`, where `tree` tells which section of a union is meant.
+    """The type of the key at `path` in the schema `root`. The values in `tree` select the sections of unions.
 
-    None where the schema has no such key; Any inside free mappings.
+    None if the schema has no such key; Any inside free-form mappings.
     """
     annotation, node = root, tree
     for piece in path:
@@ -69,7 +69,7 @@ def annotation_at(root: Any, tree: Any, path: Sequence[str]) -> Any:
 
 
 def child_of(node: Any, piece: str) -> Any:
-    """The value below `node` at a key or an index; None where there is none."""
+    """The value of `node` at a key or an index; None if there is none."""
     if isinstance(node, dict):
         return node.get(piece)
     if isinstance(node, list) and piece.isdecimal() and int(piece) < len(node):
@@ -82,12 +82,15 @@ def _annotation_below(annotation: Any, node: Any, piece: str) -> Any:
         return item_annotation(annotation)
     if section := section_for(annotation, node):
         return section.model_fields[piece].annotation if piece in section.model_fields else None
-    free = any(kind is Any or get_origin(kind) is dict for kind in alternatives(annotation))
-    return Any if free else None
+    free_form = any(kind is Any or get_origin(kind) is dict for kind in alternatives(annotation))
+    return Any if free_form else None
 
 
 def key_paths(annotation: Any, prefix: Path = ()) -> Iterator[tuple[Path, type[Section]]]:
-    """Every key below a type, in the order of the schema, with the section that declares it. Lists count as item 0."""
+    """All paths below a type in the order of the schema, with the section that declares each.
+
+    Lists have one item, 0.
+    """
     for section in sections_of(annotation):
         for name, field in section.model_fields.items():
             yield (*prefix, name), section

@@ -1,6 +1,6 @@
-"""`key.sub=value` arguments of the command line, put into the tree of a recipe. Not their validation.
+"""Parses `key.sub=value` arguments and applies them to the values of a recipe, before validation.
 
-A value is one word by the rules of YAML 1.2, or a list, mapping or quoted text in YAML's flow style.
+A value is a plain YAML 1.2 scalar, or a list, mapping or quoted text in YAML's flow style.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from proximo.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """One `key.sub=value`."""
+    """One parsed argument `key.sub=value`."""
 
     text: str
     path: tuple[str, ...]
@@ -31,7 +31,7 @@ class Override:
 
 
 def parse_override(text: str) -> Override:
-    """Read one argument. Raises ConfigError."""
+    """Parse one argument. Raises ConfigError if it is malformed."""
     key, equals, value = text.partition("=")
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
@@ -53,10 +53,10 @@ def _parse_value(value: str, override: str) -> Any:
 
 
 def apply_overrides(tree: dict[str, Any], overrides: Sequence[Override], schema: Any) -> dict[str, Any]:
-    """A copy of `tree` with the overrides put in, the later ones winning.
+    """A copy of `tree` with the overrides applied in order.
 
-    null where the schema allows none takes the key out, so that its default holds. A new `kind` takes out the
-    keys that belong to the kind before.
+    null for a key that does not allow it removes the key, so that its default applies. A new `kind` removes the keys of
+    the previous kind.
     """
     for override in overrides:
         tree = _with_value(tree, (), override, _Target(schema, tree))
@@ -65,7 +65,7 @@ def apply_overrides(tree: dict[str, Any], overrides: Sequence[Override], schema:
 
 @dataclass(frozen=True)
 class _Target:
-    """What an override is put into: the schema, and the whole tree, which tells the kinds of its sections."""
+    """The schema and the whole tree that an override is applied to. The tree determines the kinds of its sections."""
 
     schema: Any
     tree: Any
@@ -75,7 +75,7 @@ class _Target:
 
 
 def _with_value(node: Any, done: tuple[str, ...], override: Override, target: _Target) -> Any:
-    """`node`, which stands at `done`, with the override put in below it."""
+    """A copy of `node`, whose path is `done`, with the override applied."""
     if done == override.path:
         return override.value
     piece = override.path[len(done)]
@@ -83,11 +83,11 @@ def _with_value(node: Any, done: tuple[str, ...], override: Override, target: _T
         return _with_item(node or [], done, override, target)
     if node is not None and not isinstance(node, dict):
         raise ConfigError(f"override {override.text!r}: {'.'.join(done)} is {node!r}, which has no keys below it")
-    below = _with_value(child_of(node, piece), (*done, piece), override, target)
-    changed = {**(node or {}), piece: below}
+    child = _with_value(child_of(node, piece), (*done, piece), override, target)
+    changed = {**(node or {}), piece: child}
     if (*done, piece) != override.path:
         return changed
-    if below is None and _refuses_null(target.annotation(override.path)):
+    if child is None and _refuses_null(target.annotation(override.path)):
         return {key: value for key, value in changed.items() if key != piece}
     return _without_other_kind(changed, target.annotation(done)) if piece == "kind" else changed
 
@@ -109,7 +109,7 @@ def _refuses_null(annotation: Any) -> bool:
 
 
 def _without_other_kind(node: dict[str, Any], annotation: Any) -> dict[str, Any]:
-    """`node` without the keys that only other sections of the union have; an unknown kind keeps everything."""
+    """`node` without keys that belong only to other sections of the union. An unknown kind keeps all keys."""
     section = section_for(annotation, node)
     if section is None or not kinds_of(section):
         return node

@@ -1,7 +1,7 @@
-"""YAML text as plain values that know their lines. Not what the keys mean: that is the schemas' business.
+"""Parses YAML into plain values and keeps the line of each key, for error messages.
 
-Safe by construction: nothing but mappings, lists and scalars can come out. A key that is given twice is an error;
-anchors, aliases and merge keys work.
+The result has only mappings, lists and scalars, so parsing is safe. Duplicate keys are errors. Anchors, aliases and
+merge keys work.
 """
 
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from proximo.config.schema.scalars import plain_scalar
 from proximo.errors import ConfigError
 
 MERGE = "<<"
-MOST_VALUES = 100_000
-"""Of a document whose aliases are written out."""
+MAX_VALUES = 100_000
+"""Maximum number of values in a document, with aliases expanded."""
 HINTS = {
     "found character '\\t' that cannot start any token": "indent with spaces, not with tabs",
     "found character '@' that cannot start any token": 'put quotes around it, as in path: "@sft"',
@@ -27,7 +27,7 @@ HINTS = {
 
 
 class _PlainLoader(yaml.BaseLoader):
-    """Marks unquoted scalars, which YAML 1.1's rules would otherwise turn into values."""
+    """Tags unquoted scalars as `plain`, so that `plain_scalar` resolves them by YAML 1.2 instead of 1.1."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is yaml.ScalarNode and implicit[0]:
@@ -37,27 +37,27 @@ class _PlainLoader(yaml.BaseLoader):
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A YAML document: its values, and where in the file each of them stands."""
+    """A parsed YAML document: its values and their positions."""
 
     origin: str
-    """Name of the file, for messages."""
+    """Name of the file, for error messages."""
     text: str
     data: Any
     root: yaml.Node | None
 
     def line_of(self, path: tuple[str, ...]) -> int | None:
-        """Line (from 1) of the deepest part of `path` that the document has; None where even its first key is not."""
+        """Line number (from 1) of the longest prefix of `path` that exists in the document; None if there is none."""
         line, node = None, self.root
         for piece in path:
-            found = _child(node, piece)
-            if found is None:
+            child = _child(node, piece)
+            if child is None:
                 return line
-            line, node = found[0].start_mark.line + 1, found[1]
+            line, node = child[0].start_mark.line + 1, child[1]
         return line
 
 
 def parse_document(text: str, origin: str) -> Document:
-    """Read one YAML document. Raises ConfigError with file and line."""
+    """Parse one YAML document. Raises ConfigError with file and line."""
     try:
         root = yaml.compose(text, Loader=_PlainLoader)
     except yaml.MarkedYAMLError as error:
@@ -67,7 +67,7 @@ def parse_document(text: str, origin: str) -> Document:
     except RecursionError as error:
         raise ConfigError(f"{origin}: lists or mappings are nested too deeply") from error
     if root is not None:
-        _refuse_bomb(root, origin)
+        _check_expanded_size(root, origin)
     data = None if root is None else _value(root, origin, ())
     return Document(origin=origin, text=text, data=data, root=root)
 
@@ -80,25 +80,25 @@ def _syntax_message(error: yaml.MarkedYAMLError, origin: str) -> str:
     return f"{where}: not valid YAML: {problem}{hint}"
 
 
-def _refuse_bomb(root: yaml.Node, origin: str) -> None:
-    """A few lines of aliases to lists of aliases stand for more values than there is memory."""
+def _check_expanded_size(root: yaml.Node, origin: str) -> None:
+    """Raises ConfigError for nested aliases that would expand to more values than fit into memory."""
     sizes: dict[int, int] = {}
     size = _expanded_size(root, sizes)
-    if size > MOST_VALUES and size > len(sizes):
+    if size > MAX_VALUES and size > len(sizes):
         raise ConfigError(
-            f"{origin}: its aliases make {len(sizes):,} values into {size:.3g}, and {MOST_VALUES:,} are the most: "
+            f"{origin}: its aliases make {len(sizes):,} values into {size:.3g}, and {MAX_VALUES:,} are the most: "
             "write out what is meant"
         )
 
 
 def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
-    """Values that a node stands for, itself among them, aliases written out. One inside what it names counts once."""
+    """Number of values of a node with aliases expanded, itself included. A recursive alias counts once."""
     if id(node) not in sizes:
         sizes[id(node)] = 1
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         for part in parts:
-            below = part[1] if isinstance(part, tuple) else part
-            sizes[id(node)] += _expanded_size(below, sizes)
+            child = part[1] if isinstance(part, tuple) else part
+            sizes[id(node)] += _expanded_size(child, sizes)
     return sizes[id(node)]
 
 
@@ -155,7 +155,7 @@ def _merged_mapping(node: yaml.Node, origin: str, parents: tuple[yaml.Node, ...]
 
 
 def _child(node: yaml.Node | None, piece: str) -> tuple[yaml.Node, yaml.Node] | None:
-    """The node that marks the place of `piece` (its key, or the item itself), and the node of its value."""
+    """The node of the key `piece` (for a list the item itself) and the node of its value; None if there is none."""
     if isinstance(node, yaml.SequenceNode) and piece.isdecimal() and int(piece) < len(node.value):
         item = node.value[int(piece)]
         return item, item
@@ -165,7 +165,7 @@ def _child(node: yaml.Node | None, piece: str) -> tuple[yaml.Node, yaml.Node] | 
 
 
 def _entries(node: yaml.MappingNode, key: str) -> Iterator[tuple[yaml.Node, yaml.Node]]:
-    """Entries of that key: the mapping's own before the ones it merges in."""
+    """Entries with that key: the mapping's own come before merged ones."""
     for key_node, value_node in node.value:
         if isinstance(key_node, yaml.ScalarNode) and key_node.value == key:
             yield key_node, value_node

@@ -1,4 +1,4 @@
-"""What one word of a recipe stands for: null, a truth value, a number or text. Not the reading of documents.
+"""Resolves a plain YAML scalar to null, a boolean, a number or text.
 
 The rules are the core schema of YAML 1.2 (section 10.3.2): `1e-5` is a number, `no`, `on` and `12:30` are text,
 `0o17` is octal and `017` is seventeen.
@@ -7,8 +7,8 @@ The rules are the core schema of YAML 1.2 (section 10.3.2): `1e-5` is a number, 
 import re
 
 NULL = re.compile(r"null|Null|NULL|~|")
-TRUTH = re.compile(r"true|True|TRUE|false|False|FALSE")
-# 400 digits are more than any number here needs; Python refuses to read integers of many thousands.
+BOOLEAN = re.compile(r"true|True|TRUE|false|False|FALSE")
+# At most 400 digits, because Python refuses to parse integers with thousands of digits.
 DECIMAL = re.compile(r"[-+]?[0-9]{1,400}")
 OCTAL = re.compile(r"0o[0-7]{1,400}")
 HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]{1,400}")
@@ -20,10 +20,10 @@ Scalar = bool | int | float | str | None
 
 
 def plain_scalar(text: str) -> Scalar:
-    """The value of an unquoted word."""
+    """The value of an unquoted scalar."""
     if NULL.fullmatch(text):
         return None
-    if TRUTH.fullmatch(text):
+    if BOOLEAN.fullmatch(text):
         return text.lower() == "true"
     if DECIMAL.fullmatch(text):
         return int(text)

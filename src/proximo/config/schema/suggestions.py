@@ -1,4 +1,4 @@
-"""The key that was probably meant, for one that is not known. Looks at the whole recipe, not at one section."""
+"""Suggests known keys for an unknown one, from the whole recipe."""
 
 from collections.abc import Sequence
 from difflib import SequenceMatcher, get_close_matches
@@ -6,9 +6,9 @@ from typing import Any
 
 from proximo.config.schema.fields import Path, annotation_at, key_paths
 
-ENOUGH_ALIKE = 0.75
-MOST_SUGGESTIONS = 3
-ELSEWHERE = {
+MIN_SIMILARITY = 0.75
+MAX_SUGGESTIONS = 3
+OTHER_TOOLS_KEYS = {
     "actor_learning_rate": "policy_optimizer.learning_rate",
     "adv_estimator": "advantage.estimator",
     "batch_size": "prompts_per_step",
@@ -43,7 +43,7 @@ ELSEWHERE = {
     "total_steps": "num_steps",
     "vf_coef": "value_loss.coefficient",
 }
-"""Names that other tools use, and the end of the key's path that holds the same thing here."""
+"""Name of a setting in other tools -> last part of the path of the equivalent key."""
 RENAMED = {
     "advantage.equal_groups": "advantage.zero_variance_groups",
     "advantage.lam": "advantage.gae_lambda",
@@ -82,10 +82,10 @@ RENAMED = {
     "wrong": "incorrect_score",
     "zero_as_minus_one": "min_score",
 }
-"""Keys of earlier versions, with the section where the name alone says too little, and the end of today's path."""
+"""Key of an earlier version, with its section if the name is ambiguous -> last part of the path of the current key."""
 
 
-VALUES_ELSEWHERE = {
+OTHER_TOOLS_VALUES = {
     "cosine_with_warmup": "cosine",
     "dr_grpo": "group_centred",
     "fp32": "float32",
@@ -100,36 +100,36 @@ VALUES_ELSEWHERE = {
     "seq_mean_token_mean": "response_mean",
     "seq_mean_token_sum_norm": "constant",
 }
-"""Values by which other tools call what is offered here under another name."""
+"""Value of a setting in other tools -> the equivalent value here."""
 
 
 def suggested_value(typed: Any, offered: Sequence[Any]) -> Any:
-    """Which of the `offered` values was probably meant; None where none is like `typed`."""
+    """The value of `offered` that was probably meant; None if none is similar to `typed`."""
     if not isinstance(typed, str):
         return None
-    meant = VALUES_ELSEWHERE.get(typed.lower().replace("-", "_"))
-    words = [each for each in offered if isinstance(each, str)]
+    meant = OTHER_TOOLS_VALUES.get(typed.lower().replace("-", "_"))
+    words = [value for value in offered if isinstance(value, str)]
     near = get_close_matches(typed.lower(), words, n=1)
     return meant if meant in words else next(iter(near), None)
 
 
 def suggestions(typed: Path, schema: Any, tree: Any) -> tuple[str, ...]:
-    """Full paths of the keys nearest to the unknown `typed`: at most 3, best first, never `typed` itself."""
+    """Full paths of the known keys most similar to `typed`: at most MAX_SUGGESTIONS, without `typed` itself."""
     ranks = {path: _rank(typed, path) for path in _known_paths(typed, schema, tree)}
     best = max(ranks.values(), default=(0.0,))
-    if best[0] < ENOUGH_ALIKE:
+    if best[0] < MIN_SIMILARITY:
         return ()
     nearest = [path for path, rank in ranks.items() if rank == best]
-    return tuple(".".join(path) for path in nearest[:MOST_SUGGESTIONS])
+    return tuple(".".join(path) for path in nearest[:MAX_SUGGESTIONS])
 
 
 def _rank(typed: Path, path: Path) -> tuple[float, ...]:
-    """Higher is nearer: first the name, then how much of the way is shared, then how short the rest is."""
-    return round(_likeness(typed, path), 6), _shared_prefix(typed, path), -len(path)
+    """Sort key, higher for a better match: by similarity of the name, shared prefix, and shortness of the path."""
+    return round(_similarity(typed, path), 6), _shared_prefix(typed, path), -len(path)
 
 
 def _known_paths(typed: Path, schema: Any, tree: Any) -> list[Path]:
-    """Every key of the recipe; in the lists on the way to `typed`, that item instead of the first."""
+    """All key paths of the recipe, with the list indices of `typed` where it has the same lists."""
     known = dict.fromkeys(_in_place_of(typed, path) for path, _ in key_paths(schema))
     return [path for path in known if path != typed and annotation_at(schema, tree, path) is not None]
 
@@ -143,17 +143,19 @@ def _in_place_of(typed: Path, path: Path) -> Path:
     return (*typed[:shared], *path[shared:])
 
 
-def _likeness(typed: Path, path: Path) -> float:
-    """1 for the same name, in whatever section; also compares `kl_coef` with the last two keys `kl.coefficient`."""
+def _similarity(typed: Path, path: Path) -> float:
+    """Similarity of two keys, from 0 to 1: 1 for the same name in any section.
+
+    The name is also compared with the last two parts of the path: `kl_coef` with `kl.coefficient`."""
     name = typed[-1].lower().replace("-", "_")
     ends = (path[-1], "_".join(path[-2:]))
-    meant = RENAMED.get(".".join(typed[-2:])) or RENAMED.get(name) or ELSEWHERE.get(name)
+    meant = RENAMED.get(".".join(typed[-2:])) or RENAMED.get(name) or OTHER_TOOLS_KEYS.get(name)
     if name in ends or ".".join(("", *path)).endswith(f".{meant}"):
         return 1.0
     same_section, words = typed[:-1] == path[:-1], set(name.split("_"))
     if same_section and len(words) > 1 and words < set(path[-1].split("_")):
         return 1.0  # `max_tokens` for `max_prompt_tokens`
-    # A slip of the finger in the right section is likelier than one in another section.
+    # A typo in the right section is more likely than a key of another section.
     nearby = 0.1 if same_section else 0.0
     shortened = 0.8 if len(name) >= 3 and path[-1].startswith(name) else 0.0
     return min(0.99, nearby + max(shortened, *(SequenceMatcher(None, name, end).ratio() for end in ends)))

@@ -1,4 +1,4 @@
-"""What pydantic found wrong, in a user's words: which key, where it was written, what came, what is wanted."""
+"""Turns pydantic errors into messages with the key, its line, the given value and the expected value."""
 
 import re
 import sys
@@ -24,8 +24,8 @@ from proximo.config.schema.positioned_yaml import Document
 from proximo.config.schema.suggestions import suggested_value, suggestions
 from proximo.errors import ConfigError
 
-LONGEST_VALUE = 60
-WANTED = {
+MAX_VALUE_CHARACTERS = 60
+EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "dict_type": "a mapping",
@@ -46,12 +46,12 @@ WANTED = {
     "too_short": "a list of at least {min_length}",
     "tuple_type": "a list",
 }
-"""What is wanted, for each kind of error that pydantic can find in a recipe."""
+"""Type of a pydantic error -> description of the expected value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """One thing that is wrong with a recipe."""
+    """One mistake in a recipe."""
 
     path: Path
     sentence: str
@@ -59,18 +59,18 @@ class Mistake:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where the values of a recipe come from: its file, and the overrides that were put in."""
+    """The file and the overrides that the values of a recipe come from."""
 
     document: Document
     overrides: tuple[Override, ...]
     schema: type[Section]
     tree: dict[str, Any]
-    """The values, overrides included, as they were given to the schema."""
+    """The values with overrides applied, before validation."""
 
-    def place(self, path: Path, sentence: str) -> str | None:
-        """The override or the line that gave the value at `path`.
+    def location(self, path: Path, sentence: str) -> str | None:
+        """The override or the line that gave the value at `path`, as text.
 
-        What is wrong with the recipe as a whole is blamed on an override only where the sentence names its key.
+        A mistake of the whole recipe (empty path) is attributed to an override only if the sentence names its key.
         """
         named = set(re.findall(r"\w+", sentence))
         for override in reversed(self.overrides):
@@ -80,7 +80,7 @@ class Source:
         return None if line is None else f"line {line}"
 
     def line(self, path: Path) -> int | None:
-        """The line that gave the value at `path`; None where an override did, or nothing."""
+        """The line that gave the value at `path`; None if an override gave it, or nothing did."""
         return None if any(_touches(override, path) for override in self.overrides) else self.document.line_of(path)
 
 
@@ -89,36 +89,36 @@ def _touches(override: Override, path: Path) -> bool:
 
 
 def explain(errors: Sequence[ErrorDetails], source: Source) -> list[Mistake]:
-    """One mistake per key, in the order of the file; those of overrides come last."""
+    """One mistake per key, in the order of the file. Mistakes of overrides come last."""
     grouped: dict[Path, list[ErrorDetails]] = {}
-    for error in _without_echoes(errors):
+    for error in _without_repeated_errors(errors):
         grouped.setdefault(key_path(error, source.tree), []).append(error)
     paths = sorted(grouped, key=lambda path: source.line(path) or sys.maxsize)
     return [Mistake(path=path, sentence=_sentence(path, grouped[path], source)) for path in paths]
 
 
 def message_of(mistakes: Sequence[Mistake], source: Source) -> str:
-    """All of them in one text, each with its place."""
-    places = [(source.place(mistake.path, mistake.sentence), mistake.sentence) for mistake in mistakes]
-    if len(places) == 1:
-        place, sentence = places[0]
-        return f"{source.document.origin}{f', {place}' if place else ''}: {sentence}"
-    lines = [f"  {f'{place}: ' if place else ''}{sentence}" for place, sentence in places]
+    """One text with all mistakes and their locations."""
+    located = [(source.location(mistake.path, mistake.sentence), mistake.sentence) for mistake in mistakes]
+    if len(located) == 1:
+        location, sentence = located[0]
+        return f"{source.document.origin}{f', {location}' if location else ''}: {sentence}"
+    lines = [f"  {f'{location}: ' if location else ''}{sentence}" for location, sentence in located]
     return f"{source.document.origin} has {len(lines)} mistakes:\n" + "\n".join(lines)
 
 
-def refusal(error: ValidationError, schema: Any, values: dict[str, Any]) -> ConfigError:
-    """What is wrong with a section that was made in Python from these values."""
+def construction_error(error: ValidationError, schema: Any, values: dict[str, Any]) -> ConfigError:
+    """The error for a section that was constructed in Python with invalid values."""
     document = Document(origin=schema.__name__, text="", data=values, root=None)
     source = Source(document=document, overrides=(), schema=schema, tree=values)
     return ConfigError(message_of(explain(error.errors(include_url=False), source), source))
 
 
-def _without_echoes(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """Without what follows from another error.
+def _without_repeated_errors(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors without those that follow from another one.
 
-    A pipeline hands its `run` to every stage, and what is wrong with it is not said again for each of them. A list
-    whose items are wrong is called too short, since pydantic counts the right ones.
+    A pipeline passes its `run` to every stage, so each error in it would be repeated. pydantic also calls a list with
+    invalid items too short, since it counts only valid ones.
     """
     shared = {(error["type"], error["loc"]) for error in errors if error["loc"][:1] == ("run",)}
     no_run = ("missing", ("run",)) in shared
@@ -132,15 +132,15 @@ def _without_echoes(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def key_path(error: ErrorDetails, tree: Any) -> Path:
-    """The error's place without the names of union members, which pydantic puts between the keys."""
+    """The error's key path. pydantic's location also has the names of union members, which are removed."""
     path: list[str] = []
     node = tree
     *parents, last = error["loc"] or ("",)
     for piece in map(str, parents):
-        below = child_of(node, piece)
-        if below is not None:
+        child = child_of(node, piece)
+        if child is not None:
             path.append(piece)
-            node = below
+            node = child
     if error["type"] == "missing" or child_of(node, str(last)) is not None or (isinstance(node, dict) and last in node):
         path.append(str(last))
     return tuple(path)
@@ -161,28 +161,28 @@ def _sentence(path: Path, errors: Sequence[ErrorDetails], source: Source) -> str
         case "union_tag_invalid":
             kind = show(child_of(error["input"], "kind"))
             return f"{name}.kind must be one of {_expected_kinds(path, source)}, got {kind}"
-    wanted = list(dict.fromkeys(_wanted(each, path, source) for each in errors))
+    expected = list(dict.fromkeys(_expected(error, path, source) for error in errors))
     if is_nullable(annotation_at(source.schema, source.tree, path)) and error["input"] is not None:
-        wanted.append("null")
-    return f"{name} must be {' or '.join(wanted)}, got {show(error['input'])}{_meant(errors)}"
+        expected.append("null")
+    return f"{name} must be {' or '.join(expected)}, got {show(error['input'])}{_value_hint(errors)}"
 
 
-def _meant(errors: Sequence[ErrorDetails]) -> str:
-    """Which of the words that are wanted the given one may stand for."""
-    words = [word for each in errors for word in re.findall(r"'([^']*)'", each.get("ctx", {}).get("expected", ""))]
+def _value_hint(errors: Sequence[ErrorDetails]) -> str:
+    """A hint with the expected word that was probably meant, or the empty string."""
+    words = [word for error in errors for word in re.findall(r"'([^']*)'", error.get("ctx", {}).get("expected", ""))]
     meant = suggested_value(errors[0]["input"], words)
     return "" if meant is None else f"; did you mean {meant}?"
 
 
 def _unknown(path: Path, source: Source) -> str:
     name = ".".join(path)
-    around = annotation_at(source.schema, source.tree, path[:-1])
-    section = section_for(around, _value_at(source.tree, path[:-1]))
-    others = [kind for other in sections_of(around) if path[-1] in other.model_fields for kind in kinds_of(other)]
+    parent = annotation_at(source.schema, source.tree, path[:-1])
+    section = section_for(parent, _value_at(source.tree, path[:-1]))
+    others = [kind for other in sections_of(parent) if path[-1] in other.model_fields for kind in kinds_of(other)]
     if section is not None and others:
         return f"{name} is for kind {' or '.join(others)}, and this is of kind {' or '.join(kinds_of(section))}"
-    if found := suggestions(path, source.schema, source.tree):
-        return f"{name} is not a known key; did you mean {' or '.join(found)}?"
+    if candidates := suggestions(path, source.schema, source.tree):
+        return f"{name} is not a known key; did you mean {' or '.join(candidates)}?"
     known = f"; known here: {', '.join(section.model_fields)}" if section else ""
     return f"{name} is not a known key{known}"
 
@@ -190,8 +190,8 @@ def _unknown(path: Path, source: Source) -> str:
 def _missing(path: Path, source: Source) -> str:
     if path[-1].isdecimal():
         return f"{'.'.join(path[:-1])} is a list with too few items"
-    around = annotation_at(source.schema, source.tree, path[:-1])
-    section = section_for(around, _value_at(source.tree, path[:-1]))
+    parent = annotation_at(source.schema, source.tree, path[:-1])
+    section = section_for(parent, _value_at(source.tree, path[:-1]))
     meaning = section.model_fields[path[-1]].description if section and path[-1] in section.model_fields else None
     return f"{'.'.join(path)} is missing" + (f": {first_sentence(meaning)}" if meaning else "")
 
@@ -201,17 +201,17 @@ def _expected_kinds(path: Path, source: Source) -> str:
     return ", ".join(kind for section in sections for kind in kinds_of(section))
 
 
-def _wanted(error: ErrorDetails, path: Path, source: Source) -> str:
+def _expected(error: ErrorDetails, path: Path, source: Source) -> str:
     if error["type"] in ("model_type", "model_attributes_type"):
-        return _wanted_section(path, source)
+        return _expected_section(path, source)
     if error["type"] == "string_type" and isinstance(error["input"], bool | int | float):
         return "text (put it in quotes)"
-    if phrase := WANTED.get(error["type"]):
+    if phrase := EXPECTED.get(error["type"]):
         return phrase.format(**error.get("ctx", {}))
     return error["msg"].removeprefix("Input should be ").lower()
 
 
-def _wanted_section(path: Path, source: Source) -> str:
+def _expected_section(path: Path, source: Source) -> str:
     sections = sections_of(annotation_at(source.schema, source.tree, path))
     return f"a section with keys such as {', '.join(list(sections[0].model_fields)[:4])}" if sections else "a section"
 
@@ -223,12 +223,12 @@ def _value_at(tree: Any, path: Path) -> Any:
 
 
 def first_sentence(text: str) -> str:
-    """Up to the first full stop."""
+    """The text up to the first full stop, on one line."""
     return " ".join(text.split()).partition(". ")[0].rstrip(".")
 
 
 def show(value: Any) -> str:
-    """A value as a user would have written it, shortened."""
+    """A value as it is written in a recipe, shortened."""
     match value:
         case None:
             return "null"
@@ -239,4 +239,4 @@ def show(value: Any) -> str:
         case list():
             return f"a list of {len(value)}"
     text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    return text if len(text) <= MAX_VALUE_CHARACTERS else f"{text[:MAX_VALUE_CHARACTERS]}..."

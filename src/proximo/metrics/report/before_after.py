@@ -1,6 +1,6 @@
-"""What a run changed: its first measurement beside its last. Not the curve between them.
+"""Compares the first and last measurement of a run's main metrics.
 
-Held-out figures are used where there are any, since they compare the same prompts; else those of training.
+Prefers held-out metrics, since they compare the same prompts; training metrics are the fallback.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from proximo.metrics.run_files import Run
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BeforeAfter:
-    """One figure, at the first and at the last step that has it; `before` is None where those are one step."""
+    """One metric at the first and at the last step that has it; `before` is None if there is only one such step."""
 
     label: str
     name: str
@@ -25,19 +25,19 @@ class BeforeAfter:
 
     @property
     def same_prompts(self) -> bool:
-        """False for a figure of training, whose steps have prompts of their own."""
+        """False for training metrics, because every training step has other prompts."""
         return self.name.startswith("evaluation/")
 
     @property
     def improved(self) -> bool | None:
-        """None where neither way is better, or nothing moved."""
+        """Whether the change is for the better; None if no direction is better, or nothing changed."""
         if self.better is None or self.before is None or self.before == self.after:
             return None
         return (self.after > self.before) is (self.better is Better.UP)
 
 
 def before_after(run: Run) -> tuple[BeforeAfter, ...]:
-    """The figures of the run's trainer that it has measured."""
+    """The main metrics of the run's trainer that the run has recorded."""
     if run.trainer is None:
         return ()
     rows = (_row(run, label, names) for label, names in run.trainer.metrics.before_after.items())
@@ -45,10 +45,10 @@ def before_after(run: Run) -> tuple[BeforeAfter, ...]:
 
 
 def _row(run: Run, label: str, names: tuple[str, ...]) -> BeforeAfter | None:
-    found = [(name, run.series(name)) for name in names if len(run.series(name))]
-    if not found:
+    recorded = [(name, run.series(name)) for name in names if len(run.series(name))]
+    if not recorded:
         return None
-    name, series = next(((name, series) for name, series in found if len(series) > 1), found[0])
+    name, series = next(((name, series) for name, series in recorded if len(series) > 1), recorded[0])
     metric = catalogue().find(name)
     return BeforeAfter(
         label=label,

@@ -1,4 +1,4 @@
-"""What the head of a report says about its run in words: model, task, device, duration, outcome. Not its numbers."""
+"""The facts at the top of a report: model, task, device, duration, outcome."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,15 +10,15 @@ TIMED = ("time/step_seconds", "time/evaluate_seconds")
 
 
 def facts(run: Run) -> tuple[tuple[str, str], ...]:
-    """(word, what it is), of what the files of the run tell."""
-    words = {
+    """(label, text) of each fact that the run's files contain."""
+    entries = {
         "Model": _model(setting(run.config, "policy") or setting(run.config, "model")),
         "Task": _task(run),
         "Device": _device(run),
         "Duration": _duration(run),
         "Outcome": _outcome(run),
     }
-    return tuple((name, word) for name, word in words.items() if word)
+    return tuple((label, text) for label, text in entries.items() if text)
 
 
 def _model(model: Mapping[str, Any] | None) -> str:
@@ -41,7 +41,7 @@ def _task(run: Run) -> str:
 
 
 def _named(sources: object) -> str:
-    """What is read from, or judged by: the name alone where it says enough."""
+    """Names of data or reward sources, separated by commas."""
     if not isinstance(sources, Sequence):
         return ""
     return ", ".join(

@@ -1,7 +1,7 @@
-"""Writes report.html: one file that shows a run, or a pipeline of runs, to anyone with a browser. Reads files only.
+"""Writes report.html, a self-contained page about a run or a pipeline of runs.
 
-The page has no script and asks for nothing outside itself, and its content security policy forbids both; whatever comes
-from data is escaped by the template engine.
+The page has no scripts and loads nothing; its content security policy forbids both. The template engine escapes all
+text that comes from data.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from proximo.metrics.curves import Section
 from proximo.metrics.formatting import format_number
-from proximo.metrics.report.views import SAMPLES_SHOWN, glance, stage_view
+from proximo.metrics.report.views import SAMPLES_SHOWN, headlines, stage_view
 from proximo.metrics.run_files import Run, read_run
 from proximo.trainer_kinds import trainer_kinds
 
@@ -20,15 +20,15 @@ REPORT_NAME = "report.html"
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write the report of one run into its folder and say where it is. FileNotFoundError without such a folder.
+    """Write the report of a run into its folder and return its path.
 
-    Any file of the run may be missing or cut off: the report shows what there is.
+    Files of the run may be missing or truncated. Raises FileNotFoundError if there is no such folder.
     """
     return _write(run_folder, [read_run(run_folder)])
 
 
 def write_pipeline_report(pipeline_folder: Path) -> Path:
-    """Write one report of all stages that the folder holds. FileNotFoundError without any."""
+    """Write one report of all stages in the folder and return its path. Raises FileNotFoundError if there are none."""
     stages = stage_folders(pipeline_folder)
     if not stages:
         wanted = ", ".join(kind.name for kind in trainer_kinds())
@@ -42,7 +42,7 @@ def stage_folders(pipeline_folder: Path) -> list[Path]:
 
 
 def report_page(runs: Sequence[Run], *, title: str) -> str:
-    """The page itself, as text: the same runs give the same bytes."""
+    """The HTML of the page. The same runs give the same bytes."""
     stages = [stage_view(run, key=f"s{number}") for number, run in enumerate(runs, 1)]
     engine = Environment(
         loader=PackageLoader("proximo.metrics.report", "templates"),
@@ -58,12 +58,12 @@ def report_page(runs: Sequence[Run], *, title: str) -> str:
         sections=list(Section),
         samples_shown=SAMPLES_SHOWN,
         drawing=_drawing,
-        glance=glance(stages) if len(stages) > 1 else (),
+        headlines=headlines(stages) if len(stages) > 1 else (),
     )
 
 
 def _drawing(svg: str) -> Markup:
-    """Marks our own SVG as HTML; the words in it were escaped when it was drawn."""
+    """Marks a drawn SVG as safe HTML: its text was escaped when it was drawn."""
     return Markup(svg)
 
 

@@ -1,6 +1,6 @@
-"""Draws the curves of a report as SVG text. Knows no files and no page.
+"""Draws the plots of a report as SVG text with matplotlib.
 
-Long runs are drawn in a bounded number of points, each the mean of a stretch of steps.
+Long runs are downsampled: each point is the mean over a span of steps.
 """
 
 import logging
@@ -19,97 +19,97 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from proximo.metrics.calibration import Calibration
 from proximo.metrics.curves import Curve, Style, Trace
 from proximo.metrics.formatting import format_number
-from proximo.metrics.report.svg import GRID, INK, MUTED, SERIES, figure_to_svg, place_svg
+from proximo.metrics.report.svg import GRID, INK, MUTED, SERIES, embed_svg, figure_to_svg
 from proximo.metrics.run_files import Run, Series
 
 WIDTH_INCHES, HEIGHT_INCHES = 4.6, 2.5
 POINTS_PER_TEXT = 14
-"""A picture is 331 points wide, and 290 pixels on the narrowest phones: text is at least 12 pixels there."""
+"""Font size. A plot is 331 points wide and 290 pixels on the narrowest phones, where text is then 12 pixels high."""
 MAX_POINTS = 160
 MAX_STACKED_POINTS = 60
 MAX_MARKS = 60
 SMOOTHED_FROM = 30
 JOINED_FROM = 3
-"""Two points are two measurements: a line between them would show a course that nobody saw."""
+"""Fewer points are drawn without a line, which would suggest a trend that two measurements do not show."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """A drawn curve, and which colour stands for what."""
+    """A drawn plot with its legend."""
 
     svg: str
     legend: tuple[tuple[int, str], ...]
-    """(number of the colour, label), for a legend in the page's own type."""
+    """(number of the colour, label) of each series, for a legend in HTML."""
     smoothed: bool = False
 
 
 def draw_curve(curve: Curve, run: Run, *, key: str) -> Plot | None:
-    """The curve of a run, or None where the run has none of its metrics. `key` must be unique in the page."""
+    """Draw a curve of a run; None if the run has none of its metrics. `key` must be unique in the page."""
     traces = [(trace, run.series(trace.name)) for trace in _expanded(curve.traces, run)]
     traces = [(trace, series) for trace, series in traces if len(series)]
     if not traces:
         return None
     if curve.stacked:
-        bands = _stacked([series for _, series in traces])
+        bands = _aligned([series for _, series in traces])
         smoothed = len(bands[0]) > MAX_STACKED_POINTS
-        thinned = [bucketed(band, MAX_STACKED_POINTS) for band in bands]
+        shown = [downsampled(band, MAX_STACKED_POINTS) for band in bands]
     else:
         smoothed = any(trace.style is Style.LINE and len(series) >= SMOOTHED_FROM for trace, series in traces)
         limits = {Style.POINTS: MAX_MARKS, Style.LINE: MAX_POINTS}
-        thinned = [bucketed(series, limits[trace.style]) for trace, series in traces]
-    drawn = _drawing(curve, tuple((trace, series) for (trace, _), series in zip(traces, thinned, strict=True)))
+        shown = [downsampled(series, limits[trace.style]) for trace, series in traces]
+    svg = _drawing(curve, tuple((trace, series) for (trace, _), series in zip(traces, shown, strict=True)))
     legend = tuple((colour, trace.label) for colour, (trace, _) in enumerate(traces, 1))
-    return Plot(
-        svg=place_svg(drawn, key=key, description=_description(curve, traces)), legend=legend, smoothed=smoothed
-    )
+    return Plot(svg=embed_svg(svg, key=key, description=_description(curve, traces)), legend=legend, smoothed=smoothed)
 
 
-@lru_cache(maxsize=64)  # a pipeline's report shows the pictures of its stages' reports again
+@lru_cache(maxsize=64)  # a pipeline's report repeats the plots of its stages' reports
 def _drawing(curve: Curve, traces: tuple[tuple[Trace, Series], ...]) -> str:
-    """The picture of series that are short enough, for `place_svg`."""
+    """The SVG of downsampled series, for `embed_svg`. Cached, so it must not depend on the page."""
     with _canvas() as (figure, axes):
         if curve.stacked:
             _draw_stacked(axes, [series for _, series in traces])
         else:
             for colour, (trace, series) in enumerate(traces):
                 _draw(axes, trace, series, colour)
-            _limit(axes, curve)
+            _set_y_limits(axes, curve)
         if curve.guide is not None:
             axes.axhline(curve.guide, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
-        _place(axes)
+        _set_left_margin(axes)
         return figure_to_svg(figure)
 
 
 def draw_calibration(calibration: Calibration, *, key: str) -> Plot:
-    """Accuracy against confidence, a dot for each bin, larger with more pairs; the diagonal is perfect."""
+    """A reliability diagram: accuracy against confidence, one dot per bin with area by pairs, and the diagonal."""
     with _canvas() as (figure, axes):
         axes.plot([0.5, 1], [0.5, 1], color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)), zorder=1)
         bins = calibration.bins
-        confidence, accuracy = [part.confidence for part in bins], [part.accuracy for part in bins]
-        most = max(part.num_pairs for part in bins)
-        areas = [8 + 72 * part.num_pairs / most for part in bins]
+        confidence, accuracy = [b.confidence for b in bins], [b.accuracy for b in bins]
+        max_pairs = max(b.num_pairs for b in bins)
+        areas = [8 + 72 * b.num_pairs / max_pairs for b in bins]
         axes.plot(confidence, accuracy, color=SERIES[0], linewidth=1.2, zorder=2)
         axes.scatter(confidence, accuracy, s=areas, color=SERIES[0], alpha=0.75, linewidths=0, zorder=3)
         axes.set(xlim=(0.48, 1.02), ylim=(min([0.45, *accuracy]) - 0.03, 1.03), xlabel="confidence")
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        _place(axes)
-        words = ", ".join(f"{part.accuracy:.2f} right at {part.confidence:.2f} sure" for part in bins)
-        drawn = figure_to_svg(figure)
-    svg = place_svg(drawn, key=key, description=f"Calibration: {words}")
+        _set_left_margin(axes)
+        description = ", ".join(f"accuracy {b.accuracy:.2f} at confidence {b.confidence:.2f}" for b in bins)
+        svg = figure_to_svg(figure)
+    svg = embed_svg(svg, key=key, description=f"Calibration: {description}")
     return Plot(svg=svg, legend=((1, "accuracy of the pairs in a bin"),))
 
 
 def _expanded(traces: Sequence[Trace], run: Run) -> list[Trace]:
-    found: list[Trace] = []
+    """Replace each `<component>` pattern by the matching metrics of the run, at most one per colour."""
+    expanded: list[Trace] = []
     for trace in traces:
         before, pattern, after = trace.name.partition("<component>")
         if not pattern:
-            found.append(trace)
+            expanded.append(trace)
             continue
         members = sorted(name for name in run.names if name.startswith(before) and name.endswith(after))
+        # A component is one segment of the name: no further slash.
         members = [name for name in members if name.count("/") == trace.name.count("/")]
-        found += [Trace(name, name[len(before) : len(name) - len(after)]) for name in members[: len(SERIES)]]
-    return found
+        expanded += [Trace(name, name[len(before) : len(name) - len(after)]) for name in members[: len(SERIES)]]
+    return expanded
 
 
 def _description(curve: Curve, traces: Sequence[tuple[Trace, Series]]) -> str:
@@ -130,13 +130,14 @@ def _draw(axes: Axes, trace: Trace, series: Series, colour: int) -> None:
     elif len(series) < SMOOTHED_FROM:
         axes.plot(series.steps, series.values, linewidth=1.6, color=tone)
     else:
+        # Raw values in the background, so that the smoothed line hides no noise.
         axes.plot(series.steps, series.values, linewidth=0.8, alpha=0.35, color=tone)
         smooth = smoothed(series)
         axes.plot(smooth.steps, smooth.values, linewidth=1.7, color=tone)
 
 
-def _stacked(bands: Sequence[Series]) -> list[Series]:
-    """Each band at every step that any of them has, with 0 where it has none."""
+def _aligned(bands: Sequence[Series]) -> list[Series]:
+    """All bands at the union of their steps, with 0 for missing values."""
     steps = sorted({step for band in bands for step in band.steps})
     at_step = [dict(zip(band.steps, band.values, strict=True)) for band in bands]
     return [Series(tuple(steps), tuple(band.get(step, 0.0) for step in steps)) for band in at_step]
@@ -160,8 +161,8 @@ def _draw_bars(axes: Axes, bands: Sequence[Series]) -> None:
     axes.set_xlim(bands[0].steps[0] - 1, bands[0].steps[0] + 1)
 
 
-def bucketed(series: Series, max_points: int) -> Series:
-    """At most `max_points` points: the mean of each of as many stretches of about equal length."""
+def downsampled(series: Series, max_points: int) -> Series:
+    """At most `max_points` points: means over spans of about equal length."""
     count = len(series)
     if count <= max_points:
         return series
@@ -172,27 +173,27 @@ def bucketed(series: Series, max_points: int) -> Series:
 
 
 def smoothed(series: Series) -> Series:
-    """At each point the height of the straight line through the tenth of the run around it.
+    """Local linear regression: at each point, a least-squares line through the surrounding tenth of the run.
 
-    A line and not a mean, so that the ends, where the stretch has only one side, are not pulled towards the middle.
+    A moving average would be biased at the ends, where the window is one-sided.
     """
     reach = max(2, len(series) // 20)
     values = []
     for index in range(len(series)):
         start, end = max(0, index - reach), min(len(series), index + reach + 1)
-        values.append(_height_at(index - start, series.values[start:end]))
+        values.append(_fitted_value(index - start, series.values[start:end]))
     return Series(series.steps, tuple(values))
 
 
-def _height_at(place: int, values: Sequence[float]) -> float:
-    """The least-squares line through equally spaced values, at one of them."""
-    middle, mean = (len(values) - 1) / 2, fmean(values)
-    spread = sum((position - middle) ** 2 for position in range(len(values)))
-    slope = sum((position - middle) * value for position, value in enumerate(values)) / spread
-    return mean + slope * (place - middle)
+def _fitted_value(index: int, values: Sequence[float]) -> float:
+    """The value at `index` of the least-squares line through equally spaced values."""
+    mean_index, mean = (len(values) - 1) / 2, fmean(values)
+    variation = sum((i - mean_index) ** 2 for i in range(len(values)))
+    slope = sum((i - mean_index) * value for i, value in enumerate(values)) / variation
+    return mean + slope * (index - mean_index)
 
 
-def _limit(axes: Axes, curve: Curve) -> None:
+def _set_y_limits(axes: Axes, curve: Curve) -> None:
     low, high = axes.get_ylim()
     if curve.view is not None:
         low, high = max(low, curve.view[0]), min(high, curve.view[1])
@@ -205,7 +206,7 @@ def _limit(axes: Axes, curve: Curve) -> None:
 
 @contextmanager
 def _canvas() -> Generator[tuple[Figure, Axes]]:
-    """Empty axes in the report's style, whatever the user's own matplotlib settings are; these come back afterwards."""
+    """Empty axes in the report's style. The user's matplotlib settings are ignored and restored afterwards."""
     fonts = logging.getLogger("matplotlib.font_manager")
     level = fonts.level
     with mpl.rc_context():
@@ -213,7 +214,7 @@ def _canvas() -> Generator[tuple[Figure, Axes]]:
         mpl.rcParams.update(
             {"svg.fonttype": "none", "svg.hashsalt": "proximo", "font.size": POINTS_PER_TEXT, "text.parse_math": False}
         )
-        fonts.setLevel(logging.ERROR)  # "building the font cache" is no news to the reader of a run's output
+        fonts.setLevel(logging.ERROR)  # hides "building the font cache" from the output of a run
         try:
             figure = Figure(figsize=(WIDTH_INCHES, HEIGHT_INCHES))
             figure.patch.set_visible(False)
@@ -243,9 +244,10 @@ def _tick(number: float, _position: int) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
-def _place(axes: Axes) -> None:
-    """Leaves as much room on the left as the longest number there needs (matplotlib's own layout doubles the time)."""
+def _set_left_margin(axes: Axes) -> None:
+    """Make room for the longest tick label on the left. matplotlib's own layout engine doubles the drawing time."""
     low, high = axes.get_ylim()
     longest = max((len(_tick(number, 0)) for number in axes.get_yticks() if low <= number <= high), default=1)
-    points = 8 + 0.57 * POINTS_PER_TEXT * longest
-    axes.set_position((points / (72 * WIDTH_INCHES), 0.255, 0.985 - points / (72 * WIDTH_INCHES), 0.71))
+    margin = 8 + 0.57 * POINTS_PER_TEXT * longest
+    left = margin / (72 * WIDTH_INCHES)  # 72 points per inch
+    axes.set_position((left, 0.255, 0.985 - left, 0.71))

@@ -1,4 +1,4 @@
-"""Puts the answers to the same prompt before and after training side by side. Not a choice of the nice ones."""
+"""Pairs the responses to the same prompt before and after training, in a fixed order, without selection."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplePair:
-    """One prompt, with its answer at the first evaluation and at the last."""
+    """One prompt with its responses at the first and at the last evaluation."""
 
     prompt: str
     before: Sample | None
@@ -20,23 +20,24 @@ class SamplePair:
 
 
 def pair_samples(run: Run) -> tuple[SamplePair, ...]:
-    """The held-out answers, in the order of the first evaluation; with none, the newest training samples.
+    """Held-out responses in the order of the first evaluation, or without evaluations the newest training samples.
 
-    A second answer to a prompt comes after the first ones to all others. With one evaluation answers stand alone.
+    Prompts take turns: the first responses of all prompts come before the second ones. With a single evaluation, or
+    training samples, one side of each pair is None.
     """
     samples = run.samples
     if not samples.first_evaluation:
         return tuple(_alone(sample) for sample in _in_turns(reversed(samples.training)))
     if not samples.last_evaluation:
         return tuple(_alone(sample) for sample in _in_turns(samples.first_evaluation))
-    waiting: defaultdict[str, list[Sample]] = defaultdict(list)
+    unpaired: defaultdict[str, list[Sample]] = defaultdict(list)
     for sample in reversed(samples.last_evaluation):
-        waiting[sample.prompt_id].append(sample)
+        unpaired[sample.prompt_id].append(sample)
     return tuple(
         SamplePair(
             prompt=sample.prompt,
             before=sample,
-            after=waiting[sample.prompt_id].pop() if waiting[sample.prompt_id] else None,
+            after=unpaired[sample.prompt_id].pop() if unpaired[sample.prompt_id] else None,
         )
         for sample in _in_turns(samples.first_evaluation)
     )
@@ -47,13 +48,13 @@ def _in_turns(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def by_turns(items: Iterable[T], prompt_of: Callable[[T], str]) -> list[T]:
-    """The first items of all prompts, then the second ones, each in their order."""
+    """Round robin over prompts: the first items of all prompts, then the second ones, each in their original order."""
     turns: Counter[str] = Counter()
     order = []
     for item in items:
         order.append((turns[prompt_of(item)], item))
         turns[prompt_of(item)] += 1
-    return [item for _, item in sorted(order, key=lambda each: each[0])]
+    return [item for _, item in sorted(order, key=lambda entry: entry[0])]
 
 
 def _alone(sample: Sample) -> SamplePair:

@@ -1,7 +1,7 @@
-"""Turns a drawn figure into an SVG that can stand inside a page beside others. Not the drawing itself.
+"""Converts a matplotlib figure to an SVG element for a page with several figures.
 
-Figures are drawn in stand-in colours, one for each role in `COLOURS`. Here each becomes a CSS variable, so that one
-picture serves a light and a dark page. Ids become the figure's own; metadata, namespaces and style sheets go.
+Figures are drawn in placeholder colours, which become CSS variables here, so that one SVG serves a light and a dark
+page. Ids are made unique; metadata, comments and style sheets are removed.
 """
 
 import re
@@ -21,7 +21,7 @@ COLOURS = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"} | {
 
 
 def figure_to_svg(figure: Figure) -> str:
-    """The figure as an `<svg>` element that has still to be placed in its page."""
+    """The figure as an `<svg>` element, without a description and with ids that are not yet unique; see `embed_svg`."""
     stream = StringIO()
     FigureCanvasSVG(figure).print_svg(stream, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     drawing = stream.getvalue()
@@ -33,8 +33,11 @@ def figure_to_svg(figure: Figure) -> str:
     return body
 
 
-def place_svg(svg: str, *, key: str, description: str) -> str:
-    """What `figure_to_svg` made, as wide as its place. `key` must be unique in the page: ids begin with it."""
+def embed_svg(svg: str, *, key: str, description: str) -> str:
+    """An element of `figure_to_svg`, ready for the page.
+
+    `key` must be unique in the page: it becomes the prefix of ids.
+    """
     body = _own_ids(svg, key)
     return _opening(body, description) + body[body.index(">") + 1 :].strip()
 
@@ -50,7 +53,7 @@ def _attribute(text: str) -> str:
 
 
 def _own_ids(body: str, key: str) -> str:
-    """Ids that something refers to, with the key in front; all others go, for they would occur in every figure."""
+    """Prefix referenced ids with the key; drop all others, which would occur in every figure."""
     referred = set(re.findall(r'(?:url\(|href=")#([^")]+)', body))
 
     def renamed(match: re.Match[str]) -> str:
@@ -61,7 +64,7 @@ def _own_ids(body: str, key: str) -> str:
 
 
 def _short_numbers(body: str) -> str:
-    """Coordinates to a tenth of a point, which is finer than any screen; the words between the tags stay."""
+    """Round coordinates inside tags to a tenth of a point, finer than any screen. Text between tags stays."""
 
     def shortened(tag: re.Match[str]) -> str:
         return re.sub(r"\d+\.\d+", lambda number: f"{float(number.group()):.1f}".removesuffix(".0"), tag.group())

@@ -1,4 +1,4 @@
-"""What a run changed, as tables for a terminal. The same figures and samples as the report's."""
+"""Tables for a terminal: metrics and samples before and after training, the same as in the report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,21 +20,21 @@ STYLES = {True: "green", False: "red", None: ""}
 
 
 def print_before_after(run_folder: Path, *, console: Console, title: str | None = None) -> None:
-    """Print what the run's first and last measurements say. Nothing for a run that has measured nothing."""
+    """Print the run's first and last measurements. Prints nothing if there are none."""
     rows = before_after(read_run(run_folder))
     if rows:
         console.print(before_after_table(rows, title=title))
 
 
 def print_samples(run_folder: Path, *, console: Console, limit: int = 3) -> None:
-    """Print the first few held-out prompts with their answers before and after."""
+    """Print the first `limit` held-out prompts with their responses before and after training."""
     pairs = pair_samples(read_run(run_folder))[:limit]
     if pairs:
         console.print(samples_table(pairs))
 
 
 def before_after_table(rows: Sequence[BeforeAfter], *, title: str | None = None) -> Table:
-    """Figures at the first and the last step that has them; the change is green where it is for the better."""
+    """Metrics at the first and last step that has them. Improvements are green."""
     others = [row.label for row in rows if row.before is not None and not row.same_prompts]
     caption = f"{', '.join(others)}: {OTHER_PROMPTS}" if others else None
     table = Table(
@@ -57,7 +57,7 @@ def before_after_table(rows: Sequence[BeforeAfter], *, title: str | None = None)
 
 
 def samples_table(pairs: Sequence[SamplePair]) -> Table:
-    """Answers side by side under their prompts, as they are: nothing in them is read as markup or as a command."""
+    """Prompts with their responses before and after. Markup and control characters in them have no effect."""
     table = Table(box=box.SIMPLE_HEAD, show_lines=True, expand=True)
     for heading in ("prompt", "before", "after"):
         table.add_column(heading, ratio=1, overflow="fold")
@@ -67,7 +67,7 @@ def samples_table(pairs: Sequence[SamplePair]) -> Table:
 
 
 def _printable(text: str) -> str:
-    """The text with every control character but the line break replaced: an answer must not steer the terminal."""
+    """Replace all control characters but line breaks: a response must not send commands to the terminal."""
     return "".join(
         character if character == "\n" or character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text
     )

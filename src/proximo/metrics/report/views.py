@@ -1,4 +1,4 @@
-"""What a report says about each stage, as plain values for its page. Draws the curves; writes no file and no HTML."""
+"""The contents of a report as plain values for the template, with drawn curves."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ class Tile:
     after: str
     change: str
     verdict: str
-    """`better`, `worse`, or empty where neither way is."""
+    """`better`, `worse`, or empty if no direction is better."""
 
 
 @dataclass(frozen=True, slots=True)
-class Glance:
-    """A headline figure of a pipeline, with the stage that it is from."""
+class Headline:
+    """A headline figure of a pipeline and its stage."""
 
     stage: str
     tile: Tile
@@ -47,7 +47,7 @@ class Glance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """One curve with its explanation."""
+    """One plot with its explanation."""
 
     title: str
     unit: str
@@ -57,7 +57,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One metric in the list of everything that was measured."""
+    """One metric in the table of all metrics."""
 
     name: str
     last: str
@@ -67,7 +67,7 @@ class MetricRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """Everything that the page shows about one run."""
+    """The contents of the report about one run."""
 
     key: str
     short_title: str
@@ -75,16 +75,16 @@ class Stage:
     num_headlines: int
     """How many of its figures are shown at the top of a pipeline's report."""
     facts: tuple[tuple[str, str], ...]
-    """What is said in words: model, task, device, duration, outcome."""
+    """(label, text) of model, task, device, duration and outcome."""
     failure: str | None
-    """Why the run failed."""
+    """Why the run failed; None if it did not."""
     last_step: int | None
     first_evaluation: int | None
     last_evaluation: int | None
     num_unreadable: int
     tiles: tuple[Tile, ...]
-    judged: bool
-    """True where the run is long enough for the rules to speak."""
+    long_enough_for_alarms: bool
+    """True if the run has enough steps for the alarm rules."""
     alarms: tuple[Alarm, ...]
     cards: dict[Section, tuple[Card, ...]]
     samples: tuple[SamplePair, ...]
@@ -97,7 +97,7 @@ class Stage:
 
 
 def stage_view(run: Run, *, key: str) -> Stage:
-    """The view of a run. `key` is unique among the stages of a page."""
+    """The view of a run. `key` must be unique among the stages of a page."""
     samples, pairs = pair_samples(run), sorted(run.samples.pairs, key=lambda pair: pair.margin)
     trainer = run.trainer
     return Stage(
@@ -112,12 +112,12 @@ def stage_view(run: Run, *, key: str) -> Stage:
         last_evaluation=_step(run.samples.last_evaluation),
         num_unreadable=run.num_unreadable + run.samples.num_unreadable,
         tiles=tuple(_tile(row) for row in before_after(run)),
-        judged=len(run.lines) >= 5,
+        long_enough_for_alarms=len(run.lines) >= 5,
         alarms=run_alarms(run),
         cards={section: tuple(_cards(run, section, key)) for section in Section},
         samples=samples[: SAMPLES_SHOWN + SAMPLES_FOLDED],
         num_samples=len(samples),
-        pairs=_telling(pairs),
+        pairs=_extreme_pairs(pairs),
         num_pairs=len(pairs),
         metrics=tuple(_metric_row(run, name) for name in run.names if catalogue().get(name)),
         config=_as_yaml(run.config),
@@ -126,13 +126,13 @@ def stage_view(run: Run, *, key: str) -> Stage:
 
 
 def run_alarms(run: Run) -> tuple[Alarm, ...]:
-    """By the rules of the run's trainer; none for a run that has recorded nothing."""
+    """Alarms of the run by its trainer's rules; empty if the run has recorded nothing."""
     return find_alarms(run, run.trainer.metrics.rules) if run.trainer else ()
 
 
-def glance(stages: Sequence[Stage]) -> tuple[Glance, ...]:
-    """The first figures of each stage."""
-    return tuple(Glance(stage.short_title, tile) for stage in stages for tile in stage.tiles[: stage.num_headlines])
+def headlines(stages: Sequence[Stage]) -> tuple[Headline, ...]:
+    """The headline figures of all stages, for a pipeline's report."""
+    return tuple(Headline(stage.short_title, tile) for stage in stages for tile in stage.tiles[: stage.num_headlines])
 
 
 def _step(samples: tuple[Sample, ...]) -> int | None:
@@ -161,7 +161,10 @@ def _cards(run: Run, section: Section, stage: str) -> Iterator[Card]:
 
 
 def _belongs(curve: Curve, run: Run, section: Section) -> bool:
-    """In this section, and not a flat coefficient or an empty picture of zeros."""
+    """Whether to show the curve in this section.
+
+    Constant metrics, such as a fixed coefficient, are left out of MORE.
+    """
     values = {value for trace in curve.traces for value in run.series(trace.name).values}
     return curve.section is section and (section is not Section.MORE or len(values) != 1 or len(run.lines) == 1)
 
@@ -176,8 +179,8 @@ def _calibration_card(measured: Calibration, key: str) -> Card:
     )
 
 
-def _telling(pairs: list[ScoredPair]) -> tuple[ScoredPair, ...]:
-    """The pairs that are furthest wrong and furthest right: where a reward model shows what it looks at."""
+def _extreme_pairs(pairs: list[ScoredPair]) -> tuple[ScoredPair, ...]:
+    """The pairs with the lowest and the highest margins, which show best what a reward model looks at."""
     if len(pairs) <= PAIRS_SHOWN:
         return tuple(pairs)
     half = PAIRS_SHOWN // 2
@@ -190,5 +193,5 @@ def _metric_row(run: Run, name: str) -> MetricRow:
 
 
 def _as_yaml(values: object) -> str | None:
-    """For a page that is passed around: without what may be a secret in an address."""
+    """Values as YAML, with possible secrets in addresses removed, since reports are shared."""
     return None if values is None else redacted(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100))

@@ -14,7 +14,7 @@ from proximo.config.run import ModelConfig, RunConfig, ScalarModelConfig
 from proximo.errors import ConfigError
 
 
-def cautions(recipe: Recipe) -> Iterator[str]:
+def find_warnings(recipe: Recipe) -> Iterator[str]:
     """Warnings about what may end the run. Raises ConfigError for what certainly will."""
     for prefix, stage in recipe.given_stages():
         yield from _device(stage.run, prefix)
