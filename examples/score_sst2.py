@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.models.batching import plan_batches
 from proximo.models.loading import load_scalar_model
 from proximo.models.packing import pack
@@ -21,7 +21,7 @@ from proximo.models.pretrained.vocabulary import load_tokenizer
 @torch.no_grad()
 def scores_of(model_folder: str, texts: list[str]) -> torch.Tensor:
     """One score per text, read after its end-of-sequence token, as in training."""
-    encoder = Encoder(load_tokenizer(model_folder))
+    encoder = TextEncoder(load_tokenizer(model_folder))
     model = load_scalar_model(ModelSource(path=model_folder), fresh_head=None, device=torch.device("cpu"))
     sequences = [(*ids, encoder.end_id) for ids in encoder.texts(texts)]
     scores = torch.zeros(len(texts))

@@ -32,7 +32,7 @@ from proximo.plan.stages import StageContext, StageCosts
 from proximo.plan.weightless_models import language_model
 from proximo.run.build.conversion import example_options
 from proximo.run.build.data import read_split
-from proximo.run.build.models import build_language_model, build_tokenizer, prepare_place
+from proximo.run.build.models import build_language_model, build_tokenizer, prepare_device
 from proximo.run.dry_run import data_lines, describe_model, epoch_lines, trained_part
 from proximo.run.logs import Record
 from proximo.run.resume_fingerprint import inputs_fingerprint
@@ -157,11 +157,11 @@ class ToyKind(TrainerKind[ToyRecipe]):
     metrics = TOY_METRICS
 
     def build(self, recipe: ToyRecipe) -> ToyTask:
-        place, rows = prepare_place(recipe.run), read_split(recipe.data, seed=recipe.run.seed)
+        device_spec, rows = prepare_device(recipe.run), read_split(recipe.data, seed=recipe.run.seed)
         tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path)
         how = example_options(recipe.data)
         inputs = TaskInputs(
-            model=build_language_model(recipe.model, tokenizer, place=place, role="policy"),
+            model=build_language_model(recipe.model, tokenizer, device_spec=device_spec, role="policy"),
             tokenizer=tokenizer,
             examples=load_text_examples(rows.training, tokenizer, how)[0],
             held_out=load_text_examples(rows.held_out, tokenizer, how)[0] if rows.held_out else [],

@@ -36,8 +36,8 @@ def not_there(name: str, kind: str = "folder") -> str:
 
     A name of the Hub that looks like a folder here counts as the Hub's once it was downloaded (`is_local`).
     """
-    found = nearest_path(name)
-    hint = "" if found is None else f"; did you mean {found}?"
+    nearest = nearest_path(name)
+    hint = "" if nearest is None else f"; did you mean {nearest}?"
     if kind == "folder" and "/" in name and is_hub_name(name):
         hint += f" (if the Hub has it: `hf download {name}` first)"
     return f"there is no {kind} {name} (seen from {Path.cwd()}){hint}"
@@ -46,19 +46,19 @@ def not_there(name: str, kind: str = "folder") -> str:
 def nearest_path(name: str) -> str | None:
     """The path that is spelt most like `name` and exists, part by part; None where a part is like nothing there."""
     path = Path(name).expanduser()
-    found = Path(path.anchor)
+    nearest = Path(path.anchor)
     for part in path.parts[1 if path.anchor else 0 :]:
-        if not (found / part).exists():
+        if not (nearest / part).exists():
             try:
-                beside = sorted(each.name for each in found.iterdir())
+                beside = sorted(entry.name for entry in nearest.iterdir())
             except OSError:
                 return None
             near = difflib.get_close_matches(part, beside, n=1, cutoff=0.6)
             if not near:
                 return None
             part = near[0]  # noqa: PLW2901
-        found /= part
-    return str(found) if found.exists() else None
+        nearest /= part
+    return str(nearest) if nearest.exists() else None
 
 
 def _in_cache(name: str) -> bool:

@@ -13,7 +13,7 @@ from proximo.data.rendering import render_for
 from proximo.data.rows import Row
 from proximo.data.templates.chat import end_of_turn_ids
 from proximo.data.templates.renderer import RENDERER
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.errors import ModelError
 
 ASK = {"role": "user", "content": "is it?"}
@@ -63,7 +63,7 @@ def test_it_is_rendered_as_transformers_renders_it(family: Family) -> None:
 @pytest.mark.parametrize("messages", [[ASK], [ASK, YES, ASK], [ASK, THOUGHT, ASK]])
 def test_a_prompt_is_what_the_template_says(family: Family, messages: list) -> None:
     prompt = load_prompts(row(messages=messages), family.tokenizer(), PromptOptions())[0][0]
-    assert Encoder(family.tokenizer()).text(prompt.token_ids) == asked(family, messages)
+    assert TextEncoder(family.tokenizer()).text(prompt.token_ids) == asked(family, messages)
 
 
 def test_a_pair_continues_the_prompt_that_a_policy_is_asked(family: Family) -> None:
@@ -82,8 +82,8 @@ def test_a_reward_model_reads_what_it_was_trained_on(family: Family, text: str) 
     prompt, said = [ASK, YES, ASK], {"role": "assistant", "content": text}
     pair = load_preference_pairs(row(prompt=prompt, chosen=[said], rejected=[NO]), tokenizer, PairOptions())[0][0]
     (given,), _ = load_prompts(row(messages=prompt), tokenizer, PromptOptions())
-    assert render_for(Encoder(tokenizer), given, text) == (pair.prompt_token_ids, pair.chosen_token_ids)
-    unfinished = render_for(Encoder(tokenizer), given, text, finished=False)[1]
+    assert render_for(TextEncoder(tokenizer), given, text) == (pair.prompt_token_ids, pair.chosen_token_ids)
+    unfinished = render_for(TextEncoder(tokenizer), given, text, finished=False)[1]
     assert pair.chosen_token_ids[: len(unfinished)] == unfinished
     assert tokenizer.decode(list(unfinished)).endswith("yes")
 
@@ -109,6 +109,6 @@ def test_of_several_turns_each_is_learned_or_the_last_alone(family: Family) -> N
 
 def test_a_rollout_stops_at_the_mark_that_fine_tuning_taught(family: Family) -> None:
     tokenizer = family.tokenizer()
-    ids = {*end_of_turn_ids(Encoder(tokenizer)), tokenizer.eos_token_id}
+    ids = {*end_of_turn_ids(TextEncoder(tokenizer)), tokenizer.eos_token_id}
     example = load_text_examples(row(messages=[ASK, YES]), tokenizer, ExampleOptions())[0][0]
     assert example.token_ids[-1] in ids

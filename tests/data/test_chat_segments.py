@@ -6,7 +6,7 @@ from builders import tiny_tokenizer
 from proximo.data.templates import chat
 from proximo.data.templates import renderer as templates
 from proximo.data.templates.chat import PLAIN_CHAT_TEMPLATE, end_of_turn_ids, render_conversation
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError
 
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -36,11 +36,11 @@ LAST_ONLY = (
 )
 
 
-def encoder_with(template: str | None) -> Encoder:
+def encoder_with(template: str | None) -> TextEncoder:
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     tokenizer.name_or_path = "the/tokenizer"
-    return Encoder(tokenizer)
+    return TextEncoder(tokenizer)
 
 
 def parts(template: str, prompt: list, *responses: list, **options: bool) -> list[list[tuple[str, bool]]]:
@@ -207,7 +207,7 @@ def test_the_template_of_qwen_gives_the_ids_of_its_own_rendering(real_tokenizers
         {"role": "user", "content": "d\u00e9j\u00e0 vu?\n"},
         {**REPLY, "content": "Yes, 42."},
     ]
-    encoder = Encoder(tokenizer)
+    encoder = TextEncoder(tokenizer)
     rendered = render_conversation(encoder, conversation[:-1], [conversation[-1:]], origin="here")
     encoded = encoder.rendered([rendered])[0]
     prompt = tokenizer.apply_chat_template(conversation[:-1], add_generation_prompt=True, return_dict=False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proximo.data.readers.split import Phase, hold_out, phase_indices, split_boundaries
+from proximo.data.readers.split import DataPhase, hold_out, phase_indices, split_boundaries
 from proximo.errors import ConfigError, DataError
 
 VECTORS = {
@@ -36,21 +36,21 @@ def test_boundaries_rise_from_0_to_the_number_of_rows(num_rows: int, proportions
 
 
 def test_the_phases_hold_each_row_once() -> None:
-    parts = [phase_indices(101, Phase(proportions=(2, 4, 4), part=part)) for part in range(3)]
+    parts = [phase_indices(101, DataPhase(proportions=(2, 4, 4), part=part)) for part in range(3)]
     assert sorted(index for part in parts for index in part) == list(range(101))
     assert [len(part) for part in parts] == [21, 40, 40]
     assert parts[0] != list(range(21))
 
 
 def test_another_seed_of_the_phases_cuts_otherwise() -> None:
-    first = phase_indices(100, Phase(proportions=(1, 1), part=0))
-    assert first != phase_indices(100, Phase(proportions=(1, 1), part=0, seed=1))
-    assert first == phase_indices(100, Phase(proportions=(1, 1), part=0))
+    first = phase_indices(100, DataPhase(proportions=(1, 1), part=0))
+    assert first != phase_indices(100, DataPhase(proportions=(1, 1), part=0, seed=1))
+    assert first == phase_indices(100, DataPhase(proportions=(1, 1), part=0))
 
 
 def test_with_a_seed_the_parts_have_the_rows_of_deepspeed_chat() -> None:
     """Its order of ten rows at its seed 1234, which is RandomState(1234) of numpy, cut at 0, 2, 6 and 10."""
-    parts = [phase_indices(10, Phase(proportions=(2, 4, 4), part=part, seed=1234)) for part in range(3)]
+    parts = [phase_indices(10, DataPhase(proportions=(2, 4, 4), part=part, seed=1234)) for part in range(3)]
     assert parts == [[7, 2], [9, 1, 0, 8], [4, 5, 6, 3]]
 
 
@@ -60,7 +60,7 @@ def test_with_a_seed_the_parts_have_the_rows_of_deepspeed_chat() -> None:
 )
 def test_a_phase_without_rows_is_refused(proportions: tuple[float, ...], part: int) -> None:
     with pytest.raises(ConfigError):
-        Phase(proportions=proportions, part=part)
+        DataPhase(proportions=proportions, part=part)
 
 
 def test_held_out_rows_and_the_rest_are_everything_in_file_order() -> None:

@@ -11,7 +11,7 @@ from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.reading import load_rows
-from proximo.data.readers.source import Source
+from proximo.data.readers.source import DataSource
 from proximo.errors import DataError, UserError
 
 
@@ -97,7 +97,7 @@ READING = [
 def test_a_malformed_file_is_refused_with_its_row(tmp_path: Path, name, content, options, pieces) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
-        load_rows([Source(path=str(tmp_path / name), **options)])
+        load_rows([DataSource(path=str(tmp_path / name), **options)])
     assert_says(caught.value, pieces)
 
 
@@ -213,7 +213,7 @@ def test_a_malformed_row_is_refused_with_its_place(tmp_path: Path, kind, rows, p
     file = tmp_path / "rows.jsonl"
     file.write_bytes(jsonl(*rows))
     with pytest.raises(DataError) as caught:
-        load(kind, load_rows([Source(path=str(file))]).rows)
+        load(kind, load_rows([DataSource(path=str(file))]).rows)
     assert_says(caught.value, pieces)
 
 
@@ -224,7 +224,7 @@ def test_a_wrong_number_in_a_parquet_column_is_refused_with_its_row(tmp_path: Pa
     rows = [PAIR | {"margin": 1.0}, PAIR | {"margin": float("nan")}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
     with pytest.raises(DataError) as caught:
-        load("pairs", load_rows([Source(path=str(tmp_path / "a.parquet"))]).rows)
+        load("pairs", load_rows([DataSource(path=str(tmp_path / "a.parquet"))]).rows)
     assert_says(caught.value, ["a.parquet, row 2", "'margin'", "nan"])
 
 
@@ -267,7 +267,7 @@ def test_a_source_that_is_not_there_is_refused_with_its_name(tmp_path: Path, mon
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "inside.txt").write_text("x")
     with pytest.raises(UserError) as caught:
-        load_rows([Source(**options)])
+        load_rows([DataSource(**options)])
     assert_says(caught.value, pieces)
 
 
@@ -287,7 +287,7 @@ def test_what_a_user_function_raises_is_told_with_its_place(fault: str, tmp_path
     (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(DataError) as caught:
-        load_rows([Source(path=f"{module}:rows")])
+        load_rows([DataSource(path=f"{module}:rows")])
     assert_says(caught.value, [f"{module}:rows", told] + ([f"{module}.py, line"] if "returned" not in told else []))
 
 

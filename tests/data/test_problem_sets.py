@@ -12,7 +12,7 @@ from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.problems import as_problem, last_boxed
 from proximo.data.readers.reading import load_rows
-from proximo.data.readers.source import Problems, Source
+from proximo.data.readers.source import DataSource, Problems
 from proximo.data.rows import Row
 from proximo.errors import ConfigError, DataError
 
@@ -191,12 +191,12 @@ def test_a_name_that_a_template_cannot_fill_is_named_with_the_nearest() -> None:
     with pytest.raises(DataError, match="no column 'qestion'.*nearest: 'question'"):
         made("gsm8k", GSM8K, "{qestion}")
     with pytest.raises(ConfigError, match="has a template, but problems does not say"):
-        Source(path="set.jsonl", template="{question}")
+        DataSource(path="set.jsonl", template="{question}")
 
 
 def test_columns_are_renamed_before_the_rows_are_read_as_problems(tmp_path: Path) -> None:
     path = write(tmp_path / "own.jsonl", [{"ask": "How many?", "answer": "#### 3", "id": "first"}])
-    (row,) = load_rows([Source(path=str(path), problems="gsm8k", columns={"question": "ask"})]).rows
+    (row,) = load_rows([DataSource(path=str(path), problems="gsm8k", columns={"question": "ask"})]).rows
     assert (row.values["answer"], row.values["id"]) == ("3", "first")
 
 
@@ -213,7 +213,7 @@ REAL: tuple[tuple[Problems, str, int], ...] = (
 
 @pytest.mark.parametrize(("problems", "file", "count"), REAL, ids=str)
 def test_every_row_of_the_real_files_becomes_a_problem(problems: Problems, file: str, count: int) -> None:
-    rows = load_rows([Source(path=str(real_data(file)), problems=problems)]).rows
+    rows = load_rows([DataSource(path=str(real_data(file)), problems=problems)]).rows
     assert len(rows) == count
     prompts = {row.values["prompt"] for row in rows}
     assert len(prompts) > 0.99 * count
@@ -230,8 +230,8 @@ def test_every_row_of_the_real_files_becomes_a_problem(problems: Problems, file:
 def test_the_math_answers_are_those_in_the_boxes_of_their_solutions() -> None:
     """The column and the box agree but for spaces, so that a file without the column gives the same references."""
     path = real_data("math/math500_dev.jsonl")
-    rows = load_rows([Source(path=str(path), problems="math")]).rows
-    without = load_rows([Source(path=str(path), problems="math", columns={"answer": ""})]).rows
+    rows = load_rows([DataSource(path=str(path), problems="math")]).rows
+    without = load_rows([DataSource(path=str(path), problems="math", columns={"answer": ""})]).rows
     squeezed = [
         (a.values["answer"].replace(" ", ""), b.values["answer"].replace(" ", ""))
         for a, b in zip(rows, without, strict=True)
@@ -240,7 +240,7 @@ def test_the_math_answers_are_those_in_the_boxes_of_their_solutions() -> None:
 
 
 def test_one_file_serves_fine_tuning_and_ppo() -> None:
-    rows = load_rows([Source(path=str(real_data("gsm8k/test_dev.jsonl")), problems="gsm8k", max_rows=20)]).rows
+    rows = load_rows([DataSource(path=str(real_data("gsm8k/test_dev.jsonl")), problems="gsm8k", max_rows=20)]).rows
     tokenizer = tiny_tokenizer()
     prompts, _ = load_prompts(rows, tokenizer, PromptOptions())
     assert all(prompt.answer and set(prompt.metadata) == {"response"} for prompt in prompts)

@@ -9,8 +9,8 @@ import pytest
 
 from proximo.data.formats.typed_columns import messages_cell
 from proximo.data.readers.reading import load_rows, mixture_counts, read_source
-from proximo.data.readers.source import Source
-from proximo.data.readers.split import Phase
+from proximo.data.readers.source import DataSource
+from proximo.data.readers.split import DataPhase
 from proximo.data.rows import fingerprints, row_ids
 from proximo.errors import ConfigError, DataError
 
@@ -42,14 +42,14 @@ def write_rows(path: Path, rows: list[dict] = ROWS) -> Path:
 
 @pytest.mark.parametrize("ending", ["json", "jsonl", "ndjson", "csv", "tsv", "parquet"])
 def test_every_file_format_gives_the_same_rows(tmp_path: Path, ending: str) -> None:
-    rows = read_source(Source(path=str(write_rows(tmp_path / f"rows.{ending}"))))
+    rows = read_source(DataSource(path=str(write_rows(tmp_path / f"rows.{ending}"))))
     assert [dict(row.values) for row in rows] == ROWS
     assert [row.number for row in rows] == [1, 2, 3]
     assert rows[1].origin.startswith(f"{tmp_path}/rows.{ending}, row 2")
 
 
 def test_a_row_of_a_table_names_the_line_where_it_ends(tmp_path: Path) -> None:
-    rows = read_source(Source(path=str(write_rows(tmp_path / "rows.csv", [ROWS[2], ROWS[0]]))))
+    rows = read_source(DataSource(path=str(write_rows(tmp_path / "rows.csv", [ROWS[2], ROWS[0]]))))
     # \u2028 and \x85 do not end a line; the newline in the quotes does.
     assert [row.origin.split(", ", 1)[1] for row in rows] == ["row 1 (line 3)", "row 2 (line 4)"]
 
@@ -60,11 +60,11 @@ def test_a_folder_of_save_to_disk_gives_its_rows(tmp_path: Path) -> None:
     dataset = datasets.Dataset.from_list(ROWS)
     dataset.save_to_disk(tmp_path / "plain")
     datasets.DatasetDict({"train": dataset, "test": dataset.select([2])}).save_to_disk(tmp_path / "splits")
-    assert [dict(row.values) for row in read_source(Source(path=str(tmp_path / "plain")))] == ROWS
-    assert [dict(row.values) for row in read_source(Source(path=str(tmp_path / "splits")))] == ROWS
-    assert len(read_source(Source(path=str(tmp_path / "splits"), split="test"))) == 1
+    assert [dict(row.values) for row in read_source(DataSource(path=str(tmp_path / "plain")))] == ROWS
+    assert [dict(row.values) for row in read_source(DataSource(path=str(tmp_path / "splits")))] == ROWS
+    assert len(read_source(DataSource(path=str(tmp_path / "splits"), split="test"))) == 1
     with pytest.raises(DataError, match=r"no split 'tset'; the folder has 'train', 'test'; nearest: 'test'"):
-        read_source(Source(path=str(tmp_path / "splits"), split="tset"))
+        read_source(DataSource(path=str(tmp_path / "splits"), split="tset"))
 
 
 def test_a_hub_data_set_is_read_through_datasets(monkeypatch) -> None:
@@ -77,7 +77,7 @@ def test_a_hub_data_set_is_read_through_datasets(monkeypatch) -> None:
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    rows = read_source(Source(path="someone/questions", subset="main", split="test", max_rows=2))
+    rows = read_source(DataSource(path="someone/questions", subset="main", split="test", max_rows=2))
     assert asked == [("someone/questions", "main", "test")]
     assert [row.origin for row in rows] == ["someone/questions, row 1", "someone/questions, row 2"]
 
@@ -85,7 +85,7 @@ def test_a_hub_data_set_is_read_through_datasets(monkeypatch) -> None:
 def test_keys_that_a_table_adds_to_messages_are_left_out(tmp_path: Path) -> None:
     """Parquet gives every message the keys of all messages, with null where it had none."""
     turns = [{"role": "user", "content": "a", "name": "Bo"}, {"role": "user", "content": "b"}]
-    row = read_source(Source(path=str(write_rows(tmp_path / "a.parquet", [{"prompt": turns}]))))[0]
+    row = read_source(DataSource(path=str(write_rows(tmp_path / "a.parquet", [{"prompt": turns}]))))[0]
     assert row.values["prompt"][1]["name"] is None
     assert messages_cell(row, "prompt") == tuple(turns)
 
@@ -93,7 +93,7 @@ def test_keys_that_a_table_adds_to_messages_are_left_out(tmp_path: Path) -> None
 def test_a_function_gives_what_it_yields(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "my_rows.py").write_text("def count(n):\n    for i in range(n):\n        yield {'prompt': str(i)}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    rows = read_source(Source(path="my_rows:count", kwargs={"n": 3}))
+    rows = read_source(DataSource(path="my_rows:count", kwargs={"n": 3}))
     assert [row.values["prompt"] for row in rows] == ["0", "1", "2"]
     assert rows[2].origin == "my_rows:count, row 3"
 
@@ -112,18 +112,18 @@ def test_a_text_is_cut_into_documents(
     tmp_path: Path, content: str, separator: str | None, documents: list[str]
 ) -> None:
     (tmp_path / "a.txt").write_bytes(content.encode())
-    rows = read_source(Source(path=str(tmp_path / "a.txt"), separator=separator))
+    rows = read_source(DataSource(path=str(tmp_path / "a.txt"), separator=separator))
     assert [row.values for row in rows] == [{"text": document} for document in documents]
 
 
 def test_a_byte_order_mark_and_dos_line_ends_change_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"p": "a"}\r\n\r\n{"p": "b"}\r\n')
     (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfp,\r\na,1\r\n\r\nb,2\r\n")
-    assert [(row.number, row.values["p"]) for row in read_source(Source(path=str(tmp_path / "a.jsonl")))] == [
+    assert [(row.number, row.values["p"]) for row in read_source(DataSource(path=str(tmp_path / "a.jsonl")))] == [
         (1, "a"),
         (3, "b"),
     ]
-    assert [row.values for row in read_source(Source(path=str(tmp_path / "a.csv")))] == [
+    assert [row.values for row in read_source(DataSource(path=str(tmp_path / "a.csv")))] == [
         {"p": "a", "column 2": "1"},
         {"p": "b", "column 2": "2"},
     ]
@@ -132,14 +132,14 @@ def test_a_byte_order_mark_and_dos_line_ends_change_nothing(tmp_path: Path) -> N
 def test_the_content_and_not_the_ending_says_whether_json_is_an_array(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"p": 1}\n{"p": 2}\n')
     (tmp_path / "b.jsonl").write_text(' \n[{"p": 1},\n{"p": 2}]')
-    assert len(read_source(Source(path=str(tmp_path / "a.json")))) == 2
-    assert len(read_source(Source(path=str(tmp_path / "b.jsonl")))) == 2
+    assert len(read_source(DataSource(path=str(tmp_path / "a.json")))) == 2
+    assert len(read_source(DataSource(path=str(tmp_path / "b.jsonl")))) == 2
 
 
 def test_a_long_cell_of_a_table_is_read_and_the_limit_of_csv_is_put_back(tmp_path: Path) -> None:
     before = csv.field_size_limit(1000)
     (tmp_path / "a.csv").write_text("text\n" + "x" * 200_000 + "\n")
-    assert len(read_source(Source(path=str(tmp_path / "a.csv")))[0].values["text"]) == 200_000
+    assert len(read_source(DataSource(path=str(tmp_path / "a.csv")))[0].values["text"]) == 200_000
     assert csv.field_size_limit(before) == 1000
 
 
@@ -158,16 +158,16 @@ def test_a_long_cell_of_a_table_is_read_and_the_limit_of_csv_is_put_back(tmp_pat
 )
 def test_columns_fill_fields(tmp_path: Path, columns, expected) -> None:
     write_rows(tmp_path / "a.jsonl", [{"q": "What?", "n": [3, 4], "x": 1.5, "id": "k"}])
-    assert read_source(Source(path=str(tmp_path / "a.jsonl"), columns=columns))[0].values == expected
+    assert read_source(DataSource(path=str(tmp_path / "a.jsonl"), columns=columns))[0].values == expected
 
 
 def test_a_placeholder_takes_nothing_but_a_column(tmp_path: Path) -> None:
     """Templates are filled from cells, not by str.format: no attribute of an object can be reached."""
     write_rows(tmp_path / "a.jsonl", [{"q": "{n}"}])
-    row = read_source(Source(path=str(tmp_path / "a.jsonl"), columns={"prompt": "-{q}-"}))[0]
+    row = read_source(DataSource(path=str(tmp_path / "a.jsonl"), columns={"prompt": "-{q}-"}))[0]
     assert row.values["prompt"] == "-{n}-"
     with pytest.raises(DataError, match=r"no column 'q.__class__'"):
-        read_source(Source(path=str(tmp_path / "a.jsonl"), columns={"prompt": "{q.__class__}"}))
+        read_source(DataSource(path=str(tmp_path / "a.jsonl"), columns={"prompt": "{q.__class__}"}))
 
 
 def numbered(tmp_path: Path, name: str, count: int) -> str:
@@ -175,15 +175,15 @@ def numbered(tmp_path: Path, name: str, count: int) -> str:
 
 
 def test_sources_without_weights_give_all_their_rows_in_order(tmp_path: Path) -> None:
-    loaded = load_rows([Source(path=numbered(tmp_path, "a", 3)), Source(path=numbered(tmp_path, "b", 2))])
+    loaded = load_rows([DataSource(path=numbered(tmp_path, "a", 3)), DataSource(path=numbered(tmp_path, "b", 2))])
     assert [row.values["prompt"] for row in loaded.rows] == ["a0", "a1", "a2", "b0", "b1"]
     assert str(loaded).endswith("b.jsonl: 2 of 2 rows")
 
 
 def test_weights_are_shares_of_an_epoch_and_no_row_comes_twice(tmp_path: Path) -> None:
     sources = [
-        Source(path=numbered(tmp_path, "a", 100), weight=3),
-        Source(path=numbered(tmp_path, "b", 100), weight=1),
+        DataSource(path=numbered(tmp_path, "a", 100), weight=3),
+        DataSource(path=numbered(tmp_path, "b", 100), weight=1),
     ]
     rows = load_rows(sources, seed=5).rows
     names = [row.values["prompt"] for row in rows]
@@ -209,7 +209,7 @@ def test_the_source_that_runs_out_first_gives_all_its_rows(available, weights, c
 
 
 def test_weights_for_some_sources_only_are_refused(tmp_path: Path) -> None:
-    sources = [Source(path=numbered(tmp_path, "a", 3), weight=1), Source(path=numbered(tmp_path, "b", 2))]
+    sources = [DataSource(path=numbered(tmp_path, "a", 3), weight=1), DataSource(path=numbered(tmp_path, "b", 2))]
     with pytest.raises(ConfigError, match=r"either every source has a weight or none has; without: .*b.jsonl"):
         load_rows(sources)
     with pytest.raises(ConfigError, match="no source"):
@@ -217,11 +217,11 @@ def test_weights_for_some_sources_only_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_phase_is_taken_of_each_source_so_stages_share_no_row_whatever_they_add(tmp_path: Path) -> None:
-    shared = Source(path=numbered(tmp_path, "a", 50))
-    extra = Source(path=numbered(tmp_path, "b", 20))
+    shared = DataSource(path=numbered(tmp_path, "a", 50))
+    extra = DataSource(path=numbered(tmp_path, "b", 20))
 
     def prompts(sources, part):
-        phase = Phase(proportions=(2, 4, 4), part=part)
+        phase = DataPhase(proportions=(2, 4, 4), part=part)
         return {row.values["prompt"] for row in load_rows(sources, seed=part, phase=phase).rows}
 
     first, second, third = prompts([shared, extra], 0), prompts([shared], 1), prompts([extra, shared], 2)
@@ -236,32 +236,32 @@ def test_a_source_that_is_whole_is_not_shared_between_the_phases(tmp_path: Path)
     shared, own = tmp_path / "shared.jsonl", tmp_path / "own.jsonl"
     for path in (shared, own):
         path.write_text("".join(json.dumps({"prompt": f"{path.stem} {n}"}) + "\n" for n in range(10)))
-    sources = [Source(path=str(shared)), Source(path=str(own), whole=True)]
-    rows = load_rows(sources, phase=Phase(proportions=(2, 4, 4), part=0)).rows
+    sources = [DataSource(path=str(shared)), DataSource(path=str(own), whole=True)]
+    rows = load_rows(sources, phase=DataPhase(proportions=(2, 4, 4), part=0)).rows
     found = [row.values["prompt"].split()[0] for row in rows]
     assert (found.count("shared"), found.count("own")) == (2, 10)
 
 
 def test_max_rows_are_the_first_and_an_empty_phase_is_refused(tmp_path: Path) -> None:
     path = numbered(tmp_path, "a", 50)
-    assert [row.number for row in load_rows([Source(path=path, max_rows=3)]).rows] == [1, 2, 3]
+    assert [row.number for row in load_rows([DataSource(path=path, max_rows=3)]).rows] == [1, 2, 3]
     with pytest.raises(DataError, match="part 1 of the proportions"):
-        load_rows([Source(path=path, max_rows=1)], phase=Phase(proportions=(1, 1), part=1))
+        load_rows([DataSource(path=path, max_rows=1)], phase=DataPhase(proportions=(1, 1), part=1))
 
 
 def test_ids_are_those_of_the_column_or_of_source_and_row(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl", [{"id": 5}, {"id": "x"}])
     (tmp_path / "deeper").mkdir()
     other = numbered(tmp_path / "deeper", "a", 2)
-    rows = load_rows([Source(path=str(tmp_path / "a.jsonl")), Source(path=other), Source(path=other)]).rows
+    rows = load_rows([DataSource(path=str(tmp_path / "a.jsonl")), DataSource(path=other), DataSource(path=other)]).rows
     assert row_ids(rows) == ["5", "x", "a~2-1", "a~2-2", "a~3-1", "a~3-2"]
 
 
 def test_the_fingerprint_sees_cells_and_order_but_not_places(tmp_path: Path) -> None:
     write_rows(tmp_path / "a.jsonl"), write_rows(tmp_path / "b.json"), write_rows(tmp_path / "c.jsonl", ROWS[::-1])
     paths = [str(tmp_path / name) for name in ("a.jsonl", "b.json", "c.jsonl")]
-    together = fingerprints([row for path in paths for row in read_source(Source(path=path))])
+    together = fingerprints([row for path in paths for row in read_source(DataSource(path=path))])
     assert list(together) == paths
     assert together[paths[0]] == together[paths[1]] != together[paths[2]]
     assert together[paths[0]].startswith(f"{len(ROWS)} rows, sha256 ")
-    assert fingerprints(read_source(Source(path=paths[2]))) == {paths[2]: together[paths[2]]}
+    assert fingerprints(read_source(DataSource(path=paths[2]))) == {paths[2]: together[paths[2]]}

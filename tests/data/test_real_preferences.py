@@ -10,7 +10,7 @@ from proximo.data.examples import ExampleOptions, load_text_examples
 from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.readers.reading import load_rows
-from proximo.data.readers.source import Source
+from proximo.data.readers.source import DataSource
 
 SETS = {
     "hh_rlhf": ("hh_rlhf/harmless_base_dev.jsonl", {}, 1612, 0),
@@ -40,7 +40,7 @@ SETS = {
 
 def rows_of(name: str, *, max_rows: int | None = None):
     path, columns, _, _ = SETS[name]
-    return load_rows([Source(path=str(real_data(path)), columns=columns, max_rows=max_rows)]).rows
+    return load_rows([DataSource(path=str(real_data(path)), columns=columns, max_rows=max_rows)]).rows
 
 
 @pytest.mark.parametrize("as_messages", [False, True], ids=["as it is", "as messages"])
@@ -96,7 +96,7 @@ def test_prompts_and_texts_come_from_the_same_sets(real_tokenizers) -> None:
 
 
 def test_stories_are_documents_and_blocks_of_them_hold_every_token(real_tokenizers) -> None:
-    source = Source(path=str(real_data("lm_corpus/tinystories_dev.txt")), separator="<|endoftext|>", max_rows=200)
+    source = DataSource(path=str(real_data("lm_corpus/tinystories_dev.txt")), separator="<|endoftext|>", max_rows=200)
     rows = load_rows([source]).rows
     tokenizer = real_tokenizers["tiny_bpe"]
     assert rows[1].values["text"].startswith("Once upon a time, there was a little car named Beep.")
@@ -108,13 +108,15 @@ def test_stories_are_documents_and_blocks_of_them_hold_every_token(real_tokenize
 
 
 def test_the_whole_corpus_has_the_stories_that_it_says() -> None:
-    source = Source(path=str(real_data("lm_corpus/tinystories_dev.txt")), separator="<|endoftext|>")
+    source = DataSource(path=str(real_data("lm_corpus/tinystories_dev.txt")), separator="<|endoftext|>")
     assert len(load_rows([source]).rows) == 2084
 
 
 def test_sentences_with_labels_become_pairs(real_tokenizers) -> None:
     path = str(real_data("sentiment/sst2_train.jsonl"))
-    rows = load_rows([Source(path="proximo.data.pairing:label_pairs", kwargs={"path": path, "num_pairs": 500})]).rows
+    rows = load_rows(
+        [DataSource(path="proximo.data.pairing:label_pairs", kwargs={"path": path, "num_pairs": 500})]
+    ).rows
     with real_data("sentiment/sst2_train.jsonl").open() as file:
         label = {row["text"]: row["label"] for row in map(json.loads, file)}
     pairs, report = load_preference_pairs(rows, real_tokenizers["tiny_bpe"], PairOptions())
@@ -124,7 +126,9 @@ def test_sentences_with_labels_become_pairs(real_tokenizers) -> None:
 
 
 def test_openings_of_reviews_are_prompts(real_tokenizers) -> None:
-    source = Source(path=str(real_data("sentiment/movie_reviews_dev.jsonl")), columns={"prompt": "text"}, max_rows=50)
+    source = DataSource(
+        path=str(real_data("sentiment/movie_reviews_dev.jsonl")), columns={"prompt": "text"}, max_rows=50
+    )
     prompts, _ = load_prompts(load_rows([source]).rows, real_tokenizers["gpt2"], PromptOptions(first_words=8))
     assert all(len(prompt.text.split()) == 8 for prompt in prompts)
     assert prompts[0].id.startswith("cv")
@@ -143,7 +147,7 @@ def test_openings_of_reviews_are_prompts(real_tokenizers) -> None:
     ],
 )
 def test_problems_with_answers_are_prompts(path, columns, answer, real_tokenizers) -> None:
-    source = Source(path=str(real_data(path)), columns=columns, max_rows=60)
+    source = DataSource(path=str(real_data(path)), columns=columns, max_rows=60)
     prompts, _ = load_prompts(load_rows([source]).rows, real_tokenizers["tiny_bpe"], PromptOptions())
     assert len(prompts) == 60
     if answer is not None:

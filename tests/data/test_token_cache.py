@@ -19,7 +19,7 @@ from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rows import Row
 from proximo.data.token_cache import MIN_TEXTS, TokenCache
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.supervised.sft.build import build_task
 from proximo.supervised.sft.recipe import SFTRecipe
 from tiny_runs import changed, make_inputs, recipe_of
@@ -41,8 +41,8 @@ def rows(change: Callable[[int, dict[str, Any]], dict[str, Any]] = lambda _, val
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts each call of the tokenizer was given."""
     seen: list[int] = []
-    really = Encoder._call
-    monkeypatch.setattr(Encoder, "_call", lambda self, texts: (seen.append(len(texts)), really(self, texts))[1])
+    really = TextEncoder._call
+    monkeypatch.setattr(TextEncoder, "_call", lambda self, texts: (seen.append(len(texts)), really(self, texts))[1])
     return seen
 
 
@@ -143,8 +143,8 @@ def test_ids_of_something_that_the_key_does_not_see_are_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded(TokenCache(tmp_path), tiny_tokenizer(), rows())
-    really = Encoder._call
-    monkeypatch.setattr(Encoder, "_call", lambda self, texts: [[*ids, 5] for ids in really(self, texts)])
+    really = TextEncoder._call
+    monkeypatch.setattr(TextEncoder, "_call", lambda self, texts: [[*ids, 5] for ids in really(self, texts)])
     cache = TokenCache(tmp_path)
     assert loaded(cache, tiny_tokenizer(), rows()) == loaded(None, tiny_tokenizer(), rows())
     assert "its ids are not those of the tokenizer" in cache.notes[0]

@@ -12,7 +12,7 @@ from proximo.data.preferences import PairOptions, load_preference_pairs
 from proximo.data.prompts import PromptOptions, load_prompts
 from proximo.data.rendering import encode_exchanges, render_for
 from proximo.data.rows import Row
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError
 from proximo.records import Prompt
 
@@ -55,7 +55,7 @@ def test_a_text_has_the_same_ids_in_every_part_of_the_pipeline(tokenizer, prompt
         tokenizer,
         PairOptions(as_messages=as_messages, **bos),
     )[0][0]
-    scored = render_for(Encoder(tokenizer), asked, RESPONSE)
+    scored = render_for(TextEncoder(tokenizer), asked, RESPONSE)
     assert pair.prompt_token_ids == asked.token_ids == scored[0]
     assert pair.chosen_token_ids == scored[1]
     assert learned.token_ids == (*asked.token_ids, *scored[1])
@@ -71,16 +71,16 @@ def test_a_conversation_has_the_same_ids_in_every_part_of_the_pipeline(tokenizer
     pair = load_preference_pairs(
         rows({"prompt": TURNS, "chosen": [reply], "rejected": [{**reply, "content": "7"}]}), tokenizer, PairOptions()
     )[0][0]
-    scored = render_for(Encoder(tokenizer), asked, RESPONSE)
+    scored = render_for(TextEncoder(tokenizer), asked, RESPONSE)
     assert learned.token_ids == (*asked.token_ids, *pair.chosen_token_ids)
     assert (pair.prompt_token_ids, pair.chosen_token_ids) == (asked.token_ids, scored[1])
     # A response that was cut has no end of turn.
-    assert render_for(Encoder(tokenizer), asked, RESPONSE, finished=False) == (scored[0], scored[1][:-1])
+    assert render_for(TextEncoder(tokenizer), asked, RESPONSE, finished=False) == (scored[0], scored[1][:-1])
 
 
 def test_prompt_and_response_are_tokenised_apart(tokenizer) -> None:
     """The oracle is the tokenizer itself, called once per part."""
-    _, encoded = encode_exchanges(Encoder(tokenizer), [Exchange(origin="", prompt="a: ", responses=("42", " b"))])
+    _, encoded = encode_exchanges(TextEncoder(tokenizer), [Exchange(origin="", prompt="a: ", responses=("42", " b"))])
     for response, text in zip(encoded[0].responses, ("42", " b"), strict=True):
         assert list(encoded[0].prompt.ids) == tokenizer("a: ", add_special_tokens=False)["input_ids"]
         assert list(response.ids) == [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
@@ -119,7 +119,7 @@ def test_boundaries_that_would_merge_are_counted(real_tokenizers) -> None:
 
 
 def test_the_count_of_merges_looks_at_an_even_sample(real_tokenizers) -> None:
-    encoder = Encoder(real_tokenizers["gpt2"])
+    encoder = TextEncoder(real_tokenizers["gpt2"])
     exchanges = [
         Exchange(origin="", prompt="The answer is:" if index % 3 else "The answer is ", responses=("good",))
         for index in range(35)
@@ -164,13 +164,13 @@ def test_a_tokenizer_without_eos_is_refused_where_one_is_wanted() -> None:
 
 def test_a_prompt_of_ids_alone_cannot_be_rendered_for_another_tokenizer() -> None:
     with pytest.raises(DataError, match=r"prompt 'p7' has token ids only.*text or messages"):
-        render_for(Encoder(tiny_tokenizer()), Prompt(id="p7", token_ids=(3,)), "x")
+        render_for(TextEncoder(tiny_tokenizer()), Prompt(id="p7", token_ids=(3,)), "x")
 
 
 def test_rendering_for_another_tokenizer_gives_what_its_reward_model_was_trained_on(real_tokenizers) -> None:
     """The policy speaks Qwen, the reward model GPT-2 with the plain template: from messages, never from ids."""
     asked = load_prompts(rows({"prompt": TURNS}), real_tokenizers["qwen2.5"], PromptOptions())[0][0]
-    prompt, response = render_for(Encoder(real_tokenizers["gpt2"]), asked, RESPONSE)
+    prompt, response = render_for(TextEncoder(real_tokenizers["gpt2"]), asked, RESPONSE)
     text = real_tokenizers["gpt2"].decode(prompt + response)
     assert text == (
         "\n\nHuman: what is 2 plus 2?\n\nAssistant: \n\n 4.<|endoftext|>\n\nHuman: and 3 plus 3?"
@@ -179,10 +179,10 @@ def test_rendering_for_another_tokenizer_gives_what_its_reward_model_was_trained
 
 
 def test_equal_texts_are_tokenised_once(monkeypatch) -> None:
-    encoder = Encoder(tiny_tokenizer())
+    encoder = TextEncoder(tiny_tokenizer())
     seen = []
-    call = Encoder._call
-    monkeypatch.setattr(Encoder, "_call", lambda self, texts: seen.extend(texts) or call(self, texts))
+    call = TextEncoder._call
+    monkeypatch.setattr(TextEncoder, "_call", lambda self, texts: seen.extend(texts) or call(self, texts))
     assert encoder.texts(["ab", "c", "ab", "ab"]) == [(6, 7), (8,), (6, 7), (6, 7)]
     assert seen == ["ab", "c"]
     assert encoder.texts([]) == []

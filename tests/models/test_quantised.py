@@ -29,7 +29,7 @@ from proximo.models.sharing.shared_base import base_alone, is_shared, scalar_fro
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
-from proximo.run.build.models import Place, build_language_model, build_scalar_model
+from proximo.run.build.models import DeviceSpec, build_language_model, build_scalar_model
 from proximo.supervised.sft.recipe import SFTRecipe
 
 CPU = torch.device("cpu")
@@ -84,14 +84,14 @@ def test_a_recipe_says_how_the_base_is_stored(folder: Path, role: str, monkeypat
         raise MissingExtraError("asked")
 
     monkeypatch.setattr(loading, "loading_options", options)
-    place = Place(device=CPU, precision=Precision.FLOAT32, seed=0)
+    device_spec = DeviceSpec(device=CPU, precision=Precision.FLOAT32, seed=0)
     for stored in ("4bit", "8bit", "none"):
         lora = {"path": str(folder), "lora": LORA, "quantisation": stored}
         with pytest.raises(MissingExtraError) if stored != "none" else nullcontext():
             if role == "policy":
-                build_language_model(ModelConfig(**lora), tiny_tokenizer(), place=place, role=role)
+                build_language_model(ModelConfig(**lora), tiny_tokenizer(), device_spec=device_spec, role=role)
             else:
-                build = partial(build_scalar_model, fresh_head=HeadStart.NORMAL, place=place)
+                build = partial(build_scalar_model, fresh_head=HeadStart.NORMAL, device_spec=device_spec)
                 build(ScalarModelConfig(**lora), tiny_tokenizer())
     assert asked == [Quantisation.NF4, Quantisation.INT8]
 

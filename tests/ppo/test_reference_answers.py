@@ -12,7 +12,7 @@ from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.formats.prompt_response import Exchange, asked, said
 from proximo.data.rendering import encode_exchanges
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import save_pretrained
@@ -68,7 +68,7 @@ def test_answers_are_responses_that_ended_in_the_tokens_that_fine_tuning_sees() 
         Exchange(origin="", prompt=asked("cd"), responses=(said("ef"),)),
         Exchange(origin="", prompt="", responses=("abc",)),
     ]
-    _, encoded = encode_exchanges(Encoder(tokenizer), exchanges)
+    _, encoded = encode_exchanges(TextEncoder(tokenizer), exchanges)
     assert [each.token_ids for each in found] == [each.responses[0].ids for each in encoded]
     assert [each.text for each in found] == ["abc", "e", "ef", "abc"]
     assert all(each.finish is Finish.EOS and each.response_mask.all() for each in found)

@@ -18,7 +18,7 @@ from proximo.models.pretrained.saving import save_pretrained
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.records import Finish, Prompt, Response, ScoreState
 from proximo.rewards.model import ModelReward
-from proximo.run.build.models import Place, build_reward_source
+from proximo.run.build.models import DeviceSpec, build_reward_source
 from records_made import prompt, response
 
 UNREADABLE = (10**6, 10**6 + 1)
@@ -216,8 +216,8 @@ def test_a_recipe_decides_by_vocabulary_and_template_whether_ids_may_cross(tmp_p
     config = ModelRewardConfig(
         kind="model", path=str(tmp_path / "model"), tokenizer=str(tmp_path / "tokenizer") if named else None
     )
-    place = Place(device=torch.device("cpu"), precision=Precision.FLOAT32, seed=0)
-    source = build_reward_source(config, tiny_tokenizer(), place=place, tokens_per_microbatch=64)
+    device_spec = DeviceSpec(device=torch.device("cpu"), precision=Precision.FLOAT32, seed=0)
+    source = build_reward_source(config, tiny_tokenizer(), device_spec=device_spec, tokens_per_microbatch=64)
     assert isinstance(source, ModelReward)
     assert (source.encoder is not None) == reads_text
     assert not any(parameter.requires_grad for parameter in source.model.model.parameters())

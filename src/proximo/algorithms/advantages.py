@@ -237,11 +237,11 @@ def pass_at_k(
     the baseline that leaves one out, arXiv:2505.15201); of pass@k, where scores are 0 and 1. Never
     negative. 0 in a group of fewer than k valid responses. Arguments as in `group_centred`; `k` is at least 2.
     """
-    found = torch.zeros_like(scores)
+    result = torch.zeros_like(scores)
     for group in torch.unique(group_ids[valid]):
         members = (valid & (group_ids == group)).nonzero().flatten()
-        found[members] = _added_to_the_best(scores[members], k)
-    return found
+        result[members] = _added_to_the_best(scores[members], k)
+    return result
 
 
 def _added_to_the_best(scores: Tensor, k: int) -> Tensor:

@@ -71,16 +71,16 @@ def near_the_sampler(
     masked tokens. The mean of k1 is minus the logarithm of the geometric mean of the ratios: |mean| <= limit keeps
     responses whose geometric mean is within exp(+-limit). False outside the mask, whatever stands there.
     """
-    each = ESTIMATES[estimator](sampled_logprobs, proximal_logprobs)
-    each = torch.where(mask, each, 0)
+    divergence = ESTIMATES[estimator](sampled_logprobs, proximal_logprobs)
+    divergence = torch.where(mask, divergence, 0)
     if over in ("token", "max"):
-        each = each.abs()
+        divergence = divergence.abs()
     owners = segment_ids(lengths, device=mask.device)
     if over == "max":
-        each = each.new_zeros(len(lengths)).scatter_reduce(0, owners, each, "amax")[owners]
+        divergence = divergence.new_zeros(len(lengths)).scatter_reduce(0, owners, divergence, "amax")[owners]
     elif over != "token":
-        each = segment_sum(each, lengths)
+        divergence = segment_sum(divergence, lengths)
         if over == "mean":
-            each = each / segment_sum(mask.to(each.dtype), lengths).clamp(min=1)
-        each = each[owners]
-    return mask & (each.abs() <= limit)
+            divergence = divergence / segment_sum(mask.to(divergence.dtype), lengths).clamp(min=1)
+        divergence = divergence[owners]
+    return mask & (divergence.abs() <= limit)

@@ -26,7 +26,7 @@ def scan_back(
     owners, shift = segment_ids(lengths, device=x.device), 1
     while shift < max(lengths, default=0):
         same = owners[shift:] == owners[:-shift]
-        later, further = (torch.where(same, each[shift:], 0) for each in (x, decay))
+        later, further = (torch.where(same, tensor[shift:], 0) for tensor in (x, decay))
         x = torch.cat([x[:-shift] + decay[:-shift] * later, x[-shift:]])
         decay = torch.cat([decay[:-shift] * further, decay[-shift:]])
         shift *= 2

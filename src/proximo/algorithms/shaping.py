@@ -71,9 +71,9 @@ def scaled_rows(
     rows: Sequence[Sequence[float] | None], sizes: Sequence[int], factors: Float[Tensor, "responses"]
 ) -> Float[Tensor, "tokens"]:
     """[sum of sizes] float64: rows end to end, each times its factor of `factors` [R]; zeros where there is none."""
-    given = [row or (0.0,) * size for row, size in zip(rows, sizes, strict=True)]
+    filled_rows = [row or (0.0,) * size for row, size in zip(rows, sizes, strict=True)]
     return torch.cat(
-        [factor * torch.tensor(row, dtype=torch.float64) for factor, row in zip(factors, given, strict=True)]
+        [factor * torch.tensor(row, dtype=torch.float64) for factor, row in zip(factors, filled_rows, strict=True)]
     )
 
 

@@ -42,14 +42,18 @@ def check_fingerprints(
     input that was not yet looked at when the run was saved cannot be compared, and is let through.
     Returns what differs in the environment, where that is allowed.
     """
-    changed = [each for each in _differences(saved.config, current.config) if not _covered(each.path, may_change)]
-    config = [str(each) for each in changed]
+    changed = [
+        difference
+        for difference in _differences(saved.config, current.config)
+        if not _covered(difference.path, may_change)
+    ]
+    config = [str(difference) for difference in changed]
     # Rows are hashed in the order of their use, which these settings decide: then it is they that are told.
-    reordered = any(each.path == "run.seed" or each.path.startswith("data.") for each in changed)
+    reordered = any(difference.path == "run.seed" or difference.path.startswith("data.") for difference in changed)
     inputs = [
         line for line in changed_inputs(saved.inputs, current.inputs) if not (reordered and line.startswith("data."))
     ]
-    environment = [str(each) for each in _differences(saved.environment, current.environment)]
+    environment = [str(difference) for difference in _differences(saved.environment, current.environment)]
     problems = []
     if config:
         problems.append(_listing("settings", config, "give them the saved values, or start a run in another folder"))
@@ -69,7 +73,7 @@ def check_fingerprints(
 
 def changed_inputs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
     """A line for each input that differs from what was saved of it."""
-    return [str(each) for each in _differences(saved, current) if each.before is not _ABSENT]
+    return [str(difference) for difference in _differences(saved, current) if difference.before is not _ABSENT]
 
 
 def place_free(value: Any, pipeline_folder: str) -> Any:
@@ -124,8 +128,8 @@ def _parts(value: Any) -> Mapping[str, Any] | None:
     """Of a section, and of a list of sections, whose items go by number; None for a value."""
     if isinstance(value, Mapping):
         return value
-    if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-        return {str(number): each for number, each in enumerate(value)}
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        return {str(number): item for number, item in enumerate(value)}
     return None
 
 

@@ -61,13 +61,17 @@ def cut_back(path: Path, step: int) -> int:
     if not lines[-1]:
         lines.pop()
     steps = [_step_of(line) for line in lines]
-    for number, found in enumerate(steps[:-1], start=1):
-        if found is None:
+    for number, line_step in enumerate(steps[:-1], start=1):
+        if line_step is None:
             raise CheckpointError(
                 f"{path}, line {number}: not a log record ({lines[number - 1][:60]!r}); mend or delete the line, "
                 "then resume"
             )
-    kept = [line + b"\n" for line, found in zip(lines, steps, strict=True) if found is not None and found <= step]
+    kept = [
+        line + b"\n"
+        for line, line_step in zip(lines, steps, strict=True)
+        if line_step is not None and line_step <= step
+    ]
     wanted = b"".join(kept)
     if wanted != content:
         atomic.write_bytes_atomically(path, wanted)

@@ -225,7 +225,7 @@ def _settle(folder: Path) -> None:
 def steps_of_run(folder: Path) -> tuple[int, ...]:
     """Steps that the folder's run has checkpoints of, also where that run still has to be put back."""
     places = (kept_aside(folder), folder)
-    return next((steps for place in places if place is not None and (steps := saved_steps(place / CHECKPOINTS))), ())
+    return next((steps for folder in places if folder is not None and (steps := saved_steps(folder / CHECKPOINTS))), ())
 
 
 def _has_records(folder: Path) -> bool:

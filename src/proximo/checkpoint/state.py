@@ -24,12 +24,12 @@ class SavedState(dict[str, Any]):
         raise CheckpointError(f"the state of the checkpoint has no {key!r}: {_ANOTHER_VERSION}")
 
 
-def as_record(kind: Callable[..., Record], saved: Mapping[str, Any]) -> Record:
+def as_record(record_type: Callable[..., Record], saved: Mapping[str, Any]) -> Record:
     """A dataclass whose fields were saved by name; a field that was not yet there has its default.
 
     Raises CheckpointError for a value that it has no field for, and for a field without value or default.
     """
     try:
-        return kind(**saved)
+        return record_type(**saved)
     except TypeError as error:
         raise CheckpointError(f"the state of the checkpoint does not fit ({error}): {_ANOTHER_VERSION}") from error

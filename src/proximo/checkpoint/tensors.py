@@ -129,8 +129,8 @@ def _parameters_by_name(optimizer: Optimizer, named_parameters: Mapping[str, Ten
     return {names[parameter]: parameter for parameter in parameters}
 
 
-def _check_names(wanted: set[str], found: set[str], *, what: str) -> None:
-    missing, unexpected = sorted(wanted - found), sorted(found - wanted)
+def _check_names(wanted: set[str], present: set[str], *, what: str) -> None:
+    missing, unexpected = sorted(wanted - present), sorted(present - wanted)
     if missing or unexpected:
         raise CheckpointError(
             f"the optimizer state of the checkpoint does not fit the model: {len(missing)} {what} are missing "

@@ -25,7 +25,7 @@ from proximo.rewards.function import FunctionReward, import_function
 from proximo.rewards.source import RewardSource
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from proximo.run.build.models import Place, build_reward_source
+from proximo.run.build.models import DeviceSpec, build_reward_source
 from proximo.run.build.stop_token_ids import ending_ids
 from proximo.run.checkpoint_lookup import language_model_path, reward_model_path
 
@@ -101,8 +101,8 @@ def generate_ranked(model: str, prompts: Sequence[str], options: GenerateOptions
     if source is None:
         config = ModelRewardConfig(kind="model", path=reward_model_path(options.reward))
         tokenizer = load_tokenizer(path)
-        place = Place(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)
-        source = build_reward_source(config, tokenizer, place=place, tokens_per_microbatch=8192)
+        device_spec = DeviceSpec(device=resolve_device(options.device), precision=Precision.FLOAT32, seed=options.seed)
+        source = build_reward_source(config, tokenizer, device_spec=device_spec, tokens_per_microbatch=8192)
     return rank_by_score(source.score(responses), size=options.num_samples, keep=options.keep or options.num_samples)
 
 

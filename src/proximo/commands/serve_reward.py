@@ -95,13 +95,13 @@ def _built(config: RewardSourceConfig) -> Generator[RewardSource]:
 def _with_model(config: ModelRewardConfig) -> RewardSource:
     """Uses the reward model's own tokenizer on the text that clients send."""
     from proximo.models.precision.placement import resolve_device, resolve_precision
-    from proximo.run.build.models import Place, build_reward_source
+    from proximo.run.build.models import DeviceSpec, build_reward_source
 
     if config.share_base:
         raise ConfigError(f"reward source {config.name!r} has share_base, and there is no policy here: remove it")
     verify_models(reward_inputs(config, "reward"))
-    place = Place(device=resolve_device("auto"), precision=resolve_precision("float32"), seed=0)
-    return build_reward_source(config, None, place=place, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
+    device_spec = DeviceSpec(device=resolve_device("auto"), precision=resolve_precision("float32"), seed=0)
+    return build_reward_source(config, None, device_spec=device_spec, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
 
 
 @contextmanager

@@ -142,18 +142,18 @@ class DifficultyFilter:
 
         Without a score, as where the reward source failed, a prompt is not judged.
         """
-        given = list(zip(draws, scores, strict=True))
-        while given:
+        pending = list(zip(draws, scores, strict=True))
+        while pending:
             state = self.state
-            here = [(draw, found) for draw, found in given if draw.epoch == state.epoch]
-            given = given[len(here) :]
+            here = [(draw, draw_scores) for draw, draw_scores in pending if draw.epoch == state.epoch]
+            pending = pending[len(here) :]
             known = dict(state.scores)
-            for draw, found in here:
+            for draw, draw_scores in here:
                 total, number = known.get(draw.row, (0.0, 0))
-                if found:
-                    known[draw.row] = (total + sum(found), number + len(found))
+                if draw_scores:
+                    known[draw.row] = (total + sum(draw_scores), number + len(draw_scores))
             state = replace(state, scores=known, passed=self._passed(here, state))
-            self.state = self._next_epoch(state) if given or state.passed == self.num_rows else state
+            self.state = self._next_epoch(state) if pending or state.passed == self.num_rows else state
 
     def _passed(self, here: Sequence[tuple[Draw, Any]], state: FilterState) -> int:
         order, out = epoch_order(self.num_rows, seed=self.seed, epoch=state.epoch), state.out

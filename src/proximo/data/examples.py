@@ -11,7 +11,7 @@ from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
-from proximo.data.tokenise import Encoded, Encoder, Rendered, Tokens
+from proximo.data.tokenise import Encoded, Rendered, TextEncoder, Tokens
 from proximo.data.truncation import TooLong
 from proximo.errors import ConfigError, DataError
 
@@ -73,13 +73,13 @@ def load_text_examples(
 
     Raises DataError naming the row for what is malformed, and where no example is left.
     """
-    encoder = Encoder(tokenizer, cache)
+    encoder = TextEncoder(tokenizer, cache)
     paired = [
         (identity, exchange)
         for identity, exchange in zip(row_ids(rows), text_exchanges(rows, options.form), strict=True)
         if exchange is not None
     ]
-    exchanges = in_form([each for _, each in paired], to_messages=options.as_messages, system=options.system)
+    exchanges = in_form([exchange for _, exchange in paired], to_messages=options.as_messages, system=options.system)
     identities = [identity for identity, _ in paired]
     rendered, encoded = encode_exchanges(encoder, exchanges, every_turn=options.train_on == "responses")
     if options.layout == "blocks":
@@ -104,7 +104,7 @@ def load_text_examples(
 
 
 def _one_per_row(
-    encoder: Encoder,
+    encoder: TextEncoder,
     identities: Sequence[str],
     rendered: Sequence[Rendered],
     encoded: Sequence[Encoded],
@@ -148,7 +148,7 @@ def _marked(item: Encoded, train_on: TrainOn) -> Tokens:
 
 
 def _num_characters(
-    encoder: Encoder, segments: Rendered, example: TextExample, options: ExampleOptions, *, is_long: bool
+    encoder: TextEncoder, segments: Rendered, example: TextExample, options: ExampleOptions, *, is_long: bool
 ) -> int:
     if is_long:
         targets = [token for token, is_target in zip(example.token_ids, example.loss_mask, strict=True) if is_target]

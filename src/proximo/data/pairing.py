@@ -7,7 +7,7 @@ from typing import Any
 from proximo.data.formats.typed_columns import cell, text_cell
 from proximo.data.order import shuffled
 from proximo.data.readers.reading import read_source
-from proximo.data.readers.source import Source
+from proximo.data.readers.source import DataSource
 from proximo.data.rows import Row
 from proximo.errors import DataError
 
@@ -28,7 +28,7 @@ def label_pairs(
     k-th of the other, both going round. Without `num_pairs` each text comes at least once. Raises DataError for a
     missing column, a label that no row has, and more pairs than can be made.
     """
-    rows = read_source(Source(path=path))
+    rows = read_source(DataSource(path=path))
     better = _labelled(rows, text, label, wanted=chosen)
     worse = _labelled(rows, text, label, wanted=rejected)
     most = len(better) * len(worse)
@@ -55,6 +55,6 @@ def _labelled(rows: list[Row], text: str, label: str, *, wanted: Any) -> list[st
         if str(cell(row, label)) == str(wanted):
             texts.append(text_cell(row, text))
     if not texts:
-        found = sorted({str(row.values[label]) for row in rows})
-        raise DataError(f"{rows[0].source}: no row has {label} {wanted!r}; labels found: {', '.join(found[:10])}")
+        labels = sorted({str(row.values[label]) for row in rows})
+        raise DataError(f"{rows[0].source}: no row has {label} {wanted!r}; labels found: {', '.join(labels[:10])}")
     return texts

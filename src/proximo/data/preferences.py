@@ -12,7 +12,7 @@ from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import ConfigError, DataError
 
@@ -74,19 +74,19 @@ def load_preference_pairs(
 
     Raises DataError naming the row for what is malformed, and where no pair is left.
     """
-    encoder = Encoder(tokenizer, cache)
-    found = [
+    encoder = TextEncoder(tokenizer, cache)
+    comparable = [
         (row, identity, exchange)
         for row, identity, exchange in zip(rows, row_ids(rows), preference_exchanges(rows, options.form), strict=True)
         if exchange is not None
     ]
-    num_with_preference = len(found)
-    found = [each for each in found if min(map(_num_words, each[2].responses)) >= options.min_response_words]
-    exchanges = in_form([each for _, _, each in found], to_messages=options.as_messages, system=options.system)
+    num_with_preference = len(comparable)
+    comparable = [pair for pair in comparable if min(map(_num_words, pair[2].responses)) >= options.min_response_words]
+    exchanges = in_form([pair for _, _, pair in comparable], to_messages=options.as_messages, system=options.system)
     rendered, encoded = encode_exchanges(encoder, exchanges)
     differing = [
         (row, identity, fit(encoder, exchange, item, max_tokens=options.max_tokens, too_long=options.too_long))
-        for (row, identity, _), exchange, item in zip(found, exchanges, encoded, strict=True)
+        for (row, identity, _), exchange, item in zip(comparable, exchanges, encoded, strict=True)
         if item.responses[0].ids != item.responses[1].ids
     ]
     kept = [(row, identity, fitted) for row, identity, fitted in differing if fitted is not None]
@@ -96,8 +96,8 @@ def load_preference_pairs(
         num_rows=len(rows),
         num_kept_rows=len(pairs),
         num_ties=len(rows) - num_with_preference,
-        num_too_short=num_with_preference - len(found),
-        num_identical_pairs=len(found) - len(differing),
+        num_too_short=num_with_preference - len(comparable),
+        num_identical_pairs=len(comparable) - len(differing),
         num_duplicate_pairs=len(pairs)
         - len({(pair.prompt_token_ids, pair.chosen_token_ids, pair.rejected_token_ids) for pair in pairs}),
         num_too_long=len(differing) - len(kept),

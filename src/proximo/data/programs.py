@@ -39,8 +39,8 @@ class Choice:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ending:
-    """What becomes of the list."""
+class ListOperation:
+    """What a program does with the list that it made."""
 
     words: str
     code: str
@@ -53,11 +53,11 @@ CHOICES = (
     Choice(words="positive", code="x > 0", value=lambda x: x > 0),
     Choice(words="negative", code="x < 0", value=lambda x: x < 0),
 )
-ENDINGS = (
-    Ending(words="add them up", code="sum({})", value=sum),
-    Ending(words="count them", code="len({})", value=len),
-    Ending(words="sort them", code="sorted({})", value=sorted),
-    Ending(words="list them", code="{}", value=list),
+LIST_OPERATIONS = (
+    ListOperation(words="add them up", code="sum({})", value=sum),
+    ListOperation(words="count them", code="len({})", value=len),
+    ListOperation(words="sort them", code="sorted({})", value=sorted),
+    ListOperation(words="list them", code="{}", value=list),
 )
 
 
@@ -67,7 +67,7 @@ class Problem:
 
     steps: tuple[Step, ...]
     choice: Choice | None = None
-    ending: Ending | None = None
+    ending: ListOperation | None = None
 
     @property
     def words(self) -> str:
@@ -88,8 +88,8 @@ class Problem:
         if self.choice is None or self.ending is None:
             return [f"assert f({x}) == {_apply(self.steps, x)}" for x in INPUTS]
         choice, ending = self.choice, self.ending
-        found = [ending.value([_apply(self.steps, x) for x in xs if choice.value(x)]) for xs in LISTS]
-        return [f"assert f({list(xs)}) == {value}" for xs, value in zip(LISTS, found, strict=True)]
+        results = [ending.value([_apply(self.steps, x) for x in xs if choice.value(x)]) for xs in LISTS]
+        return [f"assert f({list(xs)}) == {value}" for xs, value in zip(LISTS, results, strict=True)]
 
 
 def rows(num_rows: int, seed: int, *, split: str = "train", careless: float = 0.0) -> Iterator[dict[str, Any]]:
@@ -120,7 +120,7 @@ def is_held_out(problem: Problem) -> bool:
 
 def _problem(rng: Random) -> Problem:
     if rng.random() < 0.3:
-        return Problem(steps=(_step(rng),), choice=rng.choice(CHOICES), ending=rng.choice(ENDINGS))
+        return Problem(steps=(_step(rng),), choice=rng.choice(CHOICES), ending=rng.choice(LIST_OPERATIONS))
     return Problem(steps=tuple(_step(rng) for _ in range(rng.choice((2, 2, 3)))))
 
 
@@ -147,7 +147,7 @@ def _apply(steps: Sequence[Step], x: int) -> int:
 
 
 def _program(
-    steps: Sequence[Step], choice: Choice | None = None, ending: Ending | None = None, *, brackets: bool = True
+    steps: Sequence[Step], choice: Choice | None = None, ending: ListOperation | None = None, *, brackets: bool = True
 ) -> str:
     inner = "x"
     for step in steps:

@@ -12,7 +12,7 @@ from proximo.data.load_report import LoadReport
 from proximo.data.rendering import encode_exchanges
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.data.truncation import Fitted, TooLong, fit
 from proximo.errors import ConfigError, DataError
 from proximo.records import Prompt
@@ -60,7 +60,7 @@ def load_prompts(
     `answer` becomes the reference answer, the mean of `base_scores` the base score, all other columns the metadata.
     Raises DataError naming the row for what is malformed, for a prompt without any token, and where no prompt is left.
     """
-    encoder = Encoder(tokenizer, cache)
+    encoder = TextEncoder(tokenizer, cache)
     identities = row_ids(rows)
     exchanges = [_opening(exchange, options.first_words) for exchange in prompt_exchanges(rows)]
     exchanges = in_form(exchanges, to_messages=options.as_messages, system=options.system)
@@ -70,9 +70,9 @@ def load_prompts(
         for exchange, tokens in zip(exchanges, encoded, strict=True)
     ]
     kept = [
-        (_prompt(row, identity, found, options), found.is_truncated)
-        for row, identity, found in zip(rows, identities, fitted, strict=True)
-        if found is not None
+        (_prompt(row, identity, fitted_prompt, options), fitted_prompt.is_truncated)
+        for row, identity, fitted_prompt in zip(rows, identities, fitted, strict=True)
+        if fitted_prompt is not None
     ]
     prompts = [prompt for prompt, _ in kept]
     report = LoadReport(

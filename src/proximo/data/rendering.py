@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 
 from proximo.data.formats.prompt_response import Exchange, said
 from proximo.data.templates.chat import render_conversation
-from proximo.data.tokenise import Encoded, Encoder, Rendered, Segment
+from proximo.data.tokenise import Encoded, Rendered, Segment, TextEncoder
 from proximo.errors import DataError
 from proximo.records import Prompt
 
 
-def render(encoder: Encoder, exchange: Exchange, *, finished: bool = True, every_turn: bool = False) -> Rendered:
+def render(encoder: TextEncoder, exchange: Exchange, *, finished: bool = True, every_turn: bool = False) -> Rendered:
     """Segments of an exchange: text as it is with BOS and EOS by id, messages by the tokenizer's chat template.
 
     Responses that are not `finished` have no end. `every_turn` is for a loss that learns several turns of the assistant
@@ -30,7 +30,7 @@ def render(encoder: Encoder, exchange: Exchange, *, finished: bool = True, every
 
 
 def encode_exchanges(
-    encoder: Encoder, exchanges: Sequence[Exchange], *, every_turn: bool = False
+    encoder: TextEncoder, exchanges: Sequence[Exchange], *, every_turn: bool = False
 ) -> tuple[list[Rendered], list[Encoded]]:
     """Segments and tokens of each exchange, tokenised in one call."""
     rendered = [render(encoder, exchange, every_turn=every_turn) for exchange in exchanges]
@@ -38,7 +38,7 @@ def encode_exchanges(
 
 
 def render_for(
-    encoder: Encoder, prompt: Prompt, response_text: str, *, finished: bool = True
+    encoder: TextEncoder, prompt: Prompt, response_text: str, *, finished: bool = True
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(prompt ids, response ids) under another tokenizer and template than the policy's: from messages or text.
 
@@ -50,13 +50,13 @@ def render_for(
     return encoded.prompt.ids, encoded.responses[0].ids
 
 
-def check_rendering(encoder: Encoder, prompts: Iterable[Prompt]) -> None:
+def check_rendering(encoder: TextEncoder, prompts: Iterable[Prompt]) -> None:
     """Raises what `render_for` would raise for the first of these prompts that it cannot render, without tokens."""
     for prompt in prompts:
         render(encoder, _asked_again(encoder, prompt, "a"))
 
 
-def _asked_again(encoder: Encoder, prompt: Prompt, response_text: str) -> Exchange:
+def _asked_again(encoder: TextEncoder, prompt: Prompt, response_text: str) -> Exchange:
     if prompt.messages is not None:
         return Exchange(origin=f"prompt '{prompt.id}'", prompt=prompt.messages, responses=(said(response_text),))
     if prompt.text is not None:

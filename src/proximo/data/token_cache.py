@@ -52,15 +52,15 @@ class TokenCache:
         key = _key(tokenizer, backend.to_str(), texts)
         path = self.folder / f"{key}.safetensors"
         try:
-            found = _read(path, len(texts))
-            _probe(texts, found, tokenise)
+            cached_ids = _read(path, len(texts))
+            _probe(texts, cached_ids, tokenise)
         except (FileNotFoundError, NotADirectoryError):
             pass
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             self.notes.append(f"token cache: {path} is of no use and is made anew ({error})")
         else:
             self.notes.append(f"token cache: {len(texts):,} texts read from {path}")
-            return found
+            return cached_ids
         ids = tokenise(texts)
         try:
             self._write(path, ids)
@@ -69,8 +69,8 @@ class TokenCache:
         return ids
 
     def _write(self, path: Path, ids: Sequence[Sequence[int]]) -> None:
-        lengths = np.array([len(each) for each in ids], dtype=np.int64)
-        flat = np.fromiter((token for each in ids for token in each), dtype=np.int32, count=int(lengths.sum()))
+        lengths = np.array([len(text_ids) for text_ids in ids], dtype=np.int64)
+        flat = np.fromiter((token for text_ids in ids for token in text_ids), dtype=np.int32, count=int(lengths.sum()))
         data = save({"ids": flat, "lengths": lengths}, metadata={"digest": _digest(flat, lengths)})
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".partial-{uuid.uuid4().hex}")
@@ -83,8 +83,8 @@ class TokenCache:
 
 def _key(tokenizer: "PreTrainedTokenizerBase", backend: str, texts: Sequence[str]) -> str:
     """All that the ids are made of: normaliser, splits, vocabulary, merges and special tokens stand in `backend`."""
-    kind = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__} {tokenizer.split_special_tokens}"
-    digest = hashlib.sha256(f"{LAYOUT} {version('transformers')} {version('tokenizers')} {kind}\n".encode())
+    tokenizer_type = f"{type(tokenizer).__module__}.{type(tokenizer).__qualname__} {tokenizer.split_special_tokens}"
+    digest = hashlib.sha256(f"{LAYOUT} {version('transformers')} {version('tokenizers')} {tokenizer_type}\n".encode())
     for text in (backend, *texts):
         content = text.encode(errors="surrogatepass")
         digest.update(len(content).to_bytes(8, "little"))
@@ -103,10 +103,10 @@ def _read(path: Path, num_texts: int) -> list[list[int]]:
     return [ids[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
 
 
-def _probe(texts: Sequence[str], found: Sequence[list[int]], tokenise: Tokenise) -> None:
+def _probe(texts: Sequence[str], cached_ids: Sequence[list[int]], tokenise: Tokenise) -> None:
     chosen = range(0, len(texts), max(1, len(texts) // NUM_PROBED))
     again = tokenise([texts[index] for index in chosen])
-    if any(list(ids) != found[index] for index, ids in zip(chosen, again, strict=True)):
+    if any(list(ids) != cached_ids[index] for index, ids in zip(chosen, again, strict=True)):
         raise ValueError("its ids are not those of the tokenizer")
 
 

@@ -66,7 +66,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class TextEncoder:
     """A tokenizer, and what has to be known about it: start ids, end id, special marks. Owns no state beyond it."""
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -122,8 +122,10 @@ class Encoder:
         distinct = list(dict.fromkeys(texts))
         if not distinct:
             return []
-        found = self._call(distinct) if self.cache is None else self.cache.ids(self.tokenizer, distinct, self._call)
-        ids = dict(zip(distinct, found, strict=True))
+        distinct_ids = (
+            self._call(distinct) if self.cache is None else self.cache.ids(self.tokenizer, distinct, self._call)
+        )
+        ids = dict(zip(distinct, distinct_ids, strict=True))
         return [tuple(ids[text]) for text in texts]
 
     def rendered(self, batch: Sequence[Rendered]) -> list[Encoded]:

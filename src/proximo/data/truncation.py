@@ -5,7 +5,7 @@ from typing import Literal
 
 from proximo.data.formats.prompt_response import Exchange, Messages
 from proximo.data.rendering import encode_exchanges
-from proximo.data.tokenise import Encoded, Encoder, Tokens
+from proximo.data.tokenise import Encoded, TextEncoder, Tokens
 
 TooLong = Literal["drop", "truncate"]
 
@@ -20,7 +20,7 @@ class Fitted:
 
 
 def fit(
-    encoder: Encoder, exchange: Exchange, encoded: Encoded, *, max_tokens: int | None, too_long: TooLong
+    encoder: TextEncoder, exchange: Exchange, encoded: Encoded, *, max_tokens: int | None, too_long: TooLong
 ) -> Fitted | None:
     """The exchange with prompt and longest response within `max_tokens`; None where it is dropped.
 
@@ -37,7 +37,7 @@ def fit(
     return _fewer_turns(encoder, exchange, exchange.prompt, max_tokens)
 
 
-def _shorter_text(encoder: Encoder, exchange: Exchange, encoded: Encoded, max_prompt_tokens: int) -> Fitted | None:
+def _shorter_text(encoder: TextEncoder, exchange: Exchange, encoded: Encoded, max_prompt_tokens: int) -> Fitted | None:
     prompt = encoded.prompt
     start = len(encoder.start_ids) if prompt.ids[: len(encoder.start_ids)] == encoder.start_ids else 0
     num_kept = max_prompt_tokens - start
@@ -50,7 +50,7 @@ def _shorter_text(encoder: Encoder, exchange: Exchange, encoded: Encoded, max_pr
     return Fitted(exchange=replace(exchange, prompt=text), encoded=replace(encoded, prompt=kept), is_truncated=True)
 
 
-def _fewer_turns(encoder: Encoder, exchange: Exchange, messages: Messages, max_tokens: int) -> Fitted | None:
+def _fewer_turns(encoder: TextEncoder, exchange: Exchange, messages: Messages, max_tokens: int) -> Fitted | None:
     while (shorter := _without_oldest(messages)) is not None:
         messages = shorter
         shortened = replace(exchange, prompt=messages)

@@ -53,11 +53,11 @@ def make_optimizer(parameters: dict[str, nn.Parameter], options: OptimizerOption
         {"params": [p for p in parameters.values() if p.ndim < 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    given: dict[str, Any] = {"lr": options.learning_rate, "betas": options.betas, "eps": options.eps}
+    arguments: dict[str, Any] = {"lr": options.learning_rate, "betas": options.betas, "eps": options.eps}
     if options.kind != "adamw":
-        return make_low_memory(options.kind, groups, **given)
+        return make_low_memory(options.kind, groups, **arguments)
     fused = all(parameter.device.type in ("cpu", "cuda", "mps") for parameter in parameters.values())
-    return torch.optim.AdamW(groups, fused=fused, **given)
+    return torch.optim.AdamW(groups, fused=fused, **arguments)
 
 
 def gradient_norm(parameters: dict[str, nn.Parameter]) -> Tensor:

@@ -63,8 +63,8 @@ class OwnOptimizer:
         try:
             factor = self.schedule(update, num_updates)
         except Exception as error:
-            place = place_of(error, self.schedule)
-            raise TrainingError(f"schedule({update}, {num_updates}) raised {said(error)} ({place})") from error
+            location = place_of(error, self.schedule)
+            raise TrainingError(f"schedule({update}, {num_updates}) raised {said(error)} ({location})") from error
         if not isinstance(factor, SupportsFloat):
             raise TrainingError(
                 f"schedule({update}, {num_updates}) must return the number that the learning rates are multiplied "
@@ -84,7 +84,7 @@ class OwnOptimizer:
             raise ConfigError(f"make must return a torch.optim.Optimizer, it returned {type(optimizer).__name__}")
         names = {id(parameter): name for name, parameter in parameters.items()}
         held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-        missing = sorted(names[each] for each in names.keys() - set(held))
+        missing = sorted(names[key] for key in names.keys() - set(held))
         if missing or len(held) != len(names):
             raise ConfigError(
                 f"the optimizer holds {len(held)} tensors, the model trains {len(names)}"

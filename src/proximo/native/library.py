@@ -45,10 +45,10 @@ def library() -> ctypes.CDLL | None:
 
     Logs one warning if they could not be compiled. Raises UserError for an unknown value of the switch.
     """
-    found, reason = _library_or_reason()
-    if found is None and _is_wanted() and sys.platform == "linux":
+    kernels, reason = _library_or_reason()
+    if kernels is None and _is_wanted() and sys.platform == "linux":
         LOG.warning("%s", reason)
-    return found
+    return kernels
 
 
 def why_no_kernels() -> str | None:

@@ -16,7 +16,7 @@ from proximo.data.prompts import load_prompts
 from proximo.data.rendering import check_rendering
 from proximo.data.rows import Row, row_ids
 from proximo.data.token_cache import TokenCache
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.models.context_length import check_lengths
 from proximo.models.language import LanguageModel
 from proximo.models.narrowing import narrow_frozen
@@ -36,14 +36,14 @@ from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
 from proximo.run.build.data import read_split, token_cache
 from proximo.run.build.models import (
-    Place,
+    DeviceSpec,
     build_language_model,
     build_reference,
     build_reward_source,
     build_tokenizer,
     check_readers,
     load_reward_tokenizer,
-    prepare_place,
+    prepare_device,
     reads_alike,
 )
 from proximo.run.memory import check_release
@@ -63,9 +63,9 @@ def build_task(recipe: PPORecipe) -> PPOTask:
 
 def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_shared_bases(recipe)
-    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
-    policy_place = place.on(recipe.policy.device)
-    _check_device_options(recipe, policy=policy_place, value=place.on(recipe.value.device))
+    device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
+    policy_device = device_spec.on(recipe.policy.device)
+    _check_device_options(recipe, policy=policy_device, value=device_spec.on(recipe.value.device))
     rows = read_split(recipe.data, seed=recipe.run.seed)
     policy_config = recipe.policy
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=policy_config.path, revision=policy_config.revision)
@@ -84,15 +84,17 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         held_out, _ = load_prompts(rows.held_out, tokenizer, how, cache=cache)
     for own in owns:
         if own is not None and not reads_alike(own, tokenizer):
-            check_rendering(Encoder(own), [*prompts, *held_out])
-    build = partial(build_reward_source, policy_tokenizer=tokenizer, place=place, tokens_per_microbatch=budget(recipe))
+            check_rendering(TextEncoder(own), [*prompts, *held_out])
+    build = partial(
+        build_reward_source, policy_tokenizer=tokenizer, device_spec=device_spec, tokens_per_microbatch=budget(recipe)
+    )
     early = [None if isinstance(config, ModelRewardConfig) else build(config) for config in configs]
     for source in early:
         if isinstance(source, ClosableSource):
             started.callback(source.close)
     _check_rows(early, rows.training, prompts)
     _check_rows(early, rows.held_out, held_out)
-    policy = build_language_model(policy_config, tokenizer, place=policy_place, role="policy")
+    policy = build_language_model(policy_config, tokenizer, device_spec=policy_device, role="policy")
     found = [
         source or build(config, policy=policy, own=own)
         for config, source, own in zip(configs, early, owns, strict=True)
@@ -102,9 +104,9 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     reward = WeightedReward(sources)
     # A reward model with a tokenizer of its own counts other tokens, and says of each answer whether it fits.
     judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
-    compared = place if reference_config is None else place.on(reference_config.device)
-    reference = build_reference(reference_config, tokenizer, place=compared) if reference_config else None
-    value = build_value(recipe, policy, tokenizer, place=place)
+    compared = device_spec if reference_config is None else device_spec.on(reference_config.device)
+    reference = build_reference(reference_config, tokenizer, device_spec=compared) if reference_config else None
+    value = build_value(recipe, policy, tokenizer, device_spec=device_spec)
     readers = {**judges, "policy": policy, "reference": reference, "value": value}
     _check_positions(recipe, [*prompts, *held_out], readers)
     _check_answer_positions(answers, judges)
@@ -143,7 +145,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     )
 
 
-def _check_device_options(recipe: PPORecipe, *, policy: Place, value: Place) -> None:
+def _check_device_options(recipe: PPORecipe, *, policy: DeviceSpec, value: DeviceSpec) -> None:
     """Raises ConfigError where an optimizer, or `release_cache`, is not for the device of its role."""
     check_release(recipe.ppo.release_cache, policy.device)
     check_optimizer(recipe.ppo.policy_optimizer, policy.device)

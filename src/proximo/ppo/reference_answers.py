@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from proximo.data.rendering import render_for
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError
 from proximo.records import Finish, Prompt, Response
 
@@ -29,11 +29,11 @@ def answer_responses(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBa
     Raises DataError where a prompt has none.
     """
     check_answers(prompts)
-    encoder = Encoder(tokenizer)
+    encoder = TextEncoder(tokenizer)
     return [_response(prompt, str(prompt.answer), encoder) for prompt in prompts]
 
 
-def _response(prompt: Prompt, answer: str, encoder: Encoder) -> Response:
+def _response(prompt: Prompt, answer: str, encoder: TextEncoder) -> Response:
     # A prompt of token ids alone needs no rendering: only the answer's tokens are taken.
     readable = prompt if prompt.messages is not None or prompt.text is not None else replace(prompt, text="")
     _, token_ids = render_for(encoder, readable, answer)

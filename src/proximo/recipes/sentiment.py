@@ -23,8 +23,10 @@ def positive(
     """
     del metadata  # the text is all that counts
     texts = [f"{prompt}{response}" for prompt, response in zip(prompts, responses, strict=True)]
-    found = _classifier(model)(texts, batch_size=batch_size, top_k=None, function_to_apply="none", truncation=True)
-    return [_logit(scores, label) for scores in found]
+    label_scores = _classifier(model)(
+        texts, batch_size=batch_size, top_k=None, function_to_apply="none", truncation=True
+    )
+    return [_logit(scores, label) for scores in label_scores]
 
 
 def _logit(scores: Sequence[Mapping[str, Any]], label: str) -> float:

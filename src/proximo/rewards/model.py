@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from proximo.data.rendering import render_for
 from proximo.data.templates.renderer import RenderingError, TemplateLimitError
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.models.batching import plan_batches
@@ -57,7 +57,7 @@ class ModelReward:
             check_vocabulary(model.base, tokenizer, role="reward")
         self.name = name
         self.model = model
-        self.encoder = None if tokenizer is None else Encoder(tokenizer)
+        self.encoder = None if tokenizer is None else TextEncoder(tokenizer)
         self.tokens_per_microbatch = tokens_per_microbatch
         self.dense = dense
         self._statistics = BatchStatistics()

@@ -15,7 +15,7 @@ from proximo.errors import DataError, MissingExtraError
 from proximo.records import ScoreState
 from proximo.rewards.maths.symbols import is_installed
 from proximo.rewards.verifier_reward import VerifierReward
-from proximo.run.build.models import Place, build_reward_source
+from proximo.run.build.models import DeviceSpec, build_reward_source
 from proximo.trainer_kinds import recipe_kind
 from recipe_files import PPO
 from records_made import prompt, response
@@ -26,8 +26,8 @@ def source(**section: Any) -> Iterator[VerifierReward]:
     """The source of a recipe with this section, with one worker."""
     section = {"workers": 1, **section}
     recipe = recipe_kind("ppo").schema.model_validate({**yaml.safe_load(PPO), "reward": [section]})
-    place = Place(device=torch.device("cpu"), precision="float32", seed=0)
-    built = build_reward_source(recipe.reward[0], tiny_tokenizer(), place=place, tokens_per_microbatch=100)
+    device_spec = DeviceSpec(device=torch.device("cpu"), precision="float32", seed=0)
+    built = build_reward_source(recipe.reward[0], tiny_tokenizer(), device_spec=device_spec, tokens_per_microbatch=100)
     assert isinstance(built, VerifierReward)
     try:
         yield built

@@ -103,7 +103,7 @@ def _split_text(row: Row, chosen: str, rejected: str) -> tuple[str, str, str]:
     A space belongs to the response that it begins, a line end to the prompt that it ends.
     """
     shared = chosen[: transcripts.num_shared(chosen, rejected)]
-    last = next((place for place in reversed(range(len(shared))) if shared[place].isspace()), None)
+    last = next((index for index in reversed(range(len(shared))) if shared[index].isspace()), None)
     if last is None:
         raise DataError(
             f"{row.origin}: 'chosen' and 'rejected' have no beginning in common that could be their prompt (chosen "

@@ -43,8 +43,8 @@ def preference_exchanges(rows: Sequence[Row], form: PreferenceForm = "auto") -> 
     """Prompt, chosen and rejected response of each row; None for a tie."""
 
     def reader(row: Row) -> Callable[[Row], Exchange | None]:
-        found = preference_form(row) if form == "auto" else form
-        return lambda each: preference_exchange(each, found)
+        row_form = preference_form(row) if form == "auto" else form
+        return lambda any_row: preference_exchange(any_row, row_form)
 
     return _by_source(rows, reader)
 

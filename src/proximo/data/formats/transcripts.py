@@ -51,7 +51,7 @@ def reply_messages(response: str, origin: str) -> tuple[Message, ...]:
 def num_shared(first: str, second: str) -> int:
     """Characters that both texts begin with."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _turns(transcript: str, origin: str) -> list[Message]:

@@ -61,7 +61,7 @@ def mean_cell(row: Row, field: str) -> float | None:
     value = row.values.get(field)
     if not isinstance(value, list | tuple):
         return number_cell(row, field)
-    numbers = [number_cell(replace(row, values={field: each}), field) for each in value]
+    numbers = [number_cell(replace(row, values={field: item}), field) for item in value]
     if None in numbers:
         raise DataError(f"{row.origin}: column '{field}' must hold finite numbers, got {value!r:.60}")
     return sum(number for number in numbers if number is not None) / len(numbers) if numbers else None
@@ -116,36 +116,36 @@ def describe(value: Any) -> str:
     return f"{value!r:.40} ({type(value).__name__})"
 
 
-def _message(turn: Any, row: Row, place: str) -> "Message":
+def _message(turn: Any, row: Row, location: str) -> "Message":
     if not isinstance(turn, Mapping):
-        raise DataError(f"{row.origin}: {place} must be an object with role and content, got {describe(turn)}")
+        raise DataError(f"{row.origin}: {location} must be an object with role and content, got {describe(turn)}")
     # Tables give every message every key that some message has, with null in it.
-    given = {key: value for key, value in turn.items() if value is not None}
-    if "from" in given and "role" not in given:
-        speaker = str(given.pop("from"))
-        given = {"role": _SHAREGPT_ROLES.get(speaker, speaker), "content": given.pop("value", None)} | given
-    if given.get("role") not in ROLES or "tool_calls" in given:
+    fields = {key: value for key, value in turn.items() if value is not None}
+    if "from" in fields and "role" not in fields:
+        speaker = str(fields.pop("from"))
+        fields = {"role": _SHAREGPT_ROLES.get(speaker, speaker), "content": fields.pop("value", None)} | fields
+    if fields.get("role") not in ROLES or "tool_calls" in fields:
         raise DataError(
-            f"{row.origin}: {place} must have a role of {', '.join(ROLES)} (tools are not supported), "
-            f"got {describe(given.get('role'))}"
+            f"{row.origin}: {location} must have a role of {', '.join(ROLES)} (tools are not supported), "
+            f"got {describe(fields.get('role'))}"
         )
-    return given | {"content": _content(given.get("content"), row, place)}
+    return fields | {"content": _content(fields.get("content"), row, location)}
 
 
-def _content(value: Any, row: Row, place: str) -> str:
+def _content(value: Any, row: Row, location: str) -> str:
     if isinstance(value, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in value):
         value = "".join(str(part.get("text")) for part in value)
     if not isinstance(value, str):
-        raise DataError(f"{row.origin}: the content of {place} must be text, got {describe(value)}")
-    return _encodable(value, row, place)
+        raise DataError(f"{row.origin}: the content of {location} must be text, got {describe(value)}")
+    return _encodable(value, row, location)
 
 
-def _encodable(text: str, row: Row, place: str) -> str:
+def _encodable(text: str, row: Row, location: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise DataError(
-            f"{row.origin}: {place} holds half of a surrogate pair (\\u{ord(text[error.start]):04x}), "
+            f"{row.origin}: {location} holds half of a surrogate pair (\\u{ord(text[error.start]):04x}), "
             "which no tokenizer can read; the text was cut or escaped wrongly"
         ) from error
     return text

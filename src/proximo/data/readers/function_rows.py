@@ -65,8 +65,8 @@ def _imported(import_path: str) -> Callable[..., Any]:
         ) from error
     names = vars(module)
     if function_name not in names or not callable(names[function_name]):
-        found = [name for name, value in names.items() if callable(value) and not name.startswith("_")]
+        functions = [name for name, value in names.items() if callable(value) and not name.startswith("_")]
         raise DataError(
-            f"{import_path}: '{module_name}' has no function '{function_name}'{nearest(function_name, found)}"
+            f"{import_path}: '{module_name}' has no function '{function_name}'{nearest(function_name, functions)}"
         )
     return names[function_name]

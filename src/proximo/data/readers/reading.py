@@ -14,8 +14,8 @@ from proximo.data.readers.file_text import read_file_text, refuse_other_than_tex
 from proximo.data.readers.function_rows import function_rows
 from proximo.data.readers.json_rows import is_json_array, json_array_rows, json_line_rows
 from proximo.data.readers.problems import as_problem
-from proximo.data.readers.source import Format, Source
-from proximo.data.readers.split import Phase, phase_indices
+from proximo.data.readers.source import DataSource, Format
+from proximo.data.readers.split import DataPhase, phase_indices
 from proximo.data.readers.table_rows import disk_rows, hub_rows, parquet_rows
 from proximo.data.rows import Row, nearest
 from proximo.errors import ConfigError, DataError
@@ -57,7 +57,7 @@ class RowSet:
         return "; ".join(map(str, self.counts))
 
 
-def load_rows(sources: Sequence[Source], *, seed: int = 0, phase: Phase | None = None) -> RowSet:
+def load_rows(sources: Sequence[DataSource], *, seed: int = 0, phase: DataPhase | None = None) -> RowSet:
     """Reads all sources, takes the phase's part of each, and mixes them by their weights.
 
     Without weights every row of every source is used once an epoch. With weights the shares of the sources in an
@@ -71,8 +71,8 @@ def load_rows(sources: Sequence[Source], *, seed: int = 0, phase: Phase | None =
     if weights is not None:
         wanted = mixture_counts([len(rows) for rows in parts], weights)
         parts = [
-            [rows[index] for index in drawn_rows(len(rows), count, seed=seed, source=place)]
-            for place, (rows, count) in enumerate(zip(parts, wanted, strict=True))
+            [rows[index] for index in drawn_rows(len(rows), count, seed=seed, source=source_index)]
+            for source_index, (rows, count) in enumerate(zip(parts, wanted, strict=True))
         ]
     counts = tuple(
         SourceCount(source=source.path, num_read=len(all_rows), num_used=len(rows))
@@ -81,7 +81,7 @@ def load_rows(sources: Sequence[Source], *, seed: int = 0, phase: Phase | None =
     return RowSet(rows=tuple(row for rows in parts for row in rows), counts=counts)
 
 
-def read_source(source: Source, *, name: str = "") -> list[Row]:
+def read_source(source: DataSource, *, name: str = "") -> list[Row]:
     """The rows of one source, columns mapped, at most `max_rows`. Raises DataError, also where there is none."""
     rows = [replace(_mapped(row, source), name=name) for row in islice(_raw_rows(source), source.max_rows)]
     if not rows:
@@ -89,12 +89,12 @@ def read_source(source: Source, *, name: str = "") -> list[Row]:
     return rows
 
 
-def _mapped(row: Row, source: Source) -> Row:
+def _mapped(row: Row, source: DataSource) -> Row:
     row = with_columns(row, source.columns)
     return row if source.problems is None else as_problem(row, source.problems, source.template)
 
 
-def _weights(sources: Sequence[Source]) -> list[float] | None:
+def _weights(sources: Sequence[DataSource]) -> list[float] | None:
     if not sources:
         raise ConfigError("no source of data is given")
     weights = [source.weight for source in sources if source.weight is not None]
@@ -106,7 +106,7 @@ def _weights(sources: Sequence[Source]) -> list[float] | None:
     return weights
 
 
-def _part(rows: list[Row], source: Source, phase: Phase | None) -> list[Row]:
+def _part(rows: list[Row], source: DataSource, phase: DataPhase | None) -> list[Row]:
     if phase is None or source.whole:
         return rows
     part = [rows[index] for index in sorted(phase_indices(len(rows), phase))]
@@ -117,7 +117,7 @@ def _part(rows: list[Row], source: Source, phase: Phase | None) -> list[Row]:
     return part
 
 
-def _short_names(sources: Sequence[Source]) -> list[str]:
+def _short_names(sources: Sequence[DataSource]) -> list[str]:
     names: list[str] = []
     for source in sources:
         stem = source.path.partition(":")[2] or Path(source.path).stem
@@ -126,7 +126,7 @@ def _short_names(sources: Sequence[Source]) -> list[str]:
     return names
 
 
-def _raw_rows(source: Source) -> Iterator[Row]:
+def _raw_rows(source: DataSource) -> Iterator[Row]:
     path = Path(source.path).expanduser()
     match _format(source, path):
         case "function":
@@ -141,7 +141,7 @@ def _raw_rows(source: Source) -> Iterator[Row]:
             return _text_rows(text_format, _existing(path, source), source)
 
 
-def _text_rows(text_format: Format, path: Path, source: Source) -> Iterator[Row]:
+def _text_rows(text_format: Format, path: Path, source: DataSource) -> Iterator[Row]:
     text = read_file_text(path, source.path, line_word="row" if text_format == "jsonl" else "line")
     # Both endings are used for both forms, so `auto` looks; a named format is believed.
     if text_format == "json" or (source.format == "auto" and text_format == "jsonl"):
@@ -157,7 +157,7 @@ def _text_rows(text_format: Format, path: Path, source: Source) -> Iterator[Row]
             return document_rows(text, source.path, separator=source.separator)
 
 
-def _format(source: Source, path: Path) -> Format:
+def _format(source: DataSource, path: Path) -> Format:
     if source.format != "auto":
         return source.format
     if path.is_dir():
@@ -179,7 +179,7 @@ def _format(source: Source, path: Path) -> Format:
     return "hub"
 
 
-def _folder_format(source: Source, path: Path) -> Format:
+def _folder_format(source: DataSource, path: Path) -> Format:
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return "disk"
     files = sorted(file.name for file in path.iterdir())[:5]
@@ -189,7 +189,7 @@ def _folder_format(source: Source, path: Path) -> Format:
     )
 
 
-def _existing(path: Path, source: Source) -> Path:
+def _existing(path: Path, source: DataSource) -> Path:
     if path.is_dir():
         raise DataError(f"{source.path}: a folder, but the format {source.format} is that of a file")
     if path.exists() and not path.is_file():

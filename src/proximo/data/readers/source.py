@@ -15,7 +15,7 @@ Problems = Literal["gsm8k", "math", "humaneval", "mbpp", "countdown", "areal_mat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Source:
+class DataSource:
     """A file, a `save_to_disk` folder, a Hub data set, or a function that yields rows."""
 
     path: str

@@ -11,7 +11,7 @@ from proximo.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Phase:
+class DataPhase:
     """One part of a data set that several stages share."""
 
     proportions: tuple[float, ...]
@@ -45,7 +45,7 @@ def split_boundaries(num_rows: int, proportions: Sequence[float]) -> list[int]:
     return [0, *(max(0, boundary - excess) for boundary in boundaries[1:])]
 
 
-def phase_indices(num_rows: int, phase: Phase) -> list[int]:
+def phase_indices(num_rows: int, phase: DataPhase) -> list[int]:
     """Row indices of a phase: its range of a shuffle. Together the phases hold each row once.
 
     With a seed the shuffle is numpy's `RandomState(seed)`, whose stream is frozen: that of DeepSpeed-Chat.

@@ -15,7 +15,7 @@ from proximo.data.reviews.grammar import (
     OPINION_SLOTS,
     SLOTS,
     Frame,
-    Place,
+    SentenceRole,
     slots_of,
     words_in,
     write_sentence,
@@ -61,29 +61,29 @@ class Draft:
 
 def clean_draft(rng: Random, thing: Thing, *, praise: float) -> Draft:
     """A flawless review of 3 or 4 sentences; each opinion praises with probability `praise`."""
-    plan = [Place.PART, Place.VERDICT]
+    plan = [SentenceRole.PART, SentenceRole.VERDICT]
     if rng.random() < 0.6:
-        plan.insert(0, Place.OPENING)
+        plan.insert(0, SentenceRole.OPENING)
     if rng.random() < 0.5:
-        plan.append(Place.CLOSING)
+        plan.append(SentenceRole.CLOSING)
     if len(plan) == 2 or (len(plan) == 3 and rng.random() < 0.4):
-        plan.insert(plan.index(Place.PART), Place.PART)
+        plan.insert(plan.index(SentenceRole.PART), SentenceRole.PART)
     sentences: list[str] = []
-    for place in plan:
-        sentences.append(new_sentence(rng, thing, sentences, place=place, praise=praise))
+    for role in plan:
+        sentences.append(new_sentence(rng, thing, sentences, role=role, praise=praise))
     return Draft(thing=thing, sentences=tuple(sentences))
 
 
-def new_sentence(rng: Random, thing: Thing, before: Sequence[str], *, place: Place, praise: float) -> str:
+def new_sentence(rng: Random, thing: Thing, before: Sequence[str], *, role: SentenceRole, praise: float) -> str:
     """A sentence that repeats no part and no opinion word of the sentences before it."""
     used = set().union(*map(words_in, before))
     opinion = _draw_opinion(rng, praise)
-    first, words = _new_clause(rng, thing, used, place=place, opinion=opinion)
-    if place is not Place.PART or rng.random() > 0.3:
+    first, words = _new_clause(rng, thing, used, role=role, opinion=opinion)
+    if role is not SentenceRole.PART or rng.random() > 0.3:
         return write_sentence(first)
     used.update(words)
     second_opinion = _draw_opinion(rng, praise)
-    second, _ = _new_clause(rng, thing, used, place=place, opinion=second_opinion)
+    second, _ = _new_clause(rng, thing, used, role=role, opinion=second_opinion)
     return write_sentence(f"{first} {'and' if opinion == second_opinion else 'but'} {second}")
 
 
@@ -113,10 +113,10 @@ class _Choice:
 
 
 def _new_clause(
-    rng: Random, thing: Thing, used: set[str], *, place: Place, opinion: int
+    rng: Random, thing: Thing, used: set[str], *, role: SentenceRole, opinion: int
 ) -> tuple[str, Collection[str]]:
     """The clause, and the words in its slots."""
-    choice = _choice(thing, place, opinion)
+    choice = _choice(thing, role, opinion)
     frames, weights = choice.frames, choice.cumulative_weights
     if any(map(used.issuperset, choice.word_sets)):
         fresh = [each for each in frames if not any(slot.said_once and used.issuperset(slot.words) for slot in each[1])]
@@ -128,8 +128,8 @@ def _new_clause(
 
 
 @cache
-def _choice(thing: Thing, place: Place, opinion: int) -> _Choice:
-    possible = [frame for frame in FRAMES if frame.place is place and frame.states in (0, opinion)]
+def _choice(thing: Thing, role: SentenceRole, opinion: int) -> _Choice:
+    possible = [frame for frame in FRAMES if frame.role is role and frame.states in (0, opinion)]
     frames = tuple((frame, _slots(frame, thing, opinion * frame.sign)) for frame in possible)
     once = (frozenset(slot.words) for _, slots in frames for slot in slots if slot.said_once)
     return _Choice(frames=frames, cumulative_weights=_cumulative_weights(possible), word_sets=frozenset(once))

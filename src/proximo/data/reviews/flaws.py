@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 
 from proximo.data.reviews.drafts import Draft, new_sentence, plain_thing
-from proximo.data.reviews.grammar import PARTS, SLOTS, Place, opinion_of, read_sentence, write_sentence
+from proximo.data.reviews.grammar import PARTS, SLOTS, SentenceRole, opinion_of, read_sentence, write_sentence
 from proximo.data.reviews.words import KINDS
 
 Flaw = Callable[[Random, Draft], Draft]
@@ -27,7 +27,7 @@ def change_mind(rng: Random, draft: Draft) -> Draft:
     clause = read_sentence(draft.sentences[index])[0]
     others = draft.sentences[:index] + draft.sentences[index + 1 :]
     praise = 0.0 if clause.opinion > 0 else 1.0
-    sentence = new_sentence(rng, draft.thing, others, place=clause.frame.place, praise=praise)
+    sentence = new_sentence(rng, draft.thing, others, role=clause.frame.role, praise=praise)
     return _with_sentence(draft, index, sentence)
 
 
@@ -41,8 +41,8 @@ def stray(rng: Random, draft: Draft) -> Draft:
     for index, sentence in enumerate(sentences):
         clauses = read_sentence(sentence)
         if clauses and (index == first or rng.random() < 0.5):
-            place, praise = clauses[0].frame.place, 1.0 if clauses[0].opinion > 0 else 0.0
-            sentences[index] = new_sentence(rng, other, sentences, place=place, praise=praise)
+            role, praise = clauses[0].frame.role, 1.0 if clauses[0].opinion > 0 else 0.0
+            sentences[index] = new_sentence(rng, other, sentences, role=role, praise=praise)
     return replace(draft, sentences=tuple(sentences))
 
 
@@ -55,7 +55,7 @@ def repeat_sentence(rng: Random, draft: Draft) -> Draft:
 
 
 def repeat_word(rng: Random, draft: Draft) -> Draft:
-    """A favourite: one of the parts stands in most places where a part can stand."""
+    """A favourite: one of the parts stands in most roles where a part can stand."""
     read = [clause for sentence in draft.sentences for clause in read_sentence(sentence)]
     favourites = [word for clause in read for word in clause.words.values() if word in PARTS]
     for favourite in rng.sample(favourites, len(favourites)):
@@ -96,11 +96,11 @@ def lengthen(rng: Random, draft: Draft) -> Draft:
     """One to three more sentences of every sort, in order."""
     sentences = list(draft.sentences)
     for _ in range(rng.choice((1, 1, 2, 3))):
-        place = rng.choice((Place.PART, Place.PART, Place.VERDICT, Place.CLOSING))
+        role = rng.choice((SentenceRole.PART, SentenceRole.PART, SentenceRole.VERDICT, SentenceRole.CLOSING))
         praise = float(any(c.opinion > 0 for s in sentences for c in read_sentence(s)))
-        sentence = new_sentence(rng, draft.thing, sentences, place=place, praise=praise)
-        places = [read_sentence(s)[0].frame.place if read_sentence(s) else Place.OPENING for s in sentences]
-        sentences.insert(sum(other <= place for other in places), sentence)
+        sentence = new_sentence(rng, draft.thing, sentences, role=role, praise=praise)
+        roles = [read_sentence(s)[0].frame.role if read_sentence(s) else SentenceRole.OPENING for s in sentences]
+        sentences.insert(sum(other <= role for other in roles), sentence)
     return replace(draft, sentences=tuple(sentences))
 
 

@@ -23,7 +23,7 @@ from proximo.data.reviews.words import (
 )
 
 
-class Place(IntEnum):
+class SentenceRole(IntEnum):
     """Where in a review a sentence belongs."""
 
     OPENING = 0
@@ -36,7 +36,7 @@ class Place(IntEnum):
 class Frame:
     """A clause with open slots. `sign`: 1 keeps the opinion of the word in the slot, -1 turns it round."""
 
-    place: Place
+    role: SentenceRole
     text: str
     sign: int = 1
     states: int = 0
@@ -53,30 +53,30 @@ class Clause:
 
 
 FRAMES = (
-    Frame(place=Place.OPENING, text="{who} {did} the {noun} {when}"),
-    Frame(place=Place.OPENING, text="this is about the {noun}"),
-    Frame(place=Place.OPENING, text="{who} had high hopes for the {noun}"),
-    Frame(place=Place.OPENING, text="a friend told me about the {noun}"),
-    Frame(place=Place.PART, text="the {part} {is} {adjective}"),
-    Frame(place=Place.PART, text="the {parts} {are} {adjective}"),
-    Frame(place=Place.PART, text="the {part} {is} {adverb} {adjective}"),
-    Frame(place=Place.PART, text="the {parts} {are} {adverb} {adjective}"),
-    Frame(place=Place.PART, text="the {part} {is} not {adjective}", sign=-1),
-    Frame(place=Place.PART, text="the {parts} {are} not {adjective}", sign=-1),
-    Frame(place=Place.PART, text="{who} {feel} the {any_part}"),
-    Frame(place=Place.VERDICT, text="{summary} it {is} a {a_adjective} {noun}"),
-    Frame(place=Place.VERDICT, text="{summary} it {is} an {an_adjective} {noun}"),
-    Frame(place=Place.VERDICT, text="{summary} the {noun} {is} {adjective}"),
-    Frame(place=Place.VERDICT, text="{summary} the {noun} {is} not {adjective}", sign=-1),
-    Frame(place=Place.VERDICT, text="{summary} {who} {feel} the {noun}"),
-    Frame(place=Place.CLOSING, text="i recommend it", states=1),
-    Frame(place=Place.CLOSING, text="it is worth the money", states=1),
-    Frame(place=Place.CLOSING, text="you should try it", states=1),
-    Frame(place=Place.CLOSING, text="it made my day", states=1),
-    Frame(place=Place.CLOSING, text="i do not recommend it", states=-1),
-    Frame(place=Place.CLOSING, text="it is not worth the money", states=-1),
-    Frame(place=Place.CLOSING, text="you should avoid it", states=-1),
-    Frame(place=Place.CLOSING, text="i want my money back", states=-1),
+    Frame(role=SentenceRole.OPENING, text="{who} {did} the {noun} {when}"),
+    Frame(role=SentenceRole.OPENING, text="this is about the {noun}"),
+    Frame(role=SentenceRole.OPENING, text="{who} had high hopes for the {noun}"),
+    Frame(role=SentenceRole.OPENING, text="a friend told me about the {noun}"),
+    Frame(role=SentenceRole.PART, text="the {part} {is} {adjective}"),
+    Frame(role=SentenceRole.PART, text="the {parts} {are} {adjective}"),
+    Frame(role=SentenceRole.PART, text="the {part} {is} {adverb} {adjective}"),
+    Frame(role=SentenceRole.PART, text="the {parts} {are} {adverb} {adjective}"),
+    Frame(role=SentenceRole.PART, text="the {part} {is} not {adjective}", sign=-1),
+    Frame(role=SentenceRole.PART, text="the {parts} {are} not {adjective}", sign=-1),
+    Frame(role=SentenceRole.PART, text="{who} {feel} the {any_part}"),
+    Frame(role=SentenceRole.VERDICT, text="{summary} it {is} a {a_adjective} {noun}"),
+    Frame(role=SentenceRole.VERDICT, text="{summary} it {is} an {an_adjective} {noun}"),
+    Frame(role=SentenceRole.VERDICT, text="{summary} the {noun} {is} {adjective}"),
+    Frame(role=SentenceRole.VERDICT, text="{summary} the {noun} {is} not {adjective}", sign=-1),
+    Frame(role=SentenceRole.VERDICT, text="{summary} {who} {feel} the {noun}"),
+    Frame(role=SentenceRole.CLOSING, text="i recommend it", states=1),
+    Frame(role=SentenceRole.CLOSING, text="it is worth the money", states=1),
+    Frame(role=SentenceRole.CLOSING, text="you should try it", states=1),
+    Frame(role=SentenceRole.CLOSING, text="it made my day", states=1),
+    Frame(role=SentenceRole.CLOSING, text="i do not recommend it", states=-1),
+    Frame(role=SentenceRole.CLOSING, text="it is not worth the money", states=-1),
+    Frame(role=SentenceRole.CLOSING, text="you should avoid it", states=-1),
+    Frame(role=SentenceRole.CLOSING, text="i want my money back", states=-1),
 )
 
 PRAISE = frozenset((*GOOD, *LIKED, *(word for kind in KINDS for word in kind.good)))
@@ -125,14 +125,14 @@ def _pattern(frame: Frame) -> re.Pattern[str]:
 
 def _by_first_word() -> dict[str, tuple[tuple[Frame, re.Pattern[str]], ...]]:
     """The frames that a clause can have, by its first word: most clauses are tried with few of them."""
-    found: dict[str, list[tuple[Frame, re.Pattern[str]]]] = {}
+    patterns_by_word: dict[str, list[tuple[Frame, re.Pattern[str]]]] = {}
     for frame in FRAMES:
         beginning = frame.text.split()[0]
         beginnings = SLOTS[beginning[1:-1]] if beginning.startswith("{") else (beginning,)
         pattern = _pattern(frame)
         for word in dict.fromkeys(text.split()[0] for text in beginnings):
-            found.setdefault(word, []).append((frame, pattern))
-    return {word: tuple(patterns) for word, patterns in found.items()}
+            patterns_by_word.setdefault(word, []).append((frame, pattern))
+    return {word: tuple(patterns) for word, patterns in patterns_by_word.items()}
 
 
 PATTERNS = _by_first_word()
@@ -159,7 +159,7 @@ def read_sentence(sentence: str) -> tuple[Clause, ...]:
         halves = text.split(conjunction)
         if len(halves) == 2:
             clauses = tuple(clause for clause in map(read_clause, halves) if clause is not None)
-            parts = all(clause.frame.place is Place.PART for clause in clauses)
+            parts = all(clause.frame.role is SentenceRole.PART for clause in clauses)
             joined = len(clauses) == 2 and parts and clauses[0].opinion * clauses[1].opinion == product
             return clauses if joined else ()
     clause = read_clause(text)

@@ -14,7 +14,7 @@ from pathlib import Path
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from proximo.data.templates.renderer import RENDERER, RenderingError, TemplateLimitError
-from proximo.data.tokenise import Encoder, Rendered, Segment
+from proximo.data.tokenise import Rendered, Segment, TextEncoder
 from proximo.errors import ConfigError, ModelError
 from proximo.records import Message
 
@@ -33,7 +33,7 @@ _SAID = "kvxqz"
 
 
 def render_conversation(
-    encoder: Encoder,
+    encoder: TextEncoder,
     prompt: Sequence[Message],
     responses: Sequence[Sequence[Message]] = (),
     *,
@@ -72,7 +72,7 @@ def render_conversation(
     return Rendered(prompt=tuple(segments), responses=tuple(answered))
 
 
-def end_of_turn_ids(encoder: Encoder) -> tuple[int, ...]:
+def end_of_turn_ids(encoder: TextEncoder) -> tuple[int, ...]:
     """Ids of the special token that the chat template puts after an assistant's text: a rollout must stop there.
 
     Empty where there is no template, it puts no special token there, or it refuses a question with its answer: a policy
@@ -96,7 +96,7 @@ class _RewrittenError(Exception):
 class _Template:
     """The chat template of one tokenizer, for the messages of one row."""
 
-    def __init__(self, encoder: Encoder, origin: str) -> None:
+    def __init__(self, encoder: TextEncoder, origin: str) -> None:
         self.encoder = encoder
         self.origin = origin
         tokenizer = encoder.tokenizer
@@ -177,9 +177,9 @@ def _place(name: str) -> str:
 
 
 def _render(source: str, tokens: str, messages: Sequence[Message], *, open_reply: bool) -> str:
-    given = {"tools": None, "documents": None, **json.loads(tokens)}
-    given |= {"messages": [dict(message) for message in messages], "add_generation_prompt": open_reply}
-    return RENDERER.render(source, given)
+    context = {"tools": None, "documents": None, **json.loads(tokens)}
+    context |= {"messages": [dict(message) for message in messages], "add_generation_prompt": open_reply}
+    return RENDERER.render(source, context)
 
 
 @lru_cache(maxsize=64)
@@ -194,8 +194,8 @@ def _ending(source: str, tokens: str, marks: tuple[str, ...]) -> str:
 
 def _first_mark(text: str, start: int, marks: Sequence[str]) -> tuple[int, str]:
     """(place, special token) of the first one from `start` on; (-1, "") where there is none."""
-    found = [(place, mark) for mark in marks if (place := text.find(mark, start)) >= 0]
-    return min(found, key=lambda item: (item[0], -len(item[1])), default=(-1, ""))
+    candidates = [(position, mark) for mark in marks if (position := text.find(mark, start)) >= 0]
+    return min(candidates, key=lambda item: (item[0], -len(item[1])), default=(-1, ""))
 
 
 def _segments(
@@ -268,7 +268,7 @@ def _split_reply(template: _Template, before: str, through: str, content: str) -
     if not through.startswith(before) or start < 0:
         return None
     end = start + len(content.strip())
-    place, mark = _first_mark(text, end, template.encoder.marks)
+    position, mark = _first_mark(text, end, template.encoder.marks)
     if not mark and (ending := template.ending):
-        place, mark = text.find(ending, end), ending
-    return (text[:end], "") if place < 0 else (text[:place], mark)
+        position, mark = text.find(ending, end), ending
+    return (text[:end], "") if position < 0 else (text[:position], mark)

@@ -43,8 +43,8 @@ class _PlainNamespace(Namespace):
     """Without attributes that could lead to the interpreter."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *given = args
-        attributes = dict(*given, **kwargs)
+        self, *positional = args
+        attributes = dict(*positional, **kwargs)
         for name in attributes:
             _refuse_hidden(name)
         Namespace.__init__(self, attributes)

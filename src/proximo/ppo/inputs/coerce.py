@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.data.formats.prompt_response import Exchange
 from proximo.data.rendering import encode_exchanges
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.errors import DataError, ModelError, TrainingError
 from proximo.models.backbone import base_of
 from proximo.models.language import LanguageModel
@@ -158,7 +158,7 @@ def as_prompts(
         )
     _check_list(prompts, "prompts", "texts, token ids or Prompt records")
     texts = [Exchange(origin="prompt", prompt=given) for given in prompts if isinstance(given, str)]
-    _, encoded = encode_exchanges(Encoder(tokenizer), texts)
+    _, encoded = encode_exchanges(TextEncoder(tokenizer), texts)
     ids = iter(encoded)
 
     def record(index: int, given: PromptLike) -> Prompt:

@@ -14,7 +14,7 @@ from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_m
 from proximo.models.sharing.shared_base import scalar_from_adapter, value_on_base
 from proximo.ppo.recipe import PPORecipe
 from proximo.run.build.models import (
-    Place,
+    DeviceSpec,
     build_scalar_model,
     build_value_on_trunk,
     finish_scalar_model,
@@ -24,22 +24,22 @@ from proximo.run.build.models import (
 
 
 def build_value(
-    recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, place: Place
+    recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec
 ) -> ScalarModel | None:
     """On the policy's backbone or a copy, from the reward model with its head, or from a checkpoint.
 
     None where nothing needs a critic. Raises ModelError where it cannot be made.
     """
-    config, place = recipe.value, place.on(recipe.value.device)
+    config, device_spec = recipe.value, device_spec.on(recipe.value.device)
     if not recipe.ppo.uses_critic:
         return None
     if config.init_from == "trunk":
-        return build_value_on_trunk(config, policy, place=place)
+        return build_value_on_trunk(config, policy, device_spec=device_spec)
     if config.init_from == "policy":
-        return _from_policy(recipe, policy, place=place)
+        return _from_policy(recipe, policy, device_spec=device_spec)
     if config.init_from == "reward":
-        return _from_reward(recipe, policy, tokenizer, place=place)
-    return build_scalar_model(config, tokenizer, fresh_head=HeadStart.ZERO, place=place)
+        return _from_reward(recipe, policy, tokenizer, device_spec=device_spec)
+    return build_scalar_model(config, tokenizer, fresh_head=HeadStart.ZERO, device_spec=device_spec)
 
 
 def value_reader(recipe: PPORecipe) -> ScalarModelConfig | ModelRewardConfig | None:
@@ -54,26 +54,30 @@ def _scorer(recipe: PPORecipe) -> ModelRewardConfig:
     return next(source for source in recipe.reward if isinstance(source, ModelRewardConfig))
 
 
-def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, place: Place) -> ScalarModel:
+def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, device_spec: DeviceSpec) -> ScalarModel:
     config = recipe.value
     if config.lora is not None:
         refuse_second_adapter(ModelSource(path=recipe.policy.path, config=recipe.policy.config), role="value")
     if config.lora is not None and policy.has_adapter:
-        model = value_on_base(policy, lora_options(config.lora, seed=place.seed), HeadStart.ZERO, seed=place.seed)
-        return finish_scalar_model(model, config.model_copy(update={"lora": None}), place=place)
-    model = scalar_from_language_model(policy, HeadStart.ZERO, seed=place.seed)
-    if model.device != place.device:
-        model.model.to(place.device)
-    return finish_scalar_model(model, config, place=place)
+        model = value_on_base(
+            policy, lora_options(config.lora, seed=device_spec.seed), HeadStart.ZERO, seed=device_spec.seed
+        )
+        return finish_scalar_model(model, config.model_copy(update={"lora": None}), device_spec=device_spec)
+    model = scalar_from_language_model(policy, HeadStart.ZERO, seed=device_spec.seed)
+    if model.device != device_spec.device:
+        model.model.to(device_spec.device)
+    return finish_scalar_model(model, config, device_spec=device_spec)
 
 
 def _from_reward(
-    recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, place: Place
+    recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec
 ) -> ScalarModel:
     config = recipe.value
     scorer = _scorer(recipe)
     path, revision = scorer.path, scorer.revision
     if scorer.share_base:
-        return finish_scalar_model(scalar_from_adapter(policy, Path(path), role="value"), config, place=place)
+        return finish_scalar_model(
+            scalar_from_adapter(policy, Path(path), role="value"), config, device_spec=device_spec
+        )
     start = config.model_copy(update={"init_from": "path", "path": path, "revision": revision})
-    return build_scalar_model(start, tokenizer, fresh_head=None, place=place)
+    return build_scalar_model(start, tokenizer, fresh_head=None, device_spec=device_spec)

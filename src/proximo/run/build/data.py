@@ -7,8 +7,8 @@ from pathlib import Path
 from proximo.config.data import DataConfig, SourceConfig
 from proximo.config.run import RunConfig
 from proximo.data.readers.reading import load_rows
-from proximo.data.readers.source import Source
-from proximo.data.readers.split import Phase, hold_out
+from proximo.data.readers.source import DataSource
+from proximo.data.readers.split import DataPhase, hold_out
 from proximo.data.rows import Row, fingerprints
 from proximo.data.token_cache import TokenCache
 from proximo.errors import DataError
@@ -33,7 +33,7 @@ def read_split(data: DataConfig, *, seed: int) -> SplitRows:
     """Read the sources of a stage. Raises DataError for malformed rows, and if too few rows are left for training."""
     phase = None
     if data.proportions is not None and data.phase is not None:
-        phase = Phase(proportions=data.proportions, part=data.phase, seed=data.split_seed)
+        phase = DataPhase(proportions=data.proportions, part=data.phase, seed=data.split_seed)
     found = load_rows(as_sources(data.sources), seed=seed, phase=phase)
     if data.evaluation_sources is not None:
         held_out = load_rows(as_sources(data.evaluation_sources), seed=seed).rows
@@ -56,10 +56,10 @@ def token_cache(run: RunConfig) -> TokenCache:
     return TokenCache(None if run.token_cache is None else Path(run.token_cache).expanduser())
 
 
-def as_sources(sources: Sequence[SourceConfig]) -> list[Source]:
+def as_sources(sources: Sequence[SourceConfig]) -> list[DataSource]:
     """The options of the reader."""
     return [
-        Source(
+        DataSource(
             path=source.path or source.function or "",
             format="function" if source.function else source.format,
             split=source.split,

@@ -12,7 +12,7 @@ from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.data.templates.chat import check_syntax, end_of_turn_ids
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.data.tokenizer_training import train_tokenizer
 from proximo.errors import ConfigError, ModelError
 from proximo.models.compilation import check_compiler
@@ -33,7 +33,7 @@ from proximo.run.build.reward_sources import build_source_without_model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class DeviceSpec:
     """Where the models of a run live, and in which numbers they compute."""
 
     device: torch.device
@@ -42,7 +42,7 @@ class Place:
     compile: str = "none"
     """The torch.compile backend of trained models."""
 
-    def on(self, device: str | None) -> "Place":
+    def on(self, device: str | None) -> "DeviceSpec":
         """The same on another device; None for this one. Raises ConfigError for a device that is not there."""
         if device is None:
             return self
@@ -51,7 +51,7 @@ class Place:
         return replace(self, device=resolved)
 
 
-def prepare_place(run: RunConfig) -> Place:
+def prepare_device(run: RunConfig) -> DeviceSpec:
     """Apply the thread count, and resolve device and precision before anything is loaded."""
     if run.num_threads is not None:
         torch.set_num_threads(run.num_threads)
@@ -60,7 +60,7 @@ def prepare_place(run: RunConfig) -> Place:
     float32_head = run.head_precision == "float32"
     precision = resolve_precision(run.precision, device=str(device), float32_head=float32_head)
     use_tf32(precision)
-    return Place(device=device, precision=precision, seed=run.seed, compile=run.compile)
+    return DeviceSpec(device=device, precision=precision, seed=run.seed, compile=run.compile)
 
 
 def build_tokenizer(
@@ -81,7 +81,7 @@ def build_tokenizer(
         tokenizer.chat_template = config.chat_template
     if config.added_tokens:
         tokenizer.add_special_tokens({"additional_special_tokens": list(config.added_tokens)})
-    end_of_turn_ids(Encoder(tokenizer))  # refuses a broken template before anything is read
+    end_of_turn_ids(TextEncoder(tokenizer))  # refuses a broken template before anything is read
     return tokenizer
 
 
@@ -102,29 +102,29 @@ def check_readers(
 
 
 def build_language_model(
-    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place, role: str
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec, role: str
 ) -> LanguageModel:
     """The model of a role, resized to one embedding per token, with its adapter if it has one.
 
     `check_readers` has compared tokenizer and model, so a token without an embedding is a new one.
     """
-    source = model_source(config, seed=place.seed)
+    source = model_source(config, seed=device_spec.seed)
     if config.lora is not None:
         refuse_second_adapter(source, role=role)
-    model = load_language_model(source, device=place.device, precision=place.precision, tokenizer=tokenizer)
+    model = load_language_model(source, device=device_spec.device, precision=device_spec.precision, tokenizer=tokenizer)
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
     if isinstance(model.model, PeftModel):
         # An earlier adapter is part of this stage's start, and therefore of its reference.
         whole = merged_copy(model.model).requires_grad_(True)  # peft froze it
-        model = LanguageModel(whole, precision=place.precision)
+        model = LanguageModel(whole, precision=device_spec.precision)
     if config.lora is not None:
-        options = lora_options(config.lora, seed=place.seed)
-        model = LanguageModel(add_adapter(model.base, options), precision=place.precision)
+        options = lora_options(config.lora, seed=device_spec.seed)
+        model = LanguageModel(add_adapter(model.base, options), precision=device_spec.precision)
     freeze_layers(model.base, config.frozen_layers)
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
-    if place.compile != "none":
-        model.compile(place.compile)
+    if device_spec.compile != "none":
+        model.compile(device_spec.compile)
     return model
 
 
@@ -134,9 +134,11 @@ def model_source(config: ModelConfig | ScalarModelConfig, *, seed: int) -> Model
     return ModelSource(path=config.path, revision=config.revision, config=config.config, seed=seed, quantisation=kind)
 
 
-def build_reference(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, place: Place) -> LanguageModel:
+def build_reference(
+    config: ModelConfig, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec
+) -> LanguageModel:
     """A frozen reference model."""
-    reference = build_language_model(config, tokenizer, place=place, role="reference")
+    reference = build_language_model(config, tokenizer, device_spec=device_spec, role="reference")
     reference.model.requires_grad_(False)
     return reference
 
@@ -156,40 +158,40 @@ def build_scalar_model(
     tokenizer: PreTrainedTokenizerBase,
     *,
     fresh_head: HeadStart | None,
-    place: Place,
+    device_spec: DeviceSpec,
 ) -> ScalarModel:
     """A value or reward model from a path or config. `fresh_head` initialises a missing head; None refuses one."""
-    source = model_source(config, seed=place.seed)
+    source = model_source(config, seed=device_spec.seed)
     model = load_scalar_model(
         source,
         fresh_head=fresh_head,
-        device=place.device,
-        precision=place.precision,
-        seed=place.seed,
+        device=device_spec.device,
+        precision=device_spec.precision,
+        seed=device_spec.seed,
         tokenizer=tokenizer,
     )
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
-    return finish_scalar_model(model, config, place=place)
+    return finish_scalar_model(model, config, device_spec=device_spec)
 
 
-def build_value_on_trunk(config: ScalarModelConfig, policy: LanguageModel, *, place: Place) -> ScalarModel:
+def build_value_on_trunk(config: ScalarModelConfig, policy: LanguageModel, *, device_spec: DeviceSpec) -> ScalarModel:
     """A value head on the policy's layers: a new head whose values are 0, or the head of the model at the path."""
-    model = scalar_on(policy, HeadStart.ZERO, seed=place.seed)
+    model = scalar_on(policy, HeadStart.ZERO, seed=device_spec.seed)
     if config.path is not None:
         source = ModelSource(path=config.path, revision=config.revision)
         copy_head(model, load_scalar_model(source, fresh_head=None, device=torch.device("cpu")))
     return model
 
 
-def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, place: Place) -> ScalarModel:
+def finish_scalar_model(model: ScalarModel, config: ScalarModelConfig, *, device_spec: DeviceSpec) -> ScalarModel:
     """Add the adapter, activation checkpointing and compilation that the recipe asks for."""
     if config.lora is not None:
-        model = model.with_adapter(lora_options(config.lora, seed=place.seed))
+        model = model.with_adapter(lora_options(config.lora, seed=device_spec.seed))
     freeze_layers(model.base, config.frozen_layers)
     if config.activation_checkpointing:
         model.use_activation_checkpointing()
-    if place.compile != "none":
-        model.compile(place.compile)
+    if device_spec.compile != "none":
+        model.compile(device_spec.compile)
     return model
 
 
@@ -203,7 +205,7 @@ def build_reward_source(
     config: RewardSourceConfig,
     policy_tokenizer: PreTrainedTokenizerBase | None,
     *,
-    place: Place,
+    device_spec: DeviceSpec,
     tokens_per_microbatch: int,
     policy: LanguageModel | None = None,
     own: PreTrainedTokenizerBase | None = None,
@@ -221,8 +223,8 @@ def build_reward_source(
         model = scalar_from_adapter(policy, Path(config.path), role="reward")
     else:
         source = ModelSource(path=config.path, revision=config.revision)
-        place = place.on(config.device)
-        model = load_scalar_model(source, fresh_head=None, device=place.device, precision=place.precision)
+        device_spec = device_spec.on(config.device)
+        model = load_scalar_model(source, fresh_head=None, device=device_spec.device, precision=device_spec.precision)
     model.model.requires_grad_(False)
     return ModelReward(
         model,
@@ -237,7 +239,7 @@ def load_reward_tokenizer(config: ModelRewardConfig) -> PreTrainedTokenizerBase:
     """A reward model's tokenizer. Raises ModelError if it does not fit the model or its chat template is broken."""
     own = load_tokenizer(config.tokenizer or config.path, revision=None if config.tokenizer else config.revision)
     check_tokenizer(ModelSource(path=config.path, revision=config.revision), own, role="reward")
-    end_of_turn_ids(Encoder(own))
+    end_of_turn_ids(TextEncoder(own))
     return own
 
 

@@ -3,7 +3,7 @@
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.data.templates.chat import end_of_turn_ids
-from proximo.data.tokenise import Encoder
+from proximo.data.tokenise import TextEncoder
 from proximo.models.pretrained.vocabulary import end_of_sequence_ids
 
 
@@ -12,4 +12,4 @@ def ending_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tu
 
     Raises ModelError if neither model nor tokenizer defines an EOS token.
     """
-    return tuple(sorted({*end_of_sequence_ids(model, tokenizer), *end_of_turn_ids(Encoder(tokenizer))}))
+    return tuple(sorted({*end_of_sequence_ids(model, tokenizer), *end_of_turn_ids(TextEncoder(tokenizer))}))

@@ -18,7 +18,7 @@ from proximo.run.build.models import (
     build_reference,
     build_tokenizer,
     check_readers,
-    prepare_place,
+    prepare_device,
 )
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.supervised.dpo.recipe import DPORecipe
@@ -29,17 +29,17 @@ from proximo.supervised.task import TaskInputs
 
 def build_task(recipe: DPORecipe) -> DPOTask:
     """Load data, then models, so that a bad data file fails before any weights are loaded."""
-    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
-    check_optimizer(recipe.dpo.optimizer, place.device)
+    device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
+    check_optimizer(recipe.dpo.optimizer, device_spec.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
     check_readers(recipe.tokenizer, tokenizer, {"policy": recipe.model, "reference": recipe.reference})
     pairs = load_pairs(recipe.data, rows, tokenizer, cache=cache)
     _check_prompts(pairs.all)
-    policy = build_language_model(recipe.model, tokenizer, place=place, role="policy")
+    policy = build_language_model(recipe.model, tokenizer, device_spec=device_spec, role="policy")
     disable_dropout(policy.model)
     if recipe.reference is not None:
-        reference = build_reference(recipe.reference, tokenizer, place=place)
+        reference = build_reference(recipe.reference, tokenizer, device_spec=device_spec)
     else:
         reference = base_alone(policy) if policy.has_adapter else policy.frozen_copy()
     for role, model in {"policy": policy, "reference": reference}.items():

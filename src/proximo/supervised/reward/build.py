@@ -6,7 +6,7 @@ from proximo.models.dropout import disable_dropout
 from proximo.models.scalar import HeadStart
 from proximo.run.build.conversion import check_optimizer
 from proximo.run.build.data import read_split, token_cache
-from proximo.run.build.models import build_scalar_model, build_tokenizer, check_readers, prepare_place
+from proximo.run.build.models import build_scalar_model, build_tokenizer, check_readers, prepare_device
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.supervised.pair_data import SplitPairs, load_pairs
 from proximo.supervised.reward.recipe import RewardRecipe
@@ -20,13 +20,13 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
         raise ConfigError(
             f"model.init_from is {recipe.model.init_from}, but a reward model starts from a path or a config"
         )
-    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
-    check_optimizer(recipe.reward.optimizer, place.device)
+    device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
+    check_optimizer(recipe.reward.optimizer, device_spec.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision)
     check_readers(recipe.tokenizer, tokenizer, {"reward": recipe.model})
     pairs = load_pairs(recipe.data, rows, tokenizer, cache=cache)
-    model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, place=place)
+    model = build_scalar_model(recipe.model, tokenizer, fresh_head=HeadStart.NORMAL, device_spec=device_spec)
     check_lengths(model.base.config, role="reward", max_prompt_tokens=pairs.longest, max_response_tokens=0)
     if not recipe.reward.dropout:
         disable_dropout(model.model)

@@ -8,7 +8,7 @@ from proximo.models.context_length import check_lengths
 from proximo.models.dropout import disable_dropout
 from proximo.run.build.conversion import check_optimizer, example_options
 from proximo.run.build.data import read_split, token_cache
-from proximo.run.build.models import build_language_model, build_tokenizer, check_readers, prepare_place
+from proximo.run.build.models import build_language_model, build_tokenizer, check_readers, prepare_device
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.supervised.sft.recipe import SFTRecipe
 from proximo.supervised.sft.task import SFTTask
@@ -17,8 +17,8 @@ from proximo.supervised.task import TaskInputs
 
 def build_task(recipe: SFTRecipe) -> SFTTask:
     """Load data, then the model, so that a bad data file fails before any weights are loaded."""
-    place, cache = prepare_place(recipe.run), token_cache(recipe.run)
-    check_optimizer(recipe.sft.optimizer, place.device)
+    device_spec, cache = prepare_device(recipe.run), token_cache(recipe.run)
+    check_optimizer(recipe.sft.optimizer, device_spec.device)
     rows = read_split(recipe.data, seed=recipe.run.seed)
     tokenizer = build_tokenizer(
         recipe.tokenizer, model_path=recipe.model.path, revision=recipe.model.revision, texts=texts_of(rows.training)
@@ -31,7 +31,7 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
     if rows.held_out:
         held_out, held_out_report = load_text_examples(rows.held_out, tokenizer, options, cache=cache)
         held_out_characters = held_out_report.num_characters
-    model = build_language_model(recipe.model, tokenizer, place=place, role="policy")
+    model = build_language_model(recipe.model, tokenizer, device_spec=device_spec, role="policy")
     longest = max(len(example.token_ids) for example in [*examples, *held_out])
     check_lengths(model.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0)
     if not recipe.sft.dropout:
