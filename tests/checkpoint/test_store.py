@@ -8,7 +8,7 @@ import pytest
 from checkpoint_faults import FaultyDisk, is_whole, save
 
 from proximo.algorithms.scores import RunningMoments
-from proximo.checkpoint.manifest import DamagedError, read_manifest
+from proximo.checkpoint.manifest import FORMAT, DamagedError, read_manifest
 from proximo.checkpoint.state import as_record
 from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import CheckpointError
@@ -148,7 +148,9 @@ DAMAGES = {
     "torn manifest": (lambda folder: (folder / "manifest.json").write_text('{"format'), "is not a manifest", True),
     "foreign manifest": (lambda folder: (folder / "manifest.json").write_text("[]"), "is not a manifest", True),
     "manifest without its hash": (
-        lambda folder: (folder / "manifest.json").write_text('{"format": 2, "step": 3, "metric": null, "files": {}}'),
+        lambda folder: (folder / "manifest.json").write_text(
+            f'{{"format": {FORMAT}, "step": 3, "metric": null, "files": {{}}}}'
+        ),
         "has no hash of its own",
         True,
     ),
@@ -214,7 +216,7 @@ def test_a_writer_that_wrote_nothing_is_a_bug(tmp_path):
     assert CheckpointStore(tmp_path).latest() is None
 
 
-@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("number", [FORMAT - 1, FORMAT + 1])
 def test_another_format_is_refused_with_the_version_that_reads_it(number, tmp_path, disk, monkeypatch):
     store = CheckpointStore(tmp_path)
     save(store, disk, 1)

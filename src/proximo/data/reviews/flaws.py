@@ -55,7 +55,7 @@ def repeat_sentence(rng: Random, draft: Draft) -> Draft:
 
 
 def repeat_word(rng: Random, draft: Draft) -> Draft:
-    """A favourite: one of the parts stands in most roles where a part can stand."""
+    """A favourite: one of the parts stands in most places where a part can stand."""
     read = [clause for sentence in draft.sentences for clause in read_sentence(sentence)]
     favourites = [word for clause in read for word in clause.words.values() if word in PARTS]
     for favourite in rng.sample(favourites, len(favourites)):
