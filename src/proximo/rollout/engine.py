@@ -78,13 +78,13 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     It is cheap enough to be asked for in every step, and an optimizer step changes it. It does not see a change of
     single numbers.
     """
-    digest, parts = hashlib.sha256(), []
+    digest, sampled = hashlib.sha256(), dict[torch.dtype, list[Tensor]]()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        flat = tensor.detach().reshape(-1)
-        parts.append(flat[:: -(-flat.numel() // _SAMPLED)].contiguous().view(torch.uint8))
-    if parts:
-        digest.update(torch.cat(parts).cpu().numpy().tobytes())
+        flat = tensor.reshape(-1)
+        sampled.setdefault(tensor.dtype, []).append(flat[:: -(-len(flat) // _SAMPLED) or 1])
+    for numbers in sampled.values():
+        digest.update(torch.cat(numbers).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
