@@ -19,6 +19,7 @@ from proximo.errors import ConfigError
 from proximo.models.backbone import Backbone
 from proximo.ppo import from_recipe, trainer
 from proximo.ppo.recipe import PPORecipe
+from proximo.ppo.roles import driver
 from proximo.run import loop
 from proximo.run.memory import release_cache
 from proximo.run.options import RunOptions
