@@ -329,7 +329,7 @@ def test_config_schema_is_json_schema_with_descriptions(capsys):
     schema = json.loads(capsys.readouterr().out)
     assert schema["additionalProperties"] is False
     assert schema["$defs"]["AdvantageConfig"]["properties"]["gae_lambda"]["description"].startswith(
-        "Decay of the advantage"
+        "Lambda of the advantages"
     )
     assert main(["config", "schema"]) == 0
     assert len(json.loads(capsys.readouterr().out)["anyOf"]) == 5
@@ -417,7 +417,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 def test_a_locale_without_utf_8_loses_no_character_and_ends_no_command(tmp_path):
     script = (
         "import sys; from proximo.cli import program\n"
-        "program._let_streams_say_everything()\n"
+        "program._escape_unencodable_output()\n"
         "print('z\\u00fcrich'); print('\\u4e2d', file=sys.stderr)\n"
     )
     environment = {**os.environ, **ASCII}
