@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -202,8 +203,9 @@ class _Call:
         self._stop = stop
         self._computed: dict[int, _ComputedPrompt] = {}
         ending = sorted({*stop.eos_token_ids, *stop.options.stop_token_ids})
-        self._ending_ids = torch.tensor(ending, dtype=torch.long, device=model.device)
-        self._passes_at_once = _passes_at_once(model.device)
+        self._device = model.device  # asked once: it looks for a parameter of the model
+        self._ending_ids = torch.tensor(ending, dtype=torch.long, device=self._device)
+        self._passes_at_once = _passes_at_once(self._device)
 
     def run(self) -> Iterator[_Growing]:
         """Until every sample has finished; each as soon as it has."""
@@ -232,9 +234,7 @@ class _Call:
     def _prefill(self, prompt_indices: Sequence[int]) -> None:
         if not prompt_indices:
             return
-        packed = pack(
-            [self._samples[prompt][0].prompt.token_ids for prompt in prompt_indices], device=self._model.device
-        )
+        packed = pack([self._samples[prompt][0].prompt.token_ids for prompt in prompt_indices], device=self._device)
         cache = PromptCache(packed.lengths)
         hidden = self._model.prefill(packed, cache)
         logits = self._head.logits(hidden)
@@ -251,8 +251,8 @@ class _Call:
             return []
         growing = [self._in_row(row) for row in rows]
         count = min(self._passes_at_once, max(each.limit - len(each.token_ids) for each in growing))
-        numbers = [[each.token_ids[-1] for each in growing], *_draw_numbers(growing, count)]
-        tokens, streams, *positions = send(torch.tensor(numbers), self._model.device)
+        numbers = np.array([[each.token_ids[-1] for each in growing], *_draw_numbers(growing, count)])
+        tokens, streams, *positions = send(torch.from_numpy(numbers), self._device)
         drawn = []
         for layout, position in zip(self._cache.passes(len(rows), count), positions, strict=True):
             hidden = self._decoder(tokens, layout.positions, self._cache, layout)
@@ -263,7 +263,7 @@ class _Call:
     def _draw(self, rows: Sequence[int], logits: Tensor) -> list[_Growing]:
         """logits [B, V] of as many rows: draw one token for each; the responses that end with it."""
         growing = [self._in_row(row) for row in rows]
-        streams, positions = send(torch.tensor(_draw_numbers(growing, 1)), logits.device)
+        streams, positions = send(torch.from_numpy(np.array(_draw_numbers(growing, 1))), logits.device)
         return self._note(rows, growing, [self._sample(logits, streams, positions)])
 
     def _sample(self, logits: Tensor, streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -310,8 +310,9 @@ def _draw_numbers(growing: Sequence[_Growing], count: int) -> list[list[int]]:
 
 def _fetch(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[list[int]], list[list[float]]]:
     """Tokens and log-probs of each pass, [B] each -> of each row. Here the host waits for the device."""
-    tokens, logprobs = (torch.stack(each, dim=1).tolist() for each in zip(*drawn, strict=True))
-    return tokens, logprobs
+    num_rows = len(drawn[0][0])
+    tokens, logprobs = (torch.cat(each).tolist() for each in zip(*drawn, strict=True))
+    return [tokens[row::num_rows] for row in range(num_rows)], [logprobs[row::num_rows] for row in range(num_rows)]
 
 
 def _check_request(

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -102,11 +103,11 @@ class RowCache(Cache):
         self._ensure(max(lengths) + 1)
         self._ensure(min(max(lengths) + count, self._max_tokens))
         device = next(iter(self._storage.values()))[0].device
-        last = self._max_tokens - 1
-        positions = [[min(length + number, last) for length in lengths] for number in range(count)]
-        for number, sent in enumerate(send(torch.tensor(positions, dtype=torch.long), device)):
-            self.lengths[:num_rows] = [position + 1 for position in positions[number]]
-            self._step = RowLayout(sent, num_tokens=max(positions[number]) + 1)
+        passes = np.arange(count)[:, None]
+        positions = np.minimum(np.array(lengths) + passes, self._max_tokens - 1)
+        for own, sent in zip(positions, send(torch.from_numpy(positions), device), strict=True):
+            self.lengths[:num_rows] = (own + 1).tolist()
+            self._step = RowLayout(sent, num_tokens=max(self.lengths[:num_rows]))
             yield self._step
 
     def update(
