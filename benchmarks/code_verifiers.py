@@ -60,7 +60,7 @@ def used() -> float:
 def seconds(case: Case, repeats: int) -> tuple[float, float]:
     """Processor time from start to end, and time by the clock of the verifications."""
     before = used()
-    verifier = CodeVerifier(**{"form": "asserts", "program": "text"} | case.options)
+    verifier = CodeVerifier(**{"form": "asserts", "program": "response"} | case.options)
     answer = Answer(text=case.program, prompt="", metadata=case.row)
     start = time.perf_counter()
     grades = [verifier.grade(answer) for _ in range(repeats)]

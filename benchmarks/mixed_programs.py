@@ -125,7 +125,7 @@ def main() -> int:
     config = CodeRewardConfig(
         kind="code",
         form="asserts",
-        program="text",
+        program="response",
         workers=given.workers,
         cpu_seconds=given.cpu_seconds,
         idle_seconds=given.idle_seconds,

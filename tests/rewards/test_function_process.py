@@ -61,12 +61,12 @@ def test_what_the_function_could_not_tell_is_counted_as_a_failure() -> None:
 
 
 def test_a_function_that_says_no_scores_stops_the_run() -> None:
-    with made("too_few") as source, pytest.raises(TrainingError, match="2 were wanted, it returned 1"):
+    with made("too_few") as source, pytest.raises(TrainingError, match="expected 2, it returned 1"):
         source.score([response(), response()])
 
 
 def test_mistakes_are_found_before_anything_is_scored() -> None:
-    with pytest.raises(ConfigError, match="has nothing callable of the name 'no_such'"), made("no_such"):
+    with pytest.raises(ConfigError, match="has nothing callable named 'no_such'"), made("no_such"):
         pass
     unexpected = pytest.raises(ConfigError, match="got an unexpected keyword argument 'bonus'")
     with unexpected, made("hangs", kwargs={"bonus": 1}):

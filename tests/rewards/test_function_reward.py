@@ -50,10 +50,10 @@ def test_what_is_no_number_is_a_fault_and_not_a_score(grade) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda p, r, m: [1.0, 2.0], "1 were wanted, it returned 2"),
+        (lambda p, r, m: [1.0, 2.0], "expected 1, it returned 2"),
         (lambda p, r, m: 1.0, "returned float"),
         (lambda p, r, m: [{"reward": 1.0}], "either 'score' or 'token_rewards'"),
-        (lambda p, r, m: "1", "1 were wanted, it returned str"),
+        (lambda p, r, m: "1", "expected 1, it returned str"),
         (lambda p, r, m: b"1", "returned bytes"),
         (lambda p, r, m: {"a": 1.0}, "returned dict"),
         (lambda p, r, m: {1.0}, "returned set"),

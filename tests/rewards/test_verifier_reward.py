@@ -71,7 +71,7 @@ def test_an_answer_is_graded_once_in_a_run_however_often_it_comes(tmp_path: Path
 
 
 def test_only_so_many_grades_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier_reward, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(verifier_reward, "MAX_CACHED", 2)
     seen = tmp_path / "seen"
     with made("Letters", options={"seen": str(seen)}) as source:
         source.score(texts("x", "y"))
@@ -125,7 +125,7 @@ def test_an_answer_that_timed_out_before_the_step_did_is_at_fault_and_one_never_
     first, last = found[0], found[-1]
     assert (first.score, first.state, dict(first.components)) == (-0.5, ScoreState.MODEL_FAULT, {"part": 0.0})
     assert first.reason == "not graded within answer_seconds = 0.8, and not again before step_seconds were over"
-    assert (last.state, last.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "not graded within step_seconds = 2")
+    assert (last.state, last.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "no result within step_seconds = 2")
     num_faults = sum(each.state is ScoreState.MODEL_FAULT for each in found)
     assert counts["timeout_fraction"] == counts["model_fault_fraction"] == num_faults / 4
 
@@ -169,8 +169,8 @@ def test_a_verifier_without_a_grade_for_time_outs_gives_them_0(tmp_path: Path) -
         ("eat", "MemoryError:"),
         ("recurse", "RecursionError: maximum recursion depth exceeded"),
         ("close", "its worker"),
-        ("garble", "its worker answered with something that is no reply"),
-        ("announce", "its worker answered with something that is no reply"),
+        ("garble", "its worker sent an invalid reply"),
+        ("announce", "its worker sent an invalid reply"),
         ("leave_a_child_and_die", "its worker"),
     ],
 )
@@ -221,7 +221,7 @@ def test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_ste
         found = source.score(texts("fine", "sleep", "well"))
         assert [each.state for each in found[1:]] == [ScoreState.INFRASTRUCTURE_FAULT] * 2
         assert found[0].score == 4.0
-        assert found[2].reason == "not graded within step_seconds = 0.5"
+        assert found[2].reason == "no result within step_seconds = 0.5"
         source.step_seconds = 20
         assert [each.score for each in source.score(texts("well"))] == [4.0]
 
@@ -254,7 +254,7 @@ def test_several_threads_may_ask_at_once(tmp_path: Path) -> None:
             r"no method check_row\(reference=..., metadata=...\) and no method close\(\); "
             r"grade\(answer\) cannot be called, since its signature is \(\)",
         ),
-        ("Nowhere", ConfigError, "has nothing callable of the name 'Nowhere'"),
+        ("Nowhere", ConfigError, "has nothing callable named 'Nowhere'"),
     ],
 )
 def test_a_verifier_that_cannot_be_made_is_one_error_before_anything_is_graded(
@@ -280,7 +280,7 @@ def test_rows_are_checked_by_the_verifier_and_the_message_names_the_row() -> Non
         with pytest.raises(DataError, match=r"x.jsonl, row 2: reward source 'j': there is nothing to grade by"):
             source.check_prompts([fit, unfit], {"p1": "x.jsonl, row 2"})
         odd: Prompt = prompt("p2", metadata={"when": {1, 2}})
-        with pytest.raises(DataError, match="prompt 'p2': a verifier is handed the row's columns as JSON"):
+        with pytest.raises(DataError, match="prompt 'p2': a verifier gets the columns of a row as JSON"):
             source.check_prompts([odd], {})
 
 

@@ -18,10 +18,10 @@ from proximo.records import ScoreState
 from proximo.rewards import progress_log
 from proximo.rewards.verifier_reward import VerifierReward
 from proximo.rewards.workers import pool as pools
-from proximo.rewards.workers.frames import MAX_FRAME_BYTES, Decoder, FrameError, encode
+from proximo.rewards.workers.frames import MAX_FRAME_BYTES, FrameDecoder, FrameError, encode
 from proximo.rewards.workers.loop import PoolLimits
-from proximo.rewards.workers.outcomes import Done
-from proximo.rewards.workers.process import Job
+from proximo.rewards.workers.process import WorkerSpec
+from proximo.rewards.workers.work import Done
 from records_made import response
 from worker_processes import workers_of
 
@@ -39,7 +39,7 @@ def test_messages_survive_any_cut_into_pieces() -> None:
     messages = [{"a": [1, None, "ü\udc80"]}, 3.5, "x" * 1000, []]
     whole = b"".join(map(encode, messages))
     for size in (1, 3, 7, 999, len(whole)):
-        decoder = Decoder()
+        decoder = FrameDecoder()
         pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
         assert [message for piece in pieces for message in decoder.feed(piece)] == messages
 
@@ -49,7 +49,7 @@ def test_messages_survive_any_cut_into_pieces() -> None:
 )
 def test_what_is_no_message_is_refused(piece: bytes) -> None:
     with pytest.raises(FrameError):
-        list(Decoder().feed(piece))
+        list(FrameDecoder().feed(piece))
 
 
 def test_a_worker_gets_no_secret_and_a_session_and_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_closing_closes_the_verifiers_and_leaves_no_process(tmp_path: Path) -> N
     assert mark.exists()
     assert workers_of(os.getpid()) == []
     source.close()
-    with pytest.raises(TrainingError, match="its workers are gone"):
+    with pytest.raises(TrainingError, match="its workers have ended"):
         source.score([response(text="late")])
 
 
@@ -94,9 +94,9 @@ def test_nothing_outlives_a_trainer_that_is_killed() -> None:
         "from proximo.rewards.workers.frames import encode\n"
         "from proximo.rewards.workers.loop import PoolLimits\n"
         "from proximo.rewards.workers.pool import WorkerPool\n"
-        "from proximo.rewards.workers.process import Job\n"
+        "from proximo.rewards.workers.process import WorkerSpec\n"
         "limits = PoolLimits(num_workers=3, answer_seconds=600.0, attempts=3)\n"
-        "pool = WorkerPool(Job(service='verifier', path='example_verifiers:Hostile'), limits, name='j')\n"
+        "pool = WorkerPool(WorkerSpec(service='verifier', path='example_verifiers:Hostile'), limits, name='j')\n"
         "rest = {'prompt': '', 'reference': None, 'metadata': {}, 'finish': 'eos', 'num_tokens': 1}\n"
         "texts = ('leave_a_child', 'sleep', 'spin', 'sleep')\n"
         "work = pool.submit(encode({'grade': {'text': text, **rest}}) for text in texts)\n"
@@ -155,7 +155,7 @@ def test_grades_are_right_though_workers_are_killed_at_random(count: int) -> Non
 
 
 def test_a_wait_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(pools, "TELL_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(pools, "LOG_EVERY_SECONDS", 0.1)
     source = VerifierReward("example_verifiers:Hostile", name="maths", answer_seconds=60, step_seconds=1.0)
     with caplog.at_level("INFO", logger="proximo"):
         source.score([response(text="fine"), response(text="sleep")])
@@ -167,7 +167,7 @@ def test_a_wait_says_what_it_waits_for(monkeypatch: pytest.MonkeyPatch, caplog: 
 def test_a_start_that_takes_long_says_what_it_waits_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(progress_log, "TELL_EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(progress_log, "LOG_EVERY_SECONDS", 0.1)
     VerifierReward("example_verifiers:Late", name="maths").close()
     lines = [record.getMessage() for record in caplog.records]
     assert "reward source maths: waiting for its first worker since 0 s" in lines
@@ -191,7 +191,7 @@ def test_a_verifier_that_can_no_longer_be_made_costs_the_answers_and_not_the_tim
 
 
 def test_quick_work_is_handed_out_ahead_and_slow_work_is_shared() -> None:
-    pool = pools.WorkerPool(Job(service="verifier", path="example_verifiers:Letters"), LIMITS, name="j")
+    pool = pools.WorkerPool(WorkerSpec(service="verifier", path="example_verifiers:Letters"), LIMITS, name="j")
     try:
         request = {"text": "a", "prompt": "", "reference": None, "metadata": {}, "finish": "eos", "num_tokens": 1}
         work = pool.submit(encode({"grade": request | {"text": "a" * n}}) for n in range(500))

@@ -1,6 +1,6 @@
 """Runs the tables of programs, several at once, and prints what was not as it must be. Under any interpreter and user.
 
-python battery.py GROUP[,GROUP ...] [LAYER ...]        layers to do without
+python battery.py GROUP[,GROUP ...] [MECHANISM ...]        mechanisms to do without
 """
 
 import json
@@ -56,7 +56,7 @@ def main(groups: str, *without: str) -> None:
     try:
         # The host must notice what programs leave, whatever they may do: nothing but what `without` takes is waived.
         sandbox = Sandbox(waived=NAMES if without else (), without=without)
-        missing = {name for name, why in sandbox.layers.as_dict().items() if why is not None}
+        missing = {name for name, why in sandbox.mechanisms.as_dict().items() if why is not None}
         results, skipped = {}, {}
         for group in groups.split(","):
             run = [case for case in GROUPS[group] if _reason_to_skip(case, missing) is None]
@@ -69,7 +69,7 @@ def main(groups: str, *without: str) -> None:
     finally:
         host.close()
         shutil.rmtree(folder)
-    print(json.dumps({"results": results, "skipped": skipped, "layers": sandbox.layers.as_dict()}))
+    print(json.dumps({"results": results, "skipped": skipped, "mechanisms": sandbox.mechanisms.as_dict()}))
 
 
 def run_cases(sandbox: Sandbox, host: Host, cases: list[Case]) -> dict[str, list[str]]:

@@ -91,7 +91,7 @@ def test_what_must_hold_of_each_program_holds(machine, case, copies, reports):
         reports[machine] = run_battery(copies, machine)
     report = reports[machine]
     if case in report["skipped"]:
-        pytest.skip(f"{report['skipped'][case]}: {report['layers']}")
+        pytest.skip(f"{report['skipped'][case]}: {report['mechanisms']}")
     assert report["results"][case] == []
 
 

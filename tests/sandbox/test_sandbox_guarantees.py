@@ -8,22 +8,22 @@ import pytest
 
 from proximo.cli.program import main
 from proximo.errors import SandboxError
-from proximo.sandbox.doctor import State, _finding, examine
+from proximo.sandbox.doctor import State, _status, examine
 from proximo.sandbox.guarantees import GUARANTEES, NAMES, refuse_missing
 from proximo.sandbox.jobs import Program
-from proximo.sandbox.mechanisms import LAYERS, Layers
+from proximo.sandbox.mechanisms import MECHANISMS, Mechanisms
 from proximo.sandbox.probes import PROBES
 from proximo.sandbox.runner import Sandbox
 
-ALL = Layers(namespaces=None, landlock=None, seccomp=None, thread_count=None)
+ALL = Mechanisms(namespaces=None, landlock=None, seccomp=None, thread_count=None)
 
 
-def without(*names: str) -> Layers:
-    return Layers(**dict.fromkeys(LAYERS) | dict.fromkeys(names, "not in this kernel"))
+def without(*names: str) -> Mechanisms:
+    return Mechanisms(**dict.fromkeys(MECHANISMS) | dict.fromkeys(names, "not in this kernel"))
 
 
-def missing(layers: Layers) -> set[str]:
-    return {each.name for each in GUARANTEES if each.mechanism(layers) is None}
+def missing(mechanisms: Mechanisms) -> set[str]:
+    return {each.name for each in GUARANTEES if each.held_by(mechanisms) is None}
 
 
 def test_every_guarantee_has_a_probe():
@@ -61,7 +61,7 @@ def test_a_sandbox_starts_without_a_guarantee_only_where_it_is_waived():
     with pytest.raises(SandboxError, match="- names: "):
         Sandbox(without=["namespaces"])
     with Sandbox(without=["namespaces"], waived=["names"]) as sandbox:
-        assert sandbox.layers.namespaces == "left out by the caller"
+        assert sandbox.mechanisms.namespaces == "left out by the caller"
         assert sandbox.run(Program(source="print(1)")).stdout == b"1\n"
 
 
@@ -70,7 +70,7 @@ def test_a_sandbox_starts_without_a_guarantee_only_where_it_is_waived():
     [
         ({"waived": ["nams"]}, "no guarantee 'nams'; did you mean 'names'"),
         ({"waived": ["everything at all"]}, "there are: network, reading"),
-        ({"without": ["landlok"]}, "no layer 'landlok'; did you mean 'landlock'"),
+        ({"without": ["landlok"]}, "no mechanism 'landlok'; did you mean 'landlock'"),
     ],
 )
 def test_unknown_names_are_refused_with_a_suggestion(given, words):
@@ -96,9 +96,9 @@ def test_the_doctor_sees_programs_get_through():
 
 
 def test_a_probe_that_gets_through_is_no_guarantee_held():
-    finding = _finding("network", ALL, "got through: socket", waived=False)
+    finding = _status("network", ALL, "got through: socket", waived=False)
     assert (finding.state, finding.reason) == (State.BROKEN, "got through: socket")
-    assert _finding("network", ALL, "got through: socket", waived=True).state is State.WAIVED
+    assert _status("network", ALL, "got through: socket", waived=True).state is State.WAIVED
 
 
 @pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("linux", "i686"), ("win32", "AMD64")])

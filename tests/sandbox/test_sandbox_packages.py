@@ -76,7 +76,7 @@ def test_a_package_does_its_work(sandbox) -> None:
 
 @pytest.mark.parametrize("case", ATTACKS, ids=lambda case: case.name)
 def test_a_package_is_all_that_is_there_and_nobody_can_change_it(sandbox, case: Case) -> None:
-    if case.needs and sandbox.layers.namespaces is not None:
+    if case.needs and sandbox.mechanisms.namespaces is not None:
         pytest.skip(f"needs {case.needs}")
     assert case.problems(sandbox.run(Program(source=case.source, limits=case.limits))) == []
 

@@ -194,19 +194,19 @@ def test_a_program_that_cannot_be_meant_is_refused(sandbox, program, words):
 def test_closing_ends_what_runs_and_leaves_nothing():
     sandbox = Sandbox()
     jobs = [sandbox.start(Program(source="while True: pass")) for _ in range(3)]
-    zygote = sandbox._link.process.pid
+    server = sandbox._server.process.pid
     sandbox.close()
     sandbox.close()
     with pytest.raises(SandboxError, match="the sandbox was closed"):
         jobs[0].wait()
-    assert not os.path.exists(f"/proc/{zygote}")
+    assert not os.path.exists(f"/proc/{server}")
 
 
-def test_a_zygote_that_dies_is_a_fault_of_the_infrastructure_and_the_next_program_gets_another():
+def test_a_fork_server_that_dies_is_a_fault_of_the_infrastructure_and_the_next_program_gets_another():
     with Sandbox() as sandbox:
         job = sandbox.start(Program(source="import time\ntime.sleep(60)"))
-        os.killpg(sandbox._link.process.pid, signal.SIGKILL)
-        with pytest.raises(SandboxError, match="the zygote has ended"):
+        os.killpg(sandbox._server.process.pid, signal.SIGKILL)
+        with pytest.raises(SandboxError, match="the fork server has ended"):
             job.wait()
         assert run(sandbox, "print(1)").stdout == b"1\n"
 
@@ -228,7 +228,7 @@ def test_nothing_outlives_a_caller_that_is_killed():
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as caller:
         assert caller.stdout is not None
         mark = int(caller.stdout.readline())
-        assert len(processes_of(mark)) >= 5, "caller, two of the zygote, two programs"
+        assert len(processes_of(mark)) >= 5, "caller, two of the fork server, two programs"
         caller.kill()
     deadline = time.monotonic() + 10
     while processes_of(mark) and time.monotonic() < deadline:
@@ -236,9 +236,9 @@ def test_nothing_outlives_a_caller_that_is_killed():
     assert processes_of(mark) == []
 
 
-def test_a_hundred_programs_leave_the_zygote_and_the_caller_as_they_were(sandbox):
+def test_a_hundred_programs_leave_the_fork_server_and_the_caller_as_they_were(sandbox):
     def count() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{sandbox._link.process.pid}/task"))
+        return len(os.listdir("/proc/self/fd")), len(os.listdir(f"/proc/{sandbox._server.process.pid}/task"))
 
     run(sandbox, "print(1)")
     before = count()

@@ -1,7 +1,8 @@
-"""Connections of a reward service that ask for nothing: how long they may stay, and how many. Not requests: service.py.
+"""Limits on the idle connections of a reward service, in time and number.
 
-A token is looked at when the head of a request is whole. What comes before costs whoever sends it next to nothing, so a
-connection without such a head has HEAD_SECONDS, and is the first to go when there are too many.
+The token of a client is checked when the head of a request is complete. Opening connections without sending a head
+costs an attacker almost nothing, so such a connection lives for HEAD_SECONDS at most, and is closed first when there
+are too many.
 """
 
 import asyncio
@@ -11,54 +12,57 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
-"""For the head of a request to arrive, counted from the connection's start or its last answer."""
+"""Time for the head of a request to arrive, counted from the start of the connection or from its last reply."""
 MAX_CONNECTIONS = 1000
 BACKLOG = 16
-"""Connections that are taken in one go, before any of them is counted."""
+"""Connections that the kernel queues, and that are accepted before any of them is counted."""
 OTHER_DESCRIPTORS = 64
-"""For workers, logs and models."""
+"""File descriptors reserved for workers, logs and models."""
 
 
-def most_connections() -> int:
-    """As many as leave file descriptors for everything else; a process without any left can take nobody's call."""
+def max_connections() -> int:
+    """The number of connections that leaves file descriptors for everything else.
+
+    A process without free descriptors can accept no connection at all.
+    """
     room = resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_DESCRIPTORS - BACKLOG
     return min(MAX_CONNECTIONS, max(8, room))
 
 
 class GuardedConnection(H11Protocol):
-    """HTTP/1.1 by uvicorn, with a deadline for whoever has not sent the head of a request."""
+    """The HTTP/1.1 protocol of uvicorn, with a deadline for clients that have not sent the head of a request."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._most = most_connections()
+        self._max_connections = max_connections()
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Over the limit the one goes that has been without a head for longest; this one where all have one."""
+        """Over the limit, closes the connection that has waited longest for a head: this one if no other waits."""
         super().connection_made(transport)
         self._wait_for_head()
-        if len(self.connections) > self._most:
-            idle = [each for each in self.connections if isinstance(each, GuardedConnection) and each._deadline]
-            min(idle, key=lambda each: each._deadline.when() if each._deadline else 0.0).end()
+        if len(self.connections) > self._max_connections:
+            idle = [other for other in self.connections if isinstance(other, GuardedConnection) and other._deadline]
+            min(idle, key=lambda other: other._deadline.when() if other._deadline else 0.0).end()
 
     def data_received(self, data: bytes) -> None:
-        """More of a head, or of the body behind it. A body that nobody waits for is no sign of life."""
+        """Stops the deadline once a request is being handled. Bytes of a body that nobody reads do not count."""
         super().data_received(data)
         self._stop_waiting_at_work()
 
     def on_response_complete(self) -> None:
-        """The next request may follow on the same connection."""
+        """Restarts the deadline, since the next request may follow on the same connection."""
         self._wait_for_head()
         super().on_response_complete()
         self._stop_waiting_at_work()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Also where it was this side that ended it."""
+        """Cancels the deadline, whichever side closed the connection."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def end(self) -> None:
-        """At once, without a word."""
+        """Closes the connection at once, without a reply."""
         self._stop_waiting()
         self.connections.discard(self)
         self.transport.abort()

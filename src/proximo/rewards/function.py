@@ -1,4 +1,4 @@
-"""Scores from a Python function that the user names. Not for code that a model wrote: the function is trusted."""
+"""The reward source that calls a Python function of the user. The function is trusted: it runs in this process."""
 
 import importlib
 import queue
@@ -13,8 +13,8 @@ from proximo.errors import ConfigError, TrainingError
 from proximo.metrics.definitions import COMPONENT
 from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored
-from proximo.rewards.function_results import FunctionResult, as_scored, questions
-from proximo.rewards.progress_log import TELL_EVERY_SECONDS, tell
+from proximo.rewards.function_results import FunctionResult, as_scored, function_inputs
+from proximo.rewards.progress_log import LOG_EVERY_SECONDS, log_progress
 from proximo.rewards.statistics import BatchStatistics
 from proximo.working_directory import kept_working_directory
 
@@ -24,30 +24,30 @@ _Answer = tuple[Any, BaseException | None]
 
 
 def import_function(path: str) -> Callable[..., Any]:
-    """The function behind `package.module:function`. Raises ConfigError where there is none."""
+    """Imports the function `package.module:function`. Raises ConfigError if there is none."""
     module_name, separator, name = path.partition(":")
     if not separator or not module_name or not name:
-        raise ConfigError(f"a function is named as package.module:function, got {path!r}")
+        raise ConfigError(f"a function is named package.module:function, got {path!r}")
     try:
         with kept_working_directory():
             module = importlib.import_module(module_name)
-    except Exception as error:  # it is the user's code that runs here
+    except Exception as error:  # importing runs the user's code, which may raise anything
         raise ConfigError(
             f"function {path!r}: module {module_name!r} cannot be imported ({type(error).__name__}: {error}); "
-            "is it installed or in the folder that you started from, and does it import by itself?"
+            "is it installed or in the folder that you started from, and can it be imported on its own?"
         ) from error
-    found = vars(module).get(name)
-    if not callable(found):
+    function = vars(module).get(name)
+    if not callable(function):
         known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         raise ConfigError(f"function {path!r}: {module_name} has no function {name!r}; it has {', '.join(known[:8])}")
-    return found
+    return function
 
 
 class FunctionReward:
-    """Calls the function once per batch, with texts: prompts (text, or messages), responses and metadata.
+    """Calls a function once per batch with prompts (text or messages), response texts and metadata.
 
-    The metadata holds the prompt's reference answer as `answer` where it has one, and of the response why it ended as
-    `finish` and its tokens as `token_ids`.
+    The metadata of a response are the columns of its row, the prompt's reference answer as `answer` if it has one, the
+    reason why the response ended as `finish`, and its tokens as `token_ids`.
     """
 
     concurrent = True
@@ -60,10 +60,11 @@ class FunctionReward:
         kwargs: Mapping[str, Any] | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
-        """Raises ConfigError for what is no function of these arguments, and for a name or a time-out that is none."""
+        """`kwargs` are passed to the function by keyword. Raises ConfigError if the function cannot be called with
+        them, and for an invalid name or timeout."""
         if not isinstance(name, str) or not re.fullmatch(COMPONENT, name):
             raise ConfigError(
-                f"the name of a reward is letters, digits, '_', '.' and '-', since metrics carry it; got {name!r:.60}"
+                f"the name of a reward is part of metric names: use letters, digits, '_', '.' and '-', got {name!r:.60}"
             )
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise ConfigError(
@@ -83,20 +84,20 @@ class FunctionReward:
         self._statistics = BatchStatistics()
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """Raises TrainingError where the function raises, takes too long, or returns something else than scores."""
+        """One score per response. Raises TrainingError if the function raises, takes too long or returns no scores."""
         if not responses:
             return []
         start = time.monotonic()
-        scored = as_scored(responses, self._call(*questions(responses)), name=self.name)
+        scored = as_scored(responses, self._call(*function_inputs(responses)), name=self.name)
         self._statistics.count(scored, time.monotonic() - start)
         return scored
 
     def statistics(self) -> dict[str, MetricValue]:
-        """The metrics of this source since they were last asked for; its seconds are those of whole batches."""
+        """The metrics of this source since the last call. Its seconds are those of whole batches."""
         return self._statistics.taken(self.name)
 
     def _call(self, *lists: list[Any]) -> Any:
-        """Runs the function in a thread of its own, so that one that hangs ends the run instead of holding it."""
+        """Runs the function in its own thread, so that a function that hangs ends the run instead of blocking it."""
         answers: queue.Queue[_Answer] = queue.Queue()
 
         def work() -> None:
@@ -108,17 +109,17 @@ class FunctionReward:
         threading.Thread(target=work, daemon=True, name=f"reward-{self.name}").start()
         results, error = self._wait(answers, len(lists[0]))
         if error is not None:
-            place = place_of(error, self.function)
-            raise TrainingError(f"reward function {self.name!r} raised {said(error)} ({place})") from error
+            location = place_of(error, self.function)
+            raise TrainingError(f"reward function {self.name!r} raised {said(error)} ({location})") from error
         return results
 
     def _wait(self, answers: queue.Queue[_Answer], num_responses: int) -> _Answer:
         start = time.monotonic()
         while (waited := time.monotonic() - start) < self.timeout_seconds:
             try:
-                return answers.get(timeout=min(TELL_EVERY_SECONDS, self.timeout_seconds - waited))
+                return answers.get(timeout=min(LOG_EVERY_SECONDS, self.timeout_seconds - waited))
             except queue.Empty:
-                tell(self.name, 0, num_responses, time.monotonic() - start)
+                log_progress(self.name, 0, num_responses, time.monotonic() - start)
         raise TrainingError(
             f"reward function {self.name!r} did not answer for {num_responses} responses "
             f"within timeout_seconds = {self.timeout_seconds:g}"
@@ -126,7 +127,7 @@ class FunctionReward:
 
 
 def check_reward_function(function: Callable[..., Any], arguments: Mapping[str, Any], *, name: str) -> None:
-    """Raises ConfigError where it cannot be called as it will be, so that a mistake costs no rollout."""
+    """Raises ConfigError if the function cannot be called as it will be, so that a mistake costs no rollout."""
     if problem := calling_problem(function, ([], [], []), arguments):
         given = "".join(f", {key}=..." for key in arguments)
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Scores from a Python function in a process of its own: one that hangs or crashes is ended, and tried again."""
+"""The reward source that calls a Python function in its own process, which is restarted if it hangs or crashes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,22 +7,22 @@ from typing import Any
 from proximo.errors import DataError
 from proximo.metrics.values import MetricValue
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.function_results import as_scored, questions
+from proximo.rewards.function_results import as_scored, function_inputs
 from proximo.rewards.statistics import SourceStatistics
 from proximo.rewards.workers.frames import encode
 from proximo.rewards.workers.loop import START_SECONDS, PoolLimits
-from proximo.rewards.workers.outcomes import Done, Failed, Outcome, TimedOut
 from proximo.rewards.workers.pool import WorkerPool
-from proximo.rewards.workers.process import Job
+from proximo.rewards.workers.process import WorkerSpec
+from proximo.rewards.workers.work import Done, Failed, TimedOut, WorkResult
 
 ATTEMPTS = 3
-"""How often a batch is tried whose function raised, or whose process died."""
+"""Number of times a batch is tried whose function raised or whose process died."""
 
 
 class ProcessFunctionReward:
-    """As `FunctionReward`, with everything as JSON, so that token ids are a list and rows hold nothing but JSON.
+    """Calls a function as `FunctionReward` does, in another process. Its inputs and results cross as JSON.
 
-    The function is the user's own: its process has the environment variables of the run and no limit on memory.
+    The function is the user's own, so its process has the environment variables of the run and no memory limit.
     """
 
     concurrent = True
@@ -30,28 +30,30 @@ class ProcessFunctionReward:
     def __init__(
         self, path: str, *, name: str, kwargs: Mapping[str, Any] | None = None, timeout_seconds: float = 600.0
     ) -> None:
-        """`path` is `package.module:function`. Raises ConfigError where the process cannot import or call it."""
+        """`path` is `package.module:function`. Raises ConfigError if the process cannot import or call it."""
         self.name = name
         self.timeout_seconds = timeout_seconds
-        job = Job(service="function", path=path, options=kwargs or {}, whole_environment=True)
+        spec = WorkerSpec(service="function", path=path, options=kwargs or {}, whole_environment=True)
         limits = PoolLimits(num_workers=1, answer_seconds=timeout_seconds, attempts=ATTEMPTS)
-        self._pool = WorkerPool(job, limits, name=name)
+        self._pool = WorkerPool(spec, limits, name=name)
         self._statistics = SourceStatistics()
         self._counted = (0, 0)
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """Raises TrainingError where the function returns something else than scores; what else befalls it costs the
-        batch its scores."""
+        """One score per response. Any other failure of the function leaves the batch without scores.
+
+        Raises TrainingError if the function returns no scores, DataError for a row that cannot be written as JSON.
+        """
         if not responses:
             return []
         try:
-            request = encode({"call": questions(responses)})
+            request = encode({"call": function_inputs(responses)})
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"reward function {self.name!r}: with `process: true` the rows' columns cross as JSON, which cannot "
-                f"say one of them ({error}); leave that column out, or write it as text"
+                f"reward function {self.name!r}: with `process: true` rows are sent as JSON, and a column "
+                f"of them cannot be ({error}); leave that column out, or write it as text"
             ) from error
-        # Two time-outs, or a crash just before each of them, and the starts in between.
+        # The worst case: every attempt takes almost the whole timeout, and the process starts anew in between.
         seconds = (ATTEMPTS + 1) * self.timeout_seconds + START_SECONDS
         (outcome,) = self._pool.wait(self._pool.submit([request]), seconds=seconds, limit="its limits")
         scored = self._scored(responses, outcome)
@@ -59,15 +61,15 @@ class ProcessFunctionReward:
         return scored
 
     def statistics(self) -> dict[str, MetricValue]:
-        """The metrics of this source since they were last asked for; its seconds are those of whole batches."""
+        """The metrics of this source since the last call. Its seconds are those of whole batches."""
         taken, self._statistics = self._statistics, SourceStatistics()
         return taken.metrics(self.name) if taken.num_responses else {}
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         self._pool.close()
 
-    def _scored(self, responses: Sequence[Response], outcome: Outcome) -> list[Scored]:
+    def _scored(self, responses: Sequence[Response], outcome: WorkResult) -> list[Scored]:
         match outcome:
             case Done(value=value):
                 return as_scored(responses, value, name=self.name)
@@ -77,15 +79,15 @@ class ProcessFunctionReward:
             case Failed():
                 reason = f"{self.name}: {outcome.reason}"
         state = ScoreState.INFRASTRUCTURE_FAULT
-        return [Scored(response=each, score=math.nan, state=state, reason=reason) for each in responses]
+        return [Scored(response=response, score=math.nan, state=state, reason=reason) for response in responses]
 
-    def _count(self, scored: Sequence[Scored], outcome: Outcome) -> None:
+    def _count(self, scored: Sequence[Scored], outcome: WorkResult) -> None:
         counts = self._statistics
         counts.num_responses += len(scored)
         if isinstance(outcome, Done | TimedOut):
             counts.seconds.append(outcome.seconds)
         counts.num_timeouts += len(scored) * isinstance(outcome, TimedOut)
-        counts.num_failures += sum(not each.valid for each in scored)
+        counts.num_failures += sum(not item.valid for item in scored)
         retries, restarts = self._counted
         self._counted = (self._pool.num_retries, self._pool.num_restarts)
         counts.num_retries += self._counted[0] - retries

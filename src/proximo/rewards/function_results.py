@@ -1,4 +1,4 @@
-"""What a reward function is asked and what its answers mean. Not where it runs: function.py, function_process.py."""
+"""The inputs of a reward function and the interpretation of what it returns."""
 
 import math
 import re
@@ -11,32 +11,32 @@ from proximo.records import Finish, Response, Scored, ScoreState
 from proximo.rewards.dense import as_number, is_list, scored_by_token
 
 FunctionResult = float | int | Mapping[str, Any] | None
-"""A score; or a mapping with `score` or `token_rewards`, and components; or None where the function could not tell."""
+"""A score; a mapping with `score` or `token_rewards`, and components; or None if the function could not score it."""
 
 
-def questions(responses: Sequence[Response]) -> tuple[list[Any], list[str], list[dict[str, Any]]]:
+def function_inputs(responses: Sequence[Response]) -> tuple[list[Any], list[str], list[dict[str, Any]]]:
     """Prompts (text, or messages), responses and metadata, one entry of each per response."""
     prompts = [r.prompt.text if r.prompt.text is not None else list(r.prompt.messages or ()) for r in responses]
     return prompts, [r.text for r in responses], [_metadata(r) for r in responses]
 
 
 def as_scored(responses: Sequence[Response], results: Any, *, name: str) -> list[Scored]:
-    """Each response with what the function said of it. Raises TrainingError for answers that are none."""
-    if hasattr(results, "tolist"):  # arrays of numpy and tensors
+    """Converts what the function returned to one `Scored` per response. Raises TrainingError for invalid results."""
+    if hasattr(results, "tolist"):  # numpy arrays and tensors
         results = results.tolist()
     if not is_list(results) or len(results) != len(responses):
         count = len(results) if is_list(results) else type(results).__name__
         raise TrainingError(
             f"reward function {name!r} must return one score per response: "
-            f"{len(responses)} were wanted, it returned {count}{_advice(results)}"
+            f"expected {len(responses)}, it returned {count}{_advice(results)}"
         )
     return [_scored(response, result, name=name) for response, result in zip(responses, results, strict=True)]
 
 
 def _advice(results: Any) -> str:
     if isinstance(results, Coroutine):
-        results.close()  # or Python warns that nobody waited for it
-        return "; run it to its end, as with asyncio.run, and return its list"
+        results.close()  # else Python warns that it was never awaited
+        return "; run the coroutine, for example with asyncio.run, and return its list"
     if isinstance(results, Iterable) and not isinstance(results, str | bytes | Mapping | Sequence):
         return "; return a list, in the order of the responses"
     return ""

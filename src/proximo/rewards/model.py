@@ -1,4 +1,4 @@
-"""Scores from a reward model: what its head says at the last token of the response, or at each of its tokens."""
+"""The reward source of a reward model: the output of its head at the last token of a response, or at each token."""
 
 import math
 import time
@@ -22,14 +22,14 @@ from proximo.rewards.dense import scored_by_prefix, scored_by_token
 from proximo.rewards.statistics import BatchStatistics
 
 Dense = Literal["none", "deltas", "absolute"]
-"""What a token is rewarded with: nothing, what it adds to the score so far, or the score after it."""
+"""Per-token rewards: none, the change that a token makes to the score, or the score up to the token."""
 
 
 class ModelReward:
-    """Reads the policy's token ids, or renders text and messages again where the model has its own tokenizer.
+    """Scores responses with a reward model.
 
-    `tokenizer` is that of the reward model where it differs from the policy's, else None. Ids never cross from one
-    tokenizer to another.
+    `tokenizer` is the reward model's if it differs from the policy's, else None. Without it the model reads the
+    policy's token ids; with it prompts and responses are rendered again, so ids never cross between tokenizers.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class ModelReward:
         tokens_per_microbatch: int = 8192,
         dense: Dense = "none",
     ) -> None:
-        """Raises ConfigError for token rewards of a model whose tokens are not the policy's, ModelError for a tokenizer
-        that is larger than the model's embedding."""
+        """Raises ConfigError for per-token rewards of a model with its own tokenizer, ModelError for a tokenizer that
+        is larger than the embedding of the model."""
         if not isinstance(model, ScalarModel):
             raise ConfigError(
-                f"ModelReward wants a ScalarModel, got {type(model).__name__}: write ModelReward(ScalarModel(model)) "
+                f"ModelReward needs a ScalarModel, got {type(model).__name__}: write ModelReward(ScalarModel(model)) "
                 "with a sequence classifier of transformers that has one label"
             )
         if dense != "none" and tokenizer is not None:
@@ -64,16 +64,16 @@ class ModelReward:
 
     @torch.no_grad()
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """One score per response, the same in whatever company it is scored.
+        """One score per response, independent of the other responses in the batch.
 
-        A response that is too long for a model with its own tokenizer, that its chat template refuses, or whose score
-        is no number, is a fault.
+        A response has no score if it is too long for a model with its own tokenizer, if the model's chat template
+        refuses it, or if its score is not finite.
         """
         start = time.monotonic()
         sequences, refusals = self._token_ids(responses)
         lengths = [len(sequence) for sequence in sequences]
         limit = self.model.position_limit
-        # The policy's own ids were measured before training: here too many of them are a mistake of the caller.
+        # Lengths in the policy's tokens are checked before training, so only re-rendered sequences can be too long.
         readable = [
             i
             for i, length in enumerate(lengths)
@@ -82,8 +82,8 @@ class ModelReward:
         scores: list[list[float]] = [[]] * len(sequences)
         for batch in plan_batches([lengths[i] for i in readable], token_budget=self.tokens_per_microbatch):
             packed = pack([sequences[readable[i]] for i in batch], device=self.model.device)
-            for index, found in zip(batch, self._scores(packed), strict=True):
-                scores[readable[index]] = found
+            for index, sequence_scores in zip(batch, self._scores(packed), strict=True):
+                scores[readable[index]] = sequence_scores
         scored = [
             self._scored(response, scores[i], refusals.get(i) or self._too_long(lengths[i]))
             for i, response in enumerate(responses)
@@ -92,17 +92,17 @@ class ModelReward:
         return scored
 
     def statistics(self) -> dict[str, MetricValue]:
-        """The metrics of this source since they were last asked for; its seconds are those of whole batches."""
+        """The metrics of this source since the last call. Its seconds are those of whole batches."""
         return self._statistics.taken(self.name)
 
     def _scores(self, packed: Packed) -> list[list[float]]:
-        """Of each sequence the score after its last token, or, where they are asked for, after each of its tokens."""
+        """For each sequence the score at its last token, or with `dense` the scores at all its tokens."""
         if self.dense == "none":
             return [[score] for score in self.model.sequence_scores(packed).tolist()]
         return [piece.tolist() for piece in self.model.token_scores(packed).split(list(packed.lengths))]
 
-    def _scored(self, response: Response, scores: list[float], unread: str) -> Scored:
-        """`unread`: why there is no score where there is none."""
+    def _scored(self, response: Response, scores: list[float], reason: str) -> Scored:
+        """`reason` explains the missing score if `scores` is empty."""
         score = scores[-1] if scores else None
         if self.dense == "deltas" and scores and response.token_ids:
             return scored_by_prefix(response, scores[-len(response.token_ids) - 1 :], name=self.name)
@@ -110,14 +110,14 @@ class ModelReward:
             return scored_by_token(response, scores[-len(response.token_ids) :], name=self.name)
         if score is not None and math.isfinite(score):
             return Scored(response=response, score=score)
-        reason = unread if score is None else f"{self.name} gave {score}"
+        reason = reason if score is None else f"{self.name} gave {score}"
         return Scored(response=response, score=math.nan, state=ScoreState.INFRASTRUCTURE_FAULT, reason=reason)
 
     def _too_long(self, length: int) -> str:
         return f"{self.name} reads at most {self.model.position_limit} of its tokens, the response makes {length}"
 
     def _token_ids(self, responses: Sequence[Response]) -> tuple[list[tuple[int, ...]], dict[int, str]]:
-        """Prompt and response of each, and by index what the chat template says of those that it cannot render."""
+        """The token ids of prompt and response, and by index the errors of responses that could not be rendered."""
         sequences: list[tuple[int, ...]] = []
         refusals: dict[int, str] = {}
         for index, response in enumerate(responses):

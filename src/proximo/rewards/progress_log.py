@@ -1,4 +1,4 @@
-"""What is said while a source is waited for: shown in a run where its numbers are, else wherever logging puts it."""
+"""Log messages about waiting for reward sources."""
 
 import logging
 import threading
@@ -7,31 +7,31 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 LOG = logging.getLogger("proximo.rewards")
-TELL_EVERY_SECONDS = 10.0
-"""How often a wait says what it waits for."""
+LOG_EVERY_SECONDS = 10.0
+"""Interval between messages about one wait."""
 
 
-def tell(name: str, answered: int, wanted: int, seconds: float) -> None:
-    """One line: which source, how far it is, and for how long."""
+def log_progress(name: str, answered: int, wanted: int, seconds: float) -> None:
+    """Logs how many of the wanted responses a source has answered after so many seconds."""
     LOG.info("waiting for reward source %s: %d of %d answered in %.0f s", name, answered, wanted, seconds)
 
 
 @contextmanager
-def telling_of_start(name: str, what: str) -> Generator[None]:
-    """A line every TELL_EVERY_SECONDS for as long as the block runs.
+def logging_start(name: str, what: str) -> Generator[None]:
+    """Logs every LOG_EVERY_SECONDS that `what` is waited for, while the block runs.
 
-    A warning: before a run shows its numbers nothing less is seen.
+    The messages are warnings, because lower levels are not shown before a run shows its progress.
     """
     start, over = time.monotonic(), threading.Event()
 
-    def say() -> None:
-        while not over.wait(TELL_EVERY_SECONDS):
+    def log() -> None:
+        while not over.wait(LOG_EVERY_SECONDS):
             LOG.warning("reward source %s: waiting for %s since %.0f s", name, what, time.monotonic() - start)
 
-    teller = threading.Thread(target=say, daemon=True, name=f"waiting-{name}")
-    teller.start()
+    logger = threading.Thread(target=log, daemon=True, name=f"waiting-{name}")
+    logger.start()
     try:
         yield
     finally:
         over.set()
-        teller.join()
+        logger.join()

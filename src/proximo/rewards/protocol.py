@@ -1,6 +1,6 @@
-"""What a reward service is asked and what it answers: JSON, versioned, checked on both sides. Not how it travels.
+"""The JSON messages between a reward service and its clients. Both sides validate them.
 
-Text and token ids of responses travel, and of their prompts everything but the token ids. Log-probs do not.
+A request has everything of a response but its log-probs, and everything of its prompt but the token ids.
 """
 
 import math
@@ -17,22 +17,22 @@ from proximo.metrics.definitions import COMPONENT
 from proximo.records import Prompt, Response, Scored
 
 SCHEMA = "proximo.reward/1"
-"""Changes with the format. Who reads another one says so instead of guessing."""
+"""The version of the format. A message of another version is refused."""
 SCORE_PATH = "/v1/score"
 CHECK_PATH = "/v1/check"
-"""Where prompts are asked about before there are responses. A service need not have it."""
+"""Path of the check of rows before a run. A service need not have it."""
 SECONDS_HEADER = "Proximo-Seconds"
-"""Of a request: for how long its answer is waited for."""
+"""Request header: for how many seconds the client waits for the reply."""
 MAX_REASON = 500
-"""Characters of a reason that are kept."""
+"""Characters to which a reason is cut."""
 
 
-class WireError(ValueError):
-    """A body is not what was agreed on."""
+class ProtocolError(ValueError):
+    """A message does not follow the protocol."""
 
 
-class OtherSchemaError(WireError):
-    """A body is of another version."""
+class ProtocolVersionError(ProtocolError):
+    """A message has another version of the format."""
 
 
 class _Part(BaseModel):
@@ -76,7 +76,7 @@ class _Checked(_Part):
     problem: str | None
 
 
-class _Grade(_Part):
+class _Result(_Part):
     id: int
     state: Literal["scored", "model_fault", "infrastructure_fault"]
     score: float | None = Field(allow_inf_nan=False)
@@ -87,15 +87,15 @@ class _Grade(_Part):
 
 class _Reply(_Part):
     format: str
-    grades: list[_Grade]
+    results: list[_Result]
 
 
 Body = TypeVar("Body", _Request, _Reply, _Check, _Checked)
 
 
 def request_body(responses: Sequence[Response]) -> bytes:
-    """The request for grades on `responses`. Raises DataError for a prompt whose metadata JSON cannot say."""
-    asked = [
+    """The request to score `responses`. Raises DataError for a prompt whose metadata cannot be written as JSON."""
+    items = [
         _Response(
             prompt=_Prompt(
                 id=response.prompt.id,
@@ -105,51 +105,52 @@ def request_body(responses: Sequence[Response]) -> bytes:
                 metadata=dict(response.prompt.metadata),
             ),
             sample_index=response.sample_index,
-            text=_sayable(response.text),
+            text=_encodable(response.text),
             token_ids=list(response.token_ids),
             finish=response.finish.value,
         )
         for response in responses
     ]
-    return _encoded(_Request(format=SCHEMA, responses=asked), {response.prompt.id for response in responses})
+    return _encoded(_Request(format=SCHEMA, responses=items), {response.prompt.id for response in responses})
 
 
 def read_request(body: bytes) -> list[Response]:
-    """The responses that are asked about. Raises WireError."""
+    """The responses of a request. Log-probs are 0 and the prompts have no token ids. Raises ProtocolError."""
     return [
         Response(
             prompt=Prompt(
-                id=asked.prompt.id,
+                id=item.prompt.id,
                 token_ids=(),
-                text=asked.prompt.text,
-                messages=None if asked.prompt.messages is None else tuple(asked.prompt.messages),
-                answer=asked.prompt.answer,
-                metadata=asked.prompt.metadata,
+                text=item.prompt.text,
+                messages=None if item.prompt.messages is None else tuple(item.prompt.messages),
+                answer=item.prompt.answer,
+                metadata=item.prompt.metadata,
             ),
-            sample_index=asked.sample_index,
-            token_ids=tuple(asked.token_ids),
-            logprobs=torch.zeros(len(asked.token_ids)),
-            response_mask=torch.ones(len(asked.token_ids), dtype=torch.bool),
-            finish=Finish(asked.finish),
+            sample_index=item.sample_index,
+            token_ids=tuple(item.token_ids),
+            logprobs=torch.zeros(len(item.token_ids)),
+            response_mask=torch.ones(len(item.token_ids), dtype=torch.bool),
+            finish=Finish(item.finish),
             policy_version=0,
-            text=asked.text,
+            text=item.text,
         )
-        for asked in _read(_Request, body).responses
+        for item in _read(_Request, body).responses
     ]
 
 
 def check_body(prompts: Sequence[Prompt], origins: Mapping[str, str]) -> bytes:
-    """The question whether answers to these prompts could be graded; `origins` says by the prompt's id where it stands.
+    """The request to check whether responses to these prompts can be scored.
 
-    Raises DataError for a prompt whose metadata JSON cannot say.
+    `origins` has the file and row of a prompt by its id. Raises DataError for a prompt whose metadata cannot be written
+    as JSON.
     """
     named = [(origins.get(prompt.id, f"prompt '{prompt.id}'"), prompt) for prompt in prompts]
-    rows = [_Row(origin=origin, answer=each.answer, metadata=dict(each.metadata)) for origin, each in named]
+    rows = [_Row(origin=origin, answer=prompt.answer, metadata=dict(prompt.metadata)) for origin, prompt in named]
     return _encoded(_Check(format=SCHEMA, rows=rows), {origin for origin, _ in named})
 
 
 def read_check(body: bytes) -> tuple[list[Prompt], dict[str, str]]:
-    """The prompts that are asked about, and where they stand by their ids. Raises WireError."""
+    """The prompts of a check and their origins by id. Raises ProtocolError."""
     rows = _read(_Check, body).rows
     prompts = [
         Prompt(id=str(index), token_ids=(), text="", answer=row.answer, metadata=row.metadata)
@@ -159,42 +160,42 @@ def read_check(body: bytes) -> tuple[list[Prompt], dict[str, str]]:
 
 
 def checked_body(problem: str | None) -> bytes:
-    """The answer: what is wrong with the first row that no answer could be graded to, or None."""
-    return _Checked(format=SCHEMA, problem=None if problem is None else _sayable(problem)).model_dump_json().encode()
+    """The reply to a check: the problem with the first row whose responses cannot be scored, or None."""
+    return _Checked(format=SCHEMA, problem=None if problem is None else _encodable(problem)).model_dump_json().encode()
 
 
 def read_checked(body: bytes) -> str | None:
-    """What is wrong, or None. Raises WireError."""
+    """The problem that a reply to a check names, or None. Raises ProtocolError."""
     problem = _read(_Checked, body).problem
     return None if problem is None else problem[:MAX_REASON]
 
 
 def reply_body(scored: Sequence[Scored]) -> bytes:
-    """The answer with these grades. A number that is not finite is left out of the components."""
-    grades = [
-        _Grade(
+    """The reply with one result per response. Components that are not finite are left out."""
+    results = [
+        _Result(
             id=index,
-            state=each.state.value,
-            score=None if each.state is ScoreState.INFRASTRUCTURE_FAULT else each.score,
-            reason=None if each.reason is None else _sayable(each.reason),
-            components={name: float(value) for name, value in each.components.items() if math.isfinite(value)},
-            token_rewards=None if each.token_rewards is None else list(each.token_rewards),
+            state=item.state.value,
+            score=None if item.state is ScoreState.INFRASTRUCTURE_FAULT else item.score,
+            reason=None if item.reason is None else _encodable(item.reason),
+            components={name: float(value) for name, value in item.components.items() if math.isfinite(value)},
+            token_rewards=None if item.token_rewards is None else list(item.token_rewards),
         )
-        for index, each in enumerate(scored)
+        for index, item in enumerate(scored)
     ]
-    return _Reply(format=SCHEMA, grades=grades).model_dump_json().encode()
+    return _Reply(format=SCHEMA, results=results).model_dump_json().encode()
 
 
 def read_reply(body: bytes, responses: Sequence[Response]) -> list[Scored]:
-    """The grades on `responses`, in their order. Raises WireError for anything but one good grade on each."""
-    grades = _read(_Reply, body).grades
-    if [grade.id for grade in grades] != list(range(len(responses))):
-        raise WireError(f"grades on {len(responses)} responses were asked for, with ids from 0; not these came")
-    return [_scored(grade, response) for grade, response in zip(grades, responses, strict=True)]
+    """The results for `responses`, in order. Raises ProtocolError unless there is one valid result for each."""
+    results = _read(_Reply, body).results
+    if [result.id for result in results] != list(range(len(responses))):
+        raise ProtocolError(f"expected results for {len(responses)} responses with ids from 0, in order; got others")
+    return [_scored(result, response) for result, response in zip(results, responses, strict=True)]
 
 
-def _sayable(text: str) -> str:
-    """Half of a surrogate pair, which JSON on its way cannot say, becomes a question mark."""
+def _encodable(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot encode, replaced by question marks."""
     return text.encode(errors="replace").decode()
 
 
@@ -203,27 +204,27 @@ def _encoded(body: BaseModel, names: Iterable[str]) -> bytes:
         return body.model_dump_json().encode()
     except ValueError as error:
         raise DataError(
-            f"a prompt cannot travel to the reward service as JSON (among them {', '.join(sorted(names)[:3])}): "
-            f"{error}; leave the column out that is no text, number, list or mapping"
+            f"a prompt cannot be sent to the reward service as JSON (one of {', '.join(sorted(names)[:3])}): "
+            f"{error}; leave out the column that is not text, number, list or mapping"
         ) from error
 
 
 def _read(schema: type[Body], body: bytes) -> Body:
     try:
-        found = schema.model_validate_json(body)
+        message = schema.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         if (version := _version(body)) not in (None, SCHEMA):
-            raise OtherSchemaError(f"its format is {version!r:.60}, and {SCHEMA!r} is spoken here") from None
-        place = ".".join(map(str, first["loc"]))
-        raise WireError(f"{f'{place}: ' if place else ''}{first['msg']:.200}") from None
-    if found.format != SCHEMA:
-        raise OtherSchemaError(f"its format is {found.format!r:.60}, and {SCHEMA!r} is spoken here")
-    return found
+            raise ProtocolVersionError(f"its format is {version!r:.60}, this side uses {SCHEMA!r}") from None
+        path = ".".join(map(str, first["loc"]))
+        raise ProtocolError(f"{f'{path}: ' if path else ''}{first['msg']:.200}") from None
+    if message.format != SCHEMA:
+        raise ProtocolVersionError(f"its format is {message.format!r:.60}, this side uses {SCHEMA!r}")
+    return message
 
 
 class _Version(BaseModel):
-    """The one key that every version has."""
+    """The key that every version has."""
 
     format: str
 
@@ -235,29 +236,30 @@ def _version(body: bytes) -> str | None:
         return None
 
 
-def _scored(grade: _Grade, response: Response) -> Scored:
-    state = ScoreState(grade.state)
-    if (grade.score is None) != (state is ScoreState.INFRASTRUCTURE_FAULT):
-        raise WireError(f"grade {grade.id} is {state.value} with score {grade.score}")
-    if not all(map(math.isfinite, grade.components.values())):
-        raise WireError(f"grade {grade.id} has a component that is not finite")
-    unnamed = [name for name in grade.components if not re.fullmatch(COMPONENT, name)]
+def _scored(result: _Result, response: Response) -> Scored:
+    state = ScoreState(result.state)
+    if (result.score is None) != (state is ScoreState.INFRASTRUCTURE_FAULT):
+        raise ProtocolError(f"result {result.id} is {state.value} with score {result.score}")
+    if not all(map(math.isfinite, result.components.values())):
+        raise ProtocolError(f"result {result.id} has a component that is not finite")
+    unnamed = [name for name in result.components if not re.fullmatch(COMPONENT, name)]
     if unnamed:
-        raise WireError(f"grade {grade.id} has a component {unnamed[0]!r:.60}, which cannot name a metric")
+        raise ProtocolError(f"result {result.id} has a component {unnamed[0]!r:.60}, which cannot name a metric")
     return Scored(
         response=response,
-        score=math.nan if grade.score is None else grade.score,
+        score=math.nan if result.score is None else result.score,
         state=state,
-        components=grade.components,
-        reason=None if grade.reason is None else grade.reason[:MAX_REASON],
-        token_rewards=_token_rewards(grade, response),
+        components=result.components,
+        reason=None if result.reason is None else result.reason[:MAX_REASON],
+        token_rewards=_token_rewards(result, response),
     )
 
 
-def _token_rewards(grade: _Grade, response: Response) -> tuple[float, ...] | None:
-    rewards = grade.token_rewards
+def _token_rewards(result: _Result, response: Response) -> tuple[float, ...] | None:
+    rewards = result.token_rewards
     if rewards is None:
         return None
     if len(rewards) != len(response.token_ids) or not all(map(math.isfinite, rewards)):
-        raise WireError(f"grade {grade.id} must have a finite reward for each of {len(response.token_ids)} tokens")
+        count = len(response.token_ids)
+        raise ProtocolError(f"result {result.id} must have a finite reward for each of {count} tokens")
     return tuple(rewards)

@@ -1,7 +1,7 @@
-"""Scores from a reward service on another machine: batches, attempts, deadlines. Not one request: remote_requests.py.
+"""The reward source that asks a reward service on another machine: batches, retries, deadlines.
 
-A service that is down, slow or talks nonsense costs a response its score and never the run: it is asked again, and what
-has no grade by then is the infrastructure's fault. A service that says the request itself is wrong stops the run.
+A service that is down, slow or sends invalid replies never stops the run: requests are retried, and responses without a
+result after that have no score. A service that refuses the request itself stops the run.
 """
 
 import math
@@ -16,37 +16,37 @@ from typing import TypeVar
 from proximo.errors import ConfigError, DataError, TrainingError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
-from proximo.rewards.progress_log import LOG, TELL_EVERY_SECONDS, tell, telling_of_start
+from proximo.rewards.progress_log import LOG, LOG_EVERY_SECONDS, log_progress, logging_start
 from proximo.rewards.protocol import check_body, request_body
-from proximo.rewards.remote_requests import RefusedError, Requests, UnansweredError
+from proximo.rewards.remote_requests import RequestRefusedError, Requests, UnansweredError
 from proximo.rewards.statistics import SourceStatistics
 
 LONGEST_PAUSE_SECONDS = 30.0
 CHECK_SECONDS = 15.0
-"""For a service to answer at the start of a run. It has nothing to grade then."""
-NOT_LIKE_THIS = (401, 403, 413)
-"""The service may check rows, but not those of this request; any other refusal says that it checks none."""
-Found = TypeVar("Found")
+"""Time for a service to answer at the start of a run, when it has nothing to score."""
+REFUSES_THIS_CHECK = (401, 403, 413)
+"""Statuses with which a service refuses one check. Any other refusal means that it checks no rows at all."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteLimits:
-    """How much is asked at once, and for how long."""
+    """Sizes and time limits of requests."""
 
     responses_per_request: int = 16
     max_concurrent_requests: int = 4
     request_seconds: float = 120.0
-    """Wall-clock limit of one request, until the last byte of its answer is there."""
+    """Wall-clock limit of one request, up to the last byte of its reply."""
     step_seconds: float = 600.0
     """Wall-clock limit of one call of `score`."""
     attempts: int = 5
-    """How often a request is sent that gets no usable answer."""
+    """Number of times a request is sent that gets no usable reply."""
     initial_backoff_seconds: float = 0.5
-    """Before the second attempt; each later pause is twice as long, up to LONGEST_PAUSE_SECONDS."""
+    """Pause before the second attempt. Each later pause is twice as long, up to LONGEST_PAUSE_SECONDS."""
 
 
 class RemoteReward:
-    """Asks the service at `url` for grades, in batches and several at once. `token` is sent as a bearer token."""
+    """Scores responses by the service at `url`, with several requests in flight. Sends `token` as a bearer token."""
 
     concurrent = True
 
@@ -66,15 +66,15 @@ class RemoteReward:
         self._statistics = SourceStatistics()
 
     def check(self) -> None:
-        """Ask for grades on nothing, for CHECK_SECONDS at most.
+        """Sends a request without responses, for CHECK_SECONDS at most.
 
-        Raises ConfigError where the service does not answer, or not to this client.
+        Raises ConfigError if the service does not answer, or refuses this client.
         """
         call = _Call(time.monotonic() + min(CHECK_SECONDS, self.limits.step_seconds))
         try:
-            with telling_of_start(self.name, f"an answer of {self._requests.url}"):
+            with logging_start(self.name, f"a reply of {self._requests.url}"):
                 self._answer(_Batch(index=0, responses=(), body=request_body(())), call)
-        except RefusedError as error:
+        except RequestRefusedError as error:
             raise ConfigError(f"reward source {self.name!r}: {error}") from None
         except UnansweredError as error:
             raise ConfigError(
@@ -83,31 +83,32 @@ class RemoteReward:
             ) from None
 
     def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
-        """Raises DataError, with the row's origin by the prompt's id, for a prompt to which no answer could be graded.
+        """Raises DataError for a prompt whose responses the service cannot score.
 
-        Not every service checks rows: one that refuses, or does not answer within `request_seconds`, passes all.
-        Raises ConfigError where it wants another token, or smaller requests.
+        `origins` has the file and row of a prompt by its id. A service need not check rows: if it refuses, or does not
+        answer within `request_seconds`, all prompts pass. Raises ConfigError if it requires another token or smaller
+        requests.
         """
         size = self.limits.responses_per_request
-        with telling_of_start(self.name, f"{self._requests.url}, which checks the rows"):
+        with logging_start(self.name, f"{self._requests.url}, which checks the rows"):
             for start in range(0, len(prompts), size):
                 body = check_body(prompts[start : start + size], origins)
                 try:
                     problem = self._checked(_Batch(index=start // size, responses=(), body=body))
-                except RefusedError as error:
-                    if error.status in NOT_LIKE_THIS:
+                except RequestRefusedError as error:
+                    if error.status in REFUSES_THIS_CHECK:
                         raise ConfigError(f"reward source {self.name!r}: {error}") from None
                     return
                 except UnansweredError as error:
                     LOG.warning("reward source %s: its service does not check the rows: %s", self.name, error)
                     return
                 if problem is not None:
-                    raise DataError(f"{problem} (says the service of reward source {self.name!r})")
+                    raise DataError(f"{problem} (reported by the service of reward source {self.name!r})")
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """Ends within `step_seconds`. What has no grade by then, or after all attempts, is a fault without a score.
+        """One score per response, within `step_seconds`. A response without a result by then has no score.
 
-        Raises TrainingError where the service says that a request is wrong, DataError for a prompt that cannot travel.
+        Raises TrainingError if the service refuses a request, DataError for a prompt that cannot be sent.
         """
         size = self.limits.responses_per_request
         parts = [responses[start : start + size] for start in range(0, len(responses), size)]
@@ -118,29 +119,29 @@ class RemoteReward:
         for _ in range(min(self.limits.max_concurrent_requests, len(batches))):
             threading.Thread(target=self._work, args=(call,), daemon=True, name=f"reward-{self.name}").start()
         try:
-            found = self._collect(len(batches), call)
+            done = self._collect(len(batches), call)
         finally:
             call.over.set()
-        late = f"not graded within step_seconds = {self.limits.step_seconds:g}"
+        late = f"no result within step_seconds = {self.limits.step_seconds:g}"
         for batch in batches:
-            if batch.index not in found:
-                found[batch.index] = _Answer(
+            if batch.index not in done:
+                done[batch.index] = _BatchResult(
                     scored=_faults(batch.responses, late), seconds=self.limits.step_seconds, timed_out=True
                 )
-            self._count(batch, found[batch.index])
-        return [each for batch in batches for each in found[batch.index].scored]
+            self._count(batch, done[batch.index])
+        return [item for batch in batches for item in done[batch.index].scored]
 
     def statistics(self) -> dict[str, MetricValue]:
-        """The metrics of this source since they were last asked for."""
+        """The metrics of this source since the last call."""
         taken, self._statistics = self._statistics, SourceStatistics()
         return taken.metrics(self.name) if taken.num_responses else {}
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Closes the connections."""
         self._requests.close()
 
     def _work(self, call: "_Call") -> None:
-        """One thread: batch after batch until there is none, or the call is over."""
+        """The work of one thread: sends batches until none is left or the call is over."""
         while not call.over.is_set():
             try:
                 batch = call.to_do.get_nowait()
@@ -154,25 +155,25 @@ class RemoteReward:
             except BaseException as error:  # raised again in the caller's thread
                 call.answers.put((batch, error))
                 return
-            answer = _Answer(scored=scored, seconds=time.monotonic() - start, timed_out=timed_out)
+            answer = _BatchResult(scored=scored, seconds=time.monotonic() - start, timed_out=timed_out)
             call.answers.put((batch, answer))
 
-    def _collect(self, num_batches: int, call: "_Call") -> dict[int, "_Answer"]:
-        """What the threads bring until the call's deadline, by the batch's index."""
-        found: dict[int, _Answer] = {}
+    def _collect(self, num_batches: int, call: "_Call") -> dict[int, "_BatchResult"]:
+        """The results of the threads by batch index, up to the deadline of the call."""
+        done: dict[int, _BatchResult] = {}
         start = time.monotonic()
-        while len(found) < num_batches and (left := call.deadline - time.monotonic()) > 0:
+        while len(done) < num_batches and (left := call.deadline - time.monotonic()) > 0:
             try:
-                batch, answer = call.answers.get(timeout=min(left, TELL_EVERY_SECONDS))
+                batch, answer = call.answers.get(timeout=min(left, LOG_EVERY_SECONDS))
             except queue.Empty:
-                tell(self.name, len(found), num_batches, time.monotonic() - start)
+                log_progress(self.name, len(done), num_batches, time.monotonic() - start)
                 continue
-            if isinstance(answer, RefusedError):
+            if isinstance(answer, RequestRefusedError):
                 raise TrainingError(f"reward source {self.name!r}: {answer}")
             if isinstance(answer, BaseException):
                 raise answer
-            found[batch.index] = answer
-        return found
+            done[batch.index] = answer
+        return done
 
     def _answer(self, batch: "_Batch", call: "_Call") -> list[Scored]:
         return self._attempts(
@@ -183,8 +184,9 @@ class RemoteReward:
         call = _Call(time.monotonic() + self.limits.request_seconds)
         return self._attempts(batch, call, lambda seconds: self._requests.check(batch.body, seconds=seconds))
 
-    def _attempts(self, batch: "_Batch", call: "_Call", ask: Callable[[float], Found]) -> Found:
-        """Attempt after attempt. Raises UnansweredError, with the last reason, and RefusedError."""
+    def _attempts(self, batch: "_Batch", call: "_Call", ask: Callable[[float], Result]) -> Result:
+        """Sends a request until it is answered. Raises UnansweredError with the last reason, and
+        RequestRefusedError."""
         limits = self.limits
         pause = limits.initial_backoff_seconds
         for attempt in range(1, limits.attempts + 1):
@@ -198,14 +200,14 @@ class RemoteReward:
                     reason = f"{error}, at attempt {attempt}"
                     raise UnansweredError(reason, timed_out=error.timed_out) from None
             if call.over.wait(wait):
-                raise UnansweredError("given up")
+                raise UnansweredError("the call was over")
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         raise AssertionError("the last attempt returns or raises")
 
-    def _count(self, batch: "_Batch", answer: "_Answer") -> None:
-        """Each response took as long as its request, all attempts together."""
+    def _count(self, batch: "_Batch", answer: "_BatchResult") -> None:
+        """Counts a batch. The time of each response is that of its request, all attempts together."""
         counts, size = self._statistics, len(answer.scored)
-        states = [each.state for each in answer.scored]
+        states = [item.state for item in answer.scored]
         counts.num_responses += size
         counts.num_failures += states.count(ScoreState.INFRASTRUCTURE_FAULT)
         counts.num_model_faults += states.count(ScoreState.MODEL_FAULT)
@@ -216,7 +218,7 @@ class RemoteReward:
 
 @dataclass(kw_only=True, slots=True)
 class _Batch:
-    """Responses that are asked about in one request."""
+    """The responses of one request."""
 
     index: int
     responses: Sequence[Response]
@@ -225,24 +227,24 @@ class _Batch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Answer:
-    """What became of a batch."""
+class _BatchResult:
+    """The scores of a batch."""
 
     scored: list[Scored]
     seconds: float
-    """From the first attempt to the answer, or until it was given up."""
+    """Time from the first attempt to the last."""
     timed_out: bool
-    """It was given up because time ran out, and not for what the service said."""
+    """True if time ran out, false if the service failed."""
 
 
 class _Call:
-    """What the threads of one call of `score` share."""
+    """State that the threads of one call of `score` share."""
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.over = threading.Event()
         self.to_do: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[tuple[_Batch, _Answer | BaseException]] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[tuple[_Batch, _BatchResult | BaseException]] = queue.SimpleQueue()
 
 
 def _faults(responses: Sequence[Response], reason: str) -> list[Scored]:
@@ -251,5 +253,8 @@ def _faults(responses: Sequence[Response], reason: str) -> list[Scored]:
 
 
 def _jitter(batch: int, attempt: int) -> float:
-    """From 0.5 to 1, so that batches that failed together do not come back together. A function of position."""
+    """A factor from 0.5 to 1 that keeps batches which failed together from retrying together.
+
+    Depends on batch and attempt alone, so that runs are reproducible.
+    """
     return 0.5 + zlib.crc32(f"{batch}:{attempt}".encode()) / 2**33

@@ -1,12 +1,13 @@
-"""A reward source behind HTTP: admission, authorisation, counts. Not the process that serves it:
-commands/serve_reward.py.
+"""The ASGI application that serves a reward source: authorisation, admission, scoring, metrics.
 
-| address | what for |
+| path | purpose |
 |---|---|
-| POST /v1/score | grades; bodies as in protocol.py |
-| POST /v1/check | whether answers to some prompts could be graded |
-| GET /metrics | counts and latencies, as JSON |
-| GET /health | whether it is up; wants no token |
+| POST /v1/score | scores responses; messages as in protocol.py |
+| POST /v1/check | checks whether responses to some prompts can be scored |
+| GET /metrics | counts and latencies as JSON |
+| GET /health | whether the service is up; needs no token |
+
+The server process is commands/serve_reward.py.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from proximo.rewards.protocol import (
     SCHEMA,
     SCORE_PATH,
     SECONDS_HEADER,
-    WireError,
+    ProtocolError,
     checked_body,
     read_check,
     read_request,
@@ -43,25 +44,25 @@ from proximo.rewards.source import CheckingSource, RewardSource
 LOG = logging.getLogger("proximo.rewards")
 LATENCIES_KEPT = 1000
 BODY_SECONDS = 30.0
-"""For a request's body to arrive."""
+"""Time for the body of a request to arrive."""
 PROBE_BYTES = 200
-"""A request about no response is not longer."""
-Found = TypeVar("Found")
+"""Upper bound of the size of a request without responses."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceLimits:
-    """What a service takes on."""
+    """The load that a service accepts."""
 
     concurrency: int = 4
-    """Requests that are scored at the same time."""
+    """Requests that are scored concurrently."""
     queue_size: int = 64
-    """Requests that may wait beside them; more are sent away with 503."""
+    """Requests that may wait for their turn; further ones get status 503."""
     request_bytes: int = 64 * 2**20
 
 
-class _SentAwayError(Exception):
-    """The request ends here, with this status."""
+class _RejectedError(Exception):
+    """The request is rejected with this status."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -70,7 +71,7 @@ class _SentAwayError(Exception):
 
 
 class RewardService:
-    """Grades of `source`, which is asked from several threads at once. With a `token`, for who knows it."""
+    """Serves the scores of `source`, which must be thread-safe. Clients must send the `token` if there is one."""
 
     def __init__(self, source: RewardSource, *, limits: ServiceLimits | None = None, token: str | None = None) -> None:
         self.source = source
@@ -93,96 +94,96 @@ class RewardService:
         )
 
     async def health(self, _: Request) -> Response:
-        """Up, and of which version."""
+        """Replies that the service is up, with the version of its format."""
         return JSONResponse({"status": "ok", "format": SCHEMA})
 
     async def metrics(self, request: Request) -> Response:
-        """Counts since the start, and latencies of the last requests."""
+        """Replies with counts since the start and latencies of the last requests."""
         try:
             self._authorise(request)
-        except _SentAwayError as error:
-            return _said(error)
+        except _RejectedError as error:
+            return _error_response(error)
         waiting = max(0, self._admitted - self.limits.concurrency)
         return JSONResponse({**self.statistics.as_json(), "running": self._admitted - waiting, "waiting": waiting})
 
     async def score(self, request: Request) -> Response:
-        """Grades on the request's responses, or the status that says why not."""
-        return await self._admitted_to(self._scored, request)
+        """Scores the responses of the request."""
+        return await self._admit(self._scored, request)
 
     async def check(self, request: Request) -> Response:
-        """What is wrong with the first of the request's rows that no answer could be graded to."""
-        return await self._admitted_to(self._checked, request)
+        """Replies with the problem of the first row whose responses cannot be scored."""
+        return await self._admit(self._checked, request)
 
-    async def _admitted_to(self, work: Callable[[Request], Awaitable[bytes]], request: Request) -> Response:
+    async def _admit(self, work: Callable[[Request], Awaitable[bytes]], request: Request) -> Response:
         try:
             self._authorise(request)
             if self._admitted >= self.limits.concurrency + self.limits.queue_size:
-                raise _SentAwayError(503, "too many requests wait already", {"Retry-After": "1"})
+                raise _RejectedError(503, "too many requests are waiting", {"Retry-After": "1"})
             self._admitted += 1
             try:
                 body = await work(request)
             finally:
                 self._admitted -= 1
-        except _SentAwayError as error:
+        except _RejectedError as error:
             self.statistics.count_refusal(error.status)
-            return _said(error)
+            return _error_response(error)
         return Response(body, media_type="application/json")
 
     def _authorise(self, request: Request) -> None:
         if self.token is None:
             return
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self.token}".encode()):
-            raise _SentAwayError(401, "a bearer token is wanted", {"WWW-Authenticate": "Bearer"})
+        sent = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(sent.encode(), f"Bearer {self.token}".encode()):
+            raise _RejectedError(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
 
     async def _scored(self, request: Request) -> bytes:
         start = time.monotonic()
         body = await self._body(request)
         if len(body) <= PROBE_BYTES and not _read(read_request, body):
-            return reply_body(())  # at once: who asks about nothing wants to know whether anybody is here
-        scored, reply = await self._in_turn(request, start, lambda: self._grades(body))
+            return reply_body(())  # a probe of the service; it skips the queue
+        scored, reply = await self._run_in_turn(request, start, lambda: self._score(body))
         self.statistics.count(scored, time.monotonic() - start)
         return reply
 
     async def _checked(self, request: Request) -> bytes:
         start = time.monotonic()
         body = await self._body(request)
-        return await self._in_turn(request, start, lambda: self._problem(body))
+        return await self._run_in_turn(request, start, lambda: self._problem(body))
 
-    async def _in_turn(self, request: Request, start: float, work: Callable[[], Found]) -> Found:
-        seconds = _patience(request)
+    async def _run_in_turn(self, request: Request, start: float, work: Callable[[], Result]) -> Result:
+        seconds = _client_timeout(request)
         async with self._turn:
             if time.monotonic() - start >= seconds:
-                raise _SentAwayError(503, "its turn came too late", {"Retry-After": "1"})
-            # The work is not given up with its request: who asks again would find the same worker busy.
+                raise _RejectedError(503, "the client's time ran out in the queue", {"Retry-After": "1"})
+            # Shielded, because work cannot be interrupted: a client that retries would find the same worker busy.
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._threads, work))
 
     async def _body(self, request: Request) -> bytes:
-        """The whole body. Too much of it, or too slowly, is refused before it is all there."""
+        """The body of the request. Rejects a body that is too large or too slow before it is complete."""
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for piece in request.stream():
                     body += piece
                     if len(body) > self.limits.request_bytes:
-                        raise _SentAwayError(413, f"at most {self.limits.request_bytes} bytes are taken at once")
+                        raise _RejectedError(413, f"a request has at most {self.limits.request_bytes} bytes")
         except TimeoutError:
-            raise _SentAwayError(408, f"the request did not arrive within {BODY_SECONDS:g} s") from None
+            raise _RejectedError(408, f"the request did not arrive within {BODY_SECONDS:g} s") from None
         except ClientDisconnect:
-            raise _SentAwayError(400, "the request was broken off") from None
+            raise _RejectedError(400, "the client disconnected") from None
         return bytes(body)
 
-    def _grades(self, body: bytes) -> tuple[Sequence[Scored], bytes]:
-        """In a thread. A source that fails as a whole is this service's failure, and the log says which."""
+    def _score(self, body: bytes) -> tuple[Sequence[Scored], bytes]:
+        """Scores a request, in a thread. An exception of the source is logged and becomes status 500."""
         responses = _read(read_request, body)
         try:
             scored = self.source.score(responses)
             return scored, reply_body(scored)
-        except Exception as error:  # the code of others, too: whatever it raises, this request alone has failed
+        except Exception as error:  # user code may raise anything; only this request fails
             raise _failed(error) from error
 
     def _problem(self, body: bytes) -> bytes:
-        """In a thread."""
+        """Checks the rows of a request, in a thread."""
         prompts, origins = _read(read_check, body)
         try:
             if isinstance(self.source, CheckingSource):
@@ -195,60 +196,60 @@ class RewardService:
 
 
 class ServiceStatistics:
-    """What was served, counted in the event loop's thread."""
+    """Counts of requests. Used in the thread of the event loop only."""
 
     def __init__(self) -> None:
         self.requests = 0
         self.refused: Counter[str] = Counter()
-        self.grades: Counter[str] = Counter()
+        self.results: Counter[str] = Counter()
         self.latencies: deque[float] = deque(maxlen=LATENCIES_KEPT)
 
     def count(self, scored: Sequence[Scored], seconds: float) -> None:
-        """A request that was answered after so long."""
+        """Counts a request that was answered after `seconds`."""
         self.requests += 1
-        self.grades.update(each.state.value for each in scored)
+        self.results.update(item.state.value for item in scored)
         self.latencies.append(seconds)
 
     def count_refusal(self, status: int) -> None:
-        """A request that was sent away."""
+        """Counts a request that was rejected."""
         self.refused[str(status)] += 1
 
     def as_json(self) -> dict[str, Any]:
-        """`latency_seconds` is over the last LATENCIES_KEPT requests, null before the first."""
+        """The counts. `latency_seconds` covers the last LATENCIES_KEPT requests and is null before the first."""
         latencies = sorted(self.latencies)
         return {
             "requests": self.requests,
             "refused": dict(self.refused),
-            "grades": dict(self.grades),
+            "results": dict(self.results),
             "latency_seconds": {f"p{share}": nearest_rank(latencies, share) for share in (50, 95, 99)},
         }
 
 
 def nearest_rank(ordered: Sequence[float], percent: int) -> float | None:
-    """The smallest value that at least `percent` of the values do not exceed; None of no values."""
+    """The nearest-rank percentile: the smallest value that `percent` of the values do not exceed. None if empty."""
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)] if ordered else None
 
 
-def _read(read: Callable[[bytes], Found], body: bytes) -> Found:
+def _read(read: Callable[[bytes], Result], body: bytes) -> Result:
     try:
         return read(body)
-    except WireError as error:
-        raise _SentAwayError(400, str(error)) from None
+    except ProtocolError as error:
+        raise _RejectedError(400, str(error)) from None
 
 
-def _failed(error: Exception) -> _SentAwayError:
-    """Into the log goes what is said on purpose as one line, and everything else with its traceback."""
+def _failed(error: Exception) -> _RejectedError:
+    """Logs the error, with its traceback unless it is a ProximoError, whose message is enough."""
     LOG.error("%s", error, exc_info=None if isinstance(error, ProximoError) else error)
-    return _SentAwayError(500, "the reward source failed; the service's log says why")
+    return _RejectedError(500, "the reward source failed; see the log of the service")
 
 
-def _patience(request: Request) -> float:
-    """For how long the client waits, in seconds, as far as it says so."""
+def _client_timeout(request: Request) -> float:
+    """Seconds for which the client waits; infinite if it sent no header."""
     try:
         return float(request.headers.get(SECONDS_HEADER, "inf"))
     except ValueError:
-        raise _SentAwayError(400, f"{SECONDS_HEADER} wants a number of seconds") from None
+        raise _RejectedError(400, f"{SECONDS_HEADER} must be a number of seconds") from None
 
 
-def _said(error: _SentAwayError) -> Response:
+def _error_response(error: _RejectedError) -> Response:
     return JSONResponse({"detail": str(error)}, status_code=error.status, headers=error.headers)

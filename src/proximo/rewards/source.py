@@ -1,4 +1,4 @@
-"""What every source of scores looks like. Not the shaping of scores into rewards: that is algorithms/shaping.py."""
+"""The protocols of reward sources. Only `RewardSource` is required; the others are optional capabilities."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -9,54 +9,58 @@ from proximo.records import Prompt, Response, Scored
 
 @runtime_checkable
 class RewardSource(Protocol):
-    """Gives each response one score, with the named parts that it was made of."""
+    """Gives each response one score, with named components."""
 
     name: str
-    """Names this source's component in metrics and samples."""
+    """Name of the source's component in metrics and samples."""
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """One `Scored` per response, in order. What could not be scored is said so, never given a number."""
+        """One `Scored` per response, in order. A response that could not be scored has the state of a fault, no
+        score."""
         ...
 
 
 @runtime_checkable
 class EagerSource(Protocol):
-    """A source that can start on a response while others are still being sampled."""
+    """A source that can start scoring a response while others are still being sampled."""
 
     def begin(self, response: Response) -> None:
-        """Returns at once. `score` is asked about the response later, or never; begin changes no score."""
+        """Starts scoring in the background and returns at once. `score` may be called with the response later."""
         ...
 
 
 @runtime_checkable
 class ConcurrentSource(Protocol):
-    """A source whose `score` waits for others to do the work, and may be called from a thread of its own."""
+    """A source whose `score` waits for other processes, so that it may be called in its own thread."""
 
     concurrent: bool
 
 
 @runtime_checkable
 class MeasuredSource(Protocol):
-    """A source that counts what it does."""
+    """A source that reports metrics."""
 
     def statistics(self) -> Mapping[str, MetricValue]:
-        """Declared metrics of what was done since they were last asked for."""
+        """Declared metrics of the work since the last call."""
         ...
 
 
 @runtime_checkable
 class CheckingSource(Protocol):
-    """A source that knows of some prompts beforehand that no answer to them could be graded."""
+    """A source that can tell before a run whether responses to a prompt can be scored."""
 
     def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
-        """Raises DataError for such a prompt, with its origin by the prompt's id."""
+        """Raises DataError for a prompt whose responses cannot be scored.
+
+        `origins` has the file and row of a prompt by its id, for the message.
+        """
         ...
 
 
 @runtime_checkable
 class ClosableSource(Protocol):
-    """A source that started something which must be ended."""
+    """A source that holds processes or connections."""
 
     def close(self) -> None:
-        """End it; nothing is left behind."""
+        """Ends everything that the source started."""
         ...

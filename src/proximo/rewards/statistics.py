@@ -1,4 +1,4 @@
-"""How a source of scores fares: how long it takes, what fails, what it need not do twice. Not the scores."""
+"""Counts of what reward sources do: time, failures, retries and cache hits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,23 +12,23 @@ QUANTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 @dataclass(kw_only=True)
 class SourceStatistics:
-    """Counts since they were last taken. Fractions are of all responses that were asked about."""
+    """Counts since the last report. Fractions are of all responses that were to be scored."""
 
     num_responses: int = 0
     num_cache_hits: int = 0
-    """Answered from an earlier grade on the same answer."""
+    """Responses that had an earlier grade of the same answer."""
     num_timeouts: int = 0
     num_failures: int = 0
-    """Without a score, through no fault of the answer."""
+    """Responses without a score, through no fault of the answer."""
     num_model_faults: int = 0
-    """With a score that says what is wrong with the answer; time-outs are among them."""
+    """Responses with a low score because the answer is at fault, time-outs included."""
     num_retries: int = 0
     num_restarts: int = 0
     seconds: list[float] = field(default_factory=list)
-    """Of each answer that was graded; the limit for one that was given up."""
+    """Time of each graded answer; the limit for an answer that timed out."""
 
     def metrics(self, name: str) -> dict[str, MetricValue]:
-        """The declared metrics of the source of that name."""
+        """The declared metrics of the source `name`."""
         fractions = {
             "timeout_fraction": self.num_timeouts,
             "failure_fraction": self.num_failures,
@@ -43,22 +43,22 @@ class SourceStatistics:
 
 @dataclass(kw_only=True)
 class BatchStatistics:
-    """Of a source that is asked about a batch in one call and once: what takes too long there ends the run."""
+    """Counts of a source that scores a batch in one call, without retries."""
 
     num_responses: int = 0
     num_failures: int = 0
     seconds: list[float] = field(default_factory=list)
-    """Of each batch."""
+    """Time of each batch."""
 
     def count(self, scored: Sequence[Scored], seconds: float) -> None:
-        """A batch that was scored in so long; an empty one is none."""
+        """Counts a batch that was scored in `seconds`; ignores an empty one."""
         if scored:
             self.num_responses += len(scored)
-            self.num_failures += sum(not each.valid for each in scored)
+            self.num_failures += sum(not item.valid for item in scored)
             self.seconds.append(seconds)
 
     def taken(self, name: str) -> dict[str, MetricValue]:
-        """The declared metrics of the source of that name, and the counts start anew; nothing where none was scored."""
+        """The declared metrics of the source `name`, empty if nothing was scored. Resets the counts."""
         if not self.num_responses:
             return {}
         failures: dict[str, MetricValue] = {"failure_fraction": Mean(self.num_failures, self.num_responses)}
@@ -72,5 +72,5 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, MetricValue]:
 
 
 def statistics_of(source: RewardSource | None) -> dict[str, MetricValue]:
-    """What a source that counts did since it was last asked; nothing of one that does not."""
+    """The metrics of a source since the last call; empty for a source without metrics."""
     return dict(source.statistics()) if isinstance(source, MeasuredSource) else {}

@@ -1,6 +1,7 @@
-"""What a verifier reads of a response and what it says of it: plain values, which cross to a worker as JSON.
+"""The interface of verifiers: what they read of a response, and the grade that they give it.
 
-Not a response's tokens and log-probs: those are in records.py, which needs torch, and a worker does without it.
+Both are plain values that cross to a worker process as JSON. The records of responses (records.py) need torch, which
+workers do without.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,54 +13,54 @@ from proximo.enums import Finish, ScoreState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """One response as a verifier sees it."""
+    """The part of a response that a verifier reads."""
 
     text: str
-    """The decoded response: it starts where the prompt's tokens end, and has no end-of-sequence token."""
+    """The decoded response, without prompt and end-of-sequence token."""
     prompt: str | Sequence[Mapping[str, Any]]
     """The prompt's text, or its messages."""
     reference: str | None = None
-    """The prompt's reference answer, where its row has one."""
+    """The reference answer of the prompt, if its row has one."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the prompt's row."""
     finish: Finish = Finish.EOS
     num_tokens: int = 0
-    """Tokens of the response, end-of-sequence token included."""
+    """Number of tokens of the response, including the end-of-sequence token."""
     first_turn: bool = False
-    """The verifier may raise PostponedError: it is asked again when the other answers have had their turn."""
+    """True if the verifier may raise PostponedError to be called again after all other answers."""
 
 
 class PostponedError(Exception):
-    """An answer that makes its verifier wait, in its first turn."""
+    """Raised by a verifier in the first turn of an answer that would make it wait."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Grade:
-    """What a verifier says of one answer. `score` is NaN where, and only where, the infrastructure is at fault."""
+    """The grade of one answer. `score` is NaN if and only if the infrastructure is at fault."""
 
     score: float
     state: ScoreState = ScoreState.SCORED
     reason: str | None = None
-    """Why, in a few words, where the state is a fault; must quote no more than a line of the answer."""
+    """A short reason if the state is a fault. It must not quote more than a line of the answer."""
     components: Mapping[str, float] = field(default_factory=dict)
     by_clock: bool = False
-    """A limit of wall-clock time decided: on a machine with less to do it may be another grade. Not remembered."""
+    """A wall-clock limit decided the grade. On a less busy machine it may differ, so it is not cached."""
 
 
 class Verifier(Protocol):
-    """Gives grades on single answers. It lives in a worker process that is killed when it takes too long.
+    """Grades single answers. Runs in a worker process that is killed if an answer takes too long.
 
-    Made as `VerifierClass(**options)` with plain options, once per worker. A grade depends on the answer and the
-    options alone. An exception that leaves `grade` is a fault of the infrastructure: what the answer can cause, the
-    verifier must catch and call the model's fault.
+    Each worker makes one as `VerifierClass(**options)` with plain options. A grade depends on the answer and the
+    options alone. An exception that leaves `grade` is a fault of the infrastructure, so a verifier must catch every
+    exception that an answer can cause and grade the answer as at fault.
     """
 
     def grade(self, answer: Answer) -> Grade:
-        """The grade on one answer."""
+        """The grade of one answer."""
         ...
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:
-        """Raises DataError, with what is missing, for a prompt that no answer to could be graded."""
+        """Raises DataError, with what is missing, for a row whose answers cannot be graded."""
         ...
 
     def close(self) -> None:

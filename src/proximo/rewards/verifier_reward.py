@@ -17,22 +17,22 @@ from proximo.rewards.statistics import SourceStatistics
 from proximo.rewards.verifier import Grade
 from proximo.rewards.workers.frames import encode
 from proximo.rewards.workers.loop import PoolLimits
-from proximo.rewards.workers.outcomes import Done, Failed, Outcome, TimedOut, Work
 from proximo.rewards.workers.pool import WorkerPool
-from proximo.rewards.workers.process import Job
+from proximo.rewards.workers.process import WorkerSpec
+from proximo.rewards.workers.work import Done, Failed, TimedOut, Work, WorkResult
 
-MAX_REMEMBERED = 2**16
-"""Grades that are kept; the one that was not asked for longest goes first."""
+MAX_CACHED = 2**16
+"""Size of the cache of grades; the least recently used is dropped first."""
 CHECK_SECONDS = 600.0
-"""For all rows together, before a run starts."""
+"""Time for checking all rows before a run starts."""
 MEMORY_BYTES = 2**32
 
 
 class VerifierReward:
-    """Asks a verifier about each response, in processes that are killed when they take too long.
+    """Grades each response by a verifier, in worker processes that are killed if they take too long.
 
-    A grade depends on the answer and the verifier's options alone, so each answer is graded once in a run. What could
-    not be graded, or not in its time, is not remembered: that depends on the machine as well.
+    A grade depends on the answer and the options of the verifier alone, so equal answers are graded once in a run.
+    Failures and time-outs depend on the machine as well, so they are not cached.
     """
 
     concurrent = True
@@ -49,55 +49,56 @@ class VerifierReward:
         attempts: int = 3,
         memory_bytes: int | None = MEMORY_BYTES,
     ) -> None:
-        """`grade` is `package.module:Class`, made in each worker with `options`; the other arguments are those of
-        `VerifierRewardConfig`.
+        """`grade` is `package.module:Class`; each worker makes one with `options`. The other arguments are documented
+        in `VerifierRewardConfig`.
 
-        Raises what making it raised: ConfigError, MissingExtraError, SandboxError; TrainingError where a worker died.
+        Raises what the constructor raised (ConfigError, MissingExtraError, SandboxError), and TrainingError if a worker
+        died.
         """
         self.name = name
         self.step_seconds = step_seconds
-        job = Job(service="verifier", path=verifier, options=options or {}, memory_bytes=memory_bytes)
+        spec = WorkerSpec(service="verifier", path=verifier, options=options or {}, memory_bytes=memory_bytes)
         limits = PoolLimits(num_workers=num_workers, answer_seconds=answer_seconds, attempts=attempts)
-        self._pool = WorkerPool(job, limits, name=name)
-        self._remembered: OrderedDict[bytes, Grade] = OrderedDict()
-        self._begun: dict[bytes, Work] = {}
+        self._pool = WorkerPool(spec, limits, name=name)
+        self._cached: OrderedDict[bytes, Grade] = OrderedDict()
+        self._started: dict[bytes, Work] = {}
         self._statistics = SourceStatistics()
         self._counted = (0, 0)
         self._lock = threading.Lock()
-        """A service asks from several threads."""
+        """A reward service calls `score` from several threads."""
 
     def begin(self, response: Response) -> None:
-        """Start on a response that has ended; `score` collects it."""
+        """Starts grading a finished response; `score` collects the grade."""
         request = _request(response)
         key = _key(request)
         with self._lock:
-            if key not in self._remembered and key not in self._begun:
-                (self._begun[key],) = self._pool.submit([request])
+            if key not in self._cached and key not in self._started:
+                (self._started[key],) = self._pool.submit([request])
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """One grade per response, after at most `step_seconds`; what is not graded then has no score.
+        """One score per response, within `step_seconds`. A response that is not graded by then has no score.
 
-        Raises DataError for a prompt whose metadata JSON cannot say, TrainingError for a component whose name cannot be
-        a metric's.
+        Raises DataError for a prompt whose metadata cannot be written as JSON, TrainingError for a component whose name
+        cannot be a metric's.
         """
         requests = [_request(response) for response in responses]
         keys = [_key(request) for request in requests]
         with self._lock:
-            known = {key: self._remembered[key] for key in keys if key in self._remembered}
-            asked = self._collect({k: r for k, r in zip(keys, requests, strict=True) if k not in known})
-        outcomes = self._pool.wait(tuple(asked.values()), seconds=self.step_seconds, limit="step_seconds")
-        graded = {key: self._grade(outcome) for key, outcome in zip(asked, outcomes, strict=True)}
+            known = {key: self._cached[key] for key in keys if key in self._cached}
+            submitted = self._collect({k: r for k, r in zip(keys, requests, strict=True) if k not in known})
+        outcomes = self._pool.wait(tuple(submitted.values()), seconds=self.step_seconds, limit="step_seconds")
+        graded = {key: self._grade(outcome) for key, outcome in zip(submitted, outcomes, strict=True)}
         grades = known | graded
         with self._lock:
-            self._remember(grades)
-            self._forget_what_nobody_asked_for()
+            self._cache(grades)
+            self._collect_unclaimed()
             self._count([grades[key] for key in keys], outcomes)
-            timed_out = {key for key, outcome in zip(asked, outcomes, strict=True) if isinstance(outcome, TimedOut)}
+            timed_out = {key for key, outcome in zip(submitted, outcomes, strict=True) if isinstance(outcome, TimedOut)}
             self._statistics.num_timeouts += sum(key in timed_out for key in keys)
         return [_scored(response, grades[key]) for response, key in zip(responses, keys, strict=True)]
 
     def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
-        """Raises DataError, with the row's origin by the prompt's id, for a prompt no answer to which can be graded."""
+        """Raises DataError for a prompt whose answers cannot be graded. `origins` has its file and row by its id."""
         requests = [_encoded({"check": _row(prompt)}, prompt, origins) for prompt in prompts]
         work = self._pool.submit(requests)
         outcomes = self._pool.wait(work, seconds=CHECK_SECONDS, limit="the time for checking rows")
@@ -114,33 +115,33 @@ class VerifierReward:
                     raise TrainingError(f"{origin}: reward source {self.name!r} could not check the row: {reason}")
 
     def statistics(self) -> dict[str, MetricValue]:
-        """The metrics of this source since they were last asked for."""
+        """The metrics of this source since the last call."""
         with self._lock:
             taken, self._statistics = self._statistics, SourceStatistics()
         return taken.metrics(self.name) if taken.num_responses else {}
 
     def close(self) -> None:
-        """End the workers."""
+        """Ends the workers."""
         self._pool.close()
 
     def _collect(self, requests: Mapping[bytes, bytes]) -> dict[bytes, Work]:
-        """Of each key the work that was begun, or that begins now."""
-        fresh = {key: request for key, request in requests.items() if key not in self._begun}
+        """The work for each request, by key: already started by `begin`, or submitted now."""
+        fresh = {key: request for key, request in requests.items() if key not in self._started}
         begun = dict(zip(fresh, self._pool.submit(fresh.values()), strict=True))
-        return {key: begun[key] if key in begun else self._begun.pop(key) for key in requests}
+        return {key: begun[key] if key in begun else self._started.pop(key) for key in requests}
 
-    def _grade(self, outcome: Outcome) -> Grade:
+    def _grade(self, outcome: WorkResult) -> Grade:
         match outcome:
             case Done(value=value):
                 return self._as_grade(value)
             case TimedOut(seconds=seconds, times=times):
                 reason = {
-                    0: "idle for longer than a first turn, and not asked again before step_seconds were over",
+                    0: "idle for longer than a first turn, and had no second turn before step_seconds were over",
                     1: f"not graded within answer_seconds = {seconds:g}, and not again before step_seconds were over",
                     2: f"not graded within answer_seconds = {seconds:g}, twice",
                 }[times]
-                given = self._pool.about
-                grade = Grade(score=0.0) if given is None else self._as_grade(given)
+                timeout_grade = self._pool.about
+                grade = Grade(score=0.0) if timeout_grade is None else self._as_grade(timeout_grade)
                 return replace(grade, state=ScoreState.MODEL_FAULT, reason=reason, by_clock=True)
             case Failed(reason=reason):
                 return _fault(reason)
@@ -155,9 +156,9 @@ class VerifierReward:
                 by_clock=bool(value["by_clock"]),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            return _fault(f"the worker's grade is none ({type(error).__name__}: {error})")
+            return _fault(f"the worker sent no valid grade ({type(error).__name__}: {error})")
         if not all(map(math.isfinite, (grade.score, *grade.components.values()))):
-            return _fault("the worker's grade has a number that is not finite")
+            return _fault("the grade has a number that is not finite")
         unnamed = [name for name in grade.components if not re.fullmatch(COMPONENT, name)]
         if unnamed:
             raise TrainingError(
@@ -166,24 +167,24 @@ class VerifierReward:
             )
         return grade
 
-    def _remember(self, grades: Mapping[bytes, Grade]) -> None:
-        """But for what has no score, or was decided by a clock."""
+    def _cache(self, grades: Mapping[bytes, Grade]) -> None:
+        """Caches grades, except those without a score and those that a clock decided."""
         for key, grade in grades.items():
             if grade.state is not ScoreState.INFRASTRUCTURE_FAULT and not grade.by_clock:
-                self._remembered[key] = grade
-                self._remembered.move_to_end(key)
-        while len(self._remembered) > MAX_REMEMBERED:
-            self._remembered.popitem(last=False)
+                self._cached[key] = grade
+                self._cached.move_to_end(key)
+        while len(self._cached) > MAX_CACHED:
+            self._cached.popitem(last=False)
 
-    def _forget_what_nobody_asked_for(self) -> None:
-        """Of what was begun, the grades are worth keeping; the rest may still be asked for."""
-        ended = {key: work for key, work in self._begun.items() if work.outcome is not None}
+    def _collect_unclaimed(self) -> None:
+        """Caches the grades of finished work that `begin` started and nobody has collected."""
+        ended = {key: work for key, work in self._started.items() if work.outcome is not None}
         for key in ended:
-            del self._begun[key]
+            del self._started[key]
         graded = {key: self._grade(work.outcome) for key, work in ended.items() if work.outcome is not None}
-        self._remember(graded)
+        self._cache(graded)
 
-    def _count(self, grades: Sequence[Grade], outcomes: Sequence[Outcome]) -> None:
+    def _count(self, grades: Sequence[Grade], outcomes: Sequence[WorkResult]) -> None:
         counts, pool = self._statistics, self._pool
         states = [grade.state for grade in grades]
         counts.num_responses += len(grades)
@@ -220,8 +221,8 @@ def _encoded(message: Mapping[str, Any], prompt: Prompt, origins: Mapping[str, s
         return encode(message)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{_origin(prompt, origins)}: a verifier is handed the row's columns as JSON, which cannot say one of them "
-            f"({error}); leave that column out, or write it as text"
+            f"{_origin(prompt, origins)}: a verifier gets the columns of a row as JSON, and one of them "
+            f"cannot be converted ({error}); leave that column out, or write it as text"
         ) from error
 
 
@@ -230,7 +231,7 @@ def _origin(prompt: Prompt, origins: Mapping[str, str]) -> str:
 
 
 def _key(request: bytes) -> bytes:
-    """Of everything that the grade depends on."""
+    """The key of an answer in the cache: a hash of everything that its grade depends on."""
     return hashlib.blake2b(request, digest_size=16).digest()
 
 

@@ -1,4 +1,4 @@
-"""The weighted sum of several sources. A response that one source could not score has no score."""
+"""The weighted sum of several sources. A response that any source could not score has no score."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,18 +7,18 @@ from typing import Any
 from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
-from proximo.rewards.concurrent import score_beside_each_other
+from proximo.rewards.concurrent import score_concurrently
 from proximo.rewards.dense import is_list, weighted_sum
 from proximo.rewards.source import CheckingSource, ClosableSource, EagerSource, MeasuredSource, RewardSource
 
 
 class WeightedReward:
-    """score = sum of weight * score over the sources; each source's own score is a component under its name."""
+    """score = sum of weight * score over the sources. The score of each source is a component under its name."""
 
     name = "weighted"
 
     def __init__(self, sources: Sequence[tuple[float, RewardSource]]) -> None:
-        """Raises ConfigError for anything but pairs of a weight and a source, and for none."""
+        """`sources` are pairs (weight, source). Raises ConfigError for an empty list and for anything else."""
         if not is_list(sources) or not sources:
             raise ConfigError(
                 "a weighted reward needs a list with at least one pair (weight, source), got "
@@ -29,31 +29,31 @@ class WeightedReward:
         self.sources = tuple(sources)
 
     def begin(self, response: Response) -> None:
-        """Tells every source that can start on it."""
+        """Starts the response on every source that is an `EagerSource`."""
         for _, source in self.sources:
             if isinstance(source, EagerSource):
                 source.begin(response)
 
     def score(self, responses: Sequence[Response]) -> list[Scored]:
-        """Asks every source for all responses and adds up."""
-        answers = score_beside_each_other([source for _, source in self.sources], responses)
+        """The weighted sum for each response, in order."""
+        answers = score_concurrently([source for _, source in self.sources], responses)
         return [
             self._sum(response, parts) for response, parts in zip(responses, zip(*answers, strict=True), strict=True)
         ]
 
     def check_prompts(self, prompts: Sequence[Prompt], origins: Mapping[str, str]) -> None:
-        """By every source that can; raises DataError for what the first of them refuses."""
+        """Checks the prompts by every source that can. Raises the DataError of the first source that refuses one."""
         for _, source in self.sources:
             if isinstance(source, CheckingSource):
                 source.check_prompts(prompts, origins)
 
     def statistics(self) -> dict[str, MetricValue]:
-        """Of all sources that count."""
+        """The metrics of all sources that have some."""
         counting = [source for _, source in self.sources if isinstance(source, MeasuredSource)]
         return {name: value for source in counting for name, value in source.statistics().items()}
 
     def close(self) -> None:
-        """Ends what the sources started."""
+        """Closes every source that can be closed."""
         for _, source in self.sources:
             if isinstance(source, ClosableSource):
                 source.close()
@@ -85,7 +85,7 @@ def _check_pair(pair: Any) -> None:
         case (int() | float() as weight, source) if math.isfinite(weight) and isinstance(source, RewardSource):
             return
     raise ConfigError(
-        f"a weighted reward is made of pairs (weight, source), such as (0.5, FunctionReward(mine, name='mine')); "
+        f"a weighted reward needs pairs (weight, source), such as (0.5, FunctionReward(mine, name='mine')); "
         f"got {pair!r:.80}"
     )
 

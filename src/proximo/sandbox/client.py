@@ -1,4 +1,4 @@
-"""The caller's end of a zygote: starts it, passes messages, ends it. Not what the messages mean: runner.py."""
+"""The caller's end of a fork server: starts it, passes messages, ends it. Not what the messages mean: runner.py."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from proximo.sandbox.kernel.syscalls import architecture
 from proximo.sandbox.packages import find_packages
 
 ANSWER_SECONDS = 60.0
-"""For a zygote to start or to answer; a machine under heavy load takes seconds."""
+"""For a fork server to start or to answer; a machine under heavy load takes seconds."""
 END_SECONDS = 10.0
 MAX_MESSAGE_BYTES = 1 << 16
 BOOT = """
@@ -39,11 +39,11 @@ ENVIRONMENT = {
 }
 """All that a program finds in its environment, but for HOME and TMPDIR."""
 LINKING = {"LD_BIND_NOW": "1"}
-"""For the start of the zygote alone: what it links at once, no program has to link anew."""
+"""For the start of the fork server alone: what it links at once, no program has to link anew."""
 
 
-class ZygoteLink:
-    """A zygote that runs. Raises SandboxError where it cannot be started."""
+class ForkServerClient:
+    """A fork server that runs. Raises SandboxError where it cannot be started."""
 
     def __init__(self, *, without: Collection[str], preload: Sequence[str], modules: Collection[str]) -> None:
         packages = find_packages(modules)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from proximo.sandbox.guarantees import GUARANTEES, NAMES, check_names
 from proximo.sandbox.jobs import Program
-from proximo.sandbox.mechanisms import Layers
+from proximo.sandbox.mechanisms import Mechanisms
 from proximo.sandbox.probes import PROBES, SECRET_PROGRAM, Probe
 from proximo.sandbox.runner import Sandbox
 
@@ -31,7 +31,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class GuaranteeStatus:
     """One guarantee on this machine."""
 
     name: str
@@ -42,7 +42,7 @@ class Finding:
     """Why it is not held."""
 
 
-def examine(*, waived: Collection[str] = (), without: Collection[str] = ()) -> list[Finding]:
+def examine(*, waived: Collection[str] = (), without: Collection[str] = ()) -> list[GuaranteeStatus]:
     """Every guarantee, tried in the sandbox itself; `without` as in `Sandbox`.
 
     Raises SandboxError where no program can be started at all, ValueError for unknown names.
@@ -52,24 +52,24 @@ def examine(*, waived: Collection[str] = (), without: Collection[str] = ()) -> l
     try:
         with Sandbox(waived=NAMES, without=without) as sandbox:
             problems = {name: _try(sandbox, probe) for name, probe in PROBES.items()}
-            layers = sandbox.layers
+            mechanisms = sandbox.mechanisms
     finally:
         del os.environ[CANARY]
-    return [_finding(name, layers, problems[name], waived=name in waived) for name in NAMES]
+    return [_status(name, mechanisms, problems[name], waived=name in waived) for name in NAMES]
 
 
-def _finding(name: str, layers: Layers, problem: str | None, *, waived: bool) -> Finding:
+def _status(name: str, mechanisms: Mechanisms, problem: str | None, *, waived: bool) -> GuaranteeStatus:
     guarantee = next(each for each in GUARANTEES if each.name == name)
-    mechanism = guarantee.mechanism(layers)
+    mechanism = guarantee.held_by(mechanisms)
     if mechanism is None:
-        state, reason = State.MISSING, f"needs {guarantee.why_missing(layers)}"
+        state, reason = State.MISSING, f"needs {guarantee.why_missing(mechanisms)}"
     elif problem is not None:
         state, reason = State.BROKEN, problem
     else:
         state, reason = State.HELD, None
     if waived and state is not State.HELD:
         state = State.WAIVED
-    return Finding(name=name, promise=guarantee.promise, mechanism=mechanism, state=state, reason=reason)
+    return GuaranteeStatus(name=name, promise=guarantee.promise, mechanism=mechanism, state=state, reason=reason)
 
 
 def _try(sandbox: Sandbox, probe: Probe) -> str | None:

@@ -5,32 +5,32 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from proximo.errors import SandboxError
-from proximo.sandbox.mechanisms import LAYERS, Layers
+from proximo.sandbox.mechanisms import MECHANISMS, Mechanisms
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guarantee:
-    """One promise. It is held where all layers of one of the `ways` are there."""
+    """One promise. It is held where all mechanisms of one of the `ways` are there."""
 
     name: str
     promise: str
     ways: tuple[tuple[frozenset[str], str], ...]
-    """Layers that it takes, and how they hold it; the best first."""
+    """Mechanisms that it takes, and how they hold it; the best first."""
 
-    def mechanism(self, layers: Layers) -> str | None:
+    def held_by(self, mechanisms: Mechanisms) -> str | None:
         """How this machine holds it; None where it cannot."""
-        there = {name for name, missing in layers.as_dict().items() if missing is None}
+        there = {name for name, missing in mechanisms.as_dict().items() if missing is None}
         return next((how for needed, how in self.ways if needed <= there), None)
 
-    def why_missing(self, layers: Layers) -> str:
-        """The layers that are not there, with the reasons."""
-        missing = layers.as_dict()
+    def why_missing(self, mechanisms: Mechanisms) -> str:
+        """The mechanisms that are not there, with the reasons."""
+        missing = mechanisms.as_dict()
         needed = self.ways[-1][0]
         return "; ".join(f"{name}: {missing[name]}" for name in sorted(needed) if missing[name] is not None)
 
 
 def _guarantee(name: str, promise: str, **ways: str) -> Guarantee:
-    """`ways` are named by the layers they take, joined by `_and_`; `always` takes none."""
+    """`ways` are named by the mechanisms they take, joined by `_and_`; `always` takes none."""
     taken = {key: frozenset() if key == "always" else frozenset(key.split("_and_")) for key in ways}
     return Guarantee(name=name, promise=promise, ways=tuple((taken[key], how) for key, how in ways.items()))
 
@@ -67,8 +67,10 @@ GUARANTEES = (
         namespaces="a file system of limited size in memory (mount namespace)",
         seccomp="RLIMIT_FSIZE for each file, and the folder is looked at every 10 ms",
     ),
-    _guarantee("cpu", "CPU seconds are limited", always="the zygote reads the process's CPU clock, and RLIMIT_CPU"),
-    _guarantee("wall", "seconds from start to end are limited", always="the zygote's clock"),
+    _guarantee(
+        "cpu", "CPU seconds are limited", always="the fork server reads the process's CPU clock, and RLIMIT_CPU"
+    ),
+    _guarantee("wall", "seconds from start to end are limited", always="the fork server's clock"),
     _guarantee(
         "memory",
         "memory is limited, files in the program's folder included",
@@ -87,7 +89,7 @@ GUARANTEES = (
     _guarantee(
         "environment",
         "no variable, argument or descriptor of the caller's is seen",
-        always="the zygote starts with an environment of its own, and everything else is closed",
+        always="the fork server starts with an environment of its own, and everything else is closed",
     ),
     _guarantee(
         "memory_of_others",
@@ -103,7 +105,7 @@ GUARANTEES = (
     _guarantee(
         "survivors",
         "nothing outlives the program: no process, shared memory, queue or file",
-        namespaces_and_seccomp="one process that is killed (seccomp), in namespaces that end with the zygote",
+        namespaces_and_seccomp="one process that is killed (seccomp), in namespaces that end with the fork server",
         seccomp="one process that is killed, without calls that make what outlives it (seccomp)",
     ),
     _guarantee(
@@ -117,7 +119,7 @@ NAMES = tuple(each.name for each in GUARANTEES)
 
 def check_names(waived: Collection[str], without: Collection[str]) -> None:
     """Raises ValueError for a name that is none."""
-    for what, given, known in (("guarantee", waived, NAMES), ("layer", without, LAYERS)):
+    for what, given, known in (("guarantee", waived, NAMES), ("mechanism", without, MECHANISMS)):
         for name in given:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
@@ -125,11 +127,11 @@ def check_names(waived: Collection[str], without: Collection[str]) -> None:
                 raise ValueError(f"the sandbox has no {what} {name!r}; {hint}")
 
 
-def refuse_missing(layers: Layers, waived: Collection[str]) -> None:
+def refuse_missing(mechanisms: Mechanisms, waived: Collection[str]) -> None:
     """Raises SandboxError for a guarantee that this machine cannot give, and that nobody waives."""
-    missing = [each for each in GUARANTEES if each.mechanism(layers) is None and each.name not in waived]
+    missing = [each for each in GUARANTEES if each.held_by(mechanisms) is None and each.name not in waived]
     if missing:
-        reasons = "\n".join(f"- {each.name}: {each.promise}. Needs {each.why_missing(layers)}" for each in missing)
+        reasons = "\n".join(f"- {each.name}: {each.promise}. Needs {each.why_missing(mechanisms)}" for each in missing)
         raise SandboxError(
             f"this machine cannot confine programs as promised; missing:\n{reasons}\n"
             "`proximo doctor sandbox` shows all guarantees. Use a machine that has them or, where you accept the risk, "

@@ -16,11 +16,11 @@ from proximo.sandbox.kernel.privileges import give_up_privileges
 LEFT_OUT = "left out by the caller"
 FIRST_UID = 1 << 30
 """Of programs that root starts: far above what accounts are given, and one of its own for each program."""
-UIDS_PER_ZYGOTE = 256
+UIDS_PER_SERVER = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layers:
+class Mechanisms:
     """Why a means is not there; None where it is."""
 
     namespaces: str | None
@@ -37,10 +37,10 @@ class Layers:
         return asdict(self)
 
 
-LAYERS = tuple(Layers.__dataclass_fields__)
+MECHANISMS = tuple(Mechanisms.__dataclass_fields__)
 
 
-def find_layers(library: Sequence[str], *, workplace: str, without: Collection[str]) -> Layers:
+def find_mechanisms(library: Sequence[str], *, workplace: str, without: Collection[str]) -> Mechanisms:
     """Tries each means in a process of its own, except those in `without`."""
     trials: dict[str, Callable[[], None]] = {
         "namespaces": partial(_try_namespaces, library, workplace, count_threads=False),
@@ -51,15 +51,15 @@ def find_layers(library: Sequence[str], *, workplace: str, without: Collection[s
     found = {name: LEFT_OUT if name in without else _what_fails(trial) for name, trial in trials.items()}
     if found["namespaces"] is not None:
         found["thread_count"] = f"needs namespaces ({found['namespaces']})"
-    return Layers(**found)
+    return Mechanisms(**found)
 
 
-def program_uid(zygote: int, slot: int) -> int:
+def program_uid(server_pid: int, slot: int) -> int:
     """The uid of a program that root starts: no account's, and no other program's that runs now.
 
-    `zygote` is a process id, which Linux keeps below 2^22.
+    `server_pid` is a process id, which Linux keeps below 2^22.
     """
-    return FIRST_UID + zygote * UIDS_PER_ZYGOTE + slot
+    return FIRST_UID + server_pid * UIDS_PER_SERVER + slot
 
 
 def _what_fails(trial: Callable[[], None]) -> str | None:

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from proximo.errors import SandboxError
-from proximo.sandbox.client import ANSWER_SECONDS, ZygoteLink
+from proximo.sandbox.client import ANSWER_SECONDS, ForkServerClient
 from proximo.sandbox.guarantees import check_names, refuse_missing
 from proximo.sandbox.jobs import MIB, Ending, Job, Limits, Outcome, Program
-from proximo.sandbox.mechanisms import Layers
+from proximo.sandbox.mechanisms import Mechanisms
 from proximo.sandbox.payload import check_program, open_payload, open_stdin
 
 GRACE_SECONDS = 10.0
@@ -36,7 +36,7 @@ class SandboxJob:
         self.deadline = math.inf
         """Known when it has started."""
         self.end: Mapping[str, Any] | None = None
-        """What the zygote says of its end."""
+        """What the fork server says of its end."""
         self.failure: str | None = None
         """Why there will be no such word."""
         self._sandbox = sandbox
@@ -137,18 +137,18 @@ class Sandbox:
         self._jobs: dict[int, SandboxJob] = {}
         self._started = 0
         self._packages = tuple(packages)
-        self._link = self._connect()
+        self._server = self._connect()
         self._try_packages()
 
     @property
-    def layers(self) -> Layers:
+    def mechanisms(self) -> Mechanisms:
         """What this machine has to confine programs with."""
-        return Layers(**self._link.hello["layers"])
+        return Mechanisms(**self._server.hello["mechanisms"])
 
     @property
     def python_version(self) -> str:
         """Of the interpreter that runs the programs."""
-        return self._link.hello["python"]
+        return self._server.hello["python"]
 
     def __enter__(self) -> Self:
         return self
@@ -162,8 +162,8 @@ class Sandbox:
         While it works, a program that it `helps` is not idle.
         """
         check_program(program)
-        if not self._link.alive:
-            self._link = self._connect()
+        if not self._server.alive:
+            self._server = self._connect()
         name = self._started = self._started + 1
         given = [open_payload(program), open_stdin(program.stdin)]
         outputs = []
@@ -177,10 +177,10 @@ class Sandbox:
         order = {"start": name, "numbers": numbers, "limits": limits, "helps": helps.name if helps else 0}
         job = self._jobs[name] = SandboxJob(self, name, program, (outputs[0], outputs[1]))
         try:
-            self._link.send(order, [*given, *program.descriptors.values()])
+            self._server.send(order, [*given, *program.descriptors.values()])
             self._wait_for_start(job)
         except OSError as error:
-            self._lose(f"the zygote has ended: {error}")
+            self._fail_all(f"the fork server has ended: {error}")
         finally:
             for descriptor in given:
                 os.close(descriptor)
@@ -194,30 +194,30 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends every program that still runs."""
-        if self._link.alive:
-            self._lose("the sandbox was closed")
+        if self._server.alive:
+            self._fail_all("the sandbox was closed")
 
     def kill(self, name: int) -> None:
         """Of a job: `SandboxJob.kill`."""
-        # Whoever waits for the job sees where the zygote is gone.
+        # Whoever waits for the job sees where the fork server is gone.
         with suppress(OSError):
-            self._link.send({"kill": name})
+            self._server.send({"kill": name})
 
     def wait_for(self, job: SandboxJob) -> None:
         """Serves all programs until this one is over."""
         while not job.is_over:
             if time.monotonic() > job.deadline:
-                self._lose("it did not end at its limits")
+                self._fail_all("it did not end at its limits")
             self._serve(job.deadline)
 
-    def _connect(self) -> ZygoteLink:
-        link = ZygoteLink(without=self._without, preload=self._preload, modules=self._packages)
+    def _connect(self) -> ForkServerClient:
+        client = ForkServerClient(without=self._without, preload=self._preload, modules=self._packages)
         try:
-            refuse_missing(Layers(**link.hello["layers"]), self._waived)
+            refuse_missing(Mechanisms(**client.hello["mechanisms"]), self._waived)
         except SandboxError:
-            link.end()
+            client.end()
             raise
-        return link
+        return client
 
     def _try_packages(self) -> None:
         for name in self._packages:
@@ -230,42 +230,42 @@ class Sandbox:
     def _wait_for_start(self, job: SandboxJob) -> None:
         deadline = time.monotonic() + ANSWER_SECONDS
         while not job.is_over:
-            message = self._link.receive(deadline)
+            message = self._server.receive(deadline)
             if message is None:
-                self._lose("the zygote has ended, or does not answer")
+                self._fail_all("the fork server has ended, or does not answer")
             elif message.get("started") == job.name:
                 job.deadline = time.monotonic() + job.limits.wall_seconds + GRACE_SECONDS
                 return
             else:
-                self._take(message)
+                self._on_message(message)
 
     def _serve(self, deadline: float) -> None:
         """Waits for a message or output of any program, and takes it."""
-        if not self._link.alive:
+        if not self._server.alive:
             return
         owners = {descriptor: job for job in self._jobs.values() for descriptor in job.open_outputs}
         waiting = select.poll()
-        for descriptor in (self._link.control.fileno(), *owners):
+        for descriptor in (self._server.control.fileno(), *owners):
             waiting.register(descriptor, select.POLLIN)
         ready = {number for number, _ in waiting.poll(max(0.0, deadline - time.monotonic()) * 1000)}
         for descriptor in ready & owners.keys():
             owners[descriptor].read(descriptor)
-        if self._link.alive and self._link.control.fileno() in ready:
-            message = self._link.receive(deadline)
+        if self._server.alive and self._server.control.fileno() in ready:
+            message = self._server.receive(deadline)
             if message is None:
-                self._lose("the zygote has ended")
+                self._fail_all("the fork server has ended")
             else:
-                self._take(message)
+                self._on_message(message)
 
-    def _take(self, message: Mapping[str, Any]) -> None:
+    def _on_message(self, message: Mapping[str, Any]) -> None:
         if "ended" in message:
             self._jobs.pop(message["ended"]).finish(end=message)
         elif "refused" in message:
             self._jobs.pop(message["refused"]).finish(failure=message["reason"])
 
-    def _lose(self, why: str) -> None:
-        """The zygote and with it all programs are given up; the next start makes a new one."""
-        last_words = self._link.end() if self._link.alive else ""
+    def _fail_all(self, why: str) -> None:
+        """The fork server and with it all programs are given up; the next start makes a new one."""
+        last_words = self._server.end() if self._server.alive else ""
         for job in self._jobs.values():
             job.finish(failure=f"{why}. {last_words}".strip())
         self._jobs.clear()

@@ -69,7 +69,8 @@ FORGED = (
      "def f(x): return 0"),
     ("unittest", "import unittest\nunittest.TestCase.assertEqual = lambda *a: None\ndef f(x): return 0"),
     ("modules of the verifier", "import sys\nfor m in list(sys.modules.values()):\n for n in dir(m):\n"
-     "  if n in ('deliver', 'run_tests', 'Report', 'answer'): setattr(m, n, lambda *a, **k: None)\ndef f(x): return 0"),
+     "  if n in ('deliver', 'run_tests', 'ResultWriter', 'answer'): setattr(m, n, lambda *a, **k: None)\n"
+     "def f(x): return 0"),
     ("the verifier's class", "import sys\nP = sys.modules['proximo.rewards.code.inside.program_process'].Peer\n"
      "P.answer = lambda self, m: self.send(['value', [], ['o', 0]])\ndef f(x): return 0"),
     ("a trace function",

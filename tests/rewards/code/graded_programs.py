@@ -20,5 +20,5 @@ def open_sandbox() -> Sandbox:
 
 def graded(sandbox: Sandbox, text: str, metadata: dict[str, Any], prompt: Any = "", **options: Any) -> Grade:
     """The grade on a program that is the whole answer."""
-    verifier = CodeVerifier(runner=sandbox, **{"program": "text", "form": "asserts"} | options)
+    verifier = CodeVerifier(runner=sandbox, **{"program": "response", "form": "asserts"} | options)
     return verifier.grade(Answer(text=text, prompt=prompt, metadata=metadata))

@@ -11,9 +11,9 @@ from proximo.rewards.code.inside.codec import (
     MAX_CLASSES,
     MAX_DEPTH,
     MAX_SAME_HASH,
-    Decoder,
-    Encoder,
-    RefusedError,
+    ValueDecoder,
+    ValueEncoder,
+    ValueRefusedError,
     exception_class,
 )
 
@@ -37,12 +37,12 @@ class Overridden(list):
 
 
 def no_object(*arguments):
-    raise RefusedError(f"an object: {arguments}")
+    raise ValueRefusedError(f"an object: {arguments}")
 
 
 def crossed(value):
-    tree = json.loads(json.dumps(Encoder([], no_object).tree(value)))
-    return Decoder([], no_object, {}).value(tree)
+    tree = json.loads(json.dumps(ValueEncoder([], no_object).tree(value)))
+    return ValueDecoder([], no_object, {}).value(tree)
 
 
 def same(a, b) -> bool:
@@ -93,7 +93,7 @@ def test_a_subclass_arrives_as_the_type_it_is_made_of(value, plain) -> None:
 
 @pytest.mark.parametrize("value", [object(), len, (i for i in "ab"), {"a": 1}.keys(), memoryview(b"a"), [object()]])
 def test_anything_else_is_refused(value) -> None:
-    with pytest.raises(RefusedError):
+    with pytest.raises(ValueRefusedError):
         crossed(value)
 
 
@@ -102,10 +102,10 @@ def test_what_is_nested_too_deeply_is_refused_on_both_sides() -> None:
     tree: list = ["l"]
     for _ in range(MAX_DEPTH + 1):
         value, tree = [value], ["l", tree]
-    with pytest.raises(RefusedError):
+    with pytest.raises(ValueRefusedError):
         crossed(value)
-    with pytest.raises(RefusedError):
-        Decoder([], no_object, {}).value(tree)
+    with pytest.raises(ValueRefusedError):
+        ValueDecoder([], no_object, {}).value(tree)
 
 
 def test_one_list_in_two_places_stays_one_list() -> None:
@@ -133,8 +133,8 @@ TREES = (
 
 @pytest.mark.parametrize("tree", TREES, ids=str)
 def test_a_tree_that_no_encoder_writes_is_refused(tree) -> None:
-    with pytest.raises(RefusedError):
-        Decoder([], no_object, {}).value(tree)
+    with pytest.raises(ValueRefusedError):
+        ValueDecoder([], no_object, {}).value(tree)
 
 
 @pytest.mark.parametrize(
@@ -150,11 +150,11 @@ def test_a_tree_that_no_encoder_writes_is_refused(tree) -> None:
 )
 def test_an_exception_arrives_as_a_class_that_is_built_in_or_made_for_its_name(names, base) -> None:
     made: dict = {}
-    found = Decoder([], no_object, made).value(["x", *names])
+    found = ValueDecoder([], no_object, made).value(["x", *names])
     assert issubclass(found, Exception)
     assert found is base or found.__bases__ == (base,)
     assert found.__name__ == names[0]
-    assert Decoder([], no_object, made).value(["x", *names]) is found
+    assert ValueDecoder([], no_object, made).value(["x", *names]) is found
 
 
 def test_keys_that_all_have_one_hash_are_refused() -> None:
@@ -162,8 +162,8 @@ def test_keys_that_all_have_one_hash_are_refused() -> None:
     keys = [modulus * n for n in range(1, MAX_SAME_HASH + 2)]
     assert len({hash(key) for key in keys}) == 1
     for tree in (["s", *keys], ["z", *keys], ["d", *(each for key in keys for each in (key, 0))]):
-        with pytest.raises(RefusedError):
-            Decoder([], no_object, {}).value(tree)
+        with pytest.raises(ValueRefusedError):
+            ValueDecoder([], no_object, {}).value(tree)
     assert crossed(set(range(1000))) == set(range(1000))
 
 
@@ -171,7 +171,7 @@ def test_no_more_classes_of_exceptions_are_made_than_an_honest_program_has() -> 
     made: dict[str, type] = {}
     for number in range(MAX_CLASSES):
         exception_class([f"E{number}", "ValueError"], made)
-    with pytest.raises(RefusedError, match="classes of exceptions"):
+    with pytest.raises(ValueRefusedError, match="classes of exceptions"):
         exception_class(["Another", "ValueError"], made)
     assert exception_class(["E0", "ValueError"], made) is made["E0"]
     assert exception_class(["KeyError"], made) is KeyError

@@ -60,8 +60,8 @@ OTHERS = (
     ("first in python", "first_block", "```\nout\n```\n```python\nx = 2\n```", "x = 2"),
     ("joined", "all_blocks", "```python\nx = 1\n```\nand\n```python\ny = 2\n```", "x = 1\n\ny = 2"),
     ("joined without the shell", "all_blocks", "```sh\nls\n```\n```python\ny = 2\n```", "y = 2"),
-    ("the whole text", "text", "x = 1\n```python\ny = 2\n```", "x = 1\n```python\ny = 2\n```"),
-    ("the whole text, empty", "text", "  \n", None),
+    ("the whole text", "response", "x = 1\n```python\ny = 2\n```", "x = 1\n```python\ny = 2\n```"),
+    ("the whole text, empty", "response", "  \n", None),
     ("a body", "completion", "    return math.pi * r * r\n", f"{PROMPT}    return math.pi * r * r\n"),
     ("a body in a block", "completion", "```python\n    return 3 * r\n```", f"{PROMPT}    return 3 * r"),
     (

@@ -41,7 +41,7 @@ def test_a_reason_holds_nothing_that_a_terminal_would_obey(sandbox) -> None:
 BROKEN = (
     ("a module that is not there", {"test_list": ["import nowhere\nassert inc(1) == 2"]}, "ModuleNotFoundError"),
     ("an argument that cannot be given",
-     {"test_list": ["class A: pass\nassert inc(A()) == 2"]}, "class A is no plain value"),
+     {"test_list": ["class A: pass\nassert inc(A()) == 2"]}, "class A is not a plain value"),
     ("a set-up of its own", {"test_list": ["assert inc(x) == 2"], "test_setup_code": "x = 1 / 0"}, "ZeroDivisionError"),
     ("tests that end their process", {"test_list": ["import os\nos._exit(0) if inc(1) == 2 else 0"]}, "did not end"),
 )  # fmt: skip
@@ -104,7 +104,7 @@ CALLS = (
     ("it prints as well", "def f(xs, k):\n    print('[1]')\n    return sorted(xs)[:k]", 1.0, None),
     ("wrong", "def f(xs, k):\n    return xs[:k]", 0.0, "test 1 of 2 failed: another result"),
     ("raises", "def f(xs, k):\n    return xs[9]", 0.0, "test 1 of 2 failed: IndexError"),
-    ("no plain value", "def f(xs, k):\n    return iter(xs)", 0.0, "test 1 of 2 failed: the result is no plain value"),
+    ("iterator", "def f(xs, k):\n    return iter(xs)", 0.0, "test 1 of 2 failed: the result is not a plain value"),
     ("missing", "def g(): pass", 0.0, "test 1 of 2 failed: AttributeError"),
     ("exits", "def f(xs, k):\n    exit()", 0.0, "test 1 of 2 failed: SystemExit"),
     ("ends", "import os\ndef f(xs, k):\n    os._exit(0)", 0.0, "the program ended itself in test 1 of 2"),

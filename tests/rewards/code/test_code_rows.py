@@ -59,7 +59,7 @@ def test_what_a_program_might_pass_is_left_isolated(sandbox, test) -> None:
     ],
 )
 def test_a_row_that_imports_what_is_not_there_is_refused(sandbox, row, where) -> None:
-    with pytest.raises(DataError, match=f"{where} imports nowhere, which is not there: name .* under packages"):
+    with pytest.raises(DataError, match=f"{where} imports nowhere, which the sandbox lacks: add .* to packages"):
         check(sandbox, row, before_column="first" if "first" in row else None)
 
 
@@ -67,7 +67,7 @@ def test_programs_and_tests_import_the_packages_that_are_named() -> None:
     open_sandbox().close()
     row = {"test_list": ["import numpy\nassert numpy.allclose(f(2), [0, 1])", "assert f(3)[1] == 1 and g() == 1.5"]}
     program = "import numpy\ndef f(n): return numpy.arange(n)\ndef g(): return numpy.float32(1.5)"
-    verifier = CodeVerifier(form="asserts", program="text", packages=["numpy"])
+    verifier = CodeVerifier(form="asserts", program="response", packages=["numpy"])
     try:
         verifier.check_row(None, row)
         assert graded(verifier._runner, program, row).score == 1.0

@@ -10,7 +10,7 @@ from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.texts import ThinkAnswerRewardConfig
 from proximo.enums import ScoreState
 from proximo.errors import ConfigError, DataError
-from proximo.rewards.code.verifier import LEAST_WALL_PER_CPU, SHARE_OF_A_RUN, CodeOptions, CodeVerifier
+from proximo.rewards.code.verifier import LEAST_WALL_PER_CPU, RUN_FRACTION, CodeOptions, CodeVerifier
 from proximo.rewards.verifier_reward import VerifierReward
 from records_made import prompt, response
 
@@ -65,7 +65,7 @@ def test_the_defaults_of_verifier_and_section_are_the_same() -> None:
 def test_two_runs_fit_into_the_time_of_an_answer() -> None:
     config = CodeRewardConfig(kind="code", form="asserts")
     assert config.answer_seconds > 2 * (LEAST_WALL_PER_CPU * config.cpu_seconds + config.idle_seconds)
-    assert 2 * SHARE_OF_A_RUN < 1
+    assert 2 * RUN_FRACTION < 1
     for longer in ({"cpu_seconds": 28.0}, {"idle_seconds": 52.0}):
         with pytest.raises(ValueError, match=r"answer_seconds \(120\) must be above 1\d\d"):
             CodeRewardConfig(kind="code", form="asserts", **longer)

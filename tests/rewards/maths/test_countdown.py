@@ -61,7 +61,7 @@ def test_an_expression_with_another_value_or_other_numbers_is_wrong(text: str) -
 def test_an_equation_that_does_not_hold_is_wrong_whatever_its_expression_is_worth(text: str) -> None:
     grade = graded(text, incorrect_score=0.1)
     assert (grade.score, grade.state) == (0.1, ScoreState.MODEL_FAULT)
-    assert grade.reason == "an equation that does not hold"
+    assert grade.reason == "a false equation"
     assert grade.components["well_formed"] == 1.0
 
 
@@ -70,7 +70,7 @@ def test_an_answer_that_is_too_long_is_refused_whole_and_says_so() -> None:
     for text in (hidden, f"<answer>{SOLUTION} + 1{' ' * 1000}- 1</answer>", f"{SOLUTION}{' ' * 1000}+ 1"):
         grade = graded(text)
         assert (grade.score, grade.state) == (0.0, ScoreState.MODEL_FAULT)
-        assert grade.reason == "no expression: more than 1000 characters"
+        assert grade.reason == "not an expression: more than 1000 characters"
     assert graded(f"{SOLUTION}{' ' * 400} = 40").score == 1.0
 
 

@@ -7,7 +7,7 @@ import pytest
 from maths_verifiers import maths_verifier
 
 from builders import real_data
-from proximo.rewards.maths.candidate_parses import readings
+from proximo.rewards.maths.candidate_parses import candidate_parses
 from proximo.rewards.maths.equivalence import equivalent
 from proximo.rewards.verifier import Answer
 
@@ -54,7 +54,7 @@ def test_the_answers_of_math_500_equal_themselves_and_the_boxes_of_their_solutio
         assert equivalent(row["answer"], row["answer"]) is True
         solution = verifier.grade(Answer(text=row["solution"], prompt=row["problem"], reference=row["answer"]))
         assert solution.score == 1.0, row["answer"]
-    words = [row["answer"] for row in found if not readings(row["answer"], percent=True).values]
+    words = [row["answer"] for row in found if not candidate_parses(row["answer"], percent=True).values]
     assert words == ["\\text{east}", "\\text{ellipse}"]
 
 

@@ -164,9 +164,9 @@ def test_what_nobody_here_decides_is_left_to_math_verify(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pattern": "a"}, "belong together"),
-        ({"answer_from": ["pattern"]}, "belong together"),
-        ({"answer_from": ["pattern"], "pattern": "("}, "no regular expression"),
+        ({"pattern": "a"}, "need each other"),
+        ({"answer_from": ["pattern"]}, "need each other"),
+        ({"answer_from": ["pattern"], "pattern": "("}, "not a regular expression"),
         ({"answer_from": []}, "at least 1"),
         ({"relative_tolerance": 0.0}, "relative_tolerance must be above 0"),
         ({"correct_score": 0.0, "incorrect_score": 1.0}, "must be above"),

@@ -43,7 +43,7 @@ def test_a_service_that_accepts_and_never_answers_is_given_up_soon_after_the_sta
     monkeypatch.setattr(remote, "CHECK_SECONDS", 0.3)
     with ScriptedService(silent) as service:
         start = time.monotonic()
-        with pytest.raises(ConfigError, match="no reward service answers at .* .no whole answer within 0"):
+        with pytest.raises(ConfigError, match="no reward service answers at .* .no complete reply within 0"):
             source(service.url, request_seconds=600, step_seconds=600).check()
         assert time.monotonic() - start < 300  # not the 600 s of a request
 
@@ -59,7 +59,9 @@ def test_rows_are_asked_about_in_parts_with_their_places_and_the_first_problem_i
         made = source(service.url, responses_per_request=2)
         real_check = made._requests.check
         made._requests.check = lambda body, seconds: asked.append(body) or real_check(body, seconds=seconds)  # ty: ignore
-        with pytest.raises(DataError, match=r"^x.jsonl, row 3: no tests \(says the service of reward source 'far'\)"):
+        with pytest.raises(
+            DataError, match=r"^x.jsonl, row 3: no tests \(reported by the service of reward source 'far'\)"
+        ):
             made.check_prompts(ROWS, ORIGINS)
     (first, second) = (read_check(body) for body in asked)
     assert [each.answer for each in first[0]] == ["4", None]
@@ -71,7 +73,7 @@ def test_rows_are_asked_about_in_parts_with_their_places_and_the_first_problem_i
 @pytest.mark.parametrize(
     "behaviour",
     [
-        reply(b"", "404 Not Found"),
+        reply(b"", "404 Not Result"),
         reply(b"", "405 Method Not Allowed"),
         reply(b'{"detail": "what?"}', "400 Bad Request"),
         reply(grades([])),

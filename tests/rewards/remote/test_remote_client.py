@@ -115,9 +115,9 @@ def test_nonsense_is_asked_for_again_and_then_has_no_score(name: str) -> None:
         (hang_up, "RemoteProtocolError"),
         (reply(grades([1.0])[:20], claimed=500), "RemoteProtocolError"),
         (reply(b"x", "200 OK", "Content-Encoding: gzip"), "compressed"),
-        (silent, "no whole answer within 0.2 s"),
-        (dripping, "no whole answer within 0.2 s"),
-        (dripping_headers, "no whole answer within 0.2 s"),
+        (silent, "no complete reply within 0.2 s"),
+        (dripping, "no complete reply within 0.2 s"),
+        (dripping_headers, "no complete reply within 0.2 s"),
     ],
 )
 def test_what_may_pass_is_tried_again_and_then_has_no_score(behaviour: Any, reason: str) -> None:
@@ -160,7 +160,7 @@ def test_a_thread_of_requests_that_does_nothing_any_more_is_not_waited_for(monke
         go_on.set()
         asking.join()
         made.close()
-        assert told == ["no whole answer within 0.2 s"]
+        assert told == ["no complete reply within 0.2 s"]
 
 
 def test_nobody_listens() -> None:
@@ -219,10 +219,10 @@ def test_pauses_double_and_are_the_same_in_every_run(monkeypatch: pytest.MonkeyP
     [
         (reply(b'{"detail": "who?"}', "401 Unauthorized"), ("status 401", "who?", "variable TOKEN is not")),
         (reply(b"", "403 Forbidden"), ("status 403", "TOKEN")),
-        (reply(b"", "404 Not Found"), ("status 404", "serve-reward")),
+        (reply(b"", "404 Not Result"), ("status 404", "serve-reward")),
         (reply(b"", "413 Too Large"), ("status 413", "lower responses_per_request")),
         (reply(b"", "400 Bad Request"), ("status 400",)),
-        (reply(b"", "302 Found", "Location: http://127.0.0.1:9/"), ("status 302", "not followed")),
+        (reply(b"", "302 Result", "Location: http://127.0.0.1:9/"), ("status 302", "not followed")),
         (reply(b'{"format": "proximo.reward/2", "x": 1}'), ("'proximo.reward/2'", "use one version")),
         (reply(grades([1.0]).replace(b"reward/1", b"reward/9")), ("'proximo.reward/9'", "use one version")),
     ],
@@ -254,7 +254,7 @@ def test_a_service_that_is_not_there_is_a_mistake_at_the_start() -> None:
 def test_a_service_that_is_slow_at_the_start_is_named_while_it_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(progress_log, "TELL_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr(progress_log, "LOG_EVERY_SECONDS", 0.05)
     with ScriptedService(silent) as service, pytest.raises(ConfigError, match="no reward service answers"):
         source(service.url, request_seconds=0.3, attempts=1).check()
     lines = [record.getMessage() for record in caplog.records]

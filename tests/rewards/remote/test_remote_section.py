@@ -49,16 +49,16 @@ def test_every_key_of_the_section_reaches_the_client(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({"url": "verifiers:8321"}, "is no address of a service"),
-        ({"url": "ftp://verifiers"}, "is no address of a service"),
-        ({"url": "http://"}, "is no address of a service"),
-        ({"url": "http://verifiers:port"}, "no address of a service"),
-        ({"url": "http://verifiers:99999"}, "no address of a service"),
-        ({"url": "http://[::1"}, "no address of a service"),
-        ({"url": "http://verifiers/a b"}, "is no address of a service"),
+        ({"url": "verifiers:8321"}, "is not a service address"),
+        ({"url": "ftp://verifiers"}, "is not a service address"),
+        ({"url": "http://"}, "is not a service address"),
+        ({"url": "http://verifiers:port"}, "not a service address"),
+        ({"url": "http://verifiers:99999"}, "not a service address"),
+        ({"url": "http://[::1"}, "not a service address"),
+        ({"url": "http://verifiers/a b"}, "is not a service address"),
         ({"url": "http://verifiers/?token=x"}, "after '\\?' or '#'"),
-        ({"url": "http://me:hunter2@verifiers"}, "has a user or password in it"),
-        ({"token_env": "sk-hunter2"}, "the name of an environment variable is wanted"),
+        ({"url": "http://me:hunter2@verifiers"}, "contains a user or password"),
+        ({"token_env": "sk-hunter2"}, "token_env is the name of an environment variable"),
         ({"request_seconds": 20, "step_seconds": 10}, r"request_seconds \(20\) must not exceed step_seconds \(10\)"),
     ],
 )
@@ -115,11 +115,11 @@ def test_a_run_is_graded_elsewhere_and_says_how_that_went(inputs: Path, tmp_path
     assert {line["score/remote/mean"] for line in lines if line.get("score/remote/mean") is not None} == {0.5}
 
 
-def test_a_row_that_the_service_could_not_verifier_stops_the_run_before_a_model_is_loaded(
+def test_a_row_that_the_service_could_not_score_stops_the_run_before_a_model_is_loaded(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(from_recipe, "build_language_model", lambda *_, **__: pytest.fail("a model was loaded"))
-    said = r"^p.jsonl, row 2: no tests \(says the service of reward source 'remote'\)"
+    said = r"^p.jsonl, row 2: no tests \(reported by the service of reward source 'remote'\)"
     with ScriptedService(good, check=reply(checked_body("p.jsonl, row 2: no tests"))) as service:
         recipe = recipe_with(inputs, tmp_path / "run", service.url)
         with pytest.raises(DataError, match=said):

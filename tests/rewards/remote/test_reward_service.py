@@ -101,8 +101,8 @@ def test_the_metrics_count_requests_grades_and_refusals(service: Service) -> Non
         source(service.url, token="wrong").check()
     after = metrics(service)
     assert after["requests"] == before["requests"] + 1
-    assert after["grades"]["scored"] == before["grades"].get("scored", 0) + 5
-    assert after["grades"]["infrastructure_fault"] == before["grades"].get("infrastructure_fault", 0) + 1
+    assert after["results"]["scored"] == before["results"].get("scored", 0) + 5
+    assert after["results"]["infrastructure_fault"] == before["results"].get("infrastructure_fault", 0) + 1
     assert after["refused"]["401"] == before["refused"].get("401", 0) + 1
     assert 0 < after["latency_seconds"]["p50"] <= after["latency_seconds"]["p99"]
     assert (after["running"], after["waiting"]) == (0, 0)

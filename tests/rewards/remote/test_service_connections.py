@@ -119,7 +119,7 @@ def test_silent_connections_beyond_its_descriptors_do_not_keep_a_client_out(tmp_
 def test_connections_leave_descriptors_for_everything_else(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, expected in ((100, 20), (4, 8), (1024, 944), (10**6, connections.MAX_CONNECTIONS)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        assert connections.most_connections() == expected
+        assert connections.max_connections() == expected
 
 
 @pytest.mark.parametrize(

@@ -119,13 +119,13 @@ def test_a_schema_may_refer_to_its_own_parts_and_to_itself() -> None:
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [
-        ({"type": "objct"}, "no JSON schema"),
+        ({"type": "objct"}, "not a JSON schema"),
         ({"items": {"$ref": "http://127.0.0.1:9/x.json"}}, "nothing is fetched"),
         ({"$ref": "file:///etc/hostname"}, "nothing is fetched"),
         ({"anyOf": [{"$dynamicRef": "other#x"}]}, "nothing is fetched"),
-        ({"$ref": "#/$defs/none"}, "which is no part of it"),
-        ({"$ref": "#"}, "refers to itself without an end"),
-        ({"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "refers to itself without an end"),
+        ({"$ref": "#/$defs/none"}, "which is not a part of it"),
+        ({"$ref": "#"}, "refers to itself without end"),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "refers to itself without end"),
     ],
 )
 def test_a_schema_that_cannot_be_used_is_refused_and_nothing_is_fetched(

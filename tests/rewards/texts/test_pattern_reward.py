@@ -47,5 +47,5 @@ def test_a_search_without_an_end_is_given_up_in_time_and_is_the_answers_fault(ma
 
 
 def test_what_is_no_expression_is_refused_with_the_place() -> None:
-    with pytest.raises(ConfigError, match=r"'a\(b' is no regular expression: missing \) at character 4"):
+    with pytest.raises(ConfigError, match=r"'a\(b' is not a regular expression: missing \) at character 4"):
         PatternVerifier(pattern="a(b")

@@ -94,10 +94,10 @@ def test_no_key_of_a_text_reward_is_left_out() -> None:
 @pytest.mark.parametrize(
     ("section", "problem"),
     [
-        ({"kind": "pattern", "pattern": "a("}, "is no regular expression"),
+        ({"kind": "pattern", "pattern": "a("}, "is not a regular expression"),
         ({**PATTERN, "match": "full", "max_matches": 2}, "max_matches needs match: search"),
         ({**PATTERN, "match_seconds": 10}, "must be below answer_seconds"),
-        ({"kind": "json_schema", "json_schema": {"type": "objct"}}, "no JSON schema"),
+        ({"kind": "json_schema", "json_schema": {"type": "objct"}}, "not a JSON schema"),
         ({"kind": "length"}, "needs shortest, longest or both"),
         ({"kind": "length", "shortest": 3, "longest": 2}, r"shortest \(3\) must not exceed longest \(2\)"),
         ({"kind": "think_answer", "format_bonus": 0.1}, "set verifier, or remove them"),

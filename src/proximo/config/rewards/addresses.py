@@ -1,4 +1,4 @@
-"""Checks addresses of reward services, without resolving names."""
+"""Checks addresses of reward services without resolving any name."""
 
 import ipaddress
 import re
@@ -6,26 +6,26 @@ from urllib.parse import urlsplit
 
 
 def address_problem(url: str) -> str | None:
-    """Why `url` is not the address of a service; None if it is. The message quotes nothing that may be a password."""
+    """The reason why `url` is not a service address, or None. The text never quotes what may be a password."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        return f"no address of a service: {error}"
+        return f"not a service address: {error}"
     if "@" in parts.netloc:
         return (
-            "the address has a user or password in it, which every log would show: put the secret into an environment "
-            "variable and its name into token_env"
+            "the address contains a user or password, which every log would show: put the secret into an environment "
+            "variable and name that variable in token_env"
         )
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or re.search(r"\s", url):
-        return f"{url!r} is no address of a service: one such as http://verifiers:8321 is wanted"
+        return f"{url!r} is not a service address; an example is http://verifiers:8321"
     if parts.query or parts.fragment:
-        return f"{url!r} has a part after '?' or '#': only scheme, host, port and path are wanted"
+        return f"{url!r} has a part after '?' or '#': give scheme, host, port and path only"
     return None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name or address is a loopback address."""
+    """True for a host name or address that means this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

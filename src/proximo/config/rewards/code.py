@@ -1,4 +1,4 @@
-"""Config section of the code reward, which runs programs. The execution: rewards/code/."""
+"""The section of the reward source that runs programs against tests (rewards/code)."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -9,16 +9,16 @@ from proximo.metrics.definitions import COMPONENT
 from proximo.sandbox.guarantees import check_names
 
 LEAST_WALL_PER_CPU = 2.0
-"""Equal to the constant of rewards/code/verifier.py, which config may not import."""
+"""Wall-clock seconds allowed for each CPU second; the same constant as in rewards/code/verifier.py."""
 
 
 class CodeRewardConfig(VerifierRewardConfig):
-    """Scores from tests that a program has to pass, run in a sandbox."""
+    """Scores programs by the tests that they pass in a sandbox."""
 
     implementation: ClassVar[str] = "proximo.rewards.code.verifier:CodeVerifier"
 
     kind: Literal["code"]
-    """A program and tests."""
+    """Runs the program in a response against the tests of its row."""
     name: str = Field("code", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     answer_seconds: float = Field(120.0, gt=0)
@@ -34,48 +34,48 @@ class CodeRewardConfig(VerifierRewardConfig):
     """Columns with the tests; empty for those of the form: `test_list`, `test`, `inputs` and `outputs`, or
     `input_output`."""
     setup_columns: list[str] = Field(default_factory=lambda: ["test_setup_code", "test_imports"])
-    """Columns with code that belongs to the tests, and is run before them and after the program; one that a row does
-    not have is left out."""
+    """Columns with set-up code of the tests, which runs after the program and before the first test. A column that a
+    row lacks is skipped."""
     before_column: str | None = None
-    """Column with code that is put before the program."""
+    """Column with code that is prepended to the program."""
     entry_point_column: str = "entry_point"
-    """Column with the name of the function that is asked for, where `form` is `check` or `program` is `completion`."""
+    """Column with the name of the requested function, for `form: check` and `program: completion`."""
     prompt_column: str | None = None
-    """Column with the code that a completion goes on from; null for the prompt itself."""
-    program: Literal["last_block", "first_block", "all_blocks", "text", "completion"] = "last_block"
-    """What of an answer is the program: a fenced block, all of them joined, the whole text, or the prompt's code and
-    the answer after it."""
+    """Column with the code that a completion continues; null for the prompt itself."""
+    program: Literal["last_block", "first_block", "all_blocks", "response", "completion"] = "last_block"
+    """Which part of a response is the program: a fenced block, all of them joined, the whole response, or the prompt's
+    code followed by the response."""
     allow_unfenced: bool = False
-    """An answer without a fenced block is taken whole. Without it such an answer has no program."""
+    """Take a response without a fenced block as a program. Without this key such a response has no program."""
     cpu_seconds: float = Field(4.0, gt=0)
-    """CPU time that a program may use on all of a row's tests together."""
+    """CPU seconds that a program may use for all tests of a row together."""
     idle_seconds: float = Field(5.0, gt=0)
-    """Wall-clock time that a program may be idle on all of a row's tests together: neither computing nor waiting for a
-    processor, as one that sleeps."""
+    """Seconds that a program may be idle for all tests of a row together. A program is idle while it neither computes
+    nor waits for a processor, for example in a sleep."""
     limit_per_test: bool = False
-    """`cpu_seconds` are for each test: where a program runs once for each input exactly, else as one limit that is
-    multiplied by their number."""
+    """`cpu_seconds` count per test: as an exact limit where the program runs once per input, else as one limit
+    multiplied by the number of tests."""
     memory_mib: int = Field(512, ge=160)
-    """Memory that a program may use, in MiB, the interpreter's own with it. No more than `worker_memory_mib`, which
-    holds for what a worker starts, too."""
+    """Memory of a program in MiB, including the interpreter's. At most `worker_memory_mib`, which programs inherit from
+    the worker."""
     float_tolerance: float | None = Field(None, gt=0)
-    """How far a number of the output, or of a returned value, may be from the expected one, absolutely or as a part of
-    it; null for outputs that are equal. Tests in Python compare by themselves."""
+    """Largest absolute or relative difference between a number in the output, or in a returned value, and the expected
+    number; null demands equality. Tests written in Python do their own comparison."""
     partial: bool = False
     """The score grows from `incorrect_score` to `correct_score` with the share of tests that pass. Without it every
     test must pass for `correct_score`."""
     correct_score: float = 1.0
-    """Score where every test passes."""
+    """Score of a program that passes every test."""
     incorrect_score: float = 0.0
-    """Score where one does not."""
+    """Score of a program that fails a test."""
     no_program_score: float = 0.0
-    """Score of an answer without a program."""
+    """Score of a response without a program."""
     packages: list[str] = Field(default_factory=list)
-    """Installed packages that programs and tests may import beside the standard library, by the name that is imported
-    (`numpy`), with all that they require. One that is not installed here, or cannot be imported in the sandbox, stops
-    the run before it starts."""
+    """Installed packages that programs and tests may import beside the standard library, by import name (`numpy`); what
+    they require is included. A package that is not installed, or cannot be imported in the sandbox, stops the run
+    before it starts."""
     sandbox_waived: list[str] = Field(default_factory=list)
-    """Guarantees of the sandbox that this machine cannot give and that the run does without. docs/sandbox.md."""
+    """Guarantees of the sandbox that this run does without because the machine cannot give them. docs/sandbox.md."""
 
     @field_validator("sandbox_waived")
     @classmethod
@@ -88,18 +88,18 @@ class CodeRewardConfig(VerifierRewardConfig):
         wanted = {"stdio": 2, "input_output": 1}.get(self.form)
         if self.tests_columns and wanted is not None and len(self.tests_columns) != wanted:
             raise ValueError(
-                f"form {self.form} needs {wanted} tests_columns, got {len(self.tests_columns)}: name them, or none for "
-                "those of the form"
+                f"form {self.form} needs {wanted} tests_columns, got {len(self.tests_columns)}: name all of them, or "
+                "none to use the form's default columns"
             )
         return self
 
     def verifier_options(self) -> dict[str, Any]:
-        """The options with the time limit of an answer, which the limits of a program must fit into."""
+        """The options, with `answer_seconds`, which the limits of a program must fit into."""
         return {**super().verifier_options(), "answer_seconds": self.answer_seconds}
 
     @property
     def shortest_answer_seconds(self) -> float:
-        """Shortest time limit of an answer: two runs, each with twice its CPU seconds plus its idle seconds."""
+        """Lower bound of `answer_seconds`: two runs, each with twice its CPU seconds and its idle seconds."""
         return 2 * (LEAST_WALL_PER_CPU * self.cpu_seconds + self.idle_seconds)
 
     @model_validator(mode="after")
@@ -108,8 +108,8 @@ class CodeRewardConfig(VerifierRewardConfig):
         if self.answer_seconds <= shortest:
             raise ValueError(
                 f"answer_seconds ({self.answer_seconds:g}) must be above {shortest:g}, four times cpu_seconds "
-                f"({self.cpu_seconds:g}) and twice idle_seconds ({self.idle_seconds:g}): a program that the machine "
-                "keeps waiting is run twice; raise answer_seconds, or lower the other two"
+                f"({self.cpu_seconds:g}) plus twice idle_seconds ({self.idle_seconds:g}), because a program that the "
+                "machine kept waiting is run twice: raise answer_seconds, or lower the other two"
             )
         return self
 

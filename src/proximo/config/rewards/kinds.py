@@ -1,4 +1,4 @@
-"""The union of all reward source sections, distinguished by `kind`."""
+"""The union of all reward source sections, discriminated by `kind`."""
 
 from proximo.config.rewards.code import CodeRewardConfig
 from proximo.config.rewards.maths import CountdownRewardConfig, MathsRewardConfig
@@ -25,6 +25,6 @@ WatchedSourceConfig = (
     | LengthRewardConfig
     | RepetitionRewardConfig
 )  # fmt: skip
-"""Sources that need no model, so that they can be evaluated without being trained on."""
+"""Kinds that need no model; they can also be the gold score, which is logged and not trained on."""
 RewardSourceConfig = ModelRewardConfig | WatchedSourceConfig
-"""All reward sources."""
+"""Every kind of reward source."""

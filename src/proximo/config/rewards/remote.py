@@ -1,4 +1,4 @@
-"""Config section of a remote reward source. Holds the name of the token's environment variable, never the token."""
+"""The section of a reward service on another machine. It names the variable that holds the token, never the token."""
 
 import re
 from typing import Literal, Self
@@ -14,25 +14,25 @@ class RemoteRewardConfig(Section):
     """Scores from a reward service, such as `proximo serve-reward` on another machine. docs/remote-rewards.md."""
 
     kind: Literal["remote"]
-    """A service that is asked over HTTP."""
+    """A reward service over HTTP."""
     name: str = Field("remote", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     url: str
-    """Address of the service, such as http://verifiers:8321; https where the network is not trusted."""
+    """Address of the service, such as http://verifiers:8321. Use https on a network that you do not trust."""
     token_env: str | None = None
-    """Name of the environment variable that has the service's token; null for a service without one."""
+    """Environment variable that holds the token of the service; null for a service without one."""
     responses_per_request: int = Field(16, ge=1)
-    """Responses that are asked about at once."""
+    """Responses in one request."""
     max_concurrent_requests: int = Field(4, ge=1)
-    """Requests under way at the same time."""
+    """Largest number of requests in flight."""
     request_seconds: float = Field(120.0, gt=0)
-    """Wall-clock limit of a request; then it is sent again."""
+    """Wall-clock limit of one request, after which it is sent again."""
     step_seconds: float = Field(600.0, gt=0)
-    """Wall-clock limit of all responses of a step. What has no grade by then has no score."""
+    """Wall-clock limit of all responses of a step. A response without a result by then has no score."""
     attempts: int = Field(5, ge=1)
-    """How often a request is sent that gets no usable answer, before its responses are left without a score."""
+    """Number of times a request without a usable reply is sent before its responses have no score."""
     initial_backoff_seconds: float = Field(0.5, ge=0)
-    """Pause before the second attempt; each later one is twice as long, 30 seconds at most."""
+    """Pause before the second attempt. Each later pause is twice as long, up to 30 seconds."""
     weight: float = 1.0
     """Weight of this source in the sum."""
 
@@ -46,10 +46,10 @@ class RemoteRewardConfig(Section):
     @field_validator("token_env")
     @classmethod
     def _is_a_name(cls, token_env: str | None) -> str | None:
-        # The user may have written the token itself here, so the message does not quote it.
+        # The value may be the token itself, so the message does not quote it.
         if token_env is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", token_env):
             raise ValueError(
-                "the name of an environment variable is wanted (capital letters, digits and '_'), never the token "
+                "token_env is the name of an environment variable (capital letters, digits and '_'), never the token "
                 "itself"
             )
         return token_env

@@ -1,4 +1,4 @@
-"""Checks regular expressions and JSON schemas. Imports no pydantic, because verifier processes use it too."""
+"""Checks regular expressions and JSON schemas. Imports no pydantic, since verifiers in workers use it as well."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,19 +7,19 @@ REFERENCES = ("$ref", "$dynamicRef")
 
 
 def pattern_problem(pattern: str) -> str | None:
-    """Why `pattern` is not a regular expression of the `regex` package; None if it is."""
+    """The reason why `pattern` is not a regular expression of the `regex` package, or None."""
     import regex
 
     try:
         regex.compile(pattern)
     except regex.error as error:
-        place = "" if error.pos is None else f" at character {error.pos + 1}"
-        return f"{pattern!r} is no regular expression: {error.msg}{place}"
+        position = "" if error.pos is None else f" at character {error.pos + 1}"
+        return f"{pattern!r} is not a regular expression: {error.msg}{position}"
     return None
 
 
 def schema_problem(schema: Mapping[str, Any]) -> str | None:
-    """Why a JSON schema cannot be used; None if it can. Fetches nothing."""
+    """The reason why this JSON schema cannot be used, or None. Fetches nothing."""
     try:
         from jsonschema import Draft202012Validator, SchemaError
         from jsonschema.validators import validator_for
@@ -30,15 +30,15 @@ def schema_problem(schema: Mapping[str, Any]) -> str | None:
     try:
         validator.check_schema(schema)
     except SchemaError as error:
-        return f"no JSON schema: at {error.json_path}, {error.message:.200}"
+        return f"not a JSON schema: at {error.json_path}, {error.message:.200}"
     if problem := _reference_problem(schema):
         return problem
-    made = validator(schema, registry=Registry())
+    probe = validator(schema, registry=Registry())
     try:
         for value in (None, 0, "", [], {}):
-            made.is_valid(value)
+            probe.is_valid(value)
     except RecursionError:
-        return "the schema refers to itself without an end: what refers to the whole must stand below a part of it"
+        return "the schema refers to itself without end: a reference to all of it must stand in a part of it"
     return None
 
 
@@ -51,18 +51,18 @@ def _reference_problem(schema: Mapping[str, Any]) -> str | None:
     for reference in references(schema):
         if not reference.startswith("#"):
             return (
-                f"the schema refers to {reference!r}; nothing is fetched, so a reference must begin with '#' and name "
-                "a part of the schema: put what it means under '$defs'"
+                f"the schema refers to {reference!r}, but nothing is fetched: a reference must begin with '#' and name "
+                "a part of the schema; put the definition under '$defs'"
             )
         try:
             resolver.lookup(reference)
         except Unresolvable:
-            return f"the schema refers to {reference!r}, which is no part of it"
+            return f"the schema refers to {reference!r}, which is not a part of it"
     return None
 
 
 def references(schema: Any) -> Iterator[str]:
-    """All references (`$ref`) in a schema, at any depth."""
+    """Every `$ref` and `$dynamicRef` in a schema, at any depth."""
     if isinstance(schema, Mapping):
         for name, value in schema.items():
             if name in REFERENCES and isinstance(value, str):

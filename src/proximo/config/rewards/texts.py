@@ -1,4 +1,4 @@
-"""Config sections of the text rewards: think/answer format, pattern, JSON schema, length, repetition."""
+"""Sections of the reward sources that read a response as text: form, pattern, JSON schema, length, repetition."""
 
 import math
 from collections.abc import Mapping
@@ -16,34 +16,34 @@ VERIFIERS = "proximo.rewards.texts"
 
 
 class QuickRewardConfig(VerifierRewardConfig):
-    """What verifiers share that take a fraction of a millisecond for an answer."""
+    """Base of verifiers that take a fraction of a millisecond for an answer, so that one worker is enough."""
 
     workers: int | None = Field(1, ge=1)
     """Worker processes of this source; null for one per core."""
 
 
 class PatternRewardConfig(QuickRewardConfig):
-    """A regular expression that responses should match, or should not. docs/text-rewards.md."""
+    """Scores matches of a regular expression. docs/text-rewards.md."""
 
     implementation: ClassVar[str] = f"{VERIFIERS}.pattern:PatternVerifier"
 
     kind: Literal["pattern"]
-    """Score by matches of a regular expression."""
+    """Counts the matches of a regular expression."""
     name: str = Field("pattern", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     pattern: str
-    """As of the `regex` package: Python's regular expressions, and more. In single quotes, so that YAML keeps
-    backslashes."""
+    """A regular expression of the `regex` package, a superset of Python's. Write it in single quotes, so that YAML
+    keeps backslashes."""
     match: Literal["full", "search"] = "search"
     """`full`: the whole response must match. `search`: some part of it."""
     max_matches: int = Field(1, ge=1)
-    """As many matches count at most; they do not overlap. 1 asks only whether there is one."""
+    """Largest number of matches that count; matches do not overlap. 1 asks only whether there is a match."""
     match_score: float = 1.0
     """Score of each match that counts."""
     no_match_score: float = 0.0
     """Score of a response without a match."""
     match_seconds: float = Field(1.0, gt=0)
-    """Processor time after which a response gets the lowest score that one can get, by its own fault."""
+    """CPU seconds of the search, after which a response is at fault and gets the lowest possible score."""
 
     @field_validator("pattern")
     @classmethod
@@ -55,21 +55,21 @@ class PatternRewardConfig(QuickRewardConfig):
     @model_validator(mode="after")
     def _counts_parts(self) -> Self:
         if self.match == "full" and self.max_matches > 1:
-            raise ValueError("a response matches as a whole once: max_matches needs match: search")
+            raise ValueError("the whole response can match only once: max_matches needs match: search")
         return self
 
     @model_validator(mode="after")
     def _gives_up_first(self) -> Self:
         if self.match_seconds >= self.answer_seconds:
             raise ValueError(
-                f"match_seconds ({self.match_seconds:g}) must be below answer_seconds ({self.answer_seconds:g}), at "
+                f"match_seconds ({self.match_seconds:g}) must be below answer_seconds ({self.answer_seconds:g}), after "
                 "which the worker is killed"
             )
         return self
 
 
 class JSONSchemaRewardConfig(QuickRewardConfig):
-    """JSON that satisfies a schema. docs/text-rewards.md."""
+    """Scores whether a response is JSON that satisfies a schema. docs/text-rewards.md."""
 
     implementation: ClassVar[str] = f"{VERIFIERS}.json_schema:JSONSchemaVerifier"
 
@@ -78,13 +78,13 @@ class JSONSchemaRewardConfig(QuickRewardConfig):
     name: str = Field("json", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     json_schema: dict[str, Any]
-    """The JSON schema, written out here. It may refer to its own parts (`#/$defs/...`) and to nothing else."""
+    """The JSON schema itself. It may refer to its own parts (`#/$defs/...`) and to nothing else."""
     reads: Literal["last_block", "response"] = "last_block"
-    """The last block between lines of three backticks, or the whole response."""
+    """Where the JSON is: in the last fenced block (three backticks), or the whole response."""
     max_bytes: int = Field(65536, ge=1)
-    """Longer JSON is refused unread."""
+    """Longer JSON scores 0 without being parsed."""
     max_nesting: int = Field(32, ge=1, le=64)
-    """JSON with lists and objects deeper within each other is refused unread."""
+    """JSON with deeper nesting scores 0 without being parsed."""
 
     @field_validator("json_schema")
     @classmethod
@@ -95,23 +95,23 @@ class JSONSchemaRewardConfig(QuickRewardConfig):
 
 
 class LengthRewardConfig(QuickRewardConfig):
-    """A range that a response's length should be in. docs/text-rewards.md."""
+    """Scores how far the length of a response is from a range. docs/text-rewards.md."""
 
     implementation: ClassVar[str] = f"{VERIFIERS}.length:LengthVerifier"
 
     kind: Literal["length"]
-    """1 within the range, both ends included; outside it falls to 0 over `slack` units. What the limit of the rollout
-    cuts off is `ppo.score`'s subject: `overlong_buffer_tokens`, `missing_eos_penalty`."""
+    """1 within the range, both ends included; outside, the score falls linearly to 0 over `slack` units. For responses
+    that the rollout truncates, see `overlong_buffer_tokens` and `missing_eos_penalty` of `ppo.score`."""
     name: str = Field("length", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     unit: Literal["tokens", "words", "characters"] = "words"
-    """What is counted. Words are what blanks separate; tokens include the end-of-sequence token."""
+    """Unit of length. Words are separated by white space; tokens include the end-of-sequence token."""
     shortest: int | None = Field(None, ge=0)
-    """Shortest good length; null for any."""
+    """Lower end of the range; null for none."""
     longest: int | None = Field(None, ge=0)
-    """Longest good length; null for any. The same as `shortest` for a target."""
+    """Upper end of the range; null for none. Set it equal to `shortest` for a target."""
     slack: int = Field(0, ge=0)
-    """So many units outside the range the score reaches 0; with 0 it is 0 at once."""
+    """Distance from the range, in units, at which the score reaches 0; with 0 every length outside scores 0."""
 
     @model_validator(mode="after")
     def _has_a_range(self) -> Self:
@@ -123,20 +123,20 @@ class LengthRewardConfig(QuickRewardConfig):
 
 
 class RepetitionRewardConfig(QuickRewardConfig):
-    """A penalty for repeating oneself. docs/text-rewards.md."""
+    """Penalises repetition within a response. docs/text-rewards.md."""
 
     implementation: ClassVar[str] = f"{VERIFIERS}.repetition:RepetitionVerifier"
 
     kind: Literal["repetition"]
-    """Minus the share of n-grams that came before in the response: from 0 down to nearly -1."""
+    """Minus the fraction of n-grams that occurred earlier in the response: from 0 down to nearly -1."""
     name: str = Field("repetition", pattern=f"^{COMPONENT}$")
     """Name of this component in the metrics."""
     unit: Literal["words", "characters"] = "words"
-    """What n-grams are made of; characters for languages that write no blanks."""
+    """Units of n-grams; use characters for languages without spaces."""
     ngram: int = Field(4, ge=1, le=64)
-    """Units of an n-gram, and of the longest block whose runs are counted."""
+    """Length of an n-gram, and of the longest block whose repetitions are counted, in units."""
     longest_run: int | None = Field(None, ge=1)
-    """-1 where a block of up to `ngram` units stands more often in a row; null for no such limit."""
+    """Largest number of consecutive repetitions of a block of up to `ngram` units; more score -1. Null for no limit."""
 
 
 VerifierConfig = Annotated[
@@ -163,7 +163,7 @@ def _scores_of(verifier: VerifierConfig) -> tuple[float, float]:
 
 
 class ThinkAnswerRewardConfig(VerifierRewardConfig):
-    """The form `<think>…</think><answer>…</answer>`, alone or beside a verifier. docs/text-rewards.md."""
+    """Scores the form `<think>…</think><answer>…</answer>`, alone or with a verifier. docs/text-rewards.md."""
 
     implementation: ClassVar[str] = f"{VERIFIERS}.think_answer:ThinkAnswerVerifier"
 

@@ -1,7 +1,8 @@
-"""What tests need from a program, read off the tests alone. Never off the program, which could claim any name.
+"""Finds the names that tests need from a program, from the source of the tests alone.
 
-A name that the tests do not define, import or take from Python itself is the program's. A program that defines `sorted`
-or `set` anew changes nothing for the tests.
+The source of the program is not consulted, because a program could claim any name. A name that the tests do not define,
+import or take from the builtins belongs to the program. A program that redefines `sorted` or `set` changes nothing for
+the tests.
 """
 
 import ast
@@ -14,23 +15,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Names:
-    """Names that tests use and do not define."""
+    """Names that tests use without defining them."""
 
     program: tuple[str, ...]
     modules: tuple[str, ...]
-    """Modules of the standard library that the tests use without importing them: `sys` in `sys.getsizeof(f(1))`."""
+    """Standard library modules that the tests use without an import, such as `sys` in `sys.getsizeof(f(1))`."""
 
 
 def names_of(sources: Iterable[str]) -> Names:
-    """The names of all sources together. Raises SyntaxError.
+    """The names that all sources together need. Raises SyntaxError.
 
-    Where nothing is left, the program is there to define a function that Python has as well: the built-in functions
-    that every one of the sources that asserts calls are then the program's.
+    If no name is left, the program must redefine a builtin: then the names are the builtins that every source with an
+    assert calls.
     """
     trees = [parsed(source) for source in sources]
     used = {name for tree in trees for name in _loaded(tree)}
     free = used - {name for tree in trees for name in bound_in(tree)} - set(dir(builtins))
-    modules = {name for name in free if name in sys.stdlib_module_names and _only_looked_into(trees, name)}
+    modules = {name for name in free if name in sys.stdlib_module_names and _only_dereferenced(trees, name)}
     program = free - modules
     if not program:
         called = [set(_called(tree)) for tree in trees if any(isinstance(node, ast.Assert) for node in ast.walk(tree))]
@@ -39,7 +40,7 @@ def names_of(sources: Iterable[str]) -> Names:
 
 
 def parsed(source: str) -> ast.Module:
-    """Raises SyntaxError, and warns of nothing: what the data's tests are written like is not the user's concern."""
+    """Parses Python without warnings, since the style of the tests is not the user's concern. Raises SyntaxError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(source)
@@ -52,7 +53,7 @@ def _loaded(tree: ast.AST) -> Iterator[str]:
 
 
 def bound_in(tree: ast.AST) -> Iterator[str]:
-    """Names that it defines anywhere, `*` where a module says which."""
+    """Names that the tree binds anywhere; `*` for a star import."""
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
@@ -71,9 +72,9 @@ def _called(tree: ast.AST) -> Iterator[str]:
             yield node.func.id
 
 
-def _only_looked_into(trees: list[ast.Module], name: str) -> bool:
-    """True where every use of the name is `name.something`."""
+def _only_dereferenced(trees: list[ast.Module], name: str) -> bool:
+    """True if every use of the name is `name.attribute`."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    looked_into = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
-    inside = sum(isinstance(n.value, ast.Name) and n.value.id == name for n in looked_into)
-    return inside == sum(isinstance(n, ast.Name) and n.id == name for n in nodes)
+    attributes = [n for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)]
+    dereferenced = sum(isinstance(n.value, ast.Name) and n.value.id == name for n in attributes)
+    return dereferenced == sum(isinstance(n, ast.Name) and n.id == name for n in nodes)

@@ -1,6 +1,6 @@
-"""The program in an answer: a fenced block, the whole text, or the completion of a prompt. Nothing of it is parsed.
+"""Finds the program in an answer: a fenced block, the whole text, or the completion of a prompt.
 
-The text is a model's: every search here takes time in proportion to its length.
+The text comes from a model, so every search takes linear time.
 """
 
 import re
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Which = Literal["last_block", "first_block", "all_blocks", "text", "completion"]
+Which = Literal["last_block", "first_block", "all_blocks", "response", "completion"]
 
 PYTHON = frozenset({"python", "py", "python3", "py3"})
 OPENING = re.compile(r"(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<tag>[\w+-]*)\}?[ \t]*$")
-"""Of a line, from the fence on: the fence, and the word after it."""
+"""Matches a fence and its language at the end of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Block:
     """A fenced block."""
 
     tag: str
-    """The language, in small letters; empty where none is named."""
+    """The language in lower case; empty if none is given."""
     text: str
     closed: bool
 
@@ -35,20 +35,20 @@ def program_of(
     on from `prompt`; an answer that defines `function` anew stands on its own, below what the prompt has before it.
     """
     text = text.replace("\r\n", "\n")
-    if which == "text":
-        found: str | None = text
+    if which == "response":
+        program: str | None = text
     elif which == "completion":
-        found = _completion(text, prompt.replace("\r\n", "\n"), function)
+        program = _completion(text, prompt.replace("\r\n", "\n"), function)
     else:
-        found = _from_blocks(text, which, allow_unfenced=allow_unfenced)
-    # What cannot be encoded cannot be a program, and must not stop whoever hands it on.
-    return found.encode("utf-8", "replace").decode() if found and found.strip() else None
+        program = _from_blocks(text, which, allow_unfenced=allow_unfenced)
+    # Lone surrogates cannot be encoded, so they are replaced before the program is passed on.
+    return program.encode("utf-8", "replace").decode() if program and program.strip() else None
 
 
 def fenced_blocks(text: str) -> list[Block]:
-    """The blocks of a text, in order. The last is not closed where the text ends in it.
+    """The fenced blocks of a text, in order. The last is not closed if the text ends in it.
 
-    A fence may follow other words on its line, and a closing one may follow the last words of the program. A fence with
+    A fence may follow other text on its line, and a closing fence may follow the last line of the program. A fence with
     a language inside a block begins the next block.
     """
     blocks: list[Block] = []
@@ -72,7 +72,7 @@ def fenced_blocks(text: str) -> list[Block]:
 
 
 def _opening(line: str) -> tuple[int, str, str, str] | None:
-    """(indentation, fence, language, what stands before it) of a line that ends in a fence."""
+    """(indentation, fence, language, text before the fence) of a line that ends in a fence, else None."""
     start = max(line.rfind("```"), line.rfind("~~~"))
     while start > 0 and line[start - 1] == line[start]:
         start -= 1
@@ -84,7 +84,7 @@ def _opening(line: str) -> tuple[int, str, str, str] | None:
 
 
 def _joined(lines: Sequence[str], indent: int) -> str:
-    """The lines without the indentation of their fence."""
+    """The lines joined, without the indentation of their fence."""
     return "\n".join(line[indent:] if not line[:indent].strip() else line for line in lines)
 
 
@@ -108,6 +108,6 @@ def _completion(text: str, prompt: str, function: str | None) -> str:
 
 
 def _definition(text: str, function: str) -> int | None:
-    """Where a function is defined at the left margin."""
+    """The position of the top-level definition of a function; None if there is none."""
     match = re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(function)}[ \t]*\(", text, re.MULTILINE)
     return match.start() if match else None

@@ -1,10 +1,10 @@
-"""Whether what a program wrote or returned is what was expected. Plain values and texts only; nothing is run."""
+"""Compares the output or return value of a program with the expected one."""
 
 import math
 from typing import Any
 
 SEPARATOR_LIMIT = 400
-"""Characters of a number that is compared with a tolerance; a longer one is compared as text."""
+"""Largest number of characters of a number that is compared with a tolerance; longer ones are compared as text."""
 
 
 def same_output(written: str, expected: str, *, tolerance: float | None) -> bool:
@@ -24,10 +24,11 @@ def same_output(written: str, expected: str, *, tolerance: float | None) -> bool
 
 
 def same_value(found: Any, expected: Any, *, tolerance: float | None) -> bool:
-    """Whether a value of Python is a value of JSON: a tuple is a list, a whole number in a key its text, and an integer
-    equals a float of its value; a boolean is no number, and a set nothing of JSON.
+    """True if a Python value equals a JSON value.
 
-    With a tolerance two numbers of which one is a float may differ as in `same_output`.
+    A tuple equals a list, an integer key its text, and an integer the float of the same value. A boolean is not a
+    number, and a set equals no JSON value. With a tolerance, numbers of which one is a float may differ as in
+    `same_output`.
     """
     if isinstance(expected, bool) or isinstance(found, bool) or expected is None or isinstance(expected, str):
         return type(found) is type(expected) and found == expected
@@ -62,7 +63,7 @@ def _same_word(ours: str, theirs: str, tolerance: float) -> bool:
 
 
 def _number(word: str) -> float | None:
-    """A decimal number; not one of the other words that float() reads."""
+    """The value of a decimal number; None for other texts that float() accepts, such as `nan`."""
     if len(word) > SEPARATOR_LIMIT or not word.isascii() or set(word) - set("0123456789+-.eE"):
         return None
     try:

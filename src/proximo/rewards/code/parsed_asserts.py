@@ -1,7 +1,7 @@
-"""Tests that call the program with values and compare what it returns with a value, read off their text.
+"""Parses tests that only compare the result of a call with a literal, such as `assert f(1) == 2`.
 
-Of such a test nothing has to be run: the program is given the arguments, and what it returns is compared outside of the
-sandbox, by the process that holds the expected value. It says what the test itself would say, at half the price.
+Such a test need not be run. The program gets the arguments, and the result is compared outside the sandbox by the
+process that holds the expected value. The result is that of the test itself, at half the cost.
 """
 
 import ast
@@ -16,54 +16,54 @@ from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from proximo.rewards.code.ast_names import bound_in, parsed
-from proximo.rewards.code.inside.codec import Encoder, RefusedError
+from proximo.rewards.code.inside.codec import ValueEncoder, ValueRefusedError
 
 MAX_CHARACTERS = 20_000
-"""Of the tests together: the program's process reads the arguments as Python, which takes time for long ones."""
+"""Largest total length of the tests, since the program's process compiles the arguments."""
 GENERIC = frozenset({"dict", "frozenset", "list", "set", "tuple", "type"})
-"""Built-in types that annotations may index."""
+"""Built-in types that annotations may subscript."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """`assert name(arguments) == expected, message`, or with `is` for one of Python's single values."""
+class ParsedAssert:
+    """`assert name(arguments) == expected, message`, or with `is` for None, True or False."""
 
     name: str
-    """Of the function, in the test."""
+    """Name of the function in the test."""
     function: str
-    """The same in the program."""
+    """Name of the function in the program."""
     arguments: str
-    """`(1, [2]), {"key": 3}` as Python: built where it is used, a set has the order that it has there."""
+    """Python source such as `(1, [2]), {"key": 3}`. It is evaluated in the program's process, which fixes set order."""
     expected: Any
     identical: bool
     message: str
 
     def holds(self, value: Any) -> bool:
-        """Whether the test passes with a plain value that the program returned."""
+        """True if the test passes for this return value."""
         return value is self.expected if self.identical else value == self.expected
 
 
-def comparisons_of(tests: Sequence[str], setup: str, functions: Mapping[str, str]) -> tuple[Comparison, ...] | None:
-    """The tests, where all of them are comparisons and their set-up does nothing; else None.
+def comparisons_of(tests: Sequence[str], setup: str, functions: Mapping[str, str]) -> tuple[ParsedAssert, ...] | None:
+    """The parsed tests if all of them are comparisons and their set-up has no effect, else None.
 
-    `functions` are names in the tests with those in the program.
+    `functions` maps names in the tests to names in the program.
     """
     if sum(map(len, tests)) > MAX_CHARACTERS or not all(map(_compiles, (setup, *tests))):
         return None
     before = parsed(setup)
     if functions.keys() & set(bound_in(before)) or not all(map(_does_nothing, before.body)):
         return None
-    found = []
+    comparisons = []
     for test in tests:
         comparison = _comparison(parsed(test).body, functions)
         if comparison is None:
             return None
-        found.append(comparison)
-    return tuple(found)
+        comparisons.append(comparison)
+    return tuple(comparisons)
 
 
 def _compiles(source: str) -> bool:
-    """Some errors are found by the compiler alone: a keyword that is given twice."""
+    """True if the source compiles. Some errors, such as a repeated keyword, are not found by the parser."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -74,7 +74,7 @@ def _compiles(source: str) -> bool:
 
 
 def _does_nothing(statement: ast.stmt) -> bool:
-    """True for what cannot fail, and defines only what comparisons have no use for."""
+    """True for a statement that cannot fail and defines nothing that comparisons use."""
     match statement:
         case ast.FunctionDef(decorator_list=[], args=arguments, returns=returns):
             every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
@@ -93,7 +93,7 @@ def _does_nothing(statement: ast.stmt) -> bool:
 
 
 def _is_annotation(node: ast.expr) -> bool:
-    """Whether it is made of names and `Name[...]`: Python evaluates it where the function is defined."""
+    """True for names and `Name[...]`. Python evaluates annotations, so anything else may have an effect."""
     for each in ast.walk(node):
         if isinstance(each, ast.Subscript):
             generic = isinstance(each.value, ast.Name) and (
@@ -106,7 +106,7 @@ def _is_annotation(node: ast.expr) -> bool:
     return True
 
 
-def _comparison(statements: list[ast.stmt], functions: Mapping[str, str]) -> Comparison | None:
+def _comparison(statements: list[ast.stmt], functions: Mapping[str, str]) -> ParsedAssert | None:
     match statements:
         case [ast.Assert(test=ast.Compare(left=left, ops=[operator], comparators=[right]), msg=message)]:
             call, value = (left, right) if isinstance(left, ast.Call) else (right, left)
@@ -121,7 +121,7 @@ def _comparison(statements: list[ast.stmt], functions: Mapping[str, str]) -> Com
     compares = isinstance(operator, ast.Eq) or (isinstance(operator, ast.Is) and single)
     if arguments is None or not compares or not _is_plain(value):
         return None
-    return Comparison(
+    return ParsedAssert(
         name=name,
         function=functions[name],
         arguments=arguments,
@@ -132,7 +132,7 @@ def _comparison(statements: list[ast.stmt], functions: Mapping[str, str]) -> Com
 
 
 def _arguments(call: ast.Call) -> str | None:
-    """As `Comparison.arguments`, or None where one is no plain value."""
+    """The source for `ParsedAssert.arguments`; None if an argument is not a plain value."""
     named = [(each.arg, each.value) for each in call.keywords]
     if not all(map(_is_plain, [*call.args, *(value for _, value in named)])) or any(name is None for name, _ in named):
         return None
@@ -145,20 +145,20 @@ def _arguments(call: ast.Call) -> str | None:
 
 
 def _crosses(value: Any) -> bool:
-    """Whether tests that are run could give it to the program: not what is nested too deeply, nor long numbers."""
+    """True if the codec can encode the value, which excludes deep nesting and very long numbers."""
     try:
-        json.dumps(Encoder([], _no_object).tree(value))
+        json.dumps(ValueEncoder([], _no_object).tree(value))
     except (ValueError, RecursionError):
         return False
     return True
 
 
 def _no_object(value: Any) -> NoReturn:
-    raise RefusedError(f"an object of class {type(value).__name__} is no plain value")
+    raise ValueRefusedError(f"an object of class {type(value).__name__} is not a plain value")
 
 
 def _is_plain(node: ast.expr) -> bool:
-    """Whether it is written out, and of the types that cross (inside/codec.py)."""
+    """True for a literal of the types that the codec supports (inside/codec.py)."""
     for each in ast.walk(node):
         if isinstance(each, ast.Call) or (isinstance(each, ast.Constant) and each.value is ...):
             return False

@@ -1,4 +1,4 @@
-"""Problems as rows hold them: tests as asserts, a function `check`, or inputs and outputs. Not how they are graded."""
+"""Reads problems from rows: asserts, a function `check`, inputs and outputs, or calls."""
 
 import ast
 import json
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from proximo.errors import DataError
 from proximo.rewards.code.ast_names import names_of, parsed
-from proximo.rewards.code.parsed_asserts import Comparison, comparisons_of
+from proximo.rewards.code.parsed_asserts import ParsedAssert, comparisons_of
 
 Form = Literal["asserts", "check", "stdio", "input_output"]
 DEFAULT_TESTS: Mapping[str, tuple[str, ...]] = {
@@ -18,12 +18,12 @@ DEFAULT_TESTS: Mapping[str, tuple[str, ...]] = {
     "stdio": ("inputs", "outputs"),
     "input_output": ("input_output",),
 }
-"""Columns that hold the tests of each form."""
+"""The default columns of the tests, by form."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Where the parts of a problem are in a row's metadata."""
+    """The columns of a row that hold the parts of a problem."""
 
     tests: tuple[str, ...]
     setup: tuple[str, ...]
@@ -33,30 +33,30 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestSuite:
-    """Tests in Python that call what the program defines."""
+    """Tests written in Python that call functions of the program."""
 
     __test__ = False
 
     modules: tuple[str, ...]
     names: tuple[tuple[str, str], ...]
-    """(name in the tests, name in the program)."""
+    """Pairs (name in the tests, name in the program)."""
     setup: str
     tests: tuple[str, ...]
     setup_uses_program: bool
-    comparisons: tuple[Comparison, ...] | None
-    """The same tests, where all of them are comparisons: nothing of them has to be run then."""
+    comparisons: tuple[ParsedAssert, ...] | None
+    """The parsed tests if all of them are comparisons, which need not be run."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputsOutputs:
-    """What the program reads on standard input, and what it has to write."""
+    """Pairs (standard input, expected output)."""
 
     pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calls:
-    """Arguments of a function of the program, and what it has to return: values of JSON."""
+    """Lists of arguments of a function, and the expected results, as JSON values."""
 
     function: str
     arguments: tuple[Sequence[Any], ...]
@@ -67,7 +67,7 @@ Problem = TestSuite | InputsOutputs | Calls
 
 
 def read_problem(form: Form, columns: Columns, metadata: Mapping[str, Any], prompt: str) -> Problem:
-    """Raises DataError, with the column and what is wrong with it, for what cannot be graded or has no test."""
+    """The problem of a row. Raises DataError for a row without tests, or with an invalid column."""
     if form == "asserts":
         tests = [text for name in columns.tests for text in _texts(metadata, name)]
         return _asserts(tuple(tests), _setup(columns, metadata))
@@ -83,7 +83,7 @@ def read_problem(form: Form, columns: Columns, metadata: Mapping[str, Any], prom
 
 
 def text_before(columns: Columns, metadata: Mapping[str, Any]) -> str:
-    """Code that is put before the program."""
+    """The code that is prepended to the program."""
     return "\n".join(_texts(metadata, columns.before)) if columns.before else ""
 
 
@@ -112,15 +112,15 @@ def _check(test: str, entry_point: str, prompt: str, setup: str) -> TestSuite:
 
 def _suite(tests: tuple[str, ...], setup: str, names: Mapping[str, str]) -> TestSuite:
     try:
-        found = names_of((setup, *tests))
+        names_used = names_of((setup, *tests))
         in_setup = set(names_of((setup,)).program)
     except SyntaxError as error:
         raise DataError(f"the tests are not Python: {error}") from error
-    pairs = {name: name for name in found.program} | dict(names)
+    pairs = {name: name for name in names_used.program} | dict(names)
     if not pairs:
-        raise DataError("the tests use no name that a program could define, so that they test nothing")
+        raise DataError("the tests use no name that a program could define, so they test nothing")
     return TestSuite(
-        modules=found.modules,
+        modules=names_used.modules,
         names=tuple(pairs.items()),
         setup=setup,
         tests=tests,
@@ -130,9 +130,9 @@ def _suite(tests: tuple[str, ...], setup: str, names: Mapping[str, str]) -> Test
 
 
 def _steps(check: ast.FunctionDef) -> tuple[str, ...] | None:
-    """The body of check() as one test for each of its asserts; None where it has to stay a function.
+    """The body of check() split into one test per assert; None if it cannot be split.
 
-    What leads to an assert belongs to it. An assert of a constant, which says nothing, is left out.
+    The statements before an assert belong to its test. Asserts of constants are left out.
     """
     if any(isinstance(node, ast.Return | ast.Yield | ast.Nonlocal | ast.Global) for node in ast.walk(check)):
         return None
@@ -149,9 +149,9 @@ def _steps(check: ast.FunctionDef) -> tuple[str, ...] | None:
 
 
 def _without(entry_point: str, prompt: str) -> str:
-    """What the prompt itself defines before the function that is asked for: it is not the program's to define.
+    """The code of the prompt without the requested function: helpers that a program cannot replace.
 
-    A prompt that is no code, or that breaks off elsewhere than at the body of that function, defines nothing.
+    Empty if the prompt is not Python, or does not end at the body of that function.
     """
     for text in (prompt, f"{prompt.rstrip()}\n    pass\n"):
         try:
@@ -181,15 +181,15 @@ def _lines(value: Any, where: str) -> str:
 
 def _input_output(value: Any, name: str) -> InputsOutputs | Calls:
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-        inputs, outputs = found["inputs"], found["outputs"]
+        problem = json.loads(value) if isinstance(value, str) else value
+        inputs, outputs = problem["inputs"], problem["outputs"]
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{name} must be JSON with inputs and outputs: {type(error).__name__}: {error}") from error
-    if found.get("fn_name") is None:
+    if problem.get("fn_name") is None:
         return _pairs(inputs, outputs, name)
-    if not inputs or len(inputs) != len(outputs) or not all(isinstance(each, list) for each in inputs):
+    if not inputs or len(inputs) != len(outputs) or not all(isinstance(arguments, list) for arguments in inputs):
         raise DataError(f"{name} with fn_name needs as many outputs as inputs, at least one, each input a list")
-    return Calls(function=str(found["fn_name"]), arguments=tuple(inputs), expected=tuple(outputs))
+    return Calls(function=str(problem["fn_name"]), arguments=tuple(inputs), expected=tuple(outputs))
 
 
 def _setup(columns: Columns, metadata: Mapping[str, Any]) -> str:
@@ -217,7 +217,7 @@ def _one_text(metadata: Mapping[str, Any], name: str, what: str = "its tests") -
 
 
 def _texts(metadata: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """A text, or a list of texts, with the line ends of Python."""
+    """The texts of a column, which holds one text or a list, with normalised line ends."""
     value = _column(metadata, name)
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):

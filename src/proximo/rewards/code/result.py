@@ -1,4 +1,4 @@
-"""What came of running a program on its tests. Not what that is worth: that is verifier.py."""
+"""The findings of running a program against its tests."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -7,69 +7,72 @@ from typing import Self
 from proximo.sandbox.jobs import Ending, Limits, Outcome
 
 MAX_REASON = 200
-"""Characters."""
+"""Largest length of a reason, in characters."""
 LIMITS_REACHED = frozenset({Ending.CPU, Ending.WALL, Ending.IDLE, Ending.MEMORY, Ending.OUTPUT, Ending.SCRATCH})
-"""Endings of a program that used more than it may."""
+"""Endings of programs that exceeded a limit."""
 
 
 class Fault(StrEnum):
-    """Who is to blame for a problem that is not solved."""
+    """The cause of an unsolved problem."""
 
     NONE = "none"
-    """The program ran and gave wrong results, or raised where a test called it."""
+    """The program ran, and returned wrong results or raised in a test."""
     PROGRAM = "program"
-    """It cannot be compiled, does not run to its end, or used more than it may."""
+    """The program does not compile, does not run to its end, or exceeded a limit."""
     TESTS = "tests"
     """The tests failed by themselves, or the sandbox did."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """The tests that passed, and why the first of the others did not."""
+    """The number of passed tests, and why the first other test failed."""
 
     num_tests: int
     num_passed: int = 0
     compiled: bool = True
     ran: bool = True
-    """The program came to its end, or to where its tests call it."""
+    """The program ran to its end, or to the point where tests call it."""
     fault: Fault = Fault.NONE
     reason: str | None = None
     by_clock: bool = False
-    """A limit of wall-clock time ended it."""
+    """A wall-clock limit ended the program."""
     kept_waiting: bool = False
-    """It was that of a machine with too much to do, or of one that does not say how much it has to do."""
+    """The wall-clock limit may have been reached because the machine was busy, so that a second run is due."""
 
     @property
     def solved(self) -> bool:
-        """Every test passed."""
+        """True if every test passed."""
         return self.num_passed == self.num_tests and self.fault is not Fault.TESTS
 
     def because(self, reason: str) -> Self:
-        """With a reason, where there is none yet: that of the first test that failed is kept."""
+        """A copy with the reason, unless there is one already: the reason of the first failed test is kept."""
         return replace(self, reason=self.reason or reason[:MAX_REASON])
 
 
-def with_outcome(found: Findings, outcome: Outcome, limits: Limits) -> Findings:
-    """What is found with the limit that the program exceeded, also where every result had come before it was stopped:
-    which of the two was first, nobody knows.
+def with_outcome(findings: Findings, outcome: Outcome, limits: Limits) -> Findings:
+    """The findings, changed if the program exceeded a limit.
 
-    How much it had written when it was in which test depends on who reads: a flood passes no test.
+    A limit counts even if every result had arrived before the program was stopped, because the order of the two events
+    is a race: the last test then fails. A program that flooded its output passes no test, because it is not known in
+    which test it wrote what.
     """
     if outcome.ending not in LIMITS_REACHED:
-        return found
-    found = stopped_by(outcome, found)
+        return findings
+    findings = stopped_by(outcome, findings)
     stopped = ended_at(outcome, limits) or ""
     if outcome.ending is Ending.OUTPUT:
-        return replace(found, num_passed=0, ran=False, reason=stopped)
-    most = found.num_tests - 1
-    return replace(found, num_passed=min(found.num_passed, most)).because(f"{stopped} in test {most + 1} of {most + 1}")
+        return replace(findings, num_passed=0, ran=False, reason=stopped)
+    most = findings.num_tests - 1
+    return replace(findings, num_passed=min(findings.num_passed, most)).because(
+        f"{stopped} in test {most + 1} of {most + 1}"
+    )
 
 
-def stopped_by(outcome: Outcome, found: Findings) -> Findings:
-    """The findings on a program that exceeded a limit."""
+def stopped_by(outcome: Outcome, findings: Findings) -> Findings:
+    """The findings of a program that exceeded a limit."""
     unsure = outcome.ending is Ending.IDLE and outcome.lost_seconds is None
     return replace(
-        found,
+        findings,
         fault=Fault.PROGRAM,
         by_clock=outcome.ending in (Ending.WALL, Ending.IDLE),
         kept_waiting=unsure or outcome.ending is Ending.WALL,
@@ -77,7 +80,7 @@ def stopped_by(outcome: Outcome, found: Findings) -> Findings:
 
 
 def ended_at(outcome: Outcome, limits: Limits) -> str | None:
-    """How a program ended that did not run to its end, in a few words; None for one that did."""
+    """How a program ended, in a few words; None if it ran to its end with status 0."""
     if outcome.ending is Ending.EXIT:
         return f"exit status {outcome.status}" if outcome.status else None
     if outcome.ending is Ending.SIGNAL:
@@ -88,11 +91,11 @@ def ended_at(outcome: Outcome, limits: Limits) -> str | None:
 
 
 def printable(text: str) -> str:
-    """The text, with escapes for what could move a terminal's cursor or break a line."""
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    """The text with unprintable characters escaped, which could move the cursor of a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def last_line(text: bytes) -> str:
-    """The last line that is not empty, cut to a readable length."""
+    """The last non-empty line, cut to 200 characters."""
     lines = text[-2000:].decode("utf-8", "replace").split("\n")
     return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "")

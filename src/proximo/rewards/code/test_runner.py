@@ -1,4 +1,4 @@
-"""A program and its tests in two sandboxed processes, which can pass each other plain values and nothing else."""
+"""Runs a program and its tests in two sandboxed processes that exchange plain values only."""
 
 import json
 import secrets
@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from proximo.errors import SandboxError
 from proximo.rewards.code.harness_source import (
-    program_that_serves,
-    tests_that_are_rehearsed,
-    tests_that_verifier,
+    rehearsal_source,
+    serving_source,
+    tests_source,
     uses_random,
 )
 from proximo.rewards.code.inside.rpc_peer import GONE
@@ -22,21 +22,21 @@ from proximo.sandbox.jobs import MIB, Limits, Program, Runner
 
 CHANNEL: Final = 3
 TESTS_CPU_SECONDS: Final = 20.0
-"""CPU time of the tests themselves."""
+"""CPU limit of the tests themselves."""
 SPARE_WALL_SECONDS: Final = 10.0
-"""How much longer than the program the tests may take."""
+"""Wall-clock time that the tests may take beyond that of the program."""
 
 
 def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, limits: Limits) -> Findings:
-    """What the tests say of the program.
+    """Runs the tests against the program.
 
-    The program's process knows neither the tests nor what they expect, and has no descriptor but its end of the socket;
-    grades are the standard output of the tests' process. Raises SandboxError where nothing can be run.
+    The program's process knows neither the tests nor the expected values, and its only extra descriptor is its end of
+    the socket. The results are the standard output of the tests' process. Raises SandboxError if nothing can be run.
     """
     word = secrets.token_hex(8)
     seeded = uses_random(program + before)
-    serving = program_that_serves(program, before=before, seeded=seeded)
-    grading = tests_that_verifier(
+    serving = serving_source(program, before=before, seeded=seeded)
+    testing = tests_source(
         word,
         modules=suite.modules,
         names=suite.names,
@@ -50,37 +50,37 @@ def run_suite(runner: Runner, program: str, suite: TestSuite, *, before: str, li
     with _socketpair() as (ours, theirs):
         job = runner.start(Program(source=serving, descriptors={CHANNEL: ours.fileno()}, limits=limits))
         try:
-            asking = Program(source=grading, descriptors={CHANNEL: theirs.fileno()}, limits=tests_limits)
-            tests = runner.start(asking, helps=job)
+            tests_program = Program(source=testing, descriptors={CHANNEL: theirs.fileno()}, limits=tests_limits)
+            tests = runner.start(tests_program, helps=job)
         except SandboxError:
             job.kill()
             job.wait()
             raise
-    # The socket closes with either process, which ends the other one.
-    grades = tests.wait()
-    if all(line[0] in ("pass", "end") for line in _lines(grades.stdout, word)):
-        # Nobody waits for a right program that will not end; how a wrong one ends is its reason.
+    # The end of either process closes the socket, which ends the other process.
+    tests_outcome = tests.wait()
+    if all(line[0] in ("pass", "end") for line in _lines(tests_outcome.stdout, word)):
+        # Kill a correct program that does not end. Let a failing one end, since how it ends is the reason.
         job.kill()
     outcome = job.wait()
-    lines = list(_lines(grades.stdout, word))
+    lines = list(_lines(tests_outcome.stdout, word))
     if not lines or lines[-1] != ["end"]:
-        why = ended_at(grades, tests_limits) or "no grade"
-        # Tests that hold for a right program reach a limit over what this one gives them: it must not pay to do so.
-        fault = Fault.PROGRAM if grades.ending in LIMITS_REACHED else Fault.TESTS
+        why = ended_at(tests_outcome, tests_limits) or "no result"
+        # Tests reach a limit because of the values that the program gives them, so the program is at fault.
+        fault = Fault.PROGRAM if tests_outcome.ending in LIMITS_REACHED else Fault.TESTS
         reason = f"the tests did not end by themselves: {why}"
-        found = Findings(num_tests=len(suite.tests), fault=fault, reason=reason)
+        findings = Findings(num_tests=len(suite.tests), fault=fault, reason=reason)
     else:
-        found = _findings(lines, suite, ended_at(outcome, limits))
-    return with_outcome(found, outcome, limits)
+        findings = _findings(lines, suite, ended_at(outcome, limits))
+    return with_outcome(findings, outcome, limits)
 
 
 def rehearsed(runner: Runner, suite: TestSuite | None, *, before: str) -> str | None:
-    """What no program could pass, of the tests and of the code that is put before it; None where nothing is found.
+    """The reason why no program can pass these tests, or why `before` fails; None if no problem is found.
 
-    Raises SandboxError where nothing can be run.
+    Raises SandboxError if nothing can be run.
     """
     word = secrets.token_hex(8)
-    source = tests_that_are_rehearsed(
+    source = rehearsal_source(
         word,
         before=before,
         modules=suite.modules if suite else (),
@@ -92,11 +92,11 @@ def rehearsed(runner: Runner, suite: TestSuite | None, *, before: str) -> str | 
     for what, *facts in _lines(runner.start(Program(source=source, limits=limits)).wait().stdout, word):
         match what, facts:
             case "import", [where, module]:
-                return f"{where} imports {module}, which is not there: name what is installed under packages"
+                return f"{where} imports {module}, which the sandbox lacks: add an installed package to packages"
             case "compares", [where, kind]:
                 return (
-                    f"{where} compares what the program returns with a {kind}, which is no plain value: a program that "
-                    "returns one fails. Have it compare texts or numbers that are made of both, or leave the row out"
+                    f"{where} compares the result of the program with a {kind}, which is not a plain value and cannot "
+                    "be returned. Compare texts or numbers made from both, or leave the row out"
                 )
     return None
 
@@ -109,30 +109,30 @@ def _socketpair() -> Generator[tuple[socket.socket, socket.socket]]:
 
 
 def _findings(lines: Sequence[list[Any]], suite: TestSuite, stopped: str | None) -> Findings:
-    found = Findings(num_tests=len(suite.tests))
+    findings = Findings(num_tests=len(suite.tests))
     match lines[0]:
         case ["program", "compile", why]:
             reason = f"the program cannot be compiled: {why}"
-            return replace(found, compiled=False, ran=False, fault=Fault.PROGRAM, reason=reason)
+            return replace(findings, compiled=False, ran=False, fault=Fault.PROGRAM, reason=reason)
         case ["program", _, why]:
-            return replace(found, ran=False, fault=Fault.PROGRAM, reason=stopped or str(why))
+            return replace(findings, ran=False, fault=Fault.PROGRAM, reason=stopped or str(why))
         case ["setup", "fail", why] if suite.setup_uses_program:
-            return replace(found, reason=f"the set-up of the tests failed: {why}")
+            return replace(findings, reason=f"the set-up of the tests failed: {why}")
         case ["setup", _, why]:
-            return replace(found, fault=Fault.TESTS, reason=f"the set-up of the tests is broken: {why}")
-    found = replace(found, num_passed=sum(line[0] == "pass" for line in lines))
+            return replace(findings, fault=Fault.TESTS, reason=f"the set-up of the tests is broken: {why}")
+    findings = replace(findings, num_passed=sum(line[0] == "pass" for line in lines))
     failed = next((line for line in lines if line[0] in ("fail", "broken")), None)
-    return found if failed is None else _failed(found, failed, stopped)
+    return findings if failed is None else _failed(findings, failed, stopped)
 
 
-def _failed(found: Findings, line: list[Any], stopped: str | None) -> Findings:
+def _failed(findings: Findings, line: list[Any], stopped: str | None) -> Findings:
     what, number, why = line
-    title = f"test {number + 1} of {found.num_tests}"
+    title = f"test {number + 1} of {findings.num_tests}"
     if what == "broken":
-        return replace(found, fault=Fault.TESTS, reason=f"{title} is broken: {why}")
+        return replace(findings, fault=Fault.TESTS, reason=f"{title} is broken: {why}")
     if why != GONE:
-        return replace(found, reason=f"{title} failed: {why}")
-    return replace(found, fault=Fault.PROGRAM, reason=f"{stopped or 'the program ended itself'} in {title}")
+        return replace(findings, reason=f"{title} failed: {why}")
+    return replace(findings, fault=Fault.PROGRAM, reason=f"{stopped or 'the program ended itself'} in {title}")
 
 
 def _lines(stdout: bytes, word: str) -> Iterator[list[Any]]:

@@ -1,4 +1,4 @@
-"""Grades on programs. Not how a program is run: test_runner.py, stdio.py and calls.py."""
+"""The verifier of programs: runs the program of an answer against the tests of its row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,17 +29,17 @@ from proximo.sandbox.runner import Sandbox
 
 MAX_PROGRAM_CHARACTERS = 100_000
 LEAST_WALL_PER_CPU = 2.0
-"""Wall-clock seconds for each CPU second that a program may use: a busy machine lets it wait as long again."""
-SHARE_OF_A_RUN = 0.45
-"""Of `answer_seconds`: a program that was kept waiting is run twice, and starting it takes time, too."""
+"""Wall-clock seconds allowed per CPU second, since a busy machine may keep a program waiting as long again."""
+RUN_FRACTION = 0.45
+"""Fraction of `answer_seconds` for one run, since a program that was kept waiting is run twice."""
 FIRST_IDLE_SECONDS = 0.5
-"""What is idle for longer gives up its turn, once: others need not wait for it."""
+"""Idle time after which a program gives up its first turn, so that other answers need not wait for it."""
 COMPONENTS = ("tests_passed", "ran", "compiled")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeOptions:
-    """The fields of `config/rewards/code.py::CodeRewardConfig`, which documents them."""
+    """The options, documented in `CodeRewardConfig` (config/rewards/code.py)."""
 
     form: Form
     answer_seconds: float = 120.0
@@ -64,11 +64,11 @@ class CodeOptions:
 
 
 class CodeVerifier:
-    """Runs the program of an answer on the tests of its row, in a sandbox."""
+    """Runs the program of an answer against the tests of its row in a sandbox."""
 
     def __init__(self, *, runner: Runner | None = None, **options: Any) -> None:
-        """Raises SandboxError where the machine cannot give a guarantee that is not waived, ConfigError for one that is
-        none."""
+        """Raises SandboxError if the machine lacks a guarantee that is not waived, ConfigError for an unknown
+        guarantee."""
         self._options = CodeOptions(**options)
         self._columns = Columns(
             tests=tuple(self._options.tests_columns) or DEFAULT_TESTS[self._options.form],
@@ -79,8 +79,11 @@ class CodeVerifier:
         self._runner = _open_sandbox(self._options) if runner is None else runner
 
     def grade(self, answer: Answer) -> Grade:
-        """Raises DataError for a row that cannot be graded, SandboxError where no program can be run, PostponedError in
-        the first turn of an answer whose program is idle."""
+        """The grade, with the components `tests_passed`, `ran` and `compiled`.
+
+        Raises DataError for a row that cannot be graded, SandboxError if no program can be run, PostponedError in the
+        first turn of an answer whose program is idle.
+        """
         prompt = self._prompt(answer.metadata, answer.prompt)
         problem = read_problem(self._options.form, self._columns, answer.metadata, prompt)
         program = program_of(
@@ -96,34 +99,33 @@ class CodeVerifier:
         before = text_before(self._columns, answer.metadata)
         idle_seconds = self._options.idle_seconds
         if answer.first_turn and idle_seconds > FIRST_IDLE_SECONDS:
-            found = self._run(program, problem, before, FIRST_IDLE_SECONDS)
-            if found.by_clock:
+            findings = self._run(program, problem, before, FIRST_IDLE_SECONDS)
+            if findings.by_clock:
                 raise PostponedError
         else:
-            found = self._run(program, problem, before, idle_seconds)
-            if found.kept_waiting:
-                found = self._run(program, problem, before, idle_seconds)
-        return self._grade(found)
+            findings = self._run(program, problem, before, idle_seconds)
+            if findings.kept_waiting:
+                findings = self._run(program, problem, before, idle_seconds)
+        return self._grade(findings)
 
-    def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - of every verifier
-        """Raises DataError for a row without tests, with tests that cannot be read or that no program passes, or with
-        more than there is time for."""
+    def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002 - part of the interface
+        """Raises DataError for a row without tests, with tests that cannot be parsed or passed, or with too many."""
         problem = read_problem(self._options.form, self._columns, metadata, self._prompt(metadata, ""))
         before = text_before(self._columns, metadata)
         suite = problem if isinstance(problem, TestSuite) and problem.comparisons is None else None
-        if (suite or before) and (wrong := rehearsed(self._runner, suite, before=before)) is not None:
-            raise DataError(wrong)
+        if (suite or before) and (problem_of_tests := rehearsed(self._runner, suite, before=before)) is not None:
+            raise DataError(problem_of_tests)
         shortest = 2 * (LEAST_WALL_PER_CPU * self._cpu_seconds(problem) + self._options.idle_seconds)
         if self._options.limit_per_test and self._options.answer_seconds <= shortest:
             raise DataError(
                 f"the row has {_num_tests(problem)} tests of cpu_seconds ({self._options.cpu_seconds:g}) each, so that "
                 f"answer_seconds ({self._options.answer_seconds:g}) must be above {shortest:g}, four times their sum "
-                f"and twice idle_seconds ({self._options.idle_seconds:g}): "
-                "raise it, lower cpu_seconds, or do without limit_per_test"
+                f"plus twice idle_seconds ({self._options.idle_seconds:g}): "
+                "raise it, lower cpu_seconds, or set limit_per_test to false"
             )
 
     def timeout_grade(self) -> Grade:
-        """Of an answer that was not graded in its time, though each of its programs has limits of its own."""
+        """The grade of an answer that took too long, in spite of the limits of its programs."""
         return _nothing(self._options.incorrect_score, "not graded within answer_seconds")
 
     def close(self) -> None:
@@ -131,12 +133,12 @@ class CodeVerifier:
         self._runner.close()
 
     def _prompt(self, metadata: Mapping[str, Any], asked: str | Sequence[Mapping[str, Any]]) -> str:
-        """The text that a completion goes on from: a column, or the prompt itself, or what the user said last."""
+        """The text that a completion continues: a column, the prompt itself, or the last message of the user."""
         if self._options.prompt_column is not None:
-            found = metadata.get(self._options.prompt_column)
-            if not isinstance(found, str):
+            code = metadata.get(self._options.prompt_column)
+            if not isinstance(code, str):
                 raise DataError(f"the row has no text in column {self._options.prompt_column}, the code to complete")
-            return found
+            return code
         if isinstance(asked, str):
             return asked
         return next((str(turn["content"]) for turn in reversed(asked) if turn["role"] == "user"), "")
@@ -146,14 +148,14 @@ class CodeVerifier:
         runner, tolerance = self._runner, options.float_tolerance
         limits = Limits(
             cpu_seconds=self._cpu_seconds(problem),
-            wall_seconds=options.answer_seconds * SHARE_OF_A_RUN,
+            wall_seconds=options.answer_seconds * RUN_FRACTION,
             idle_seconds=idle_seconds,
             memory_bytes=options.memory_mib * MIB,
         )
         if isinstance(problem, InputsOutputs):
             source = f"{before}\n{program}" if before else program
-            each = options.cpu_seconds if options.limit_per_test else None
-            return run_inputs(runner, source, problem, limits=limits, cpu_seconds_each=each, tolerance=tolerance)
+            per_input = options.cpu_seconds if options.limit_per_test else None
+            return run_inputs(runner, source, problem, limits=limits, cpu_seconds_each=per_input, tolerance=tolerance)
         if isinstance(problem, Calls):
             return run_calls(runner, program, problem, before=before, limits=limits, tolerance=tolerance)
         if problem.comparisons is not None:
@@ -161,23 +163,23 @@ class CodeVerifier:
         return run_suite(runner, program, problem, before=before, limits=limits)
 
     def _cpu_seconds(self, problem: Problem) -> float:
-        """Of a run with all its tests."""
+        """CPU limit of a run with all tests."""
         return self._options.cpu_seconds * (_num_tests(problem) if self._options.limit_per_test else 1)
 
-    def _grade(self, found: Findings) -> Grade:
-        if found.fault is Fault.TESTS:
+    def _grade(self, findings: Findings) -> Grade:
+        if findings.fault is Fault.TESTS:
             fault = ScoreState.INFRASTRUCTURE_FAULT
-            return Grade(score=float("nan"), state=fault, reason=printable(found.reason or ""))
-        share = found.num_passed / found.num_tests
-        earned = share if self._options.partial else float(found.solved)
-        state = ScoreState.MODEL_FAULT if found.fault is Fault.PROGRAM and not found.solved else ScoreState.SCORED
+            return Grade(score=float("nan"), state=fault, reason=printable(findings.reason or ""))
+        share = findings.num_passed / findings.num_tests
+        earned = share if self._options.partial else float(findings.solved)
+        state = ScoreState.MODEL_FAULT if findings.fault is Fault.PROGRAM and not findings.solved else ScoreState.SCORED
         return Grade(
             score=self._options.incorrect_score
             + earned * (self._options.correct_score - self._options.incorrect_score),
             state=state,
-            reason=None if found.solved or found.reason is None else printable(found.reason),
-            components=dict(zip(COMPONENTS, (share, float(found.ran), float(found.compiled)), strict=True)),
-            by_clock=found.by_clock,
+            reason=None if findings.solved or findings.reason is None else printable(findings.reason),
+            components=dict(zip(COMPONENTS, (share, float(findings.ran), float(findings.compiled)), strict=True)),
+            by_clock=findings.by_clock,
         )
 
 

@@ -1,62 +1,65 @@
-"""What an answer can be: a number, or several in some order. Not how it is written: that is grammar.py."""
+"""The types of values that an answer can have."""
 
 from dataclasses import dataclass
 from fractions import Fraction
 
-from proximo.rewards.maths.rational_functions import Quotient, RefusedError, UnreadableError
+from proximo.rewards.maths.rational_functions import NotEvaluatedError, RationalFunction, UnreadableError
 
 
 @dataclass(frozen=True, slots=True)
 class Infinity:
-    """An end of an interval that is not there."""
+    """An infinite end of an interval, with its sign."""
 
     sign: int
 
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Items in brackets: a tuple, a vector or an interval; in braces: a set; without: a list in any order."""
+    """Several items: in brackets a tuple, vector or interval, in braces a set, without either an unordered list."""
 
     opening: str
     items: "tuple[Value, ...]"
     closing: str
     is_interval: bool = False
-    """Known to be one, since an inequality says so; (1, 5) may also be a point."""
+    """True if it came from an inequality, so that it is certainly an interval; (1, 5) may also be a point."""
 
     @property
     def ordered(self) -> bool:
-        """Whether it matters which item stands first."""
+        """True if the order of the items matters."""
         return self.opening not in ("", "{")
 
 
 @dataclass(frozen=True, slots=True)
 class Union:
-    """Intervals or sets joined by \\cup."""
+    """A union of intervals or sets."""
 
     parts: "tuple[Value, ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Rows of entries."""
+    """A matrix as rows of entries."""
 
     rows: "tuple[tuple[Value, ...], ...]"
 
 
 @dataclass(frozen=True, slots=True)
 class Equation:
-    """An equation: `name = value` where one side is but a name."""
+    """An equation. `name` is set if the left side is a single letter."""
 
     name: str | None
     left: "Value"
     right: "Value"
 
 
-Value = Quotient | Infinity | Several | Union | Matrix | Equation
+Value = RationalFunction | Infinity | Several | Union | Matrix | Equation
 
 
 def repeating(text: str) -> Fraction:
-    """0.1\\overline{6} is 1/6: the period of n digits counts for itself over 10^n - 1."""
+    """The value of a repeating decimal such as 0.1\\overline{6} = 1/6.
+
+    A period p of n digits is worth p / (10^n - 1), shifted behind the fixed digits.
+    """
     digits, _, period = text.rstrip("}").partition("\\overline")
     period = period.strip().lstrip("{")
     whole, _, fixed = digits.partition(".")
@@ -64,11 +67,14 @@ def repeating(text: str) -> Fraction:
     return start + Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
 
 
-def whole_number(value: Quotient, largest: int) -> int:
-    """A whole number from 0 to `largest`; RefusedError above it."""
+def whole_number(value: RationalFunction, largest: int) -> int:
+    """The value as an integer from 0 to `largest`.
+
+    Raises UnreadableError if it is not such an integer, NotEvaluatedError if it is larger.
+    """
     number = value.constant()
     if number is None or number.denominator != 1 or number < 0:
-        raise UnreadableError("a whole number is wanted here")
+        raise UnreadableError("an expression where a whole number is needed")
     if number > largest:
-        raise RefusedError(f"a whole number of at most {largest} is wanted here")
+        raise NotEvaluatedError(f"a whole number above {largest}")
     return int(number)

@@ -1,6 +1,6 @@
-"""What does not belong to an answer's value is taken off: dollar signs, spacing, text mode. Not its words: units.py.
+"""Removes what does not belong to the value of an answer: dollar signs, spacing, text mode.
 
-Every pattern here is linear in the text, and texts are at most MAX_CHARACTERS long.
+Every pattern takes linear time, and texts have at most MAX_CHARACTERS characters.
 """
 
 import re
@@ -60,7 +60,7 @@ _BEFORE = tuple(
     )
 )
 _NEGATIVE = re.compile(r"(?:negative|minus) (?=[\d\\.(])", re.IGNORECASE)
-_BEHIND = tuple(
+_AFTER = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         # 5th, 5^{\text{th}}
@@ -76,39 +76,39 @@ _BEHIND = tuple(
 
 
 def clean(text: str) -> str:
-    """The answer without wrappers, spacing and words in LaTeX's text mode, in one way of writing."""
+    """The answer in a normalised form, without wrappers, spacing and words in the text mode of LaTeX."""
     text = uniform(unquoted(text))
     if _RELATION.search(text):
         text = _OR.sub(r" \\cup ", text)
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
     text = _SCALE_IN_TEXT.sub(r" \1 \\text{", text)
-    text = _SCALE.sub(lambda found: f" * 10^{_SCALES[found[1]]}", text)
-    for pattern, replacement in _BEHIND:
+    text = _SCALE.sub(lambda match: f" * 10^{_SCALES[match[1]]}", text)
+    for pattern, replacement in _AFTER:
         text = pattern.sub(replacement, text)
-    text = _TEXT.sub(lambda found: _bare(found, text), text)
+    text = _TEXT.sub(lambda match: _bare(match, text), text)
     return _without_lead(_SPACES.sub(" ", text).strip().rstrip(".,;:").lstrip(":").strip())
 
 
 def unquoted(text: str) -> str:
-    """The text without the quotation marks, backticks or asterisks around all of it."""
+    """The text without quotation marks, backticks or asterisks that enclose all of it."""
     text = text.strip(" \t\n\r*")  # **5** is bold
     quoted = _QUOTED.fullmatch(text)
-    return text if quoted is None else next(each for each in quoted.groups() if each is not None)
+    return text if quoted is None else next(group for group in quoted.groups() if group is not None)
 
 
 def _without_lead(text: str) -> str:
-    """Without what leads to a value: `the answer is`, `therefore`, `total =`, a currency."""
+    """The text without a lead-in: `the answer is`, `therefore`, `total =`, a currency."""
     for pattern in _BEFORE:
-        while (found := pattern.match(text)) is not None and text[found.end() :].strip():
-            text = text[found.end() :].strip()
+        while (match := pattern.match(text)) is not None and text[match.end() :].strip():
+            text = text[match.end() :].strip()
     return _NEGATIVE.sub("-", text, count=1) if _NEGATIVE.match(text) else text
 
 
-def _bare(found: re.Match[str], text: str) -> str:
-    """Words in text mode after a value are its unit; elsewhere they stand for themselves."""
-    before = text[: found.start()].rstrip()
+def _bare(match: re.Match[str], text: str) -> str:
+    """Drops words in text mode after a value, which are its unit. Keeps them elsewhere."""
+    before = text[: match.start()].rstrip()
     value = before and (before[-1] in "0123456789)}]%" or before.endswith("\\pi"))
-    if value and not found[1].strip().isdecimal():
+    if value and not match[1].strip().isdecimal():
         return " "
-    return f" {found[1]} " + (found[2] or "")
+    return f" {match[1]} " + (match[2] or "")

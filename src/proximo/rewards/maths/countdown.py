@@ -13,9 +13,9 @@ from proximo.rewards.verifier import Answer, Grade
 
 
 class CountdownVerifier:
-    """Right is an expression of the given numbers, with the allowed operators, whose exact value is the target.
+    """Accepts an expression of the given numbers and allowed operators whose exact value is the target.
 
-    Of an equation one side is to be that, and all are to have one value.
+    In an equation one side must be such an expression, and all sides must have the same value.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class CountdownVerifier:
         incorrect_score: float,
         no_answer_score: float,
     ) -> None:
-        """The options are the fields of config/rewards/maths.py."""
+        """The options are documented in `CountdownRewardConfig` (config/rewards/maths.py)."""
         self._answer_from = tuple(answer_from)
         self._columns = (numbers_column, target_column)
         self._exactly = number_usage == "exactly_once"
@@ -38,7 +38,8 @@ class CountdownVerifier:
         self._scores = {"correct": correct_score, "incorrect": incorrect_score, "no_answer": no_answer_score}
 
     def grade(self, answer: Answer) -> Grade:
-        """The grade; components `well_formed` (an expression was read) and `numbers_correct`."""
+        """The grade, with the components `well_formed` (an expression was parsed) and `numbers_correct`, each 0 or
+        1."""
         numbers, target = self._problem(answer.metadata)
         text = self._equation(answer.text)
         if text is None:
@@ -46,27 +47,27 @@ class CountdownVerifier:
         try:
             sides = read_equation(text)
         except MalformedError as error:
-            return self._fault(f"no expression: {error}")
+            return self._fault(f"not an expression: {error}")
         usable = [side for side in sides if side.numbers and self._numbers_correct(side, numbers)]
         holds = len({side.value for side in sides}) == 1
-        right = holds and any(side.operators <= self._operators and side.value == target for side in usable)
+        correct = holds and any(side.operators <= self._operators and side.value == target for side in usable)
         return Grade(
-            score=self._scores["correct" if right else "incorrect"],
+            score=self._scores["correct" if correct else "incorrect"],
             state=ScoreState.SCORED if holds else ScoreState.MODEL_FAULT,
-            reason=None if holds else "an equation that does not hold",
+            reason=None if holds else "a false equation",
             components={"well_formed": 1.0, "numbers_correct": float(bool(usable))},
         )
 
     def check_row(self, reference: str | None, metadata: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """The row must have a list of whole numbers and a whole target in its columns."""
+        """Raises DataError for a row without a list of integers and an integer target in its columns."""
         self._problem(metadata)
 
     def timeout_grade(self) -> Grade:
-        """Of an answer on which the worker was killed: the lowest score, so that no other answer is worth less."""
+        """The grade of an answer that took too long: the lowest score of all, so that no answer gains by it."""
         return replace(self._fault("grading it took too long"), score=min(self._scores.values()))
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Does nothing."""
 
     def _problem(self, metadata: Mapping[str, Any]) -> tuple[list[int], int]:
         numbers, target = (metadata.get(column) for column in self._columns)
@@ -74,30 +75,30 @@ class CountdownVerifier:
             not isinstance(numbers, Sequence)
             or isinstance(numbers, str)
             or not numbers
-            or not all(map(_whole, numbers))
+            or not all(map(_is_integer, numbers))
         ):
             raise DataError(
                 f"countdown needs a list of whole numbers in the column {self._columns[0]!r} of each row; "
-                f"found {numbers!r:.80}. numbers_column names the column"
+                f"got {numbers!r:.80}. numbers_column names the column"
             )
-        if not _whole(target):
+        if not _is_integer(target):
             raise DataError(
-                f"countdown needs a whole number in the column {self._columns[1]!r} of each row; found {target!r:.80}. "
+                f"countdown needs a whole number in the column {self._columns[1]!r} of each row; got {target!r:.80}. "
                 "target_column names the column"
             )
         return list(numbers), target
 
     def _equation(self, text: str) -> str | None:
-        """What stands where the answer is: an expression, and what it says to be equal to; without bold face."""
+        """The expression or equation in the first place that has one, without bold face; None if there is none."""
         for place in self._answer_from:
-            found = _found(text, place)
-            if found is not None:
-                return found.strip().removeprefix("**").removesuffix("**")
+            equation = _last_in(text, place)
+            if equation is not None:
+                return equation.strip().removeprefix("**").removesuffix("**")
         return None
 
     def _numbers_correct(self, expression: Expression, numbers: Sequence[int]) -> bool:
-        used, given = Counter(expression.numbers), Counter(numbers)
-        return used == given if self._exactly else used <= given
+        used, available = Counter(expression.numbers), Counter(numbers)
+        return used == available if self._exactly else used <= available
 
     def _fault(self, reason: str) -> Grade:
         return Grade(
@@ -108,11 +109,13 @@ class CountdownVerifier:
         )
 
 
-def _whole(value: Any) -> TypeGuard[int]:
+def _is_integer(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _found(text: str, place: str) -> str | None:
-    lines = place == "last_line"
-    found = [line for line in text.splitlines() if line.strip()] if lines else FINDERS[place](text, None)
-    return found[-1] if found else None
+def _last_in(text: str, place: str) -> str | None:
+    if place == "last_line":
+        candidates = [line for line in text.splitlines() if line.strip()]
+    else:
+        candidates = FINDERS[place](text, None)
+    return candidates[-1] if candidates else None

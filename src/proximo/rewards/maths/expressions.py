@@ -1,10 +1,10 @@
-"""Arithmetic over whole numbers: a text to its value and the numbers it uses. A parser; nothing is ever evaluated.
+"""A parser of arithmetic expressions over integers. It computes the value exactly and records the numbers used.
 
     sum      = product { ("+" | "-") product }
     product  = atom { ("*" | "/") atom }
     atom     = digits | "(" sum ")" | \\frac "{" sum "}" "{" sum "}"
 
-There are no signs: a minus stands between two values. Of an equation each side is read.
+There are no signed numbers: a minus stands between two values.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_CHARACTERS = 500
-"""Of an expression."""
+"""Largest length of an expression."""
 MAX_EQUATION_CHARACTERS = 1000
 MAX_DIGITS = 9
 MAX_NUMBERS = 60
@@ -34,36 +34,36 @@ _WRITTEN = tuple(
 
 
 class MalformedError(ValueError):
-    """No expression of this kind; the message says why."""
+    """The text is not such an expression; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """What a text says."""
+    """A parsed expression."""
 
     value: Fraction | None
-    """None where it divides by 0."""
+    """The exact value; None for a division by 0."""
     numbers: tuple[int, ...]
-    """As they are used, from left to right; none of a value that is only stated, such as -3 or 1,000."""
+    """The numbers used, from left to right. Empty for a bare value that is stated as a result, such as -3 or 1,000."""
     operators: frozenset[str]
 
 
 def read_expression(text: str) -> Expression:
-    """Raises MalformedError."""
+    """Parses one expression. Raises MalformedError."""
     return _read(_plain(text))
 
 
 def read_equation(text: str) -> list[Expression]:
-    """The sides of `x = (1 + 2) * 3 = 9`, of which there may be but one; a first one that is a name is left out.
+    """The sides of an equation such as `x = (1 + 2) * 3 = 9`, or a single expression. A leading name is left out.
 
-    Raises MalformedError, also where no side is an expression.
+    Raises MalformedError, also if no side uses a number.
     """
     pieces = [piece.strip(" \t\r\n.`") for piece in _plain(text).split("=")]
     sides = [_read_side(piece, may_be_name=number == 0 < len(pieces) - 1) for number, piece in enumerate(pieces)]
-    found = [side for side in sides if side is not None]
-    if not any(side.numbers for side in found):
-        raise MalformedError("a value that nothing makes")
-    return found
+    expressions = [side for side in sides if side is not None]
+    if not any(side.numbers for side in expressions):
+        raise MalformedError("a value without an expression")
+    return expressions
 
 
 def _read_side(piece: str, *, may_be_name: bool) -> Expression | None:
@@ -78,7 +78,7 @@ def _read_side(piece: str, *, may_be_name: bool) -> Expression | None:
 
 
 def _plain(text: str) -> str:
-    """Without LaTeX but for \\frac, and with one sign for each operator."""
+    """The text without LaTeX, except \\frac, and with one character for each operator."""
     if len(text) > MAX_EQUATION_CHARACTERS:
         raise MalformedError(f"more than {MAX_EQUATION_CHARACTERS} characters")
     for pattern, replacement in _WRITTEN:
@@ -89,66 +89,66 @@ def _plain(text: str) -> str:
 def _read(text: str) -> Expression:
     if len(text) > MAX_CHARACTERS:
         raise MalformedError(f"more than {MAX_CHARACTERS} characters")
-    reader = _Reader(_tokens(text))
-    value = reader.whole()
-    return Expression(value, tuple(reader.numbers), frozenset(reader.operators))
+    parser = _Parser(_tokens(text))
+    value = parser.parse()
+    return Expression(value, tuple(parser.numbers), frozenset(parser.operators))
 
 
 def _tokens(text: str) -> list[str]:
-    found = []
+    tokens = []
     for digits, mark, other in _TOKEN.findall(text):
         if other:
             raise MalformedError(f"{other!r} in an expression")
         if len(digits) > MAX_DIGITS:
             raise MalformedError(f"a number of more than {MAX_DIGITS} digits")
         if digits or mark:
-            found.append(digits or mark)
-    return found
+            tokens.append(digits or mark)
+    return tokens
 
 
-class _Reader:
-    """Recursive descent. `numbers` and `operators` are what it came across."""
+class _Parser:
+    """A recursive descent parser that collects `numbers` and `operators`."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._tokens = [*tokens, ""]
-        self._place = 0
+        self._position = 0
         self._depth = 0
         self.numbers: list[int] = []
         self.operators: set[str] = set()
 
-    def whole(self) -> Fraction | None:
+    def parse(self) -> Fraction | None:
         value = self._sum()
         if self._next:
-            raise MalformedError(f"{self._next!r} behind an expression")
+            raise MalformedError(f"{self._next!r} after an expression")
         return value
 
     @property
     def _next(self) -> str:
-        return self._tokens[self._place]
+        return self._tokens[self._position]
 
     def _take(self) -> str:
         token = self._next
-        self._place += 1
+        self._position += 1
         return token
 
     def _expect(self, mark: str) -> None:
         if self._next != mark:
             raise MalformedError(f"{mark!r} is missing")
-        self._place += 1
+        self._position += 1
 
     def _sum(self) -> Fraction | None:
         value = self._product()
         while self._next in ("+", "-"):
-            value = self._joined(self._take(), value, self._product())
+            value = self._combine(self._take(), value, self._product())
         return value
 
     def _product(self) -> Fraction | None:
         value = self._atom()
         while self._next in ("*", "/"):
-            value = self._joined(self._take(), value, self._atom())
+            value = self._combine(self._take(), value, self._atom())
         return value
 
-    def _joined(self, operator: str, one: Fraction | None, other: Fraction | None) -> Fraction | None:
+    def _combine(self, operator: str, one: Fraction | None, other: Fraction | None) -> Fraction | None:
         self.operators.add(operator)
         if one is None or other is None or (operator == "/" and not other):
             return None
@@ -164,7 +164,7 @@ class _Reader:
     def _atom(self) -> Fraction | None:
         token = self._next
         if token.isdecimal():
-            self._place += 1
+            self._position += 1
             self.numbers.append(int(token))
             if len(self.numbers) > MAX_NUMBERS:
                 raise MalformedError(f"more than {MAX_NUMBERS} numbers")
@@ -172,16 +172,16 @@ class _Reader:
         if token == "(":
             return self._enclosed("(", ")")
         if token == "\\frac":
-            self._place += 1
+            self._position += 1
             above = self._enclosed("{", "}")
-            return self._joined("/", above, self._enclosed("{", "}"))
-        raise MalformedError(f"{token!r} where a number is wanted" if token else "an expression that breaks off")
+            return self._combine("/", above, self._enclosed("{", "}"))
+        raise MalformedError(f"{token!r} where a number was expected" if token else "an incomplete expression")
 
     def _enclosed(self, opening: str, closing: str) -> Fraction | None:
         self._expect(opening)
         self._depth += 1
         if self._depth > MAX_NESTING:
-            raise MalformedError(f"more than {MAX_NESTING} brackets in one another")
+            raise MalformedError(f"more than {MAX_NESTING} nested brackets")
         value = self._sum()
         self._depth -= 1
         self._expect(closing)

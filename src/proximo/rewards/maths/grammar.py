@@ -1,4 +1,4 @@
-"""The grammar of answers: tokens to values. Recursive descent; no text is ever evaluated as a program.
+"""A recursive descent parser that turns the tokens of an answer into a value. No text is evaluated as code.
 
 answer   = item { "," item }
 item     = [ name "=" ] union { "=" union } [ "\\approx" union ]
@@ -16,12 +16,12 @@ from math import comb, factorial
 from typing import TypeVar
 
 from proximo.rewards.maths.answer_types import Infinity, Matrix, Several, Value, repeating, whole_number
-from proximo.rewards.maths.equations import RELATIONS, between, joined, worth
+from proximo.rewards.maths.equations import RELATIONS, chain_value, inequality_interval, union_of
 from proximo.rewards.maths.lexer import Token
 from proximo.rewards.maths.rational_functions import (
     Arithmetic,
-    Quotient,
-    RefusedError,
+    NotEvaluatedError,
+    RationalFunction,
     UnreadableError,
     letter,
     rational,
@@ -35,28 +35,28 @@ LETTERS = (
 _LETTERS = frozenset(f"\\{name}" for name in LETTERS.split())
 _FACTORS = _LETTERS | {"\\frac", "\\sqrt", "\\binom"}
 MAX_NESTING = 30
-"""Of brackets, arguments and exponents in one another."""
+"""Largest nesting of brackets, arguments and exponents."""
 _END = Token("end", "", False)
 
 
-Read = TypeVar("Read")
+Parsed = TypeVar("Parsed")
 
 
 class Parser:
-    """Reads the tokens of one answer. `sign` is what \\pm stands for, `percent` what % does."""
+    """Parses the tokens of one answer. `sign` is 1 or -1 for \\pm, and `percent` is the factor that % stands for."""
 
     def __init__(self, tokens: Sequence[Token], *, sign: int, percent: Fraction, arithmetic: Arithmetic) -> None:
         self._tokens = tokens
-        self._place = self._depth = 0
+        self._position = self._depth = 0
         self._sign = sign
         self._percent = percent
         self._arithmetic = arithmetic
 
     def answer(self) -> Value:
-        """The whole answer; raises UnreadableError where it is none, RefusedError where it is too large."""
+        """The value of the answer. Raises UnreadableError outside the grammar, NotEvaluatedError if it is too large."""
         items = self._items()
         if self._next is not _END:
-            raise UnreadableError(f"{self._next.text!r} in this place")
+            raise UnreadableError(f"unexpected {self._next.text!r}")
         return items[0] if len(items) == 1 else Several("", items, "")
 
     @property
@@ -64,17 +64,17 @@ class Parser:
         return self._ahead(0)
 
     def _ahead(self, count: int) -> Token:
-        place = self._place + count
-        return self._tokens[place] if place < len(self._tokens) else _END
+        index = self._position + count
+        return self._tokens[index] if index < len(self._tokens) else _END
 
     def _take(self) -> Token:
         token = self._next
-        self._place += 1
+        self._position += 1
         return token
 
     def _accept(self, *texts: str) -> bool:
         if self._next.kind in ("mark", "command") and self._next.text in texts:
-            self._place += 1
+            self._position += 1
             return True
         return False
 
@@ -95,12 +95,13 @@ class Parser:
         while self._accept("="):
             sides.append(self._union())
         if self._accept("\\approx"):
-            self._union()  # what stands before it is exact
-        return worth(name, sides, self._arithmetic)
+            self._union()  # parsed and dropped: the value before it is exact
+        return chain_value(name, sides, self._arithmetic)
 
     def _name(self) -> str | None:
-        """`x =`, `f(x) =`, `(x, y) =` or `x \\in` before a value; the name is taken off."""
-        start = self._place
+        """Consumes `x =`, `f(x) =`, `(x, y) =` or `x \\in` before a value, and returns the name; None if there is
+        none."""
+        start = self._position
         if self._accept("("):
             letters = [self._take()]
             while self._accept(","):
@@ -117,21 +118,21 @@ class Parser:
                 self._accept(")")
             if self._accept("=", "\\approx", "\\in"):
                 return name
-        self._place = start
+        self._position = start
         return None
 
     def _union(self) -> Value:
         parts = [self._range()]
         while self._accept("\\cup"):
             parts.append(self._range())
-        return parts[0] if len(parts) == 1 else joined(parts)
+        return parts[0] if len(parts) == 1 else union_of(parts)
 
     def _range(self) -> Value:
         sides, relations = [self._sum()], []
         while self._next.text in RELATIONS:
             relations.append(self._take().text)
             sides.append(self._sum())
-        return between(sides, relations) if relations else sides[0]
+        return inequality_interval(sides, relations) if relations else sides[0]
 
     def _sum(self) -> Value:
         first: Value = rational(0)
@@ -164,15 +165,15 @@ class Parser:
                 return value
             value = operation(self._number(value), self._number(self._power()))
 
-    def _operation(self) -> Callable[[Quotient, Quotient], Quotient] | None:
-        """What joins the next factor, explicitly or by standing beside it."""
+    def _operation(self) -> Callable[[RationalFunction, RationalFunction], RationalFunction] | None:
+        """The operation that joins the next factor, explicit or by juxtaposition; None if there is no next factor."""
         if self._accept("*"):
             return self._arithmetic.multiply
         if self._accept("/"):
             return self._arithmetic.divide
         token = self._next
-        beside = token.kind == "letter" or token.text in ("(", "{")
-        if beside or (token.kind == "command" and token.text in _FACTORS):
+        juxtaposed = token.kind == "letter" or token.text in ("(", "{")
+        if juxtaposed or (token.kind == "command" and token.text in _FACTORS):
             return self._arithmetic.multiply
         return None
 
@@ -186,25 +187,25 @@ class Parser:
             value = self._arithmetic.multiply(self._number(value), rational(self._percent))
         return value
 
-    def _exponent(self) -> Quotient:
+    def _exponent(self) -> RationalFunction:
         if self._accept("-"):
             return self._arithmetic.negate(self._number(self._power()))
         return self._number(self._power())
 
-    def _within(self, read: Callable[[], Read]) -> Read:
-        """Whatever can stand in itself is read through here."""
+    def _within(self, parse: Callable[[], Parsed]) -> Parsed:
+        """Runs a recursive rule and bounds the depth of the recursion."""
         self._depth += 1
         if self._depth > MAX_NESTING:
-            raise RefusedError(f"more than {MAX_NESTING} levels in one another")
-        found = read()
+            raise NotEvaluatedError(f"more than {MAX_NESTING} nested levels")
+        parsed = parse()
         self._depth -= 1
-        return found
+        return parsed
 
     def _primary(self) -> Value:
         token = self._take()
         match token.kind, token.text:
             case (("number" | "repeating"), _):
-                return self._afterwhole_number(token)
+                return self._number_or_mixed(token)
             case "letter", "i":
                 return self._arithmetic.root(rational(-1), 2)
             case "letter", name:
@@ -217,22 +218,22 @@ class Parser:
                 return items[0] if len(items) == 1 else Several("{", items, "}")
             case "command", name:
                 return self._command(name)
-        raise UnreadableError(f"{token.text!r} in this place")
+        raise UnreadableError(f"unexpected {token.text!r}")
 
     def _command(self, name: str) -> Value:
         if name in _LETTERS:
             return letter(name)
         if name.startswith("\\begin"):
             return self._matrix(name.replace("\\begin", "\\end"))
-        read = {"\\frac": self._fraction, "\\binom": self._binomial, "\\sqrt": self._root, "\\{": self._set}.get(name)
-        if read is None:
+        rule = {"\\frac": self._fraction, "\\binom": self._binomial, "\\sqrt": self._root, "\\{": self._set}.get(name)
+        if rule is None:
             raise UnreadableError(f"the command {name}")
-        return read()
+        return rule()
 
-    def _fraction(self) -> Quotient:
+    def _fraction(self) -> RationalFunction:
         return self._arithmetic.divide(self._argument(), self._argument())
 
-    def _binomial(self) -> Quotient:
+    def _binomial(self) -> RationalFunction:
         above, below = (whole_number(self._argument(), MAX_FACTORIAL) for _ in range(2))
         return rational(comb(above, below))
 
@@ -241,54 +242,54 @@ class Parser:
         self._expect("\\}")
         return Several("{", items, "}")
 
-    def _root(self) -> Quotient:
+    def _root(self) -> RationalFunction:
         degree = 2
         if self._accept("["):
             degree = whole_number(self._number(self._sum()), 8)
             self._expect("]")
         return self._arithmetic.root(self._number(self._within(self._primary)), degree)
 
-    def _argument(self) -> Quotient:
-        """Of a command: in braces, or one token, of a number its first digit."""
+    def _argument(self) -> RationalFunction:
+        """The argument of a command: in braces, or one token. Of a bare number LaTeX takes the first digit only."""
         token = self._next
         if token.kind == "number" and len(token.text) > 1 and token.text.isdecimal():
             rest = Token("number", token.text[1:], False)
-            self._tokens = [*self._tokens[: self._place], rest, *self._tokens[self._place + 1 :]]
+            self._tokens = [*self._tokens[: self._position], rest, *self._tokens[self._position + 1 :]]
             return rational(int(token.text[0]))
         if token.kind == "number":
             return rational(Fraction(self._take().text))
         return self._number(self._within(self._primary))
 
-    def _afterwhole_number(self, token: Token) -> Quotient:
-        """A number; a whole one with a fraction of numerals behind it is a mixed number."""
+    def _number_or_mixed(self, token: Token) -> RationalFunction:
+        """A number, or a mixed number: an integer followed by a fraction of integers, such as `1 1/2`."""
         if token.kind == "repeating":
             return rational(repeating(token.text))
         value = Fraction(token.text)
-        fraction = self._fraction_behind() if token.text.isdecimal() else None
+        fraction = self._mixed_fraction() if token.text.isdecimal() else None
         return rational(value if fraction is None else value + fraction)
 
-    def _fraction_behind(self) -> Fraction | None:
-        """Of `1 1/2`, or of `1\\frac{1}{2}` with numerals alone; None of 2\\frac{x}{3}."""
-        first, line, second = self._next, self._ahead(1), self._ahead(2)
-        plain = first.kind == second.kind == "number" and line.text == "/" and first.spaced
+    def _mixed_fraction(self) -> Fraction | None:
+        """The fraction of `1 1/2` or `1\\frac{1}{2}`. None for `2\\frac{x}{3}`, which is a product."""
+        first, slash, second = self._next, self._ahead(1), self._ahead(2)
+        plain = first.kind == second.kind == "number" and slash.text == "/" and first.spaced
         if plain and first.text.isdecimal() and second.text.isdecimal() and int(second.text):
-            self._place += 3
+            self._position += 3
             return Fraction(int(first.text), int(second.text))
         if first.text != "\\frac":
             return None
-        start, tokens = self._place, self._tokens
+        start, tokens = self._position, self._tokens
         value = self._number(self._within(self._primary)).constant()
-        written = "".join(token.text for token in self._tokens[start + 1 : self._place])
+        written = "".join(token.text for token in self._tokens[start + 1 : self._position])
         if value is not None and not set(written) - set("0123456789{}"):
             return value
-        self._place, self._tokens = start, tokens
+        self._position, self._tokens = start, tokens
         return None
 
     def _bracketed(self, opening: str) -> Value:
         items = self._items()
         closing = self._take().text
         if closing not in (")", "]"):
-            raise UnreadableError("a bracket that does not close")
+            raise UnreadableError("a bracket that is not closed")
         if len(items) == 1:
             return items[0]
         return Several(opening, items, closing)
@@ -302,12 +303,12 @@ class Parser:
                 if self._next.text != end:
                     rows.append([self._item()])
             else:
-                raise UnreadableError("a matrix that does not end")
+                raise UnreadableError("a matrix that is not closed")
         return Matrix(tuple(map(tuple, rows)))
 
-    def _number(self, value: Value) -> Quotient:
+    def _number(self, value: Value) -> RationalFunction:
         if isinstance(value, Infinity):
-            raise RefusedError("arithmetic with infinity")
-        if not isinstance(value, Quotient):
-            raise UnreadableError("arithmetic with what is no number")
+            raise NotEvaluatedError("arithmetic with infinity")
+        if not isinstance(value, RationalFunction):
+            raise UnreadableError("arithmetic with something that is not a number")
         return value

@@ -1,7 +1,4 @@
-"""Characters and everyday ways of writing numbers, brought to one way. Not what a text means: that is grammar.py.
-
-Every pattern here is linear in the text.
-"""
+"""Normalises characters and everyday notations of numbers. Every pattern takes linear time."""
 
 import re
 import unicodedata
@@ -49,7 +46,7 @@ _VULGAR = re.compile("[¼½¾⅐-⅞]")
 _OTHER_DIGIT = re.compile(r"[^\x00-\x7f]")
 _ENDLESS = re.compile(r"(\d*\.)(\d+) ?(?:\.\.\.|\\[lc]?dots(?![A-Za-z]))", re.ASCII)
 LONGEST_PERIOD = 12
-"""Digits of a period that is written twice and then left to the reader: 0.142857142857..."""
+"""Largest number of digits of a period that is written twice before dots: 0.142857142857..."""
 _STEPS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -70,30 +67,30 @@ _STEPS = tuple(
 
 
 def uniform(text: str) -> str:
-    """The text with one character for each sign, and plain digits, exponents and fractions: `7½` is 7\\frac{1}{2}."""
-    text = _SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(_SUPERSCRIPTS)}}}", text)
+    """The text with one character per operator, and plain digits, exponents and fractions: `7½` is 7\\frac{1}{2}."""
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", text)
     text = _VULGAR.sub(_fraction, text)
-    text = _OTHER_DIGIT.sub(lambda found: _digit(found[0]), text.translate(_CHARACTERS))
+    text = _OTHER_DIGIT.sub(lambda match: _digit(match[0]), text.translate(_CHARACTERS))
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
     return _ENDLESS.sub(_with_period, text)
 
 
-def _with_period(found: re.Match[str]) -> str:
-    """0.1666... is 0.1\\overline{6}; without a period at the end the dots are left as they are."""
-    digits = found[2]
+def _with_period(match: re.Match[str]) -> str:
+    """Rewrites 0.1666... as 0.1\\overline{6}. Keeps the dots if the digits do not end in a repeated period."""
+    digits = match[2]
     for length in range(1, min(LONGEST_PERIOD, len(digits) // 2) + 1):
         period = digits[-length:]
         if digits.endswith(period * 2):
             start = len(digits)
             while digits[:start].endswith(period):
                 start -= length
-            return f"{found[1]}{digits[:start]}\\overline{{{period}}}"
-    return found[0]
+            return f"{match[1]}{digits[:start]}\\overline{{{period}}}"
+    return match[0]
 
 
-def _fraction(found: re.Match[str]) -> str:
-    top, _, bottom = unicodedata.normalize("NFKC", found[0]).partition("\N{FRACTION SLASH}")
+def _fraction(match: re.Match[str]) -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("\N{FRACTION SLASH}")
     return f"\\frac{{{top}}}{{{bottom}}}"
 
 

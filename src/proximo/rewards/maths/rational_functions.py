@@ -1,9 +1,8 @@
-"""Exact numbers with letters in them: quotients of polynomials over the rationals. Not how they are written.
+"""Exact arithmetic on rational functions: quotients of polynomials with rational coefficients.
 
-Every value is a quotient of two polynomials in letters and in square roots of whole numbers. Equality is then decided,
-yes or no: square roots of different square-free numbers are linearly independent over the rationals, and letters (pi
-among them) are independent of everything. What a model wrote decides how much there is to compute, so every size is
-looked at before the number is built.
+The polynomials are in letters and in square roots of integers. Equality of two values is decidable: square roots of
+different square-free integers are linearly independent over the rationals, and letters (pi among them) are treated as
+independent of everything. A model chooses the expressions, so the size of each result is checked before it is computed.
 """
 
 from collections.abc import Iterable
@@ -12,17 +11,17 @@ from fractions import Fraction
 from math import gcd, isqrt
 
 MAX_BITS = 4096
-"""Of a numerator or denominator."""
+"""Largest bit length of a numerator or denominator."""
 MAX_WORK = 10_000
-"""Products of two terms in all the arithmetic of one answer; those of large numbers count several times."""
+"""Budget of term products for all arithmetic of one answer. Products of large numbers count several times."""
 MAX_RADICAND = 10**12
-"""Above it only perfect powers have a root here; the rest is left to others."""
+"""Above this bound only roots of perfect powers are computed; others are left to math-verify."""
 MAX_DEGREE = 10_000
 ROOT_WORK = 100
-"""What a root costs, in products of terms."""
+"""Cost of a root, in term products."""
 
 Monomial = tuple[int, tuple[tuple[str, int], ...]]
-"""The square-free number under the root (negative for imaginary roots), and letters with their exponents, sorted."""
+"""(square-free integer under the root, negative for imaginary roots; sorted pairs of letter and exponent)."""
 Polynomial = dict[Monomial, Fraction]
 """Coefficients by monomial; no coefficient is 0."""
 
@@ -30,22 +29,22 @@ UNIT: Monomial = (1, ())
 
 
 class UnreadableError(ValueError):
-    """Outside what is read here. Somebody else may read it."""
+    """The text is outside the exact grammar; math-verify may be able to parse it."""
 
 
-class RefusedError(ValueError):
-    """Undefined, or larger than anybody should compute: no correct answer looks like this."""
+class NotEvaluatedError(ValueError):
+    """The value is undefined, or too large to compute. No correct answer looks like this."""
 
 
 @dataclass(frozen=True, slots=True)
-class Quotient:
-    """`top / bottom`; `bottom` is never 0."""
+class RationalFunction:
+    """The quotient `top / bottom`, where `bottom` is not 0."""
 
     top: Polynomial
     bottom: Polynomial
 
     def constant(self) -> Fraction | None:
-        """Its value where it is a rational number."""
+        """The value as a rational number, or None if it is not rational."""
         if self.bottom != ONE or not self.top.keys() <= {UNIT}:
             return None
         return self.top.get(UNIT, Fraction(0))
@@ -54,54 +53,54 @@ class Quotient:
 ONE: Polynomial = {UNIT: Fraction(1)}
 
 
-def rational(value: Fraction | int) -> Quotient:
-    """A rational number."""
-    return Quotient({UNIT: Fraction(value)} if value else {}, ONE)
+def rational(value: Fraction | int) -> RationalFunction:
+    """The constant function with this value."""
+    return RationalFunction({UNIT: Fraction(value)} if value else {}, ONE)
 
 
-def letter(name: str) -> Quotient:
-    """A letter, or anything else that is nothing but itself."""
-    return Quotient({(1, ((name, 1),)): Fraction(1)}, ONE)
+def letter(name: str) -> RationalFunction:
+    """An opaque symbol, such as a letter."""
+    return RationalFunction({(1, ((name, 1),)): Fraction(1)}, ONE)
 
 
 class Arithmetic:
-    """Bounded arithmetic: raises RefusedError where a value, or all work together, grows too large."""
+    """Arithmetic with a budget. Raises NotEvaluatedError if a value, or the work of all operations, grows too large."""
 
     def __init__(self, work: int = MAX_WORK) -> None:
         self._left = work
 
-    def equal(self, one: Quotient, other: Quotient) -> bool:
-        """Whether both are the same value."""
+    def equal(self, one: RationalFunction, other: RationalFunction) -> bool:
+        """True if both are the same function."""
         if one.bottom == other.bottom:
             return one.top == other.top
         return self._product(one.top, other.bottom) == self._product(other.top, one.bottom)
 
-    def add(self, one: Quotient, other: Quotient) -> Quotient:
+    def add(self, one: RationalFunction, other: RationalFunction) -> RationalFunction:
         """The sum."""
         if one.bottom == other.bottom:
-            return Quotient(self._sum(one.top, other.top), one.bottom)
+            return RationalFunction(self._sum(one.top, other.top), one.bottom)
         tops = self._product(one.top, other.bottom), self._product(other.top, one.bottom)
         return _reduced(self._sum(*tops), self._product(one.bottom, other.bottom))
 
-    def multiply(self, one: Quotient, other: Quotient) -> Quotient:
+    def multiply(self, one: RationalFunction, other: RationalFunction) -> RationalFunction:
         """The product."""
         return _reduced(self._product(one.top, other.top), self._product(one.bottom, other.bottom))
 
-    def negate(self, value: Quotient) -> Quotient:
-        """The same with the other sign."""
-        return Quotient({key: -factor for key, factor in value.top.items()}, value.bottom)
+    def negate(self, value: RationalFunction) -> RationalFunction:
+        """The negative."""
+        return RationalFunction({key: -factor for key, factor in value.top.items()}, value.bottom)
 
-    def divide(self, one: Quotient, other: Quotient) -> Quotient:
-        """The quotient; dividing by 0 is refused."""
+    def divide(self, one: RationalFunction, other: RationalFunction) -> RationalFunction:
+        """The quotient. Raises NotEvaluatedError for a division by 0."""
         if not other.top:
-            raise RefusedError("a division by 0")
+            raise NotEvaluatedError("a division by 0")
         return self.multiply(one, _reduced(other.bottom, other.top))
 
-    def power(self, base: Quotient, exponent: Quotient) -> Quotient:
-        """`base` to a whole power, or to a power of halves."""
+    def power(self, base: RationalFunction, exponent: RationalFunction) -> RationalFunction:
+        """`base` raised to an integer or half-integer power. Raises UnreadableError for other exponents."""
         value = exponent.constant()
         if value is None:
-            raise UnreadableError("an exponent that is no number")
+            raise UnreadableError("an exponent that is not a number")
         if value.denominator == 2:
             base, value = self.root(base, 2), value * 2
         if value.denominator != 1:
@@ -110,74 +109,80 @@ class Arithmetic:
             base = self.divide(rational(1), base)
         count = abs(value.numerator)
         if not count and not base.top:
-            raise RefusedError("0 to the power of 0")
+            raise NotEvaluatedError("0 to the power of 0")
         self._room_for(base, count)
         return _reduced(self._raised(base.top, count), self._raised(base.bottom, count))
 
-    def root(self, value: Quotient, degree: int) -> Quotient:
-        """The real root of a rational number, or the principal square root of a negative one."""
+    def root(self, value: RationalFunction, degree: int) -> RationalFunction:
+        """The real root of a rational number, or the principal square root of a negative one.
+
+        Raises UnreadableError for other roots.
+        """
         inside = value.constant()
         if inside is None:
-            raise UnreadableError("a root of something that is no rational number")
+            raise UnreadableError("a root of something that is not a rational number")
         if not inside:
             return value
         self._left -= ROOT_WORK
-        # The root of n/d is that of n d^(degree - 1), over d.
+        # root(n/d) = root(n * d^(degree - 1)) / d, so that only roots of integers are needed.
         if not 2 <= degree <= 8:
             raise UnreadableError(f"a root of degree {degree}")
         whole = inside.numerator * inside.denominator ** (degree - 1)
         outside, radicand = _square_root(whole) if degree == 2 else (_perfect_root(whole, degree), 1)
-        return Quotient({(radicand, ()): Fraction(outside, inside.denominator)}, ONE)
+        return RationalFunction({(radicand, ()): Fraction(outside, inside.denominator)}, ONE)
 
-    def _room_for(self, base: Quotient, count: int) -> None:
-        """Looks, before a power is built, whether it stays within the bounds."""
+    def _room_for(self, base: RationalFunction, count: int) -> None:
+        """Raises NotEvaluatedError if the power would exceed the bounds, before it is computed."""
         for polynomial in (base.top, base.bottom):
-            if _bits(polynomial.values()) * count > MAX_BITS and any(abs(each) != 1 for each in polynomial.values()):
-                raise RefusedError("a power that is too large")
+            if _bits(polynomial.values()) * count > MAX_BITS and any(
+                abs(factor) != 1 for factor in polynomial.values()
+            ):
+                raise NotEvaluatedError("a power that is too large")
             if max((_degree(key) for key in polynomial), default=0) * count > MAX_DEGREE:
-                raise RefusedError("a power of too high a degree")
+                raise NotEvaluatedError("a power of too high a degree")
 
     def _raised(self, base: Polynomial, count: int) -> Polynomial:
-        found = ONE
+        # Exponentiation by squaring.
+        result = ONE
         while count:
             if count & 1:
-                found = self._product(found, base)
+                result = self._product(result, base)
             count >>= 1
             if count:
                 base = self._product(base, base)
-        return found
+        return result
 
     def _sum(self, one: Polynomial, other: Polynomial) -> Polynomial:
         self._spend(len(other), one, other)
-        found = dict(one)
+        total = dict(one)
         for key, factor in other.items():
-            _accumulate(found, key, factor)
-        return found
+            _accumulate(total, key, factor)
+        return total
 
     def _product(self, one: Polynomial, other: Polynomial) -> Polynomial:
         if one is ONE or other is ONE:
             return other if one is ONE else one
         self._spend(len(one) * len(other), one, other)
-        found: Polynomial = {}
+        product: Polynomial = {}
         for left, left_factor in one.items():
             for right, right_factor in other.items():
                 sign, key = _together(left, right)
-                _accumulate(found, key, left_factor * right_factor * sign)
-        return found
+                _accumulate(product, key, left_factor * right_factor * sign)
+        return product
 
     def _spend(self, products: int, one: Polynomial, other: Polynomial) -> None:
         bits = max(_bits(one.values()), _bits(other.values()))
         self._left -= products * (1 + bits // 256)
         if bits > MAX_BITS or self._left < 0:
-            raise RefusedError("more arithmetic than an answer is worth")
+            raise NotEvaluatedError("too much arithmetic for one answer")
 
 
-def _reduced(top: Polynomial, bottom: Polynomial) -> Quotient:
-    """A number below the line divides what is above it, so that most values have 1 there."""
+def _reduced(top: Polynomial, bottom: Polynomial) -> RationalFunction:
+    """Divides by a constant denominator, so that most values have the denominator 1."""
     if bottom is not ONE and bottom.keys() == {UNIT}:
         divisor = bottom[UNIT]
-        return Quotient({key: factor / divisor for key, factor in top.items()}, ONE)
-    return Quotient(top, bottom)
+        return RationalFunction({key: factor / divisor for key, factor in top.items()}, ONE)
+    return RationalFunction(top, bottom)
 
 
 def _accumulate(into: Polynomial, key: Monomial, factor: Fraction) -> None:
@@ -189,7 +194,8 @@ def _accumulate(into: Polynomial, key: Monomial, factor: Fraction) -> None:
 
 
 def _together(one: Monomial, other: Monomial) -> tuple[int, Monomial]:
-    """The product of two monomials: a whole factor, which the roots may give, and a monomial."""
+    """The product of two monomials as (integer factor from the roots, monomial)."""
+    # sqrt(a) sqrt(b) = g sqrt(ab / g^2) with g = gcd(a, b), which is square-free again. i * i gives the sign.
     shared = gcd(one[0], other[0])
     sign = -1 if one[0] < 0 and other[0] < 0 else 1
     radicand = one[0] * other[0] // shared**2
@@ -206,7 +212,7 @@ def _degree(key: Monomial) -> int:
 
 
 def _bits(factors: Iterable[Fraction]) -> int:
-    return max((max(each.numerator.bit_length(), each.denominator.bit_length()) for each in factors), default=0)
+    return max((max(f.numerator.bit_length(), f.denominator.bit_length()) for f in factors), default=0)
 
 
 def _square_root(whole: int) -> tuple[int, int]:
@@ -217,7 +223,7 @@ def _square_root(whole: int) -> tuple[int, int]:
     if rest > MAX_RADICAND:
         raise UnreadableError("a root of a large number")
     outside, squarefree, divisor = 1, 1, 2
-    # Below the cube root of what is left there may be any divisors; above it, two primes at most.
+    # Trial division up to the cube root of the rest suffices: what is left then has at most two prime factors.
     while divisor**3 <= rest:
         if rest % divisor == 0:
             rest //= divisor
@@ -233,7 +239,7 @@ def _square_root(whole: int) -> tuple[int, int]:
 
 
 def _with_rest(outside: int, squarefree: int, rest: int, sign: int) -> tuple[int, int]:
-    """`rest` is square-free here, but may share a prime with what was taken out before."""
+    """Combines the factors. `rest` is square-free, but may share a prime with `squarefree`."""
     shared = gcd(squarefree, rest)
     return outside * shared, sign * (squarefree // shared) * (rest // shared)
 
@@ -246,5 +252,5 @@ def _perfect_root(whole: int, degree: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if middle**degree <= abs(whole) else (low, middle - 1)
     if low**degree != abs(whole):
-        raise UnreadableError("a root that is not whole")
+        raise UnreadableError("a root that is not an integer")
     return low if whole > 0 else -low

@@ -1,4 +1,4 @@
-"""Numbers and sets written as words: `twenty-one`, `two thirds`, `no solution`. Not units: units.py."""
+"""Numbers and sets written in words: `twenty-one`, `two thirds`, `no solution`."""
 
 import re
 
@@ -33,7 +33,7 @@ _SETS = tuple(
 
 
 def in_figures(text: str) -> str:
-    """The text with its number words in digits and sets that have a name in symbols, and no remark: `12 (twelve)`."""
+    """The text with number words as digits and named sets as symbols, without a remark such as in `12 (twelve)`."""
     for pattern, value in _SETS:
         if pattern.fullmatch(text):
             return value
@@ -41,14 +41,14 @@ def in_figures(text: str) -> str:
 
 
 def as_mixed_number(text: str) -> str:
-    """`7 and 1/2` is also a mixed number, `7 1/2`; the text itself where it has none."""
-    text = _HALF.sub(lambda found: " and 1/2" if "and" in found[0] else "1/2", text)
+    """The text with `7 and 1/2` rewritten as the mixed number `7 1/2`."""
+    text = _HALF.sub(lambda match: " and 1/2" if "and" in match[0] else "1/2", text)
     return _MIXED.sub(_mixed, text)
 
 
-def _figures(found: re.Match[str]) -> str:
-    number = _value(found[1].lower())
-    return f"{number}" if found[2] is None else f"\\frac{{{number}}}{{{_DENOMINATORS[found[2].lower()]}}}"
+def _figures(match: re.Match[str]) -> str:
+    number = _value(match[1].lower())
+    return f"{number}" if match[2] is None else f"\\frac{{{number}}}{{{_DENOMINATORS[match[2].lower()]}}}"
 
 
 def _value(words: str) -> int:
@@ -63,6 +63,6 @@ def _value(words: str) -> int:
     return total + current
 
 
-def _mixed(found: re.Match[str]) -> str:
-    top, bottom = found[2] or found[4], found[3] or found[5]
-    return f"{found[1]} {top}/{bottom}" if int(top) < int(bottom) else found[0]
+def _mixed(match: re.Match[str]) -> str:
+    top, bottom = match[2] or match[4], match[3] or match[5]
+    return f"{match[1]} {top}/{bottom}" if int(top) < int(bottom) else match[0]

@@ -1,8 +1,8 @@
-"""math-verify behind the exact grammar: sympy decides what the grammar cannot read. Not in the trainer's process.
+"""Compares answers with math-verify (sympy) if the exact grammar cannot parse them. Runs in workers only.
 
-Only its LaTeX parser is used, which builds expressions from a syntax tree; the one for plain text would evaluate them.
-A text is looked at before sympy sees it: what is long, deep or grows when it is evaluated is not asked. Processor time
-is bounded by a timer where this runs in the main thread, as it does in a worker; the worker's deadline is above it.
+Only the LaTeX parser of math-verify is used, which builds expressions from a syntax tree; the parser of plain text
+would evaluate them as Python. Texts that are long, deeply nested or expensive to evaluate are never passed on. A timer
+bounds the processor time in the main thread, where a worker runs this; the deadline of the worker is a second bound.
 """
 
 import logging
@@ -23,7 +23,7 @@ from proximo.rewards.maths.notation import uniform
 MAX_CHARACTERS = 300
 MAX_NESTING = 10
 MAX_DIGITS = 12
-"""Of one number; longer ones are exact in the grammar or nothing that sympy should multiply out."""
+"""Largest number of digits of a number. The grammar handles longer ones, and sympy should not expand them."""
 MAX_EXPONENT_DIGITS = 3
 MAX_POWERS = 8
 COMMANDS = (
@@ -40,24 +40,24 @@ _LONG_NUMBER = re.compile(rf"[\d.,]{{{MAX_DIGITS + 1},}}")
 _POWER = re.compile(r"(?:\^|\*\*)\s*(\{[^{}]*\}|\d+|\\?\S)(.?)")
 _UNFIT = re.compile(r"[\"'`@#&;]|__|!|\*\*\s*\(|\^\s*\(")
 _HIDDEN_DIGITS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{[^{}]*\d")
-"""math-verify leaves out what stands in text mode, as it does with units: 5\\text{6} would be 5."""
+"""math-verify drops text mode as a unit, so 5\\text{6} would be 5."""
 _EQUALS = re.compile(r"(?<![<>:=])=(?!=)")
 _DECIMAL = re.compile(r"\d?\.\d")
 _NAMED = re.compile(r"(?:^|(?<=[,;(\[{&]))\s*\\?[A-Za-z]+'?(?:_\{?\w\}?)?(?:\^\{-1\})?(?:\([A-Za-z, ]+\))?\s*=")
-"""A name before a value, which is no side of an equation."""
+"""A name before a value, which is not a side of an equation."""
 
 
 class OutOfTimeError(BaseException):
-    """The comparison used up its processor time. No Exception, so that nothing below swallows it."""
+    """The comparison used up its processor time. Not an Exception, so that no library catches it."""
 
 
 def is_installed() -> bool:
-    """Whether the extra `maths` is there."""
+    """True if the packages of the extra `maths` are installed."""
     return all(find_spec(name) is not None for name in ("math_verify", "latex2sympy2_extended", "sympy"))
 
 
 def is_fit(text: str) -> bool:
-    """Whether sympy may see the text: short, shallow, of known commands, without large numbers or exponents."""
+    """True if the text is safe for sympy: short, shallow, of known commands, without large numbers or exponents."""
     if len(text) > MAX_CHARACTERS or not text.isascii() or not text.isprintable() or _UNFIT.search(text):
         return False
     if _LONG_NUMBER.search(text) or _HIDDEN_DIGITS.search(text) or not set(_COMMAND.findall(text)) <= _COMMANDS:
@@ -66,7 +66,7 @@ def is_fit(text: str) -> bool:
 
 
 def _is_shallow(text: str) -> bool:
-    """Brackets open before they close, all of them, and not too many in one another; (0,1] is one pair."""
+    """True if brackets are balanced and not nested too deeply. All kinds are one, so (0,1] is balanced."""
     depth = 0
     for character in text:
         depth += (character in "({[") - (character in ")}]")
@@ -76,7 +76,7 @@ def _is_shallow(text: str) -> bool:
 
 
 def _has_small_exponents(text: str) -> bool:
-    """No exponent in an exponent, and of numbers only small ones."""
+    """True if no exponent contains an exponent, and numbers in exponents are small."""
     if text.count("^") + text.count("**") > MAX_POWERS:
         return False
     for match in _POWER.finditer(text):
@@ -89,10 +89,10 @@ def _has_small_exponents(text: str) -> bool:
 
 
 class SymbolicComparison:
-    """math-verify, loaded when a worker starts: no answer is to pay for that with its time."""
+    """Comparisons by math-verify. It is loaded when a worker starts, so that no answer pays for the import."""
 
     def __init__(self, cpu_seconds: float) -> None:
-        """Raises MissingExtraError where it is not installed."""
+        """`cpu_seconds` bounds each comparison. Raises MissingExtraError if math-verify is not installed."""
         if not is_installed():
             raise MissingExtraError(
                 "comparing answers symbolically needs math-verify, which is not installed: pip install 'proximo[maths]'"
@@ -101,53 +101,53 @@ class SymbolicComparison:
         self._package = _math_verify()
 
     def any_same(self, references: Sequence[str], answer: str) -> bool | None:
-        """Whether math-verify says that the answer is one of the references; None where it is not known of some.
+        """Whether math-verify says that the answer equals one of the references; None if some are undecided.
 
-        Raises OutOfTimeError where it does not decide within its processor time, which is for all of them.
+        Raises OutOfTimeError if all references together take more than the processor time.
         """
-        found = set()
+        results = set()
         with bounded(self._cpu_seconds):
             for reference in references:
-                found.add(self._same(reference, answer))
-                if True in found:
+                results.add(self._same(reference, answer))
+                if True in results:
                     return True
-        return None if None in found else False
+        return None if None in results else False
 
     def _same(self, reference: str, answer: str) -> bool | None:
-        """What is said of the two texts, or where one of them alone is an equation, of each of its sides.
+        """Compares the texts or, if only one is an equation, the other text with each of its sides.
 
-        math-verify would take the last side for all of it, whether the others are equal to it or not.
+        math-verify would compare with the last side alone, whether or not the other sides equal it.
         """
-        sides = [_EQUALS.split(_NAMED.sub("", clean(each))) for each in (reference, answer)]
+        sides = [_EQUALS.split(_NAMED.sub("", clean(text))) for text in (reference, answer)]
         if (len(sides[0]) > 1) == (len(sides[1]) > 1):
             return self._ask(reference, answer)
-        found = {self._ask(one, other) for one in sides[0] for other in sides[1]}
-        return False if False in found else None if None in found else True
+        results = {self._ask(one, other) for one in sides[0] for other in sides[1]}
+        return False if False in results else None if None in results else True
 
     def _ask(self, reference: str, answer: str) -> bool | None:
-        """What math-verify says, either way round; None where it was not asked, or cannot read one of the two."""
+        """Whether math-verify accepts the pair in either order; None if a text is unfit or cannot be parsed."""
         reference, answer = uniform(reference), uniform(answer)
         if not is_fit(reference) or not is_fit(answer):
             return None
         if bool(_DECIMAL.search(reference)) != bool(_DECIMAL.search(answer)):
-            # It compares those two to six places, and the first digits of a number are not the number.
+            # math-verify would compare a decimal with an exact number to six places only.
             return None
         try:
-            gold, target = (_parsed(self._package, each) for each in (reference, answer))
+            gold, target = (_parsed(self._package, text) for text in (reference, answer))
             if not gold or not target:
                 return None
             return any(
                 self._package.verify(*pair, timeout_seconds=None, raise_on_error=True)
                 for pair in ((gold, target), (target, gold))
             )
-        except Exception:  # whatever sympy stumbles over, it has not compared the two
+        except Exception:  # any failure of sympy leaves the pair undecided
             return None
 
 
 @cache
 def _math_verify() -> Any:
-    """The package, once it has parsed something: its first parse is slow, and the time of an answer is not for that."""
-    # It would warn that nobody bounds its time.
+    """math-verify, after one parse, since the first parse is slow."""
+    # It warns without a timeout of its own.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     package = import_module("math_verify")
     _parsed(package, "\\sin x")
@@ -163,7 +163,8 @@ def _parsed(package: Any, text: str) -> list[Any]:
 
 @contextmanager
 def bounded(cpu_seconds: float) -> Generator[None]:
-    """Raises OutOfTimeError in the block after so much processor time; in another than the main thread, never."""
+    """Raises OutOfTimeError in the block after `cpu_seconds` of processor time. Has no effect outside the main
+    thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -173,7 +174,7 @@ def bounded(cpu_seconds: float) -> Generator[None]:
 
 @contextmanager
 def _armed() -> Generator[None]:
-    """With what the signal raises; it may arrive while `_timed` is left, and then this is the block that clears up."""
+    """Installs the signal handler. The signal may arrive while `_timed` exits; this block then stops the timer."""
     before = signal.signal(signal.SIGPROF, _stop)
     try:
         yield
@@ -184,7 +185,7 @@ def _armed() -> Generator[None]:
 
 @contextmanager
 def _timed(cpu_seconds: float) -> Generator[None]:
-    # Again and again, in case that something in between swallows it once.
+    # Repeat every 0.1 s, in case a library swallows the exception once.
     signal.setitimer(signal.ITIMER_PROF, cpu_seconds, 0.1)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Answers with words in them: units behind a value, `east`, the letter of a multiple choice. Not their LaTeX."""
+"""Words in answers: units after a value, answers such as `east`, letters of multiple choices."""
 
 import re
 
@@ -21,7 +21,7 @@ _FUNCTIONS, _SHORT_WORDS = frozenset(FUNCTIONS.split()), frozenset(SHORT_WORDS.s
 
 
 def without_unit(text: str) -> str | None:
-    """A cleaned text without the unit in plain words behind a value; None where there is none."""
+    """A cleaned text without the unit after its value; None if it has no unit."""
     text = _UNIT_POWER.sub("", text)
     end = max((text.rfind(mark) + len(mark) for mark in (*"0123456789)}%", "\\pi") if mark in text), default=0)
     tail = text[end:]
@@ -30,14 +30,14 @@ def without_unit(text: str) -> str | None:
     words = re.split(r"[ /.*'-]+", tail.strip())
     if tail[0] not in " -/":
         return text[:end] if tail.strip() in _JOINED_UNITS else None
-    # Behind a formula with letters one more letter is a factor: the h of \\pi r^2 h is no hour.
+    # After a formula with letters, one more letter is a factor: the h in \\pi r^2 h is not an hour.
     short = frozenset() if _LETTER.search(text[:end]) else _SHORT_UNITS
     known = all((len(word) > 1 and word not in _FUNCTIONS) or word in short or not word for word in words)
     return text[:end] if known else None
 
 
 def words_of(text: str) -> str | None:
-    """An answer that is words, such as `east` or `(C)`, in small letters; None where it is something else."""
+    """An answer that consists of words, such as `east` or `(C)`, in lower case; None for anything else."""
     bare = text.strip().strip("$").strip()
     whole = _WHOLE_TEXT.fullmatch(bare)
     inner = (whole[1] if whole else bare).strip().rstrip(".").strip()
@@ -53,14 +53,14 @@ def words_of(text: str) -> str | None:
 
 
 def chosen_letter(text: str) -> str | None:
-    """The letter of a multiple choice as answers write it: `C`, `(C)`, `C.`, `(C) because`, `\\text{C}`, `Option C`.
+    """The letter of a multiple choice in lower case: of `C`, `(C)`, `C.`, `(C) because`, `\\text{C}`, `Option C`.
 
-    Empty where another choice stands behind it, in brackets or before one, or alone: `C) D) A)`, `C. D`.
+    Empty if another choice follows, as in `C) D) A)` or `C. D`. None if the text is not a choice.
     """
-    bare = _WHOLE_TEXT.sub(lambda found: found[1], text.strip().strip("$").strip())
+    bare = _WHOLE_TEXT.sub(lambda match: match[1], text.strip().strip("$").strip())
     bare = _CHOICE_WORD.sub("", bare.strip())
-    found = re.match(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$)|$)", bare)
-    if found is None:
+    match = re.match(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$)|$)", bare)
+    if match is None:
         return None
-    rest = bare[found.end() :]
-    return "" if _OTHER_CHOICE.search(rest) or _ONLY_CHOICES.fullmatch(rest) else found[1].lower()
+    rest = bare[match.end() :]
+    return "" if _OTHER_CHOICE.search(rest) or _ONLY_CHOICES.fullmatch(rest) else match[1].lower()

@@ -1,4 +1,4 @@
-"""How far a response's length is from a range. Not the limit of a rollout: DAPO's overlong penalty is in ppo.score."""
+"""The verifier of lengths. (DAPO's penalty for overlong responses is part of ppo.score.)"""
 
 from typing import Literal
 
@@ -9,10 +9,10 @@ Unit = Literal["tokens", "words", "characters"]
 
 
 class LengthVerifier(Verifier):
-    """score = max(0, 1 - distance / `slack`): 1 within `shortest` to `longest`, both inclusive, and linear outside.
+    """score = max(0, 1 - distance / `slack`), where distance is the number of units outside `shortest` to `longest`.
 
-    `distance` is how many units the response is too short or too long; with a slack of 0 the score outside is 0. Words
-    are what blanks separate. Tokens are those of the response, its end-of-sequence token included.
+    Both ends are inclusive. With a slack of 0 the score outside the range is 0. Words are separated by white space.
+    Tokens include the end-of-sequence token.
     """
 
     def __init__(
@@ -24,21 +24,21 @@ class LengthVerifier(Verifier):
         self.slack = slack
 
     def grade(self, answer: Answer) -> Grade:
-        """`components`: `length`, in the unit."""
+        """The grade, with the component `length` in units."""
         length = measured(answer, self.unit)
         too_short = 0 if self.shortest is None else max(0, self.shortest - length)
         too_long = 0 if self.longest is None else max(0, length - self.longest)
-        distance = too_short + too_long  # at most one of them is not 0
+        distance = too_short + too_long  # at most one is not 0
         score = max(0.0, 1 - distance / self.slack) if self.slack else float(distance == 0)
         return Grade(score=score, components={"length": float(length)})
 
     def timeout_grade(self) -> Grade:
-        """What an answer gets that the worker was killed over."""
+        """The grade of an answer that took too long: 0."""
         return Grade(score=0.0, state=ScoreState.MODEL_FAULT, components={"length": 0.0})
 
 
 def measured(answer: Answer, unit: Unit) -> int:
-    """The length of a response."""
+    """The length of a response in units."""
     match unit:
         case "tokens":
             return answer.num_tokens

@@ -1,4 +1,4 @@
-"""Whether, or how often, a response matches a regular expression, within a limit of time that holds."""
+"""The verifier of regular expressions, with a time limit for each search."""
 
 from dataclasses import replace
 from typing import Literal
@@ -12,11 +12,11 @@ from proximo.rewards.verifier import Answer, Grade, Verifier
 
 
 class PatternVerifier(Verifier):
-    """score = `match_score` * min(matches, `max_matches`), and `no_match_score` where there is no match.
+    """score = `match_score` * min(matches, `max_matches`), or `no_match_score` without a match.
 
-    Matches do not overlap; `full` asks that the whole response matches. Expressions are those of the `regex` module,
-    which are Python's and more, and which can be told to give up: after `match_seconds` of processor time the answer
-    is at fault and gets the lowest score that an answer can get.
+    Matches do not overlap. With `match="full"` the whole response must match. The `regex` package accepts Python's
+    expressions and more, and supports a timeout: after `match_seconds` of processor time the answer is at fault and
+    gets the lowest possible score.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class PatternVerifier(Verifier):
         no_match_score: float = 0.0,
         match_seconds: float = 1.0,
     ) -> None:
-        """Raises ConfigError for what is no regular expression."""
+        """Raises ConfigError if `pattern` is not a regular expression."""
         if problem := pattern_problem(pattern):
             raise ConfigError(problem)
         self.pattern = regex.compile(pattern)
@@ -40,7 +40,7 @@ class PatternVerifier(Verifier):
         self.match_seconds = match_seconds
 
     def grade(self, answer: Answer) -> Grade:
-        """`components`: `matches`, no more than `max_matches` of them."""
+        """The grade, with the component `matches`, which is at most `max_matches`."""
         try:
             matches = self._matches(answer.text)
         except TimeoutError:
@@ -49,13 +49,13 @@ class PatternVerifier(Verifier):
         return Grade(score=score, components={"matches": float(matches)})
 
     def timeout_grade(self) -> Grade:
-        """What an answer gets that took too long, lest it pay to hide matches that cost something."""
+        """The grade of an answer that took too long: the lowest score, so that hiding penalised matches never pays."""
         lowest = min(self.no_match_score, self.match_score, self.match_score * self.max_matches)
         return Grade(score=lowest, state=ScoreState.MODEL_FAULT, components={"matches": 0.0})
 
     def _matches(self, text: str) -> int:
         if self.match == "full":
             return int(self.pattern.fullmatch(text, timeout=self.match_seconds) is not None)
-        # One limit for all matches of a response: the module counts it from the start of the search.
-        found = self.pattern.finditer(text, timeout=self.match_seconds)
-        return sum(1 for _ in zip(range(self.max_matches), found, strict=False))
+        # The timeout of finditer covers all matches, counted from the start of the search.
+        matches = self.pattern.finditer(text, timeout=self.match_seconds)
+        return sum(1 for _ in zip(range(self.max_matches), matches, strict=False))

@@ -1,4 +1,4 @@
-"""A penalty for responses that repeat themselves: n-grams that came before, and blocks written again and again."""
+"""The verifier of repetition: repeated n-grams, and blocks repeated in a row."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,10 +8,10 @@ from proximo.rewards.verifier import Answer, Grade, Verifier
 
 
 class RepetitionVerifier(Verifier):
-    """score = -(1 - different n-grams / n-grams), from 0 where none comes twice to nearly -1.
+    """score = -(1 - distinct n-grams / n-grams): from 0 without repetition down to nearly -1.
 
-    -1 where a block of up to `ngram` units stands more than `longest_run` times in a row. Units are words (what blanks
-    separate) or characters, for languages without blanks.
+    The score is -1 if a block of up to `ngram` units occurs more than `longest_run` times in a row. Units are words,
+    separated by white space, or characters for languages without spaces.
     """
 
     def __init__(
@@ -22,23 +22,23 @@ class RepetitionVerifier(Verifier):
         self.longest_run = longest_run
 
     def grade(self, answer: Answer) -> Grade:
-        """`components`: `repeated_share` and `longest_run`."""
+        """The grade, with the components `repeated_share` and `longest_run`."""
         units: Sequence[str] = answer.text.split() if self.unit == "words" else answer.text
         share, run = repeated_share(units, self.ngram), longest_run(units, self.ngram)
         components = {"repeated_share": share, "longest_run": float(run)}
         if self.longest_run is not None and run > self.longest_run:
             reason = f"a block repeated {run} times in a row"
             return Grade(score=-1.0, state=ScoreState.MODEL_FAULT, reason=reason, components=components)
-        return Grade(score=0.0 - share, components=components)  # 0.0 - 0.0 is 0.0, and -0.0 reads badly
+        return Grade(score=0.0 - share, components=components)  # subtraction avoids -0.0
 
     def timeout_grade(self) -> Grade:
-        """What an answer gets that the worker was killed over."""
+        """The grade of an answer that took too long: -1."""
         components = {"repeated_share": 0.0, "longest_run": 0.0}
         return Grade(score=-1.0, state=ScoreState.MODEL_FAULT, components=components)
 
 
 def repeated_share(units: Sequence[str], n: int) -> float:
-    """1 - different n-grams / n-grams: the share of n-grams that came before. 0 for fewer than n units."""
+    """1 - distinct n-grams / n-grams: the fraction of n-grams that occurred earlier. 0 for fewer than n units."""
     count = len(units) - n + 1
     if count < 1:
         return 0.0
@@ -46,10 +46,10 @@ def repeated_share(units: Sequence[str], n: int) -> float:
 
 
 def longest_run(units: Sequence[str], longest_block: int) -> int:
-    """How often in a row a block of 1 to `longest_block` units is written, at most; 0 for no units, else at least 1.
+    """The largest number of consecutive repetitions of a block of 1 to `longest_block` units; 0 for no units.
 
-    "a b a b a b c" has a run of 3, of the block "a b". A block of p units repeats for as long as each unit equals the
-    one p before it.
+    "a b a b a b c" has a run of 3 of the block "a b". A block of p units repeats as long as each unit equals the one p
+    positions before it.
     """
     longest = min(1, len(units))
     for period in range(1, longest_block + 1):

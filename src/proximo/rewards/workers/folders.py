@@ -1,7 +1,7 @@
-"""The temporary folders of workers, and what killed processes left of them. Not what a worker writes there.
+"""Temporary folders of workers, and the removal of folders that killed processes left behind.
 
-A folder is locked by the process that made it. The kernel drops the lock when that process ends, however it does, so a
-folder that can be locked belongs to nobody any more.
+A folder is locked by the process that made it. The kernel releases the lock when that process ends in any way, so a
+folder that can be locked is no longer in use.
 """
 
 import contextlib
@@ -16,43 +16,43 @@ PREFIX = "proximo-worker-"
 
 
 class WorkerFolder:
-    """A new folder, this process's own until it is removed."""
+    """A new temporary folder, locked by this process until it is removed."""
 
     def __init__(self) -> None:
         while True:
             self.path = tempfile.mkdtemp(prefix=PREFIX)
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            with contextlib.suppress(BlockingIOError):  # who has it before this process is sweeping it away
+            with contextlib.suppress(BlockingIOError):  # another process locked it first, to sweep it away
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _is_at(self.path, self._lock):
                     break
-            os.close(self._lock)  # somebody swept it away before it was locked
-        # A verifier may run programs as another user, who must get to what it makes there and need not look around.
+            os.close(self._lock)  # it was swept away before it was locked
+        # A verifier may run programs as another user, who must reach its files here but need not list the folder.
         os.chmod(self.path, 0o711)
 
     def remove(self) -> None:
-        """With everything in it."""
+        """Removes the folder with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
 def sweep_folders() -> None:
-    """Remove the folders of workers whose process is gone. What is another user's, or no folder, stays."""
+    """Removes the folders of workers whose process is gone. Leaves other users' folders and other files alone."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
-            found = path.lstat()
-            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
-                _remove_if_left(path)
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid():
+                _remove_if_unused(path)
 
 
-def _remove_if_left(path: Path) -> None:
+def _remove_if_unused(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(path, descriptor):
             shutil.rmtree(path, ignore_errors=True)
     except BlockingIOError:
-        pass  # its process lives
+        pass  # its process is alive
     finally:
         os.close(descriptor)
 

@@ -1,34 +1,34 @@
-"""Messages on a pipe: four bytes of length, then JSON. Read by both ends; neither unpickles or runs what came."""
+"""Messages on a pipe: a length of four bytes, then JSON. Neither end unpickles or executes what it receives."""
 
 import json
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 MAX_FRAME_BYTES = 2**26
-"""A longer message is no message: whoever sent it is not to be trusted with our memory."""
+"""Largest message. A longer one is refused before memory is allocated for it."""
 _LENGTH_BYTES = 4
 
 
 class FrameError(ValueError):
-    """What came is no message."""
+    """The bytes are not a message."""
 
 
 def encode(message: Any) -> bytes:
-    """A message as bytes. Raises ValueError or TypeError for what JSON cannot say."""
+    """The message as bytes. Raises ValueError or TypeError for what cannot be written as JSON."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME_BYTES:
-        raise ValueError(f"a message of {len(body):,} bytes is more than the {MAX_FRAME_BYTES:,} that fit into one")
+        raise ValueError(f"a message of {len(body):,} bytes exceeds the limit of {MAX_FRAME_BYTES:,}")
     return len(body).to_bytes(_LENGTH_BYTES) + body
 
 
-class Decoder:
-    """Puts messages together from whatever pieces a pipe delivers them in."""
+class FrameDecoder:
+    """Assembles messages from the pieces that a pipe delivers."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, piece: bytes) -> Iterator[Any]:
-        """The messages that this piece completes. Raises FrameError for what is none."""
+        """The messages that this piece completes. Raises FrameError for invalid bytes."""
         self._buffer += piece
         while len(self._buffer) >= _LENGTH_BYTES:
             end = _LENGTH_BYTES + _body_bytes(self._buffer[:_LENGTH_BYTES])
@@ -40,7 +40,7 @@ class Decoder:
 
 
 def read_frame(stream: BinaryIO) -> Any | None:
-    """The next message of a stream that blocks; None at its end. Raises FrameError for what is no message."""
+    """The next message of a blocking stream, None at its end. Raises FrameError for invalid bytes."""
     prefix = stream.read(_LENGTH_BYTES)
     if len(prefix) < _LENGTH_BYTES:
         return None
@@ -52,7 +52,7 @@ def read_frame(stream: BinaryIO) -> Any | None:
 def _body_bytes(prefix: bytes | bytearray) -> int:
     num_bytes = int.from_bytes(prefix)
     if num_bytes > MAX_FRAME_BYTES:
-        raise FrameError(f"a message of {num_bytes:,} bytes was announced, at most {MAX_FRAME_BYTES:,} are taken")
+        raise FrameError(f"a message of {num_bytes:,} bytes was announced, the limit is {MAX_FRAME_BYTES:,}")
     return num_bytes
 
 
@@ -60,4 +60,4 @@ def _parsed(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise FrameError(f"no JSON: {error}") from error
+        raise FrameError(f"invalid JSON: {error}") from error

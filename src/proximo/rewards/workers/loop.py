@@ -1,4 +1,4 @@
-"""The one thread that runs a pool: it alone touches the workers. Not what callers see of it: that is pool.py.
+"""The thread that runs a worker pool. It alone touches the workers.
 
 Each round first reads what the workers sent and then checks deadlines, so that a reply which has arrived is never
 treated as late. Quick work is handed out a few pieces ahead. A worker replies to each piece before it begins the next,
@@ -15,49 +15,49 @@ from typing import Any
 
 import proximo.errors
 from proximo.errors import ProximoError, TrainingError
-from proximo.rewards.workers.frames import Decoder, encode
-from proximo.rewards.workers.outcomes import Done, Failed, TimedOut, Work
-from proximo.rewards.workers.process import Job, WorkerProcess
+from proximo.rewards.workers.frames import FrameDecoder, encode
+from proximo.rewards.workers.process import WorkerProcess, WorkerSpec
 from proximo.rewards.workers.self_pipe import SelfPipe
+from proximo.rewards.workers.work import Done, Failed, TimedOut, Work
 from proximo.rewards.workers.work_queue import WorkQueue, backoff_seconds
 
 START_SECONDS = 120.0
-"""For a worker to import what it needs: sympy and torch take seconds on a machine with much else to do."""
+"""Time for a worker to become ready. Importing sympy or torch takes seconds on a busy machine."""
 MAX_FAILED_STARTS = 5
-"""After so many in a row, with no worker left, whatever waits is given up."""
+"""After this many failed starts in a row, with no worker left, all work fails."""
 AHEAD_SECONDS = 0.02
-"""A worker holds about so much work beyond the piece it is at."""
+"""Amount of work, by its mean time, that a worker holds beyond the current piece."""
 MAX_AHEAD = 64
 LOOK_EVERY_SECONDS = 0.25
-"""How often a worker is looked at that says nothing: something that it started may hold its pipe open."""
+"""Interval of checks whether a silent worker is alive. A process that it started may keep its pipe open."""
 CLOSE_SECONDS = 2.0
-"""For a verifier to end what it started."""
+"""Time for a verifier to end what it started."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PoolLimits:
-    """How many work, for how long, and how often something is tried."""
+    """Number of workers, time limit and attempts."""
 
     num_workers: int
     answer_seconds: float
     """Wall-clock limit of one piece of work; exceeded twice, it is `TimedOut`."""
     attempts: int
-    """How often a piece is tried whose worker died or raised, before it has `Failed`."""
+    """Number of times work is tried whose worker died or raised, before it has `Failed`."""
 
 
 class WorkerLoop:
     """Runs until `closing` is set, then leaves no process behind."""
 
-    def __init__(self, job: Job, limits: PoolLimits) -> None:
-        self.job = job
+    def __init__(self, spec: WorkerSpec, limits: PoolLimits) -> None:
+        self.spec = spec
         self.limits = limits
         self.closing = threading.Event()
         self.decided = threading.Event()
-        """Set when a worker is ready, or could not be made."""
+        """Set once a worker is ready, or could not be started."""
         self.start_error: ProximoError | None = None
-        """Why the last worker that could not be made was not; None once one was."""
+        """The error of the last failed start; None once a start has succeeded."""
         self.about: Any = None
-        """What a ready worker says of itself."""
+        """The value that a worker sent when it became ready."""
         self.num_restarts = 0
         self.num_retries = 0
         self._queue = WorkQueue()
@@ -72,26 +72,26 @@ class WorkerLoop:
         self._mean_seconds = AHEAD_SECONDS
 
     def submit(self, work: Sequence[Work]) -> None:
-        """From any thread."""
+        """Queues work. May be called from any thread."""
         self._queue.submit(work)
         self.wakeup.wake()
 
     def discard_finished(self) -> None:
-        """From any thread: somebody else has said what became of work that was handed in."""
+        """Restarts workers that hold work which a caller has finished itself. May be called from any thread."""
         self._given_up.set()
         self.wakeup.wake()
 
     def run(self) -> None:
-        """The thread's work."""
+        """Runs the pool until `closing` is set. To be called in the pool's thread."""
         try:
             while not self.closing.is_set():
                 self._start_workers()
                 self._queue.admit()
                 self._dispatch()
-                heard = self._selector.select(self._pause())
-                for key, events in heard:
+                ready = self._selector.select(self._pause())
+                for key, events in ready:
                     self._on_event(key, events)
-                self._check_workers(all_of_them=not heard)
+                self._check_workers(check_alive=not ready)
         finally:
             self.closing.set()
             self._shut_down()
@@ -100,22 +100,22 @@ class WorkerLoop:
             self._selector.close()
 
     def _shut_down(self) -> None:
-        """Idle workers close their verifiers; what is not gone in time is killed."""
+        """Gives idle workers time to close their verifiers, then kills all that are left."""
         for worker in self._workers:
             worker.dismiss()
-        patience = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + CLOSE_SECONDS
         while any(worker.is_ready and not worker.in_flight and not worker.has_died() for worker in self._workers):
-            if time.monotonic() > patience:
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.005)
         for worker in self._workers:
             worker.kill()
 
     def _start_workers(self) -> None:
-        """Start what is missing, with a pause after starts that failed."""
+        """Starts missing workers, with a pause after failed starts."""
         while len(self._workers) < self.limits.num_workers and time.monotonic() >= self._next_start_time:
             try:
-                worker = WorkerProcess(self.job)
+                worker = WorkerProcess(self.spec)
             except OSError as error:
                 self._start_failed(TrainingError(f"no worker process can be started: {error}"))
                 return
@@ -138,11 +138,11 @@ class WorkerLoop:
                 work.finish(Failed(reason=reason))
 
     def _dispatch(self) -> None:
-        """To whoever holds least; a few pieces ahead where they are quick, so that nobody waits for the next."""
+        """Sends work to the workers that hold least. Quick work is sent ahead, so that no worker waits for its next."""
         ahead = max(1, min(MAX_AHEAD, int(AHEAD_SECONDS / self._mean_seconds)))
         ready = [worker for worker in self._workers if worker.is_ready and not worker.is_reserved]
         while ready:
-            worker = min(ready, key=lambda each: len(each.in_flight))
+            worker = min(ready, key=lambda candidate: len(candidate.in_flight))
             if len(worker.in_flight) >= ahead or (work := self._queue.next()) is None:
                 break
             self._send(worker, work)
@@ -160,7 +160,7 @@ class WorkerLoop:
         worker.send(work.request)
 
     def _write(self, worker: WorkerProcess) -> None:
-        """Now what the pipe takes, the rest when it can take more."""
+        """Writes what the pipe takes now, and registers the worker for the rest."""
         worker.write()
         pending, known = worker.has_unsent, worker.requests in self._writing
         if pending and not known:
@@ -174,7 +174,7 @@ class WorkerLoop:
         worker = key.data
         if worker is None:
             self.wakeup.drain()
-        elif worker not in self._workers:  # buried in this very round
+        elif worker not in self._workers:  # reaped earlier in this round
             return
         elif events & selectors.EVENT_WRITE:
             self._write(worker)
@@ -191,7 +191,7 @@ class WorkerLoop:
                 if worker in self._workers:
                     self._on_message(worker, message)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            self._reap(worker, f"answered with something that is no reply ({type(error).__name__}: {error})")
+            self._reap(worker, f"sent an invalid reply ({type(error).__name__}: {error})")
 
     def _on_message(self, worker: WorkerProcess, message: Any) -> None:
         if not worker.is_ready:
@@ -220,14 +220,14 @@ class WorkerLoop:
             self._reap(worker, None, blame=False)
 
     def _postpone(self, work: Work) -> None:
-        """Everything else comes first; then it is asked as one that has had its first turn."""
-        (request,) = Decoder().feed(work.request)
+        """Queues work behind everything else, marked as having had its first turn."""
+        (request,) = FrameDecoder().feed(work.request)
         work.request = encode(request | {"postponed": True})
         work.is_postponed = True
         self._queue.put_isolated(work)
 
-    def _check_workers(self, *, all_of_them: bool) -> None:
-        """Deadlines; and, where nothing was heard, whether they live."""
+    def _check_workers(self, *, check_alive: bool) -> None:
+        """Enforces deadlines and, with `check_alive`, finds workers that died silently."""
         now = time.monotonic()
         given_up = self._given_up.is_set()
         self._given_up.clear()
@@ -238,8 +238,8 @@ class WorkerLoop:
                 self._reap(worker, f"was not ready within {START_SECONDS:g} seconds")
             elif worker.in_flight and now > worker.head_started + self.limits.answer_seconds:
                 self._time_out(worker)
-            elif all_of_them and worker.has_died():
-                self._read_replies(worker)  # its last words may be a reply
+            elif check_alive and worker.has_died():
+                self._read_replies(worker)  # its last message may be a reply
                 if worker in self._workers:
                     self._reap(worker, None)
 
@@ -254,7 +254,7 @@ class WorkerLoop:
             self._queue.put_isolated(work)
 
     def _reap(self, worker: WorkerProcess, reason: str | None, *, blame: bool = True) -> None:
-        """End a worker; the piece that it was at has failed once more, unless `blame` is off."""
+        """Ends a worker. Its current work counts as failed once more, if `blame` is set."""
         self._workers.remove(worker)
         self._selector.unregister(worker.replies)
         if self._writing.pop(worker.requests, None) is not None:
@@ -262,8 +262,8 @@ class WorkerLoop:
         ended = worker.kill()
         reason = reason or ended
         if not worker.is_ready:
-            told = f"a worker {reason} before it was ready to grade"
-            self._start_failed(worker.start_error or TrainingError(told))
+            message = f"a worker {reason} before it was ready to grade"
+            self._start_failed(worker.start_error or TrainingError(message))
             return
         self.num_restarts += 1
         rest = worker.in_flight
@@ -280,7 +280,7 @@ class WorkerLoop:
             self._queue.pause(work)
 
     def _pause(self) -> float | None:
-        """Seconds until something is due though nobody says a word; None where nothing is."""
+        """Seconds until the next deadline or retry; None if there is none."""
         now = time.monotonic()
         due = [] if (paused := self._queue.due()) is None else [paused]
         if len(self._workers) < self.limits.num_workers:
@@ -293,8 +293,8 @@ class WorkerLoop:
 
 
 def _as_error(kind: str, message: str) -> ProximoError:
-    """The error that a worker met while it was made: one of ours by its name, and no other class."""
-    found = vars(proximo.errors).get(kind)
-    if isinstance(found, type) and issubclass(found, ProximoError):
-        return found(message)
+    """The error of a failed start. Only names of ProximoError classes are resolved; others become TrainingError."""
+    error_class = vars(proximo.errors).get(kind)
+    if isinstance(error_class, type) and issubclass(error_class, ProximoError):
+        return error_class(message)
     return TrainingError(message)

@@ -1,8 +1,8 @@
-"""The worker process: makes one verifier (or finds one function) and answers requests until its pipe ends.
+"""The worker process: makes a verifier, or imports a function, and answers requests until its pipe ends.
 
-`python -m proximo.rewards.workers.main REQUESTS REPLIES PARENT`: two descriptors and the id of the process that started
-it. The first message says what to make; each one after it asks for something and gets one reply, in order. Needs no
-torch, so that it starts in about 0.1 s.
+Run as `python -m proximo.rewards.workers.main REQUESTS REPLIES PARENT`, with two descriptors and the id of the parent
+process. The first message says what to make. Each later message is a request and gets one reply, in order. The worker
+does not import torch, so it starts in about 0.1 s.
 """
 
 import ctypes
@@ -24,23 +24,23 @@ from proximo.rewards.verifier import Answer, Grade, PostponedError
 from proximo.rewards.workers.frames import encode, read_frame
 
 Service = Callable[[Mapping[str, Any]], Any]
-"""From a request to the value of its reply."""
-Made = tuple[Service, Any, Callable[[], Any]]
-"""A service, what there is to say of it when it is ready, and what ends it."""
+"""Maps a request to the value of its reply."""
+ReadyService = tuple[Service, Any, Callable[[], Any]]
+"""(service, value to send when it is ready, function that closes it)."""
 VERIFIER_METHODS = ("grade(answer)", "check_row(reference=..., metadata=...)", "close()")
 REASON_CHARACTERS = 300
 _PR_SET_PDEATHSIG = 1
 
 
 class NotGradedError(ProximoError):
-    """A verifier said itself that the infrastructure is at fault: as good as if it had raised."""
+    """The verifier reported a fault of the infrastructure; treated as an exception of the verifier."""
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until the pipe ends; returns the exit status."""
+    """Serves until the pipe ends. Returns the exit status."""
     requests_fd, replies_fd, parent = map(int, arguments)
     for descriptor in (requests_fd, replies_fd):
-        os.set_inheritable(descriptor, False)  # what a verifier starts has no business with the channel
+        os.set_inheritable(descriptor, False)  # processes of a verifier must not reach the channel
     die_with(parent)
     with open(requests_fd, "rb") as requests, open(replies_fd, "wb", buffering=0) as replies:
         wanted = read_frame(requests)
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         try:
             _limit_memory(wanted["memory_bytes"])
             service, about, close = SERVICES[wanted["service"]](wanted["path"], wanted["options"])
-        except BaseException as error:  # it is anybody's code that is imported here, and the trainer must hear of it
+        except BaseException as error:  # user code may raise anything, and the parent must know
             replies.write(encode({"failed": _kind(error), "message": _described(error)}))
             return 1
         replies.write(encode({"ready": about}))
@@ -59,9 +59,9 @@ def main(arguments: list[str]) -> int:
 
 
 def die_with(parent: int) -> None:
-    """On Linux the kernel kills this process, and what it forks, when the one that started it ends, however it does."""
+    """Has the Linux kernel kill this process, and its forks, when the parent ends in any way."""
     if sys.platform != "linux":
-        return  # there the end of the pipe ends a worker, after the answer that it is grading
+        return  # elsewhere the end of the pipe ends the worker, after its current answer
     libc = ctypes.CDLL(None)
 
     def kill_when_the_parent_ends() -> None:
@@ -69,12 +69,12 @@ def die_with(parent: int) -> None:
 
     kill_when_the_parent_ends()
     os.register_at_fork(after_in_child=kill_when_the_parent_ends)
-    if os.getppid() != parent:  # it ended before the line above
+    if os.getppid() != parent:  # the parent ended before prctl was called
         os._exit(1)
 
 
-def verifier_service(path: str, options: Mapping[str, Any]) -> Made:
-    """A verifier at work, and the grade that it wants for an answer on which it was killed for taking too long."""
+def verifier_service(path: str, options: Mapping[str, Any]) -> ReadyService:
+    """Makes a verifier. The ready value is its grade for an answer that took too long, or None."""
     make = _find(path)
     if problem := calling_problem(make, keywords=options):
         raise ConfigError(f"{path!r} is called with {', '.join(options) or 'no options'}, but {problem}")
@@ -90,9 +90,9 @@ def verifier_service(path: str, options: Mapping[str, Any]) -> Made:
             except DataError as error:
                 return str(error)
             return None
-        given = request["grade"]
+        fields = request["grade"]
         first_turn = not request.get("postponed", False)
-        grade = verifier.grade(Answer(**(given | {"finish": Finish(given["finish"]), "first_turn": first_turn})))
+        grade = verifier.grade(Answer(**(fields | {"finish": Finish(fields["finish"]), "first_turn": first_turn})))
         if not isinstance(grade, Grade):
             raise TypeError(f"grade(answer) must return a Grade, it returned {grade!r:.60}")
         if grade.state is ScoreState.INFRASTRUCTURE_FAULT:
@@ -105,34 +105,34 @@ def verifier_service(path: str, options: Mapping[str, Any]) -> Made:
     return serve, about, verifier.close
 
 
-def function_service(path: str, options: Mapping[str, Any]) -> Made:
+def function_service(path: str, options: Mapping[str, Any]) -> ReadyService:
     """A reward function of lists of prompts, responses and metadata (docs/rewards.md)."""
     function = _find(path)
     if problem := calling_problem(function, ([], [], []), options):
-        given = "".join(f", {key}=..." for key in options)
-        raise ConfigError(f"{path!r} is called as function(prompts, responses, metadata{given}), but {problem}")
+        keywords = "".join(f", {key}=..." for key in options)
+        raise ConfigError(f"{path!r} is called as function(prompts, responses, metadata{keywords}), but {problem}")
 
     def serve(request: Mapping[str, Any]) -> Any:
-        grades = function(*request["call"], **options)
-        if hasattr(grades, "tolist"):  # arrays of numpy and tensors
-            grades = grades.tolist()
-        return json.loads(json.dumps(grades, default=lambda value: value.tolist()))
+        results = function(*request["call"], **options)
+        if hasattr(results, "tolist"):  # numpy arrays and tensors
+            results = results.tolist()
+        return json.loads(json.dumps(results, default=lambda value: value.tolist()))
 
     return serve, None, lambda: None
 
 
-SERVICES: Mapping[str, Callable[[str, Mapping[str, Any]], Made]] = {
+SERVICES: Mapping[str, Callable[[str, Mapping[str, Any]], ReadyService]] = {
     "verifier": verifier_service,
     "function": function_service,
 }
 
 
 def grade_as_json(grade: Grade) -> dict[str, Any]:
-    """As it crosses to the trainer. Raises ValueError for a score that is no number although the state says so."""
+    """The grade as it is sent to the parent. Raises ValueError if a number of a scored answer is not finite."""
     numbers = {"score": float(grade.score)} | {name: float(value) for name, value in grade.components.items()}
-    wrong = [name for name, number in numbers.items() if not math.isfinite(number)]
-    if wrong:
-        raise ValueError(f"the verifier said {grade.state.value} with a {wrong[0]} of {numbers[wrong[0]]}")
+    invalid = [name for name, number in numbers.items() if not math.isfinite(number)]
+    if invalid:
+        raise ValueError(f"the verifier said {grade.state.value} with a {invalid[0]} of {numbers[invalid[0]]}")
     return {
         "score": numbers.pop("score"),
         "state": grade.state.value,
@@ -151,10 +151,10 @@ def _serve(service: Service, requests: BinaryIO, replies: BinaryIO) -> None:
             reply = encode({"value": service(request), "seconds": time.perf_counter() - start})
         except PostponedError:
             reply = encode({"postponed": True})
-        except BaseException as error:  # a verifier that raises costs its answer, not the worker
-            leaving = isinstance(error, MemoryError)  # what is left of its memory is no place to grade in
+        except BaseException as error:  # a verifier that raises fails its answer, not the worker
+            leaving = isinstance(error, MemoryError)  # memory is exhausted, so the worker is replaced
             reply = encode({"raised": _described(error), "leaving": leaving})
-        if os.getpid() != own:  # a verifier that forked and came back twice
+        if os.getpid() != own:  # a fork of the verifier returned here as well
             os._exit(1)
         _write(replies, reply)
         if leaving:
@@ -168,7 +168,7 @@ def _write(stream: BinaryIO, piece: bytes) -> None:
 
 
 def _limit_memory(memory_bytes: int | None) -> None:
-    """Of its address space, and of that of everything it starts; where the system knows such a limit."""
+    """Limits the address space of this process and of all that it starts, on Linux."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes is None or sys.platform != "linux":
         return
@@ -178,7 +178,7 @@ def _limit_memory(memory_bytes: int | None) -> None:
 
 
 def _find(path: str) -> Callable[..., Any]:
-    """What stands behind `package.module:name`. Raises ConfigError where there is no such thing to call."""
+    """Imports `package.module:name`. Raises ConfigError if it is missing or not callable."""
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -186,10 +186,10 @@ def _find(path: str) -> Callable[..., Any]:
         if error.name is not None and module_name.startswith(error.name):
             raise ConfigError(f"{path!r}: there is no module {error.name!r} that a worker could import") from error
         raise
-    found = vars(module).get(name)
-    if not callable(found):
-        raise ConfigError(f"{path!r}: {module_name} has nothing callable of the name {name!r}")
-    return found
+    target = vars(module).get(name)
+    if not callable(target):
+        raise ConfigError(f"{path!r}: {module_name} has nothing callable named {name!r}")
+    return target
 
 
 def _kind(error: BaseException) -> str:
@@ -197,16 +197,16 @@ def _kind(error: BaseException) -> str:
 
 
 def _described(error: BaseException) -> str:
-    return _sayable(str(error)) if isinstance(error, ProximoError) else _line(f"{type(error).__name__}: {error}")
+    return _encodable(str(error)) if isinstance(error, ProximoError) else _line(f"{type(error).__name__}: {error}")
 
 
 def _line(text: str) -> str:
-    first = _sayable(text.strip()).splitlines()[0] if text.strip() else ""
+    first = _encodable(text.strip()).splitlines()[0] if text.strip() else ""
     return first if len(first) <= REASON_CHARACTERS else first[:REASON_CHARACTERS] + "..."
 
 
-def _sayable(text: str) -> str:
-    """Half of a surrogate pair, which a program can print and UTF-8 cannot say, becomes a question mark."""
+def _encodable(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot encode, replaced by question marks."""
     return text.encode(errors="replace").decode()
 
 

@@ -1,7 +1,4 @@
-"""One worker process as the trainer holds it: started apart, spoken to over two pipes, killed as a group.
-
-Not what it is given to do, nor when it is given up: that is pool.py.
-"""
+"""A worker process, seen from the parent: starting it, exchanging messages over two pipes, killing its group."""
 
 import os
 import signal
@@ -16,37 +13,37 @@ from typing import Any
 
 from proximo.errors import ProximoError
 from proximo.rewards.workers.folders import WorkerFolder
-from proximo.rewards.workers.frames import Decoder, encode
-from proximo.rewards.workers.outcomes import Work
+from proximo.rewards.workers.frames import FrameDecoder, encode
+from proximo.rewards.workers.work import Work
 
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH")
-"""The variables that a worker gets of the trainer's: none that is known to hold a secret."""
+"""Environment variables that a worker inherits. None of them is known to hold a secret."""
 _READ_BYTES = 2**16
 REAP_SECONDS = 5.0
-"""A process that was killed is gone at once, unless the kernel waits for a device on its behalf."""
+"""Time for a killed process to end. It takes longer only while the kernel waits for a device on its behalf."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What workers are made for."""
+class WorkerSpec:
+    """What a worker process runs, and its limits."""
 
     service: str
     """A key of `main.SERVICES`."""
     path: str
-    """`package.module:name` of the verifier's class, or of the function."""
+    """Import path `package.module:name` of the verifier class or the function."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Its keyword arguments, plain values."""
+    """Keyword arguments of the class or function, as plain values."""
     memory_bytes: int | None = None
-    """Of the address space of a worker, and of each process that it starts; None for no limit."""
+    """Address space limit of a worker, and of each process that it starts; None for no limit."""
     whole_environment: bool = False
-    """All variables of the trainer's: for code of the user's own, which may need its keys."""
+    """Inherit all environment variables. For the user's own code, which may need keys from them."""
 
 
 class WorkerProcess:
-    """A process in a session of its own, with the pieces of work that were sent to it and not yet answered."""
+    """A process in its own session, with the work that was sent to it and is not yet answered."""
 
-    def __init__(self, job: Job) -> None:
-        """Starts it; it is ready when its first message says so. Raises OSError where none can be started."""
+    def __init__(self, spec: WorkerSpec) -> None:
+        """Starts the process, which sends a message when it is ready. Raises OSError if it cannot be started."""
         self._folder = WorkerFolder()
         requests, self.requests = os.pipe()
         self.replies, replies = os.pipe()
@@ -64,7 +61,7 @@ class WorkerProcess:
                 stderr=subprocess.DEVNULL,
                 pass_fds=(requests, replies),
                 start_new_session=True,
-                env=_environment(job, self._folder.path),
+                env=_environment(spec, self._folder.path),
             )
         except OSError:
             os.close(self.requests)
@@ -79,21 +76,21 @@ class WorkerProcess:
         self.is_ready = False
         self._is_dismissed = False
         self.start_error: ProximoError | None = None
-        """Why it could not be made ready, in its own words."""
+        """The error that it reported instead of becoming ready."""
         self.is_reserved = False
-        """It holds a piece of work that is to be alone."""
+        """True while it holds isolated work, so that it gets no other."""
         self.in_flight: deque[Work] = deque()
-        """What it was sent, in the order of its replies: it is at work on the first."""
+        """The work that it was sent, in the order of its replies. It works on the first."""
         self.head_started = time.monotonic()
-        """When it began with the first of `in_flight`, or with getting ready; or later, never earlier."""
-        self._decoder = Decoder()
+        """An upper bound of the time when it began with the first work in `in_flight`, or with getting ready."""
+        self._decoder = FrameDecoder()
         self._unsent = bytearray(
             encode(
                 {
-                    "service": job.service,
-                    "path": job.path,
-                    "options": dict(job.options),
-                    "memory_bytes": job.memory_bytes,
+                    "service": spec.service,
+                    "path": spec.path,
+                    "options": dict(spec.options),
+                    "memory_bytes": spec.memory_bytes,
                 }
             )
         )
@@ -101,25 +98,25 @@ class WorkerProcess:
 
     @property
     def has_unsent(self) -> bool:
-        """True where `write` has something left to write."""
+        """True if `write` has bytes left to write."""
         return bool(self._unsent)
 
     def send(self, request: bytes) -> None:
-        """An encoded message; what the pipe does not take at once waits for `write`."""
+        """Buffers an encoded message for `write`."""
         self._unsent += request
 
     def write(self) -> None:
-        """As much as the pipe takes."""
+        """Writes as much as the pipe takes without blocking."""
         while self._unsent:
             try:
                 del self._unsent[: os.write(self.requests, self._unsent)]
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # it is dead, which the end of its replies says as well
+            except BrokenPipeError:  # it is dead; the end of its replies shows that as well
                 self._unsent.clear()
 
     def read(self) -> Iterator[Any] | None:
-        """The messages that have come; None where its end of the pipe is closed."""
+        """The messages that have arrived; None if its end of the pipe is closed."""
         try:
             piece = os.read(self.replies, _READ_BYTES)
         except BlockingIOError:
@@ -127,21 +124,21 @@ class WorkerProcess:
         return self._decoder.feed(piece) if piece else None
 
     def has_died(self) -> bool:
-        """True for a process that ended, although something it started may hold its pipe open."""
+        """True if the process ended, even if a process that it started holds its pipe open."""
         if not hasattr(os, "waitid"):
-            return False  # there the deadline of its answer finds it
+            return False  # such systems rely on the deadline of the answer
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def dismiss(self) -> None:
-        """Let it end by itself when it is done with what it holds."""
+        """Closes its requests, so that it ends by itself after the work that it holds."""
         if not self._is_dismissed:
             self._is_dismissed = True
             os.close(self.requests)
 
     def kill(self) -> str:
-        """End it and everything in its group, reap it, and remove its folder; how it ended, in words."""
-        # The group is killed before its leader is reaped: until then nobody else can have got its number.
-        with suppress(ProcessLookupError, PermissionError):  # it may hold nothing any more but the dead leader
+        """Kills its process group, reaps it and removes its folder. Returns how it ended, as text."""
+        # Kill the group before reaping its leader: the id cannot be reused until the leader is reaped.
+        with suppress(ProcessLookupError, PermissionError):  # nothing may be left but the dead leader
             os.killpg(self._process.pid, signal.SIGKILL)
         self.dismiss()
         os.close(self.replies)
@@ -152,17 +149,17 @@ class WorkerProcess:
         finally:
             self._folder.remove()
         if status == -signal.SIGKILL:
-            return "was killed, by us where it had closed its pipe"
+            return "was killed, by Proximo if it had closed its pipe"
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
-def _environment(job: Job, folder: str) -> dict[str, str]:
-    kept = dict(os.environ) if job.whole_environment else {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
+def _environment(spec: WorkerSpec, folder: str) -> dict[str, str]:
+    kept = dict(os.environ) if spec.whole_environment else {k: os.environ[k] for k in ENVIRONMENT if k in os.environ}
     return kept | {
-        # It sees the modules that the trainer sees, the user's own among them.
+        # The worker can import what the parent can, including the user's own modules.
         "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path),
         "TMPDIR": folder,
-        "PYTHONHASHSEED": "0",  # the same order of every set in every worker
+        "PYTHONHASHSEED": "0",  # sets have the same order in every worker
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -1,4 +1,4 @@
-"""Wakes a thread that waits in a selector, from any other thread. Carries nothing."""
+"""Wakes a thread that waits in a selector, from any other thread (the self-pipe trick)."""
 
 import os
 import threading
@@ -6,32 +6,35 @@ from contextlib import suppress
 
 
 class SelfPipe:
-    """A pipe to itself. Its descriptors may be somebody else's once it is closed, so it never rings then."""
+    """A pipe whose reading end is in the selector.
+
+    Once it is closed the system may reuse its descriptors, so `wake` writes nothing then.
+    """
 
     def __init__(self) -> None:
-        self.descriptor, self._push = os.pipe()
-        """Readable when somebody rang."""
+        self.descriptor, self._writer = os.pipe()
+        """Readable after `wake`."""
         os.set_blocking(self.descriptor, False)
-        os.set_blocking(self._push, False)
+        os.set_blocking(self._writer, False)
         self._lock = threading.Lock()
         self._is_closed = False
 
     def wake(self) -> None:
-        """From any thread, also when nobody listens any more."""
-        with self._lock, suppress(BlockingIOError):  # a full pipe wakes as well
+        """Wakes the waiting thread. May be called from any thread, also after `close`."""
+        with self._lock, suppress(BlockingIOError):  # a full pipe is readable already
             if not self._is_closed:
-                os.write(self._push, b"!")
+                os.write(self._writer, b"!")
 
     def drain(self) -> None:
-        """Until the next time."""
+        """Empties the pipe, so that the selector waits again."""
         with suppress(BlockingIOError):
             while os.read(self.descriptor, 4096):
                 pass
 
     def close(self) -> None:
-        """When the thread that waited has ended."""
+        """Closes the pipe. To be called when the waiting thread has ended."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
                 os.close(self.descriptor)
-                os.close(self._push)
+                os.close(self._writer)

@@ -1,23 +1,26 @@
-"""What waits to be done, and in which order. Not who does it."""
+"""The queue of waiting work, with retries after a back-off."""
 
 import time
 from collections import deque
 from collections.abc import Iterable
 
-from proximo.rewards.workers.outcomes import Failed, Work
+from proximo.rewards.workers.work import Failed, Work
 
 FIRST_PAUSE_SECONDS = 0.05
-"""Before the first retry; each one after it waits twice as long."""
+"""Pause before the first retry. Each later pause is twice as long."""
 LONGEST_PAUSE_SECONDS = 5.0
 
 
 def backoff_seconds(failures: int) -> float:
-    """Seconds before the next try: exponential back-off."""
+    """Seconds to wait before a retry: exponential back-off."""
     return min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2 ** (failures - 1))
 
 
 class WorkQueue:
-    """First come, first served; what failed pauses, and what took too long or gave up its turn comes last, alone."""
+    """First in, first out. Failed work is retried after a pause.
+
+    Work that took too long or gave up its turn is isolated: it comes after all other work, alone in a worker.
+    """
 
     def __init__(self) -> None:
         self._arrivals: deque[Work] = deque()
@@ -26,11 +29,11 @@ class WorkQueue:
         self._paused: list[Work] = []
 
     def submit(self, work: Iterable[Work]) -> None:
-        """The only method that any thread may call."""
+        """Adds work. The only method that any thread may call."""
         self._arrivals.extend(work)
 
     def admit(self) -> None:
-        """Let in what arrived, and what has paused long enough."""
+        """Moves new work, and work whose pause is over, to the waiting queue."""
         while self._arrivals:
             self._waiting.append(self._arrivals.popleft())
         now = time.monotonic()
@@ -39,32 +42,32 @@ class WorkQueue:
             self._paused = [work for work in self._paused if work.not_before > now]
 
     def requeue(self, work: Iterable[Work]) -> None:
-        """To the front, in this order: it was handed out, and nobody had begun with it."""
+        """Puts dispatched work that no worker has begun back to the front, in this order."""
         self._waiting.extendleft(reversed(tuple(work)))
 
     def pause(self, work: Work) -> None:
-        """It failed, and is tried again later."""
+        """Schedules failed work for a retry after its pause."""
         work.not_before = time.monotonic() + backoff_seconds(work.failures)
         self._paused.append(work)
 
     def put_isolated(self, work: Work) -> None:
-        """It is tried again when the rest has been handed out."""
+        """Schedules work for a retry in isolation, when no other work waits."""
         self._isolated.append(work)
 
     def next(self) -> Work | None:
-        """The next that nobody has given up; None where none waits."""
+        """The next waiting work that has no outcome yet; None if there is none."""
         return _first_open(self._waiting)
 
     def next_isolated(self) -> Work | None:
-        """Of those that are to be alone."""
+        """The next isolated work, once no other work waits; None if there is none."""
         return None if self._waiting else _first_open(self._isolated)
 
     def due(self) -> float | None:
-        """Monotonic time at which a pause ends; None where nothing pauses."""
+        """Monotonic time at which the next pause ends; None if no work is paused."""
         return min((work.not_before for work in self._paused), default=None)
 
     def fail_all(self, reason: str) -> None:
-        """Nothing that waits will be done."""
+        """Finishes all queued work as failed."""
         self.admit()
         for work in (*self._waiting, *self._isolated, *self._paused):
             work.finish(Failed(reason=reason))
@@ -73,9 +76,9 @@ class WorkQueue:
         self._paused.clear()
 
 
-def _first_open(line: deque[Work]) -> Work | None:
-    while line:
-        work = line.popleft()
+def _first_open(queue: deque[Work]) -> Work | None:
+    while queue:
+        work = queue.popleft()
         if work.outcome is None:
             return work
     return None

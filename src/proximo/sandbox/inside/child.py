@@ -11,7 +11,7 @@ from proximo.sandbox.jobs import MIB, Limits
 from proximo.sandbox.kernel import landlock, seccomp
 from proximo.sandbox.kernel.namespaces import enter_job_folder
 from proximo.sandbox.kernel.privileges import bound_capabilities, die_with_parent, give_up_privileges
-from proximo.sandbox.mechanisms import Layers
+from proximo.sandbox.mechanisms import Mechanisms
 from proximo.sandbox.payload import SIZE_BYTES
 
 HIGH = 256
@@ -19,10 +19,10 @@ HIGH = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
-    """What all programs of a zygote have in common."""
+class SharedConfinement:
+    """What all programs of a fork server have in common."""
 
-    layers: Layers
+    mechanisms: Mechanisms
     library: Sequence[landlock.PathBeneath]
     """Landlock's rules for the interpreter's library."""
     filter: bytes
@@ -43,19 +43,19 @@ class Assignment:
     folder: str
     """Its folder, which exists already where there are no namespaces."""
     uid: int | None
-    """To run as, where it is not the zygote's own."""
+    """To run as, where it is not the fork server's own."""
 
 
-def confine(assignment: Assignment, surroundings: Surroundings, *, parent: int, status: int) -> str:
+def confine(assignment: Assignment, shared: SharedConfinement, *, parent: int, status: int) -> str:
     """Confines this process for good and returns the program's text. `status` alone stays open besides its own.
 
     Raises OSError where a step is refused. The order matters: each step takes away what an earlier one needed.
     """
-    layers = surroundings.layers
+    mechanisms = shared.mechanisms
     os.setsid()
     source, files = _read_payload(assignment.payload)
     _place_descriptors(assignment.descriptors)
-    _enter_folder(assignment, surroundings)
+    _enter_folder(assignment, shared)
     for name, contents in files.items():
         with open(name, "wb", opener=_make_new) as file:
             file.write(contents)
@@ -63,14 +63,14 @@ def confine(assignment: Assignment, surroundings: Surroundings, *, parent: int, 
     # Changing the uid has undone it.
     die_with_parent()
     if os.getppid() != parent:
-        raise OSError("the zygote is gone")
-    if layers.landlock is None:
+        raise OSError("the fork server is gone")
+    if mechanisms.landlock is None:
         own = os.open(".", os.O_PATH)
-        landlock.restrict([*surroundings.library, landlock.rule_of(own, landlock.WRITE)])
-    apply_limits(assignment.limits, threads_counted=layers.thread_count is None)
+        landlock.restrict([*shared.library, landlock.rule_of(own, landlock.WRITE)])
+    apply_limits(assignment.limits, threads_counted=mechanisms.thread_count is None)
     _close_all_but({*assignment.descriptors, status})
-    if layers.seccomp is None:
-        seccomp.install(surroundings.filter)
+    if mechanisms.seccomp is None:
+        seccomp.install(shared.filter)
     return source
 
 
@@ -97,14 +97,14 @@ def move_up(descriptor: int) -> int:
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
 
 
-def _enter_folder(assignment: Assignment, surroundings: Surroundings) -> None:
+def _enter_folder(assignment: Assignment, shared: SharedConfinement) -> None:
     uid = os.getuid() if assignment.uid is None else assignment.uid
     gid = os.getgid() if assignment.uid is None else assignment.uid
-    if surroundings.layers.namespaces is None:
+    if shared.mechanisms.namespaces is None:
         scratch = assignment.limits.scratch_bytes
-        enter_job_folder(uid, gid, num_bytes=scratch, processes=surroundings.own_users)
-    if surroundings.own_users is not None:
-        # The new user namespace has given back what the zygote had given up.
+        enter_job_folder(uid, gid, num_bytes=scratch, processes=shared.own_users)
+    if shared.own_users is not None:
+        # The new user namespace has given back what the fork server had given up.
         bound_capabilities()
     if assignment.uid is not None:
         os.setgroups([])

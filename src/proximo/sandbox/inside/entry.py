@@ -1,4 +1,5 @@
-"""Starts a zygote: finds out what the machine can do, enters the namespaces, imports what programs use. Not serving."""
+"""Starts a fork server: finds out what the machine can do, enters the namespaces, imports what programs use. Not
+serving."""
 
 import contextlib
 import ctypes
@@ -11,10 +12,10 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
-from proximo.sandbox.inside.child import Surroundings
+from proximo.sandbox.inside.child import SharedConfinement
 from proximo.sandbox.inside.delays import Delays
-from proximo.sandbox.inside.execution import make_at_home, make_ordinary
-from proximo.sandbox.inside.fork_server import MAX_MESSAGE_BYTES, Zygote
+from proximo.sandbox.inside.execution import hide_harness, set_home
+from proximo.sandbox.inside.fork_server import MAX_MESSAGE_BYTES, ForkServer
 from proximo.sandbox.kernel import landlock
 from proximo.sandbox.kernel.namespaces import (
     HIDDEN_FOLDERS,
@@ -25,7 +26,7 @@ from proximo.sandbox.kernel.namespaces import (
 )
 from proximo.sandbox.kernel.privileges import bound_capabilities, die_with_parent
 from proximo.sandbox.kernel.seccomp import build_filter
-from proximo.sandbox.mechanisms import Layers, find_layers
+from proximo.sandbox.mechanisms import Mechanisms, find_mechanisms
 
 PRELOADED = (
     *("abc", "array", "bisect", "bz2", "cmath", "collections.abc", "contextlib", "copy", "ctypes", "dataclasses"),
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
 
     Nothing else is among them, because a program can read the arguments of its process.
     """
-    _heed_signals()
+    _restore_signals()
     package, control = int(arguments[0]), socket.socket(fileno=int(arguments[1]))
     processes = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
     control.set_inheritable(False)
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
         del os.environ[name]
     caller = os.pidfd_open(os.getppid())
     library = _library()
-    layers = find_layers(library, workplace="/tmp", without=order["without"])
+    mechanisms = find_mechanisms(library, workplace="/tmp", without=order["without"])
     _import_what_programs_use(order["preload"])
     os.close(package)
     packages: dict[str, str] = order["packages"]
@@ -61,42 +62,42 @@ def main(arguments: Sequence[str]) -> None:
         os.environ.update(ONE_THREAD)
         _load_libraries_of(order["modules"], [*library, *packages.values()], _folders_of(packages))
     owner, in_user_namespace = None, False
-    if layers.namespaces is None:
+    if mechanisms.namespaces is None:
         boot = os.getpid()
         in_user_namespace = _enter(library, packages)
-        owner = None if in_user_namespace or layers.thread_count is not None else boot
+        owner = None if in_user_namespace or mechanisms.thread_count is not None else boot
     if not in_user_namespace:
         bound_capabilities()
-    surroundings = Surroundings(
-        layers=layers,
-        library=_open_library(library, packages, layers),
-        filter=_filter(layers) if layers.seccomp is None else b"",
+    shared = SharedConfinement(
+        mechanisms=mechanisms,
+        library=_open_library(library, packages, mechanisms),
+        filter=_filter(mechanisms) if mechanisms.seccomp is None else b"",
         own_users=processes if in_user_namespace else None,
     )
-    control.send(json.dumps({"layers": layers.as_dict(), "python": sys.version.split()[0]}).encode())
-    if layers.landlock is None:
+    control.send(json.dumps({"mechanisms": mechanisms.as_dict(), "python": sys.version.split()[0]}).encode())
+    if mechanisms.landlock is None:
         # Asked once: it is remembered.
         landlock.abi()
     if packages:
-        sys.path += [PACKAGES_FOLDER] if layers.namespaces is None else _folders_of(packages)
-    make_ordinary(order["preload"])
-    if layers.namespaces is None:
-        make_at_home(JOB_FOLDER)
-    folders = order["folders"] if layers.namespaces is not None else ""
+        sys.path += [PACKAGES_FOLDER] if mechanisms.namespaces is None else _folders_of(packages)
+    hide_harness(order["preload"])
+    if mechanisms.namespaces is None:
+        set_home(JOB_FOLDER)
+    folders = order["folders"] if mechanisms.namespaces is not None else ""
     del order, packages
     # All there is now is shared with the programs: they could read it, and collecting theirs must not write to it.
     gc.collect()
     gc.freeze()
     delays = Delays(processes)
-    Zygote(control, caller, surroundings, owner=owner, folders=folders, delays=delays).serve()
+    ForkServer(control, caller, shared, owner=owner, folders=folders, delays=delays).serve()
 
 
-def _filter(layers: Layers) -> bytes:
+def _filter(mechanisms: Mechanisms) -> bytes:
     """Better no further threads than threads that nobody counts, and no changes where landlock alone guards files."""
-    return build_filter(threads=layers.thread_count is None, changes=layers.namespaces is None)
+    return build_filter(threads=mechanisms.thread_count is None, changes=mechanisms.namespaces is None)
 
 
-def _heed_signals() -> None:
+def _restore_signals() -> None:
     """What a shell runs in the background ignores some signals, and children would too: no program may depend on it."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -155,16 +156,18 @@ def _enter(library: Sequence[str], packages: Mapping[str, str]) -> bool:
     return in_user_namespace
 
 
-def _open_library(library: Sequence[str], packages: Mapping[str, str], layers: Layers) -> list[landlock.PathBeneath]:
+def _open_library(
+    library: Sequence[str], packages: Mapping[str, str], mechanisms: Mechanisms
+) -> list[landlock.PathBeneath]:
     """Landlock's rules for library and packages. Where what others installed is not hidden, everything beside it."""
     rules = [("/dev/null", landlock.READ_FILE | landlock.WRITE_FILE)]
-    if packages and layers.namespaces is None:
+    if packages and mechanisms.namespaces is None:
         rules.append((PACKAGES_FOLDER, landlock.READ))
     elif packages:
         rules += [(path, landlock.READ) for path in packages.values()]
         rules += [(folder, landlock.READ_DIR) for folder in _folders_of(packages)]
     for folder in library:
-        if layers.namespaces is None:
+        if mechanisms.namespaces is None:
             rules.append((folder, landlock.READ))
             continue
         names = [name for name in os.listdir(folder) if name not in HIDDEN_FOLDERS]

@@ -30,10 +30,10 @@ def run_as_main(source: str, folder: str) -> NoReturn:
     os._exit(status & 0xFF)
 
 
-def make_ordinary(preloaded: Collection[str]) -> None:
+def hide_harness(preloaded: Collection[str]) -> None:
     """The interpreter as a program finds it that was started by itself: of this package there is what was preloaded.
 
-    In the zygote, once: each program would have to copy what is touched here.
+    In the fork server, once: each program would have to copy what is touched here.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] == "proximo"]:
         if name not in preloaded:
@@ -44,7 +44,7 @@ def make_ordinary(preloaded: Collection[str]) -> None:
     _make_streams()
 
 
-def make_at_home(folder: str) -> None:
+def set_home(folder: str) -> None:
     """`folder` is the program's own: where it imports from first, and what the environment names."""
     os.environ.update(HOME=folder, TMPDIR=folder)
     sys.path.insert(0, folder)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from proximo.sandbox.inside import scratch
-from proximo.sandbox.inside.child import Assignment, Surroundings, confine, move_up
+from proximo.sandbox.inside.child import Assignment, SharedConfinement, confine, move_up
 from proximo.sandbox.inside.delays import Delays
-from proximo.sandbox.inside.execution import OUT_OF_MEMORY_STATUS, make_at_home, run_as_main
+from proximo.sandbox.inside.execution import OUT_OF_MEMORY_STATUS, run_as_main, set_home
 from proximo.sandbox.jobs import Ending, Limits
 from proximo.sandbox.kernel.namespaces import JOB_FOLDER
-from proximo.sandbox.mechanisms import UIDS_PER_ZYGOTE, program_uid
+from proximo.sandbox.mechanisms import UIDS_PER_SERVER, program_uid
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_DESCRIPTORS = 64
@@ -78,14 +78,14 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
 
-class Zygote:
+class ForkServer:
     """Serves one caller over `control` until it is gone."""
 
     def __init__(
         self,
         control: socket.socket,
         caller: int,
-        surroundings: Surroundings,
+        shared: SharedConfinement,
         *,
         owner: int | None,
         folders: str,
@@ -98,19 +98,19 @@ class Zygote:
         self.delays = delays
         self.control = control
         self.caller = caller
-        self.surroundings = surroundings
+        self.shared = shared
         self.owner = owner
         self.children: dict[int, Child] = {}
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
         self.poll.register(caller, select.POLLIN)
-        in_namespaces = surroundings.layers.namespaces is None
+        in_namespaces = shared.mechanisms.namespaces is None
         self.folders = None if in_namespaces else scratch.make_folder_of_folders(folders)
 
     def serve(self) -> None:
         """Until the caller is gone."""
         try:
-            while self._take_turn():
+            while self._poll_once():
                 pass
         finally:
             for child in list(self.children.values()):
@@ -119,7 +119,7 @@ class Zygote:
             if self.folders is not None:
                 scratch.remove(self.folders)
 
-    def _take_turn(self) -> bool:
+    def _poll_once(self) -> bool:
         wait = self._seconds_to_next_look()
         ready = {number for number, _ in self.poll.poll(None if wait is None else wait * 1000)}
         for child in list(self.children.values()):
@@ -129,7 +129,7 @@ class Zygote:
                 self._check_limits(child)
         if self.caller in ready:
             return False
-        return self._obey() if self.control.fileno() in ready else True
+        return self._handle_order() if self.control.fileno() in ready else True
 
     def _seconds_to_next_look(self) -> float | None:
         """No program can exceed a limit before it: CPU time passes at most as fast as cores and threads let it."""
@@ -188,7 +188,7 @@ class Zygote:
         cpu = usage.ru_utime + usage.ru_stime - child.start_cpu_seconds
         child.busy_seconds = cpu + child.lost_seconds
         exceeded = child.limits.exceeded(cpu_seconds=cpu, wall_seconds=wall, idle_seconds=idle)
-        self._say(
+        self._send(
             ended=child.name,
             ending=exceeded or child.ending or how,
             status=number,
@@ -198,7 +198,7 @@ class Zygote:
             lost_seconds=child.lost_seconds if child.losses_known else None,
         )
 
-    def _obey(self) -> bool:
+    def _handle_order(self) -> bool:
         message, descriptors, *_ = socket.recv_fds(self.control, MAX_MESSAGE_BYTES, MAX_DESCRIPTORS)
         if not message:
             return False
@@ -210,7 +210,7 @@ class Zygote:
         try:
             self._start(order, descriptors)
         except OSError as error:
-            self._say(refused=order["start"], reason=str(error))
+            self._send(refused=order["start"], reason=str(error))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -219,7 +219,7 @@ class Zygote:
     def _start(self, order: dict[str, Any], descriptors: list[int]) -> None:
         taken = {child.slot for child in self.children.values()}
         slot = next(slot for slot in range(len(taken) + 1) if slot not in taken)
-        if slot >= UIDS_PER_ZYGOTE:
+        if slot >= UIDS_PER_SERVER:
             raise OSError(f"{len(taken)} programs run already")
         folder = JOB_FOLDER if self.folders is None else scratch.make_folder(self.folders, order["start"])
         payload, *passed = descriptors
@@ -246,7 +246,7 @@ class Zygote:
         )
         if order["helps"] in self.children:
             self.children[order["helps"]].helpers.append(child)
-        self._say(started=order["start"])
+        self._send(started=order["start"])
 
     def _fork(self, assignment: Assignment) -> tuple[int, float]:
         """Process id and CPU seconds of a child that is confined and about to run; OSError where it could not be."""
@@ -254,7 +254,7 @@ class Zygote:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become_program(assignment, self.surroundings, parent=parent, status=writer)
+            _run_child(assignment, self.shared, parent=parent, status=writer)
         os.close(writer)
         try:
             # Written at once, and far less than a pipe holds.
@@ -266,22 +266,22 @@ class Zygote:
         _, status = os.waitpid(pid, 0)
         raise OSError(answer.decode() or f"it ended while it was being confined ({_how_it_ended(status)})")
 
-    def _say(self, **message: object) -> None:
+    def _send(self, **message: object) -> None:
         self.control.send(json.dumps(message).encode())
 
 
-def _become_program(assignment: Assignment, surroundings: Surroundings, *, parent: int, status: int) -> NoReturn:
+def _run_child(assignment: Assignment, shared: SharedConfinement, *, parent: int, status: int) -> NoReturn:
     try:
         status = move_up(status)
         try:
-            source = confine(assignment, surroundings, parent=parent, status=status)
+            source = confine(assignment, shared, parent=parent, status=status)
         except Exception as error:
             os.write(status, f"{type(error).__name__}: {error}"[:1000].encode(errors="replace"))
             os._exit(1)
         os.write(status, b"%s%f" % (CONFINED, time.process_time()))
         os.close(status)
-        if surroundings.layers.namespaces is not None:
-            make_at_home(assignment.folder)
+        if shared.mechanisms.namespaces is not None:
+            set_home(assignment.folder)
         run_as_main(source, assignment.folder)
     finally:
         os._exit(1)

@@ -1,6 +1,6 @@
 """Namespaces: a world with no network, no other processes and a root folder that holds nothing but the library.
 
-Not what a process may do in it. The zygote enters once; each program then gets a mount namespace of its own with a
+Not what a process may do in it. The fork server enters once; each program then gets a mount namespace of its own with a
 folder of its own, and, under an ordinary user, a user namespace of its own in which its threads are counted.
 """
 

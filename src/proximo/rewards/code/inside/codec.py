@@ -1,10 +1,9 @@
-"""Plain values as trees of JSON and back, with their exact types. Not the messages that carry them: that is
-rpc_peer.py.
+"""Encodes plain values as JSON trees and decodes them with their exact types.
 
-Nothing of what a program sends is run: a tree is lists, numbers and texts, and only the types that stand here come
-out of one. A subclass of one of them is sent as that type, read through its own methods and not through those that the
-subclass overrides; so a value that says it equals everything arrives as a plain value or not at all. A number of numpy
-is sent as the number of Python that it says it is.
+Decoding runs no code of the sender: a tree consists of lists, numbers and texts, and only the types in the table below
+result from it. An instance of a subclass is sent as its plain base type, read through the methods of that base and not
+through overridden ones. So a value that claims to equal everything arrives as a plain value or not at all. A numpy
+scalar is sent as the Python number that its `item` returns.
 
 | tree | value |
 |---|---|
@@ -16,7 +15,7 @@ is sent as the number of Python that it says it is.
 | `["T", name]`, `["x", name, ...]` | a type of this table; an exception class with the names of its bases |
 | `["o", n]`, `["p", n]` | object n of the sender, object n of the receiver: rpc_peer.py |
 
-Runs inside the sandbox as well: the standard library alone.
+Runs inside the sandbox as well, so it may import the standard library only.
 """
 
 import builtins
@@ -26,38 +25,38 @@ from typing import Any
 
 MAX_DEPTH = 100
 MAX_SAME_HASH = 100
-"""Keys of one set or dict with the same hash: many of them make every look-up slow, and no honest value has them."""
+"""Largest number of keys of a set or dict with the same hash. More would make look-ups slow on purpose."""
 ATOMS = frozenset({type(None), bool, int, float, str})
 MUTABLE: dict[Any, str] = {list: "l", dict: "d", set: "s"}
 FIXED: dict[Any, str] = {tuple: "t", frozenset: "z"}
 MAX_CLASSES = 100
-"""Of exceptions: making one takes as long as a thousand numbers."""
+"""Largest number of exception classes, since making one is as slow as decoding a thousand numbers."""
 TYPES = {each.__name__: each for each in (*ATOMS, *MUTABLE, *FIXED, complex, bytes, range, object)}
 SINGLES = {"c": [float] * 2, "b": [str], "R": [int] * 3, "T": [str], "r": [int], "o": [int], "p": [int]}
-"""What follows each tag whose tree has a fixed length."""
+"""Types of the items after each tag of a tree of fixed length."""
 BASES = (int, float, str, *MUTABLE, *FIXED, complex, bytes)
-"""Types whose subclasses are sent as the type itself."""
+"""Types whose subclasses are sent as the base type."""
 
 
-class RefusedError(ValueError):
-    """A value that does not cross; the message says which."""
+class ValueRefusedError(ValueError):
+    """A value that cannot be encoded or decoded; the message says why."""
 
 
-class TooLargeError(RefusedError):
+class TooLargeError(ValueRefusedError):
     """A value that is nested too deeply, or takes too many bytes or digits."""
 
 
-class Encoder:
-    """Values to trees. `table` holds the lists, dicts and sets by number, those that the other side knows first."""
+class ValueEncoder:
+    """Encodes values as trees. `table` numbers lists, dicts and sets, beginning with those that the other side has."""
 
     def __init__(self, table: list[Any], refer: Callable[[Any], list[Any]]) -> None:
-        """`refer` gives the tree of an object that is no plain value, or raises RefusedError."""
+        """`refer` returns the tree for an object that is not a plain value, or raises ValueRefusedError."""
         self.table = table
         self._numbers = {id(value): number for number, value in enumerate(table)}
         self._refer = refer
 
     def tree(self, value: Any, depth: int = MAX_DEPTH) -> Any:
-        """Raises RefusedError for what is nested too deeply, and whatever `refer` raises."""
+        """The tree of a value. Raises TooLargeError for deep nesting, and whatever `refer` raises."""
         kind = _plain_kind(type(value))
         if kind in ATOMS:
             return value if type(value) is kind else _reduced(kind, value)
@@ -74,7 +73,7 @@ class Encoder:
         return self._single(kind, value)
 
     def contents(self, number: int) -> list[Any]:
-        """The tree of what list, dict or set `number` holds now."""
+        """The tree of the current contents of container `number`."""
         value = self.table[number]
         return self._filled(_plain_kind(type(value)), value, MAX_DEPTH)
 
@@ -99,22 +98,24 @@ class Encoder:
         return self._refer(value) if number is None else self.tree(number)
 
 
-class Decoder:
-    """Trees to values. `table` as in Encoder."""
+class ValueDecoder:
+    """Decodes trees. `table` numbers containers as in ValueEncoder."""
 
     def __init__(self, table: list[Any], resolve: Callable[[str, int], Any], classes: dict[str, type]) -> None:
-        """`resolve` gives the object for `["o", n]` and `["p", n]`, or raises RefusedError. `classes` keeps the
-        exception classes that were made, so that one name is one class."""
+        """`resolve` returns the object for `["o", n]` and `["p", n]`, or raises ValueRefusedError.
+
+        `classes` caches the exception classes by name, so that one name is one class.
+        """
         self.table = table
         self._resolve = resolve
         self._classes = classes
 
     def value(self, tree: Any, depth: int = MAX_DEPTH) -> Any:
-        """Raises RefusedError for every tree that is not of the table above."""
+        """The value of a tree. Raises ValueRefusedError for a tree that is not in the table of this module."""
         if type(tree) in ATOMS:
             return tree
         if depth == 0 or type(tree) is not list or not tree or type(tree[0]) is not str:
-            raise RefusedError("not a value of the protocol")
+            raise ValueRefusedError("not a value of the protocol")
         tag, items = tree[0], tree[1:]
         if tag in ("l", "d", "s"):
             made: Any = {"l": list, "d": dict, "s": set}[tag]()
@@ -122,28 +123,28 @@ class Decoder:
             fill(made, self.contents(tree, depth))
             return made
         if tag in ("t", "z"):
-            found = [self.value(each, depth - 1) for each in items]
-            return tuple(found) if tag == "t" else frozenset(_sparse(found))
+            members = [self.value(item, depth - 1) for item in items]
+            return tuple(members) if tag == "t" else frozenset(_check_keys(members))
         return self._single(tag, items)
 
     def contents(self, tree: Any, depth: int = MAX_DEPTH) -> Any:
-        """What is in a list, dict or set, to be given to `fill`."""
+        """The decoded contents of a list, dict or set, for `fill`."""
         if type(tree) is not list or not tree or tree[0] not in ("l", "d", "s"):
-            raise RefusedError("not the contents of a list, dict or set")
-        found = [self.value(each, depth - 1) for each in tree[1:]]
+            raise ValueRefusedError("not the contents of a list, dict or set")
+        members = [self.value(item, depth - 1) for item in tree[1:]]
         if tree[0] == "l":
-            return found
+            return members
         if tree[0] == "s":
-            return set(_sparse(found))
-        if len(found) % 2:
-            raise RefusedError("a dict has a key without a value")
-        return dict(zip(_sparse(found[::2]), found[1::2], strict=True))
+            return set(_check_keys(members))
+        if len(members) % 2:
+            raise ValueRefusedError("a dict has a key without a value")
+        return dict(zip(_check_keys(members[::2]), members[1::2], strict=True))
 
     def _single(self, tag: str, items: list[Any]) -> Any:
         kinds = [type(each) for each in items]
         wanted = SINGLES.get(tag)
         if kinds != wanted and not (tag == "x" and set(kinds) == {str}):
-            raise RefusedError("not a value of the protocol")
+            raise ValueRefusedError("not a value of the protocol")
         read: dict[str, Callable[..., Any]] = {
             "c": complex,
             "b": lambda text: text.encode("latin-1"),
@@ -157,16 +158,16 @@ class Decoder:
         try:
             return read[tag](*items)
         except (KeyError, ValueError) as error:
-            raise RefusedError(f"not a value of the protocol: {error}") from error
+            raise ValueRefusedError(f"not a value of the protocol: {error}") from error
 
     def _numbered(self, number: int) -> Any:
         if not 0 <= number < len(self.table):
-            raise RefusedError("a list, set or dict that was never sent")
+            raise ValueRefusedError("a list, set or dict that was never sent")
         return self.table[number]
 
 
 def fill(container: Any, contents: Any) -> None:
-    """Puts `contents` in the place of what a list, dict or set holds."""
+    """Replaces the contents of a list, dict or set."""
     if isinstance(container, list):
         list.__setitem__(container, slice(None), contents)
         return
@@ -176,7 +177,7 @@ def fill(container: Any, contents: Any) -> None:
 
 
 def exception_names(kind: type) -> list[str]:
-    """The class and its bases, up to the first that is built in."""
+    """The names of the class and its bases, up to the first builtin."""
     names = []
     for each in kind.__mro__:
         names.append(each.__name__)
@@ -186,9 +187,9 @@ def exception_names(kind: type) -> list[str]:
 
 
 def exception_class(names: Sequence[str], made: dict[str, type]) -> type:
-    """The built-in exception of the last name, or a class of the first name below it, kept in `made`.
+    """The builtin exception of the last name, or a subclass of it with the first name, which is cached in `made`.
 
-    Raises RefusedError where the first is no name, or `made` is full.
+    Raises ValueRefusedError if the first name is not an identifier, or `made` is full.
     """
     base = getattr(builtins, names[-1], None)
     if not (isinstance(base, type) and issubclass(base, Exception)):
@@ -196,23 +197,23 @@ def exception_class(names: Sequence[str], made: dict[str, type]) -> type:
     if base.__name__ == names[0]:
         return base
     if not names[0].isidentifier():
-        raise RefusedError("the class of an exception has no name")
+        raise ValueRefusedError("the class of an exception has no name")
     if names[0] not in made:
         if len(made) == MAX_CLASSES:
-            raise RefusedError(f"more than {MAX_CLASSES} classes of exceptions")
+            raise ValueRefusedError(f"more than {MAX_CLASSES} classes of exceptions")
         made[names[0]] = type(names[0], (base,), {})
     return made[names[0]]
 
 
 def _plain_kind(kind: type) -> Any:
-    """The type as which values of `kind` are sent: for a subclass of a plain type that type."""
+    """The type as which values of `kind` are sent: the plain base type, else `kind` itself."""
     if kind in ATOMS:
         return kind
     return next((base for base in BASES if issubclass(kind, base)), kind)
 
 
 def _number_of_numpy(value: Any) -> bool | int | float | complex | None:
-    """None for everything else, its arrays included."""
+    """The Python number of a numpy scalar; None for anything else, arrays included."""
     if type(value).__module__ != "numpy" or getattr(value, "shape", None) != ():
         return None
     number = value.item()
@@ -224,12 +225,12 @@ def _reduced(kind: type, value: Any) -> Any:
     return convert[kind](value)
 
 
-def _sparse(keys: list[Any]) -> list[Any]:
-    """Raises RefusedError where keys cannot be hashed, or too many have the same hash."""
+def _check_keys(keys: list[Any]) -> list[Any]:
+    """Returns the keys. Raises ValueRefusedError if a key is unhashable, or too many have the same hash."""
     try:
         hashes = Counter(map(hash, keys))
     except TypeError as error:
-        raise RefusedError("an element of a set or a key of a dict cannot be hashed") from error
+        raise ValueRefusedError("an element of a set or a key of a dict cannot be hashed") from error
     if hashes and max(hashes.values()) > MAX_SAME_HASH:
-        raise RefusedError(f"more than {MAX_SAME_HASH} keys have the same hash")
+        raise ValueRefusedError(f"more than {MAX_SAME_HASH} keys have the same hash")
     return keys

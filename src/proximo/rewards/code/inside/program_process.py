@@ -1,9 +1,8 @@
-"""What runs in the program's process: the program itself, and then whatever it is called for. No expected value.
+"""The process that runs the program and answers calls of its functions. It never holds an expected value.
 
-Everything in this process belongs to the program, which may read and change it. What it can reach by that is what
-it could have answered anyway.
+The program can read and change everything in this process. By that it gains nothing: it controls its answers anyway.
 
-Runs inside the sandbox: the standard library alone.
+Runs inside the sandbox, so it may import the standard library only.
 """
 
 import json
@@ -15,48 +14,49 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from proximo.rewards.code.inside.proxies import Handle
+from proximo.rewards.code.inside.proxies import FunctionProxy
 from proximo.rewards.code.inside.rpc_peer import MAX_TEXT, Peer
 
 CHANNEL = 3
-"""The descriptor to the verifier."""
-DOES = ("call", "get", "set", "operator")
+"""The descriptor of the channel."""
+OPERATIONS = ("call", "get", "set", "operator")
 MISSING = object()
 
 
 def serve(program: str, *, before: str, seeded: bool) -> None:
-    """Runs the program, says how that went, and answers calls of what it defined until the verifier is gone."""
+    """Runs the program, reports whether it ran, and answers calls of its functions until the channel closes."""
     module = ModuleType("program")
-    peer = Peer(CHANNEL, opens=DOES, handle=Handle, roots=[module])
+    peer = Peer(CHANNEL, opens=OPERATIONS, handle=FunctionProxy, roots=[module])
     peer.send(_load(module, program, before=before, seeded=seeded))
     peer.serve()
     _leave()
 
 
 def call_each(program: str, name: str, calls: str, *, before: str, seeded: bool) -> None:
-    """Runs the program, calls one function of it with each list of arguments in the JSON of `calls`, and writes what it
-    returned."""
+    """Runs the program, calls a function with each list of arguments in the JSON `calls`, and sends the results."""
     module = ModuleType("program")
-    peer = Peer(CHANNEL, opens=(), handle=Handle)
+    peer = Peer(CHANNEL, opens=(), handle=FunctionProxy)
     loaded = _load(module, program, before=before, seeded=seeded)
     peer.send(loaded)
     for arguments in json.loads(calls) if loaded[0] == "ready" else []:
-        peer.deliver([], lambda given=arguments: _function(module, name)(*given))
+        peer.deliver([], lambda values=arguments: _function(module, name)(*values))
     _leave()
 
 
 def call_as_tested(
     program: str, calls: Sequence[tuple[str, str, tuple[Any, ...], dict[str, Any]]], *, before: str, seeded: bool
 ) -> None:
-    """Runs the program, makes each of `calls` (name in the tests, name in the program, arguments) and writes what it
-    returned, or what was raised with its text."""
+    """Runs the program, makes each of `calls` and sends the results, or the exceptions with their texts.
+
+    A call is (name in the tests, name in the program, arguments, keyword arguments).
+    """
     module = ModuleType("program")
-    peer = Peer(CHANNEL, opens=DOES, handle=Handle)
+    peer = Peer(CHANNEL, opens=OPERATIONS, handle=FunctionProxy)
     loaded = _load(module, program, before=before, seeded=seeded)
     peer.send(loaded)
     functions: dict[str, Any] = {}
     for _, there, _, _ in calls if loaded[0] == "ready" else []:
-        # As tests have them: what the program defines when it has run, whatever its functions change later.
+        # Look the functions up once after the program has run, as tests would, before calls can change them.
         with suppress(Exception):
             functions[there] = getattr(module, there)
     for name, there, arguments, keywords in calls if loaded[0] == "ready" else []:
@@ -70,7 +70,7 @@ def _tested(function: Any, name: str, arguments: tuple[Any, ...], keywords: dict
     try:
         return function(*arguments, **keywords)
     except Exception as error:
-        # Made here, where it costs the program's own time.
+        # Convert to text here, so that it costs the program's CPU time.
         error.args = (_text(error)[:MAX_TEXT],)
         raise
 
@@ -86,7 +86,7 @@ def _load(module: ModuleType, program: str, *, before: str, seeded: bool) -> lis
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         return ["failed", "compile", _line(error)]
     try:
-        exec(compile(before, "before.py", "exec"), module.__dict__)  # noqa: S102 - in the program's own process
+        exec(compile(before, "before.py", "exec"), module.__dict__)  # noqa: S102 - in the confined process
         exec(code, module.__dict__)  # noqa: S102 - as above
     except BaseException as error:
         return ["failed", "run", _line(error)]
@@ -94,7 +94,7 @@ def _load(module: ModuleType, program: str, *, before: str, seeded: bool) -> lis
 
 
 def _function(module: ModuleType, name: str) -> Any:
-    """A function of the program, or a method of its class `Solution`, made anew for each call."""
+    """A function of the program, or a method of a new instance of its class `Solution`."""
     if hasattr(module, name) or not hasattr(module, "Solution"):
         return getattr(module, name)
     return getattr(module.Solution(), name)
@@ -112,5 +112,5 @@ def _text(error: BaseException) -> str:
 
 
 def _leave() -> None:
-    """Ends the process here, whatever the program left to be done at its end."""
+    """Ends the process at once, without exit handlers of the program."""
     os._exit(0)

@@ -1,12 +1,11 @@
-"""Stand-ins for objects of the other process. Not the messages that they send: that is rpc_peer.py.
+"""Proxies for objects of the other process.
 
-What is done with a handle is done where its object is, and a plain value or another handle comes back. Only what a
-program needs for an answer is asked of it. Whatever tells it what was expected is not: a `ProgramProxy` refuses to be
-compared, has no arithmetic (`abs(f(x) - 0.5)` would show it the 0.5), and is searched by Python's own `in`, which
-iterates over it and compares in the verifier. Whether it is true, how long it is and what it holds may be asked: the
-program could have returned True, or such a list.
+An operation on a proxy runs in the process of its object, and returns a plain value or another proxy. An operation that
+would tell the program an expected value is refused. So a `ProgramProxy` cannot be compared, and has no arithmetic:
+`abs(f(x) - 0.5)` would show the 0.5 to the program. `in` iterates over the proxy and compares in the tests' process.
+Truth, length and items may be asked for, because the program could as well have returned True, or such a list.
 
-Runs inside the sandbox as well: the standard library alone.
+Runs inside the sandbox as well, so it may import the standard library only.
 """
 
 import operator
@@ -18,16 +17,14 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **{"__int__": int, "__float__": float, "__index__": operator.index},
     **{"__getitem__": operator.getitem, "__setitem__": operator.setitem, "__delitem__": operator.delitem},
 }
-"""What is asked of the object's own process, and how it is done there. None of it is given what a test expects: only
-keys, and what the tests themselves put in."""
-ASKED_OF_SETS = frozenset(
-    {"difference", "intersection", "isdisjoint", "issubset", "issuperset", "symmetric_difference"}
-)
-"""Methods by which a set is compared. A set is a plain value: an object that is none is not asked."""
+"""Operations that run in the process of the object. They get keys and values that tests store, never expected
+values."""
+SET_METHODS = frozenset({"difference", "intersection", "isdisjoint", "issubset", "issuperset", "symmetric_difference"})
+"""Methods that compare sets, which are refused: a real set is a plain value and never behind a proxy."""
 
 
-class Handle:
-    """A function of the other process, which equals itself alone."""
+class FunctionProxy:
+    """A proxy of a function. It equals only itself."""
 
     __slots__ = ("_number", "_peer")
 
@@ -36,23 +33,23 @@ class Handle:
         object.__setattr__(self, "_number", number)
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return asked(self, "call", "", arguments, keywords)
+        return ask(self, "call", "", arguments, keywords)
 
 
-class ProgramProxy(Handle):
-    """A handle for the process that grades: much may be asked of it, but not how it compares with something else."""
+class ProgramProxy(FunctionProxy):
+    """A proxy for tests of an object of the program. It supports many operations, but no comparison."""
 
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in ASKED_OF_SETS:
+        if name in SET_METHODS:
             _refuse(self)
-        return asked(self, "get", name, (), {})
+        return ask(self, "get", name, (), {})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        asked(self, "set", name, (value,), {})
+        ask(self, "set", name, (value,), {})
 
     def __eq__(self, other: object) -> bool:
         return self is other or _refuse(self)
@@ -69,25 +66,25 @@ class ProgramProxy(Handle):
         return id(self)
 
 
-def number_of(handle: Handle) -> int:
+def number_of(proxy: FunctionProxy) -> int:
     """The object's number in the other process."""
-    return object.__getattribute__(handle, "_number")
+    return object.__getattribute__(proxy, "_number")
 
 
-def asked(handle: Handle, does: str, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the object's process answers."""
-    peer = object.__getattribute__(handle, "_peer")
-    return peer.ask(handle, does, name, arguments, keywords)
+def ask(proxy: FunctionProxy, operation: str, name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """The result of an operation in the process of the object."""
+    peer = object.__getattribute__(proxy, "_peer")
+    return peer.ask(proxy, operation, name, arguments, keywords)
 
 
-def _refuse(handle: Handle) -> NoReturn:
-    peer = object.__getattribute__(handle, "_peer")
-    raise peer.refuse("an object of the program is no plain value and cannot be compared")
+def _refuse(proxy: FunctionProxy) -> NoReturn:
+    peer = object.__getattribute__(proxy, "_peer")
+    raise peer.refuse("an object of the program is not a plain value and cannot be compared")
 
 
 def _forwarded(name: str) -> Callable[..., Any]:
-    def method(self: Handle, *arguments: Any) -> Any:
-        return asked(self, "operator", name, arguments, {})
+    def method(self: FunctionProxy, *arguments: Any) -> Any:
+        return ask(self, "operator", name, arguments, {})
 
     return method
 

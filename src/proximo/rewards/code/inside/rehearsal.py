@@ -1,9 +1,9 @@
-"""What runs tests without a program, to find those that no program passes. Not the tests' grades: tests_process.py.
+"""Runs tests without a program, to find tests that no program can pass.
 
-In the place of what a program defines, and of whatever that would return, there are stand-ins. They note what they are
-compared with; a test that asks more of one ends there, and nothing is said of it.
+Stand-ins replace the functions of a program and their results, and record the values that they are compared with. A
+test that needs more of a stand-in ends there, and nothing is reported about it.
 
-Runs inside the sandbox: the standard library alone.
+Runs inside the sandbox, so it may import the standard library only.
 """
 
 import importlib
@@ -12,23 +12,23 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from proximo.rewards.code.inside.codec import Encoder, RefusedError
-from proximo.rewards.code.inside.tests_process import Mute, Report
+from proximo.rewards.code.inside.codec import ValueEncoder, ValueRefusedError
+from proximo.rewards.code.inside.tests_process import Mute, ResultWriter
 
 
 class UnknownError(BaseException):
-    """What a program would have to answer. No `except Exception` of a test keeps it."""
+    """The test needs a real result. Not an Exception, so that no `except Exception` of a test catches it."""
 
 
-class ForeignError(RefusedError):
-    """A value of a class that is no plain one, whose name it says."""
+class ForeignError(ValueRefusedError):
+    """A value of a class that cannot be encoded. The message is the name of the class."""
 
 
 class StandIn:
-    """For any value: it equals everything, and differs from it."""
+    """Stands in for any value: it both equals and differs from everything."""
 
     def __init__(self, met: list[str]) -> None:
-        """`met` gets the class of each value that it is compared with and that is no plain one."""
+        """`met` collects the class names of compared values that are not plain values."""
         self._met = met
 
     def __call__(self, *_: Any, **__: Any) -> "StandIn":
@@ -42,15 +42,15 @@ class StandIn:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StandIn):
             try:
-                Encoder([], _refer).tree(other)
+                ValueEncoder([], _refer).tree(other)
             except ForeignError as error:
                 self._met.append(str(error))
-            except (RefusedError, RecursionError):
+            except (ValueRefusedError, RecursionError):
                 pass
         return True
 
     def __ne__(self, other: object) -> bool:
-        # From anything, and rightly so from what is no plain value.
+        # True as well, so that the test goes on.
         return True
 
     def __hash__(self) -> int:
@@ -63,14 +63,17 @@ class StandIn:
 def rehearse(
     word: str, *, before: str, modules: Sequence[str], names: Sequence[str], setup: str, tests: Sequence[str]
 ) -> None:
-    """Reports `["import", where, module]` for the first import that fails, or `["compares", where, class]` for the
-    first that a program could not return and that would have to equal what it returns; and then `["end"]`."""
+    """Runs the tests with stand-ins and prints the first problem, then `["end"]`.
+
+    A problem is `["import", where, module]` for a failed import, or `["compares", where, class]` for a comparison of a
+    result with a value that no program can return.
+    """
     sys.stdout = sys.stderr = Mute()
     met: list[str] = []
     namespace: dict[str, Any] = {"__name__": "tests"}
     namespace.update({name: importlib.import_module(name) for name in modules})
     namespace.update({name: StandIn(met) for name in names})
-    report = Report(word)
+    report = ResultWriter(word)
     pieces = [("the code before the program", before, {}), ("the set-up of the tests", setup, namespace)]
     pieces += [(f"test {number + 1}", test, namespace) for number, test in enumerate(tests)]
     for where, source, variables in pieces:
@@ -86,7 +89,7 @@ def rehearse(
 
 
 def _missing(source: str, variables: dict[str, Any]) -> str | None:
-    """What the source imports and is not there; None where it fails for another reason, or not at all."""
+    """The module whose import fails; None if the source fails for another reason or not at all."""
     try:
         exec(compile(source, "<rehearsal>", "exec"), variables)  # noqa: S102 - code of the data set, in a sandbox
     except ImportError as error:

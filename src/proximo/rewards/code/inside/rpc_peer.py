@@ -1,9 +1,9 @@
-"""Two processes that call each other's functions over a socket. Not what crosses: that is codec.py.
+"""Remote procedure calls between two processes over a socket. Values are encoded by codec.py.
 
-The program's process and the tests' process each have a `Peer`. What is no plain value stays in its process, and the
+The program's process and the tests' process each have a `Peer`. What is not a plain value stays in its process, and the
 other side holds a proxy of it (proxies.py).
 
-Runs inside the sandbox as well: the standard library alone.
+Runs inside the sandbox as well, so it may import the standard library only.
 """
 
 import json
@@ -12,63 +12,63 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from proximo.rewards.code.inside.codec import Decoder, Encoder, RefusedError, TooLargeError, fill
-from proximo.rewards.code.inside.proxies import OPERATORS, Handle, number_of
+from proximo.rewards.code.inside.codec import TooLargeError, ValueDecoder, ValueEncoder, ValueRefusedError, fill
+from proximo.rewards.code.inside.proxies import OPERATORS, FunctionProxy, number_of
 
 MAX_BYTES = 4 * 2**20
-"""Of one message."""
+"""Largest message, in bytes."""
 MAX_TEXT = 500
-"""Characters of an exception's text that cross."""
+"""Largest length of an exception's text."""
 GONE = "the program has ended"
 BROKE = "the program broke the protocol"
 Message = list[Any]
 
 
 class ClosedError(Exception):
-    """The other process is gone, or broke the protocol."""
+    """The other process has ended, or broke the protocol."""
 
 
 class NotPlainError(TypeError):
-    """What would have to be a plain value is none."""
+    """A value that must be plain is not."""
 
 
 class ProgramExitError(Exception):
-    """The function that was called ended its process in Python's way: SystemExit, KeyboardInterrupt."""
+    """The called function raised SystemExit or KeyboardInterrupt."""
 
 
 class Peer:
     """One end of the socket."""
 
     def __init__(
-        self, descriptor: int, *, opens: Sequence[str], handle: type[Handle], roots: Sequence[Any] = ()
+        self, descriptor: int, *, opens: Sequence[str], handle: type[FunctionProxy], roots: Sequence[Any] = ()
     ) -> None:
-        """`opens` is what the other side may ask of objects here (`call`, `get`, `set`, `operator`); `roots` are the
-        objects 0, 1, ... of this side; `handle` is what stands here for objects of the other side."""
+        """`opens` are the operations that the other side may use on objects of this side: `call`, `get`, `set`,
+        `operator`. `roots` are the objects 0, 1, ... of this side. `handle` is the class of proxies for the other side.
+        """
         self._descriptor = descriptor
         self._opens = frozenset(opens)
         self._objects = list(roots)
         self._numbers = {id(each): number for number, each in enumerate(self._objects)}
         self._handle_class = handle
-        self._handles: dict[int, Handle] = {}
+        self._handles: dict[int, FunctionProxy] = {}
         self._classes: dict[str, type] = {}
         self.closed: str | None = None
-        """Why nothing can pass any more."""
+        """The reason why the channel is closed; None while it is open."""
         self.raised: BaseException | None = None
-        """The last exception that came from the other side."""
+        """The last exception from the other side."""
         self.heard = False
-        """Whether a plain value ever came from the other side."""
+        """True once a plain value came from the other side."""
         self.refused: str | None = None
-        """Why the last value that was refused was. Whoever runs tests looks here, so that no `except` of a test can
-        hide it."""
+        """The reason of the last refusal. The test runner reads it, so that an `except` of a test cannot hide it."""
 
     # Messages
 
     def send(self, message: Message) -> None:
-        """Raises RefusedError for what is too large, ClosedError where nobody reads."""
+        """Sends a message. Raises TooLargeError if it is too large, ClosedError if the other side has ended."""
         try:
             data = json.dumps(message, separators=(",", ":")).encode("ascii")
         except ValueError as error:
-            raise TooLargeError(f"a value does not cross: {error}") from error
+            raise TooLargeError(f"a value cannot be encoded: {error}") from error
         if len(data) > MAX_BYTES:
             raise TooLargeError(f"a value takes {len(data)} bytes, more than {MAX_BYTES}")
         view = memoryview(len(data).to_bytes(4, "big") + data)
@@ -79,7 +79,7 @@ class Peer:
             raise ClosedError(GONE) from error
 
     def receive(self) -> Message:
-        """Raises ClosedError where the other side is gone or wrote what is no message."""
+        """The next message. Raises ClosedError if the other side has ended or sent an invalid message."""
         size = int.from_bytes(self._read(4), "big")
         if size > MAX_BYTES:
             raise ClosedError(BROKE)
@@ -102,28 +102,29 @@ class Peer:
 
     # Asking
 
-    def root(self, number: int) -> Handle:
-        """The handle of one of the other side's roots."""
+    def root(self, number: int) -> FunctionProxy:
+        """The proxy of a root object of the other side."""
         return self._handle(number)
 
     def ask(
         self,
-        handle: Handle,
+        handle: FunctionProxy,
         does: str,
         name: str,
         arguments: tuple[Any, ...] = (),
         keywords: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
-        """What the other side answers; lists, dicts and sets that it was given hold afterwards what they hold there.
+        """Runs an operation on the other side. Changes of containers that were passed are applied here.
 
-        Raises what was raised there, by its name; NotPlainError and ClosedError; RefusedError for what cannot be given.
+        Raises the exception of the other side under its name, ClosedError, NotPlainError for a refused result, and
+        ValueRefusedError for an argument that cannot be sent.
         """
         if self.closed is not None:
             raise ClosedError(self.closed)
         table: list[Any] = []
-        given = Encoder(table, self._refer).tree((arguments, tuple(keywords.items())))
+        encoded = ValueEncoder(table, self._refer).tree((arguments, tuple(keywords.items())))
         try:
-            self.send(["ask", number_of(handle), does, name, given])
+            self.send(["ask", number_of(handle), does, name, encoded])
             return self._reply(self.receive(), table)
         except ClosedError as closed:
             self.closed = str(closed)
@@ -135,25 +136,25 @@ class Peer:
             message = self.receive()
         try:
             kind, contents, tree = message
-            decoder = Decoder(table, self._resolve, self._classes)
+            decoder = ValueDecoder(table, self._resolve, self._classes)
             self._update(decoder, contents)
             value = decoder.value(tree)
-        except (RefusedError, ValueError, RecursionError) as error:
+        except (ValueRefusedError, ValueError, RecursionError) as error:
             raise self.refuse(f"the program's value was refused: {error}") from error
-        self.heard |= bool(contents) or not isinstance(value, Handle)
+        self.heard |= bool(contents) or not isinstance(value, FunctionProxy)
         if kind == "value":
             return value
         self.raised = self._raised(kind, value)
         raise self.raised
 
-    def _update(self, decoder: Decoder, contents: Any) -> None:
+    def _update(self, decoder: ValueDecoder, contents: Any) -> None:
         if type(contents) is not list or len(contents) > len(decoder.table):
-            raise RefusedError("not the contents of the arguments")
-        found = [decoder.contents(tree) for tree in contents]
-        for number, each in enumerate(found):
-            if type(each) is not _held(decoder.table[number]):
-                raise RefusedError("an argument changed its type")
-            fill(decoder.table[number], each)
+            raise ValueRefusedError("not the contents of the arguments")
+        decoded = [decoder.contents(tree) for tree in contents]
+        for number, value in enumerate(decoded):
+            if type(value) is not _container_type(decoder.table[number]):
+                raise ValueRefusedError("an argument changed its type")
+            fill(decoder.table[number], value)
 
     def _raised(self, kind: str, value: Any) -> Exception:
         if kind == "refused":
@@ -172,14 +173,14 @@ class Peer:
         return error
 
     def refuse(self, reason: str) -> NotPlainError:
-        """The exception for a value that is none, noted where no test can hide it."""
+        """The exception for a refused value. Records the reason, so that no test can hide it."""
         self.refused = reason[: MAX_TEXT // 2]
         return NotPlainError(self.refused)
 
     # Answering
 
     def serve(self) -> None:
-        """Answers until the other side is gone."""
+        """Answers requests until the channel closes."""
         try:
             while True:
                 message = self.receive()
@@ -189,40 +190,40 @@ class Peer:
             return
 
     def answer(self, message: Message) -> None:
-        """Does what the other side asks of an object here, and sends what came of it. Raises ClosedError."""
+        """Runs a requested operation and sends the result. Raises ClosedError."""
         table: list[Any] = []
         try:
-            _, number, does, name, given = message
-            arguments, pairs = Decoder(table, self._resolve, self._classes).value(given)
+            _, number, does, name, encoded = message
+            arguments, pairs = ValueDecoder(table, self._resolve, self._classes).value(encoded)
             keywords = dict(pairs)
             self.heard = True
             target = self._own(number, does)
-        except (RefusedError, ValueError, TypeError, RecursionError) as error:
+        except (ValueRefusedError, ValueError, TypeError, RecursionError) as error:
             self.send(["refused", [], f"the request was refused: {error}"])
             return
         self.deliver(table, lambda: _done(target, does, name, arguments, keywords))
 
     def deliver(self, table: list[Any], work: Callable[[], Any]) -> None:
-        """Sends what `work` returns or raises, and what the lists, dicts and sets of `table` hold then."""
+        """Sends what `work` returns or raises, with the current contents of the containers in `table`."""
         known = len(table)
-        encoder = Encoder(table, self._refer)
+        encoder = ValueEncoder(table, self._refer)
         try:
             kind, result = "value", work()
         except BaseException as error:
             kind, result = "raised", _description(error)
         try:
             self._send_result(encoder, known, kind, result)
-        except (RefusedError, RecursionError) as error:
+        except (ValueRefusedError, RecursionError) as error:
             self.send(["refused", [], str(error)[:MAX_TEXT]])
 
-    def _send_result(self, encoder: Encoder, known: int, kind: str, result: Any) -> None:
+    def _send_result(self, encoder: ValueEncoder, known: int, kind: str, result: Any) -> None:
         contents = [encoder.contents(number) for number in range(known)]
         try:
             tree = encoder.tree(result)
-        except RefusedError:
+        except ValueRefusedError:
             if kind == "value":
                 raise
-            # The arguments of an exception that do not cross become its text.
+            # If the arguments of an exception cannot be encoded, send its text.
             tree = encoder.tree((result[0], (_text(result[1]),)))
         self.send([kind, contents, tree])
 
@@ -230,14 +231,14 @@ class Peer:
 
     def _own(self, number: Any, does: Any) -> Any:
         if does not in self._opens or type(number) is not int or not 0 <= number < len(self._objects):
-            raise RefusedError(f"nothing that may be asked: {does}")
+            raise ValueRefusedError(f"an operation that is not allowed: {does}")
         return self._objects[number]
 
     def _refer(self, value: Any) -> list[Any]:
-        if issubclass(type(value), Handle):
+        if issubclass(type(value), FunctionProxy):
             return ["p", number_of(value)]
         if "get" not in self._opens and not callable(value):
-            raise RefusedError(f"an object of class {type(value).__name__} is no plain value")
+            raise ValueRefusedError(f"an object of class {type(value).__name__} is not a plain value")
         number = self._numbers.setdefault(id(value), len(self._objects))
         if number == len(self._objects):
             self._objects.append(value)
@@ -247,15 +248,15 @@ class Peer:
         if tag == "o":
             return self._handle(number)
         if not 0 <= number < len(self._objects):
-            raise RefusedError("an object that was never sent")
+            raise ValueRefusedError("an object that was never sent")
         return self._objects[number]
 
-    def _handle(self, number: int) -> Handle:
+    def _handle(self, number: int) -> FunctionProxy:
         return self._handles.setdefault(number, self._handle_class(self, number))
 
 
 def parsed(data: bytes) -> Message | None:
-    """A message, or None for what is none."""
+    """The message in these bytes, or None if they are not one."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
@@ -286,5 +287,5 @@ def _text(arguments: tuple[Any, ...]) -> str:
         return "an exception without a text"
 
 
-def _held(container: Any) -> type:
+def _container_type(container: Any) -> type:
     return next(base for base in (list, dict, set) if isinstance(container, base))

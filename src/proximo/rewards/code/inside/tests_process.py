@@ -1,9 +1,9 @@
-"""What runs in the verifier's process: the tests, with stand-ins for what the program defines. Not the program.
+"""The process that runs the tests, with proxies for the functions of the program.
 
-Says on its standard output what became of each test, in lines that begin with a word that only the trainer's side and
-this process know. The program's process has no descriptor of this one but the socket, on which values cross.
+It prints the result of each test in lines that begin with a secret word, which only the worker and this process know.
+The program's process shares no descriptor with this one but the socket.
 
-Runs inside the sandbox: the standard library alone.
+Runs inside the sandbox, so it may import the standard library only.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from proximo.rewards.code.inside.codec import RefusedError, TooLargeError
+from proximo.rewards.code.inside.codec import TooLargeError, ValueRefusedError
 from proximo.rewards.code.inside.proxies import ProgramProxy
 from proximo.rewards.code.inside.rpc_peer import BROKE, ClosedError, Peer
 
@@ -24,7 +24,7 @@ MAX_LINE = 200
 
 
 class Mute:
-    """Takes the place of standard output, so that a test that prints writes nothing between the grades."""
+    """Replaces standard output, so that a test that prints writes nothing between the results."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -33,8 +33,8 @@ class Mute:
         return
 
 
-class Report:
-    """Lines of grades."""
+class ResultWriter:
+    """Prints results as lines that begin with the secret word."""
 
     def __init__(self, word: str) -> None:
         self._word = word
@@ -54,14 +54,14 @@ def run_tests(
     tests: Sequence[str],
     seeded: bool,
 ) -> None:
-    """Reports `["program", how, why]` where the program itself failed, `["setup", what, why]` where the set-up did,
-    else `[what, number, why]` for each test.
+    """Runs the tests and prints their results, then `["end"]`.
 
-    `what` is `pass`, `fail` (the program's fault) or `broken` (the tests' own). `names` are pairs (name in the tests,
-    name in the program). The last line is `["end"]`.
+    A result is `["program", how, why]` if the program itself failed, `["setup", what, why]` if the set-up failed, else
+    `[what, number, why]` for each test. `what` is `pass`, `fail` (the program is at fault) or `broken` (the test is).
+    `names` are pairs (name in the tests, name in the program).
     """
     sys.stdout = sys.stderr = Mute()
-    report = Report(word)
+    report = ResultWriter(word)
     peer = Peer(CHANNEL, opens=("call",), handle=ProgramProxy)
     try:
         greeting = peer.receive()
@@ -77,48 +77,48 @@ def run_tests(
             report.write("setup", *prepared)
             tests = ()
         for number, test in enumerate(tests):
-            found = _run(peer, namespace, test, f"test {number + 1}")
-            report.write(*((found[0], number, found[1]) if found else ("pass", number, "")))
+            failure = _run(peer, namespace, test, f"test {number + 1}")
+            report.write(*((failure[0], number, failure[1]) if failure else ("pass", number, "")))
     report.write("end")
     os._exit(0)
 
 
 def _namespace(peer: Peer, modules: Sequence[str], names: Sequence[tuple[str, str]], *, seeded: bool) -> dict[str, Any]:
-    """What the tests start from: modules, and a handle or value for each name that the program has."""
+    """The namespace of the tests: modules, and a proxy or value for each name of the program."""
     namespace: dict[str, Any] = {"__name__": "tests"}
     namespace.update({name: importlib.import_module(name) for name in modules})
     if seeded:
         importlib.import_module("random").seed(0)
     program = peer.root(0)
     for here, there in names:
-        # A name that the program lacks raises NameError where the tests use it.
+        # A name that the program lacks stays undefined, so the tests raise NameError where they use it.
         with suppress(Exception):
             namespace[here] = peer.ask(program, "get", there)
     return namespace
 
 
 def _run(peer: Peer, namespace: dict[str, Any], source: str, title: str) -> tuple[str, str] | None:
-    """What is wrong, as (whose fault, why), or None where all passed."""
+    """Runs a piece of the tests. Returns (`fail` or `broken`, reason), or None if it passed."""
     peer.refused = None
     try:
-        exec(compile(source, f"<{title}>", "exec"), namespace)  # noqa: S102 - tests of the data set, in a sandbox
-    except (RefusedError, ImportError) as error:
-        # What is too large to be given may be what the program returned, or made of it.
+        exec(compile(source, f"<{title}>", "exec"), namespace)  # noqa: S102 - tests of the data set, confined by the sandbox
+    except (ValueRefusedError, ImportError) as error:
+        # An argument that is too large may be, or contain, a value that the program returned.
         by_program = peer.raised is error or (isinstance(error, TooLargeError) and peer.heard)
-        found = ("fail" if by_program else "broken", _line(error))
+        failure = ("fail" if by_program else "broken", _line(error))
     except (Exception, SystemExit) as error:
-        found = ("fail", _line(error))
+        failure = ("fail", _line(error))
     else:
-        found = None
-    # What passed in spite of this was hidden by the test's own `except`.
+        failure = None
+    # A closed channel or a refused value fails the test, even if an `except` of the test swallowed the exception.
     hidden = peer.closed or peer.refused
-    return ("fail", hidden) if hidden else found
+    return ("fail", hidden) if hidden else failure
 
 
 def _line(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception:
-        # Its arguments are the program's: one may fail to say what it is, or end the program.
+        # The arguments of the exception come from the program, so converting them to text may fail.
         text = ""
     return (type(error).__name__ + (f": {text}" if text else "")).splitlines()[0][:MAX_LINE]

@@ -1,4 +1,4 @@
-"""The end of a zygote: waited for so long and no longer."""
+"""The end of a fork server: waited for so long and no longer."""
 
 import os
 import signal
@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from proximo.sandbox import client
-from proximo.sandbox.client import ZygoteLink
+from proximo.sandbox.client import ForkServerClient
 
 
-def test_what_holds_the_pipe_of_a_zygote_that_was_killed_is_not_waited_for(
+def test_what_holds_the_pipe_of_a_fork_server_that_was_killed_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "END_SECONDS", 0.2)
     mark = tmp_path / "pid"
     script = f"echo last words >&2; setsid sh -c 'echo $$ > {mark}; exec sleep 1000' & exec sleep 1000"
-    made = ZygoteLink.__new__(ZygoteLink)
+    made = ForkServerClient.__new__(ForkServerClient)
     made.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     made.process = subprocess.Popen(["sh", "-c", script], stderr=subprocess.PIPE, start_new_session=True)
     said: list[str] = []
