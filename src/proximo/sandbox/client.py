@@ -1,4 +1,4 @@
-"""The caller's end of a fork server: starts it, passes messages, ends it. Not what the messages mean: runner.py."""
+"""The client of a fork server: starts it, exchanges messages with it, ends it."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from proximo.sandbox.kernel.syscalls import architecture
 from proximo.sandbox.packages import find_packages
 
 ANSWER_SECONDS = 60.0
-"""For a fork server to start or to answer; a machine under heavy load takes seconds."""
+"""Time for the fork server to start or to reply. It takes seconds on a busy machine."""
 END_SECONDS = 10.0
 MAX_MESSAGE_BYTES = 1 << 16
 BOOT = """
@@ -30,20 +30,23 @@ sys.modules["proximo"] = package
 from proximo.sandbox.inside.entry import main
 main(sys.argv[1:])
 """
-"""The package without its `__init__.py`, which needs what is installed beside the library. It is reached through a
-descriptor, so that no frame, module or argument that a program can read says where it is."""
+"""Imports this package without its `__init__.py`, which needs installed packages.
+
+The package is reached through a descriptor, so that nothing that a program can read (frames, modules, arguments)
+reveals its path.
+"""
 ENVIRONMENT = {
     **{"PATH": "", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC0", "PYTHONUTF8": "1"},
-    # A program's sets have the same order in every run.
+    # Sets have the same order in every run.
     **{"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1"},
 }
-"""All that a program finds in its environment, but for HOME and TMPDIR."""
+"""The whole environment of a program, except HOME and TMPDIR."""
 LINKING = {"LD_BIND_NOW": "1"}
-"""For the start of the fork server alone: what it links at once, no program has to link anew."""
+"""Environment of the start of the fork server only: symbols are bound once instead of in every program."""
 
 
 class ForkServerClient:
-    """A fork server that runs. Raises SandboxError where it cannot be started."""
+    """A running fork server. Raises SandboxError if it cannot be started."""
 
     def __init__(self, *, without: Collection[str], preload: Sequence[str], modules: Collection[str]) -> None:
         packages = find_packages(modules)
@@ -81,15 +84,15 @@ class ForkServerClient:
 
     @property
     def alive(self) -> bool:
-        """Whether it could still answer."""
+        """True while the connection is open."""
         return self.control.fileno() >= 0
 
     def send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """OSError where it is gone."""
+        """Sends a message with descriptors. Raises OSError if the server has ended."""
         socket.send_fds(self.control, [json.dumps(message).encode()], descriptors)
 
     def receive(self, deadline: float) -> dict[str, Any] | None:
-        """Its next message; None where it has ended or says nothing until then."""
+        """The next message; None if the server has ended or sends nothing until the deadline."""
         ready, _, _ = select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))
         try:
             message = self.control.recv(MAX_MESSAGE_BYTES) if ready else b""
@@ -98,7 +101,7 @@ class ForkServerClient:
         return json.loads(message) if message else None
 
     def end(self) -> str:
-        """Ends it with all its programs, and returns its last words."""
+        """Ends the server and all its programs. Returns the end of its standard error."""
         self.control.close()
         try:
             _, errors = self.process.communicate(timeout=END_SECONDS)
@@ -106,7 +109,7 @@ class ForkServerClient:
             os.killpg(self.process.pid, signal.SIGKILL)
             try:
                 _, errors = self.process.communicate(timeout=END_SECONDS)
-            except subprocess.TimeoutExpired as late:  # what it started outside of its group still holds the pipe
+            except subprocess.TimeoutExpired as late:  # a process outside of its group holds the pipe open
                 errors = late.stderr or b""
                 if self.process.stderr is not None:
                     self.process.stderr.close()

@@ -1,4 +1,4 @@
-"""Tries each guarantee of the sandbox on this machine and says what came of it. Not what they are: guarantees.py."""
+"""Tests each guarantee of the sandbox on this machine by a program that tries to break it."""
 
 import os
 import select
@@ -18,16 +18,16 @@ CANARY = "PROXIMO_DOCTOR_CANARY"
 
 
 class State(StrEnum):
-    """How a guarantee stands."""
+    """The state of a guarantee on this machine."""
 
     HELD = "held"
-    """This machine has the means, and a program that tried to break it failed."""
+    """The mechanisms are there, and the program that tried to break the guarantee failed."""
     MISSING = "missing"
-    """This machine lacks the means."""
+    """The machine lacks a mechanism."""
     BROKEN = "broken"
-    """The means are there, and a program got through."""
+    """The mechanisms are there, and the program succeeded."""
     WAIVED = "waived"
-    """Not held, and the user does without."""
+    """Not held, but waived by the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,13 +39,13 @@ class GuaranteeStatus:
     mechanism: str | None
     state: State
     reason: str | None
-    """Why it is not held."""
+    """The reason why the guarantee is not held."""
 
 
 def examine(*, waived: Collection[str] = (), without: Collection[str] = ()) -> list[GuaranteeStatus]:
-    """Every guarantee, tried in the sandbox itself; `without` as in `Sandbox`.
+    """The status of every guarantee. `without` is documented in `Sandbox`.
 
-    Raises SandboxError where no program can be started at all, ValueError for unknown names.
+    Raises SandboxError if no program can be started at all, ValueError for unknown names.
     """
     check_names(waived, without)
     os.environ[CANARY] = "seen"
@@ -59,7 +59,7 @@ def examine(*, waived: Collection[str] = (), without: Collection[str] = ()) -> l
 
 
 def _status(name: str, mechanisms: Mechanisms, problem: str | None, *, waived: bool) -> GuaranteeStatus:
-    guarantee = next(each for each in GUARANTEES if each.name == name)
+    guarantee = next(item for item in GUARANTEES if item.name == name)
     mechanism = guarantee.held_by(mechanisms)
     if mechanism is None:
         state, reason = State.MISSING, f"needs {guarantee.why_missing(mechanisms)}"
@@ -84,6 +84,6 @@ def _try(sandbox: Sandbox, probe: Probe) -> str | None:
             os.close(writer)
         problem = probe.problem(job.wait())
         if problem is None and sorted(os.listdir(folder)) != ["file"]:
-            problem = "a file was made or removed outside"
+            problem = "a file was created or removed outside"
         closed, _, _ = select.select([reader], [], [], 0)
-        return problem or (None if closed else "a process of the program is still there")
+        return problem or (None if closed else "a process of the program is still running")

@@ -1,4 +1,4 @@
-"""What the sandbox promises, by name, and which means of confinement hold each promise. Not the trying: probes.py."""
+"""The guarantees of the sandbox, and the mechanisms that hold each of them."""
 
 import difflib
 from collections.abc import Collection
@@ -10,27 +10,27 @@ from proximo.sandbox.mechanisms import MECHANISMS, Mechanisms
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guarantee:
-    """One promise. It is held where all mechanisms of one of the `ways` are there."""
+    """A guarantee. It is held if the machine has all mechanisms of one of the `ways`."""
 
     name: str
     promise: str
     ways: tuple[tuple[frozenset[str], str], ...]
-    """Mechanisms that it takes, and how they hold it; the best first."""
+    """Pairs (needed mechanisms, how they hold the guarantee), the best first."""
 
     def held_by(self, mechanisms: Mechanisms) -> str | None:
-        """How this machine holds it; None where it cannot."""
+        """How this machine holds the guarantee; None if it cannot."""
         there = {name for name, missing in mechanisms.as_dict().items() if missing is None}
         return next((how for needed, how in self.ways if needed <= there), None)
 
     def why_missing(self, mechanisms: Mechanisms) -> str:
-        """The mechanisms that are not there, with the reasons."""
+        """The missing mechanisms, with the reasons."""
         missing = mechanisms.as_dict()
         needed = self.ways[-1][0]
         return "; ".join(f"{name}: {missing[name]}" for name in sorted(needed) if missing[name] is not None)
 
 
 def _guarantee(name: str, promise: str, **ways: str) -> Guarantee:
-    """`ways` are named by the mechanisms they take, joined by `_and_`; `always` takes none."""
+    """The keys of `ways` are the needed mechanisms joined by `_and_`; `always` needs none."""
     taken = {key: frozenset() if key == "always" else frozenset(key.split("_and_")) for key in ways}
     return Guarantee(name=name, promise=promise, ways=tuple((taken[key], how) for key, how in ways.items()))
 
@@ -114,13 +114,13 @@ GUARANTEES = (
         seccomp="no capabilities, no_new_privs, and a list of the calls that Python needs (seccomp)",
     ),
 )
-NAMES = tuple(each.name for each in GUARANTEES)
+NAMES = tuple(guarantee.name for guarantee in GUARANTEES)
 
 
 def check_names(waived: Collection[str], without: Collection[str]) -> None:
-    """Raises ValueError for a name that is none."""
-    for what, given, known in (("guarantee", waived, NAMES), ("mechanism", without, MECHANISMS)):
-        for name in given:
+    """Raises ValueError for an unknown guarantee or mechanism."""
+    for what, names, known in (("guarantee", waived, NAMES), ("mechanism", without, MECHANISMS)):
+        for name in names:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
@@ -128,12 +128,12 @@ def check_names(waived: Collection[str], without: Collection[str]) -> None:
 
 
 def refuse_missing(mechanisms: Mechanisms, waived: Collection[str]) -> None:
-    """Raises SandboxError for a guarantee that this machine cannot give, and that nobody waives."""
-    missing = [each for each in GUARANTEES if each.held_by(mechanisms) is None and each.name not in waived]
+    """Raises SandboxError for guarantees that this machine cannot give and that are not waived."""
+    missing = [item for item in GUARANTEES if item.held_by(mechanisms) is None and item.name not in waived]
     if missing:
-        reasons = "\n".join(f"- {each.name}: {each.promise}. Needs {each.why_missing(mechanisms)}" for each in missing)
+        reasons = "\n".join(f"- {item.name}: {item.promise}. Needs {item.why_missing(mechanisms)}" for item in missing)
         raise SandboxError(
             f"this machine cannot confine programs as promised; missing:\n{reasons}\n"
-            "`proximo doctor sandbox` shows all guarantees. Use a machine that has them or, where you accept the risk, "
-            f"waive them by name: {', '.join(each.name for each in missing)} (docs/sandbox.md)"
+            "`proximo doctor sandbox` shows all guarantees. Use a machine that has them or, if you accept the risk, "
+            f"waive them by name: {', '.join(item.name for item in missing)} (docs/sandbox.md)"
         )

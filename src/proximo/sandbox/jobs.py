@@ -1,4 +1,4 @@
-"""What is asked of the sandbox and what it answers: programs, limits, outcomes. Not how a process is confined."""
+"""The interface of the sandbox: programs, limits, outcomes, and the protocols of runners."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,28 +10,28 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one program may use."""
+    """The resources that a program may use."""
 
     cpu_seconds: float = 4.0
-    """CPU time of the program, start of the interpreter left out."""
+    """CPU seconds of the program, without the start of the interpreter."""
     wall_seconds: float = 40.0
-    """From start to end, whatever the machine has else to do."""
+    """Wall-clock seconds from start to end."""
     idle_seconds: float | None = None
-    """Of those in which it neither runs nor waits for a processor: it sleeps, or waits for something else. None for no
-    limit but that of `wall_seconds`."""
+    """Seconds in which the program neither runs nor waits for a processor, for example in a sleep; None for no
+    limit."""
     memory_bytes: int = 512 * MIB
-    """Of all its memory, what it writes to its folder included."""
+    """Bytes of memory, including the files in its folder."""
     scratch_bytes: int = 16 * MIB
-    """Of the files in its folder."""
+    """Bytes of the files in its folder."""
     output_bytes: int = MIB
-    """Of standard output and of standard error, each; a program that writes more is ended."""
+    """Bytes of standard output and of standard error, each. A program that writes more is killed."""
     open_files: int = 64
     threads: int = 16
-    """At once, the first included; there are no other processes. Where a machine cannot count the threads of one
-    program there is the first only."""
+    """Threads at a time, including the first. On a machine that cannot count the threads of one program the limit is
+    1."""
 
     def exceeded(self, *, cpu_seconds: float, wall_seconds: float, idle_seconds: float) -> "Ending | None":
-        """The limit of time that this exceeds, whoever was quicker: the program's end, or who was to end it."""
+        """The time limit that these times exceed, or None, even if the program ended before it was killed."""
         if cpu_seconds >= self.cpu_seconds:
             return Ending.CPU
         if wall_seconds >= self.wall_seconds:
@@ -41,19 +41,19 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """A Python program and what it is given. It runs as `__main__` in an empty folder of its own."""
+    """A Python program and its inputs. It runs as `__main__` in an empty folder of its own."""
 
     source: str
     stdin: bytes = b""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Name -> contents, put into its folder."""
+    """Maps names of files in its folder to their contents."""
     descriptors: Mapping[int, int] = field(default_factory=dict)
-    """Number in the program -> open descriptor of the caller's (a pipe or a socket), 3 and up; the rest is closed."""
+    """Maps descriptor numbers in the program, from 3, to open pipes or sockets of the caller. Others are closed."""
     limits: Limits = field(default_factory=Limits)
 
 
 class Ending(StrEnum):
-    """How a program ended. Only `EXIT` with status 0 is a program that ran to its end."""
+    """How a program ended. Only `EXIT` with status 0 means that it ran to its end."""
 
     EXIT = "exit"
     SIGNAL = "signal"
@@ -63,55 +63,57 @@ class Ending(StrEnum):
     MEMORY = "memory_limit"
     OUTPUT = "output_limit"
     SCRATCH = "scratch_limit"
-    """Where its folder is watched; where it is a file system of its own, writing fails."""
+    """Only if its folder is watched. In a file system of its own, writing fails instead."""
     KILLED = "killed"
-    """By its caller."""
+    """The caller killed it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a program. Everything here was seen from outside of it.
+    """The outcome of a program, as observed from outside of it.
 
-    A limit that was exceeded is the ending, also of a program that came to its own end before it was stopped: it counts
-    what the program used, not who was quicker. What the kernel refuses at once (memory, files, threads, processes) is
-    no ending by itself: the program meets it where it asks.
+    A program that exceeded a limit has that ending, even if it ended by itself before it was killed: what it used
+    decides, not a race. Limits that the kernel enforces (memory, files, threads, processes) are no ending by
+    themselves; a request beyond them fails in the program.
     """
 
     ending: Ending
     status: int
-    """Exit status, or the number of the signal."""
+    """Exit status, or signal number."""
     stdout: bytes
     stderr: bytes
     cpu_seconds: float
     wall_seconds: float
     idle_seconds: float
     lost_seconds: float | None
-    """Waited for a processor by the program, or by those who serve it; None where the kernel does not count it."""
+    """Seconds in which the program, or the processes that serve it, waited for a processor. None if not counted."""
 
 
 class Job(Protocol):
-    """A program that runs."""
+    """A running program."""
 
     name: int
-    """By which its runner knows it."""
+    """The number by which its runner identifies it."""
 
     def wait(self) -> Outcome:
-        """Waits for its end, for `limits.wall_seconds` at most; nothing of the program is left after it."""
+        """Waits until the program has ended, for about `limits.wall_seconds` at most."""
         ...
 
     def kill(self) -> None:
-        """Ends it and whatever it started; `wait` then says so. May be called while another thread waits."""
+        """Kills the program; `wait` then reports it. May be called while another thread waits."""
         ...
 
 
 class Runner(Protocol):
-    """Starts programs, confined. Several may run at once. Used from one thread."""
+    """Starts confined programs, several at a time. To be used from one thread."""
 
     def start(self, program: Program, *, helps: Job | None = None) -> Job:
-        """Raises SandboxError where no program can be started. While it works, a program that it `helps` is not
-        idle."""
+        """Starts a program. While it is busy, the program that it `helps` does not count as idle.
+
+        Raises SandboxError if no program can be started.
+        """
         ...
 
     def close(self) -> None:
-        """Ends every program that still runs."""
+        """Ends every running program."""
         ...

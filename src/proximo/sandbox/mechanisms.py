@@ -1,4 +1,4 @@
-"""Which means of confinement this machine has, found by trying them in processes of their own. Not guarantees.py."""
+"""Finds the confinement mechanisms that this machine has, by trying each in a process of its own."""
 
 import _thread
 import contextlib
@@ -15,25 +15,25 @@ from proximo.sandbox.kernel.privileges import give_up_privileges
 
 LEFT_OUT = "left out by the caller"
 FIRST_UID = 1 << 30
-"""Of programs that root starts: far above what accounts are given, and one of its own for each program."""
+"""The first uid of programs that root starts. It is far above uids of accounts, and each program gets its own."""
 UIDS_PER_SERVER = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mechanisms:
-    """Why a means is not there; None where it is."""
+    """For each mechanism the reason why it is missing, or None if it is available."""
 
     namespaces: str | None
-    """Mount, process, network and IPC namespaces, in which a program sees nothing of the machine."""
+    """Mount, process, network and IPC namespaces, which hide the machine from a program."""
     landlock: str | None
-    """The kernel's list of what files a process may open."""
+    """The kernel feature that restricts the files that a process may open."""
     seccomp: str | None
-    """The kernel's list of what calls a process may make."""
+    """The kernel feature that restricts the system calls of a process."""
     thread_count: str | None
-    """A limit of threads that counts those of one program alone."""
+    """A limit on threads that counts the threads of one program only."""
 
     def as_dict(self) -> dict[str, str | None]:
-        """Name -> why it is not there."""
+        """A mapping from mechanism to the reason why it is missing, or None."""
         return asdict(self)
 
 
@@ -41,7 +41,7 @@ MECHANISMS = tuple(Mechanisms.__dataclass_fields__)
 
 
 def find_mechanisms(library: Sequence[str], *, workplace: str, without: Collection[str]) -> Mechanisms:
-    """Tries each means in a process of its own, except those in `without`."""
+    """Tries each mechanism in its own process, except those in `without`."""
     trials: dict[str, Callable[[], None]] = {
         "namespaces": partial(_try_namespaces, library, workplace, count_threads=False),
         "landlock": _try_landlock,
@@ -55,7 +55,7 @@ def find_mechanisms(library: Sequence[str], *, workplace: str, without: Collecti
 
 
 def program_uid(server_pid: int, slot: int) -> int:
-    """The uid of a program that root starts: no account's, and no other program's that runs now.
+    """The uid of a program that root starts: not used by an account or by another running program.
 
     `server_pid` is a process id, which Linux keeps below 2^22.
     """
@@ -63,7 +63,7 @@ def program_uid(server_pid: int, slot: int) -> int:
 
 
 def _what_fails(trial: Callable[[], None]) -> str | None:
-    """What the trial says in a process of its own, which ends with it; None where it worked."""
+    """Runs the trial in its own process. Returns why it failed, or None."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -76,14 +76,14 @@ def _what_fails(trial: Callable[[], None]) -> str | None:
             os._exit(0)
     os.close(writer)
     with open(reader, "rb") as answers:
-        said = answers.read().decode()
+        answer = answers.read().decode()
     os.waitpid(pid, 0)
-    return None if said == "works" else said or "the kernel ended the process that tried it"
+    return None if answer == "works" else answer or "the kernel ended the process that tried it"
 
 
 def _try_namespaces(library: Sequence[str], workplace: str, *, count_threads: bool) -> None:
     in_user_namespace = unshare_everything()
-    # The namespace of processes is that of the children; a child's failure is told by what fails here.
+    # Only children enter the new process namespace, so the rest is tried in a child.
     trial = partial(_try_folders, library, workplace, in_user_namespace=in_user_namespace, count_threads=count_threads)
     failure = _what_fails(trial)
     if failure is not None:

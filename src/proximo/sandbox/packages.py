@@ -1,4 +1,4 @@
-"""Packages that programs may import beside the standard library: found among what is installed. Not their mounting."""
+"""Finds the installed packages that programs may import beside the standard library."""
 
 import difflib
 import os
@@ -9,16 +9,15 @@ from importlib import metadata
 from proximo.errors import SandboxError
 
 MAX_ENTRIES = 200
-"""Of the folder that programs import packages from."""
+"""Largest number of entries in the folder from which programs import packages."""
 REQUIRED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """The name at the beginning of a requirement."""
 
 
 def find_packages(modules: Collection[str]) -> dict[str, str]:
-    """Name in a folder of packages -> where it is, of all that it takes to import these modules: the distributions
-    that hold them, and those that these require.
+    """Maps top-level names to paths, for the distributions of these modules and all that they require.
 
-    Raises SandboxError for a module that no installed distribution holds.
+    Raises SandboxError for a module that no installed distribution provides.
     """
     if not modules:
         return {}
@@ -27,19 +26,19 @@ def find_packages(modules: Collection[str]) -> dict[str, str]:
         if module not in providers:
             near = difflib.get_close_matches(module, providers, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "install it, or leave it out"
-            raise SandboxError(f"no package that is installed here is imported as {module!r}; {hint}")
-    found: dict[str, str] = {}
-    for name in _with_requirements({each for module in modules for each in providers[module]}):
-        found |= _entries(metadata.distribution(name))
-    if len(found) > MAX_ENTRIES:
+            raise SandboxError(f"no installed package is imported as {module!r}; {hint}")
+    entries: dict[str, str] = {}
+    for name in _with_requirements({name for module in modules for name in providers[module]}):
+        entries |= _entries(metadata.distribution(name))
+    if len(entries) > MAX_ENTRIES:
         raise SandboxError(
-            f"{', '.join(sorted(modules))} take {len(found)} packages and files, more than {MAX_ENTRIES}"
+            f"{', '.join(sorted(modules))} take {len(entries)} packages and files, more than {MAX_ENTRIES}"
         )
-    return found
+    return entries
 
 
 def package_problem(modules: Collection[str]) -> str | None:
-    """What `find_packages` says of modules that are not there."""
+    """The error of `find_packages` as text, or None."""
     try:
         find_packages(modules)
     except SandboxError as error:
@@ -48,7 +47,7 @@ def package_problem(modules: Collection[str]) -> str | None:
 
 
 def _with_requirements(names: Collection[str]) -> set[str]:
-    """What is not installed is not needed here: on another system, or for an extra."""
+    """The distributions and their requirements. Requirements that are not installed, as for extras, are skipped."""
     known: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -60,13 +59,13 @@ def _with_requirements(names: Collection[str]) -> set[str]:
         except metadata.PackageNotFoundError:
             continue
         known.add(name)
-        matches = (REQUIRED.match(each) for each in required if "extra ==" not in each.replace("extra==", "extra =="))
+        matches = (REQUIRED.match(text) for text in required if "extra ==" not in text.replace("extra==", "extra =="))
         waiting += [match[0] for match in matches if match]
     return known
 
 
 def _entries(distribution: metadata.Distribution) -> dict[str, str]:
-    """Folders and modules at the top: neither scripts, which lie elsewhere, nor what installers note."""
+    """The top-level folders and modules of a distribution, without scripts and metadata."""
     tops = {file.parts[0] for file in distribution.files or ()}
     left_out = {"..", "/", "__pycache__"}
     wanted = [top for top in tops - left_out if not top.endswith((".dist-info", ".egg-info", ".pth"))]

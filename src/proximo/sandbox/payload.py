@@ -1,4 +1,4 @@
-"""A program on its way into the sandbox: checked, and put into files in memory. Not its running: runner.py."""
+"""Validates programs and puts them into sealed files in memory for the child process."""
 
 import fcntl
 import os
@@ -10,11 +10,11 @@ from proximo.sandbox.kernel.namespaces import MAX_FILES
 SIZE_BYTES = 8
 MAX_DESCRIPTOR = 255
 LEAST_MEMORY_BYTES = 128 * MIB
-"""The interpreter with what it has imported takes about half of that."""
+"""Smallest memory beside the scratch folder. The interpreter with its imports takes about half of it."""
 
 
 def check_program(program: Program) -> None:
-    """Raises ValueError for what the caller cannot have meant."""
+    """Raises ValueError for invalid limits, descriptors or files."""
     limits = program.limits
     for name in ("cpu_seconds", "wall_seconds", "idle_seconds", "scratch_bytes", "output_bytes", "threads"):
         if getattr(limits, name) is not None and not getattr(limits, name) > 0:
@@ -45,15 +45,14 @@ def _check_descriptors(descriptors: Iterable[int], limits: Limits) -> None:
 
 
 def open_payload(program: Program) -> int:
-    """A file in memory for the child alone: the program's text, then name and contents of each of its files, each part
-    with its size before it."""
+    """A descriptor of a file in memory with the source, then names and contents of files, each prefixed by its size."""
     source = program.source.encode("utf-8", errors="surrogatepass")
     parts = [source, *(part for name, contents in program.files.items() for part in (os.fsencode(name), contents))]
-    return _file_in_memory(*(each for part in parts for each in (len(part).to_bytes(SIZE_BYTES, "little"), part)))
+    return _file_in_memory(*(piece for part in parts for piece in (len(part).to_bytes(SIZE_BYTES, "little"), part)))
 
 
 def open_stdin(contents: bytes) -> int:
-    """A file in memory that nobody can change."""
+    """A descriptor of a sealed file in memory, or of /dev/null if there are no contents."""
     if not contents:
         return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     return _file_in_memory(contents)

@@ -1,4 +1,4 @@
-"""For each guarantee a program that tries to break it, and what must come of it. No proof: tests/sandbox has more."""
+"""For each guarantee a program that tries to break it. These are quick checks; tests/sandbox has many more."""
 
 from dataclasses import dataclass, replace
 
@@ -31,24 +31,25 @@ for place in {id(each) >> 24 for each in gc.get_objects()} | {ctypes.addressof(c
                 print("got through:", found)
 """
 SECRET_PROGRAM = "known = 'secret-of-a-program-0123456789abcdef'"
-"""Run before the program that looks for it."""
+"""Runs before the program that searches memory for the secret."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """What is tried. Capital `FILE` in the source is a file of the host's, `PROCESS` a process of its."""
+    """A program that tries to break a guarantee. In its source `FILE` is a file of the host and `PROCESS` a process
+    id."""
 
     source: str
     endings: tuple[Ending, ...] = (Ending.EXIT,)
     limits: Limits = LIMITS
 
     def program(self, *, file: str, process: int, held_open: int) -> Program:
-        """With the names of what the host has set up; the descriptor is number 3 of the program's."""
+        """The program with names filled in. The descriptor `held_open` becomes number 3."""
         source = self.source.replace("FILE", repr(file)).replace("PROCESS", str(process))
         return Program(source=PRELUDE + source, limits=self.limits, descriptors={3: held_open})
 
     def problem(self, outcome: Outcome) -> str | None:
-        """What came of it that must not; None where the guarantee was held."""
+        """How the guarantee was broken; None if it held."""
         if outcome.ending not in self.endings:
             said = outcome.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             return f"the program that tries it ended by {outcome.ending.value} {outcome.status}: {said}"[:300]
@@ -140,4 +141,4 @@ refused(os.chroot, ".")
 """
     ),
 }
-"""Guarantee -> what is tried. The descriptor 3 of a program is closed when nothing of it is left."""
+"""The probe of each guarantee. Descriptor 3 of a program closes when all its processes have ended."""

@@ -1,6 +1,4 @@
-"""The sandbox as its caller has it: starts programs, takes their output, waits. Not what confines them:
-inside/child.py.
-"""
+"""The interface of the sandbox: starts programs, reads their output, waits for them."""
 
 import math
 import os
@@ -20,25 +18,25 @@ from proximo.sandbox.mechanisms import Mechanisms
 from proximo.sandbox.payload import check_program, open_payload, open_stdin
 
 GRACE_SECONDS = 10.0
-"""Beyond a program's wall limit, after which not the program is at fault but what watches it."""
+"""Time beyond the wall limit of a program after which the fork server is considered dead."""
 CHUNK_BYTES = 1 << 16
 IMPORT_LIMITS = Limits(cpu_seconds=30.0, wall_seconds=300.0, memory_bytes=1024 * MIB)
-"""Of the program that imports a package, perhaps from a disk that has not read it before."""
-LIMITS = tuple(each.name for each in fields(Limits))
+"""Limits of the program that imports a package once at the start, perhaps from a cold disk."""
+LIMITS = tuple(item.name for item in fields(Limits))
 
 
 class SandboxJob:
-    """A program that runs in a `Sandbox`."""
+    """A program that was started in a `Sandbox`."""
 
     def __init__(self, sandbox: "Sandbox", name: int, program: Program, outputs: tuple[int, int]) -> None:
         self.name = name
         self.limits = program.limits
         self.deadline = math.inf
-        """Known when it has started."""
+        """Time after which it should have ended; set when it has started."""
         self.end: Mapping[str, Any] | None = None
-        """What the fork server says of its end."""
+        """The report of the fork server on its end."""
         self.failure: str | None = None
-        """Why there will be no such word."""
+        """The reason why there will be no report."""
         self._sandbox = sandbox
         self._outputs = {descriptor: bytearray() for descriptor in outputs}
         self._open = set(outputs)
@@ -46,28 +44,28 @@ class SandboxJob:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it runs any more."""
+        """True if the program has ended."""
         return self.end is not None or self.failure is not None
 
     @property
     def open_outputs(self) -> frozenset[int]:
-        """Descriptors of standard streams that may have more to give."""
+        """Descriptors of the output streams that are still open."""
         return frozenset(self._open)
 
     def wait(self) -> Outcome:
-        """Waits for its end, for `limits.wall_seconds` at most; nothing of the program is left after it.
+        """Waits until the program has ended, for about `limits.wall_seconds` at most.
 
-        Raises SandboxError where the end could not be seen, or was no doing of the program or of its limits.
+        Raises SandboxError if the end could not be observed, or had another cause than the program or its limits.
         """
         self._sandbox.wait_for(self)
         if self.end is None:
-            raise SandboxError(f"what became of a program is not known: {self.failure}")
+            raise SandboxError(f"the outcome of a program is unknown: {self.failure}")
         ending = Ending(self.end["ending"])
         if ending is Ending.SIGNAL and self.end["status"] == 9:
             raise SandboxError("the kernel killed a program that was within its limits: the machine is out of memory")
-        stdout, stderr = (bytes(each[: self.limits.output_bytes]) for each in self._outputs.values())
+        stdout, stderr = (bytes(output[: self.limits.output_bytes]) for output in self._outputs.values())
         return Outcome(
-            # Bytes are counted and times measured: what it wrote is the same in every run.
+            # Output is deterministic and time is not, so the output limit takes precedence.
             ending=Ending.OUTPUT if self._flooded else ending,
             status=self.end["status"],
             stdout=stdout,
@@ -79,12 +77,12 @@ class SandboxJob:
         )
 
     def kill(self) -> None:
-        """Ends it and whatever it started; `wait` then says so. May be called while another thread waits."""
+        """Kills the program; `wait` then reports it. May be called while another thread waits."""
         if not self.is_over:
             self._sandbox.kill(self.name)
 
     def read(self, descriptor: int) -> bool:
-        """Takes a piece of what a standard stream has to give; False where there is nothing now."""
+        """Reads a chunk of an output stream. Returns False if there is none now."""
         try:
             chunk = os.read(descriptor, CHUNK_BYTES)
         except BlockingIOError:
@@ -94,7 +92,7 @@ class SandboxJob:
             os.close(descriptor)
             return False
         taken = self._outputs[descriptor]
-        # What lies beyond the limit is taken, so that the pipe runs dry, and dropped.
+        # Read beyond the limit as well, so that the pipe drains, but drop the bytes.
         taken += chunk[: self.limits.output_bytes + 1 - len(taken)]
         if len(taken) > self.limits.output_bytes and not self._flooded:
             self._flooded = True
@@ -102,7 +100,7 @@ class SandboxJob:
         return True
 
     def finish(self, *, end: Mapping[str, Any] | None = None, failure: str | None = None) -> None:
-        """Takes what is left in the pipes, and closes them."""
+        """Reads the rest of the pipes and closes them."""
         self.end, self.failure = end, failure
         for descriptor in list(self._open):
             while self.read(descriptor):
@@ -115,11 +113,11 @@ class SandboxJob:
 class Sandbox:
     """Runs Python programs under the guarantees of docs/sandbox.md. Used from one thread; close it, or use `with`.
 
-    Raises SandboxError where this machine cannot give a guarantee that is not in `waived`. `without` names means of
-    confinement (mechanisms.py) to do without, as on a machine that does not have them. `preload` names modules of this
-    package that programs may import, though they can read nothing of it: they need the standard library alone.
-    `packages` names modules of installed packages (`numpy`) that programs may import beside the library; SandboxError
-    where one is not installed, or cannot be imported in the sandbox.
+    `waived` names guarantees to do without; SandboxError is raised for any other that this machine cannot give.
+    `without` names mechanisms (mechanisms.py) not to use, as on a machine that lacks them. `preload` names modules of
+    this package that programs may import although they cannot read its files; they may use the standard library only.
+    `packages` names modules of installed packages (`numpy`) that programs may import; SandboxError is raised if one is
+    not installed or cannot be imported in the sandbox.
     """
 
     def __init__(
@@ -142,12 +140,12 @@ class Sandbox:
 
     @property
     def mechanisms(self) -> Mechanisms:
-        """What this machine has to confine programs with."""
+        """The confinement mechanisms of this machine."""
         return Mechanisms(**self._server.hello["mechanisms"])
 
     @property
     def python_version(self) -> str:
-        """Of the interpreter that runs the programs."""
+        """The version of the interpreter that runs the programs."""
         return self._server.hello["python"]
 
     def __enter__(self) -> Self:
@@ -157,54 +155,54 @@ class Sandbox:
         self.close()
 
     def start(self, program: Program, *, helps: Job | None = None) -> SandboxJob:
-        """Raises ValueError for a program that cannot be meant, and SandboxError where none can be started.
+        """Starts a program. While it is busy, the program that it `helps` does not count as idle.
 
-        While it works, a program that it `helps` is not idle.
+        Raises ValueError for an invalid program, SandboxError if it cannot be started.
         """
         check_program(program)
         if not self._server.alive:
             self._server = self._connect()
         name = self._started = self._started + 1
-        given = [open_payload(program), open_stdin(program.stdin)]
+        passed = [open_payload(program), open_stdin(program.stdin)]
         outputs = []
         for _ in range(2):
             reader, writer = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(reader, False)
             outputs.append(reader)
-            given.append(writer)
+            passed.append(writer)
         numbers = [0, 1, 2, *program.descriptors]
-        limits = {each: getattr(program.limits, each) for each in LIMITS}
+        limits = {name: getattr(program.limits, name) for name in LIMITS}
         order = {"start": name, "numbers": numbers, "limits": limits, "helps": helps.name if helps else 0}
         job = self._jobs[name] = SandboxJob(self, name, program, (outputs[0], outputs[1]))
         try:
-            self._server.send(order, [*given, *program.descriptors.values()])
+            self._server.send(order, [*passed, *program.descriptors.values()])
             self._wait_for_start(job)
         except OSError as error:
             self._fail_all(f"the fork server has ended: {error}")
         finally:
-            for descriptor in given:
+            for descriptor in passed:
                 os.close(descriptor)
         if job.failure is not None:
             raise SandboxError(f"a program could not be started: {job.failure}")
         return job
 
     def run(self, program: Program) -> Outcome:
-        """Starts it and waits for its end."""
+        """Starts a program and waits for its end."""
         return self.start(program).wait()
 
     def close(self) -> None:
-        """Ends every program that still runs."""
+        """Ends every running program."""
         if self._server.alive:
             self._fail_all("the sandbox was closed")
 
     def kill(self, name: int) -> None:
-        """Of a job: `SandboxJob.kill`."""
-        # Whoever waits for the job sees where the fork server is gone.
+        """Kills a job, for `SandboxJob.kill`."""
+        # If the fork server has ended, `wait_for` reports it.
         with suppress(OSError):
             self._server.send({"kill": name})
 
     def wait_for(self, job: SandboxJob) -> None:
-        """Serves all programs until this one is over."""
+        """Handles messages and output of all programs until this one has ended."""
         while not job.is_over:
             if time.monotonic() > job.deadline:
                 self._fail_all("it did not end at its limits")
@@ -224,8 +222,8 @@ class Sandbox:
             tried = self.run(Program(source=f"import {name}", limits=IMPORT_LIMITS))
             if (tried.ending, tried.status) != (Ending.EXIT, 0):
                 self.close()
-                said = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-                raise SandboxError(f"package {name!r} cannot be imported in the sandbox: {said or tried.ending.value}")
+                error = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+                raise SandboxError(f"package {name!r} cannot be imported in the sandbox: {error or tried.ending.value}")
 
     def _wait_for_start(self, job: SandboxJob) -> None:
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -240,7 +238,7 @@ class Sandbox:
                 self._on_message(message)
 
     def _serve(self, deadline: float) -> None:
-        """Waits for a message or output of any program, and takes it."""
+        """Waits for a message or output of any program, and handles it."""
         if not self._server.alive:
             return
         owners = {descriptor: job for job in self._jobs.values() for descriptor in job.open_outputs}
@@ -264,7 +262,7 @@ class Sandbox:
             self._jobs.pop(message["refused"]).finish(failure=message["reason"])
 
     def _fail_all(self, why: str) -> None:
-        """The fork server and with it all programs are given up; the next start makes a new one."""
+        """Ends the fork server and fails all its programs. The next start makes a new server."""
         last_words = self._server.end() if self._server.alive else ""
         for job in self._jobs.values():
             job.finish(failure=f"{why}. {last_words}".strip())

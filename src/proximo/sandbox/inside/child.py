@@ -1,4 +1,4 @@
-"""What the forked child does before it runs a program: confine itself, step by step. Not the program: execution.py."""
+"""The confinement of a forked child before it runs a program."""
 
 import fcntl
 import math
@@ -15,41 +15,42 @@ from proximo.sandbox.mechanisms import Mechanisms
 from proximo.sandbox.payload import SIZE_BYTES
 
 HIGH = 256
-"""Where descriptors wait until they get their numbers; programs' own are below."""
+"""The first descriptor number that programs do not use; descriptors are moved here temporarily."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedConfinement:
-    """What all programs of a fork server have in common."""
+    """The parts of the confinement that all programs of a fork server share."""
 
     mechanisms: Mechanisms
     library: Sequence[landlock.PathBeneath]
-    """Landlock's rules for the interpreter's library."""
+    """Landlock rules for the library of the interpreter."""
     filter: bytes
-    """Of system calls."""
+    """The seccomp filter of system calls."""
     own_users: int | None
-    """The open /proc of the machine where each program gets a user namespace of its own."""
+    """The open /proc of the machine if each program gets its own user namespace, else None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """One program, as the child gets it."""
+    """The program of one child, with its limits."""
 
     payload: int
-    """Descriptor of source and files."""
+    """Descriptor of the source and files of the program."""
     descriptors: Mapping[int, int]
-    """Number in the program -> descriptor here; 0, 1 and 2 among them."""
+    """Maps descriptor numbers in the program, including 0, 1 and 2, to descriptors of this process."""
     limits: Limits
     folder: str
-    """Its folder, which exists already where there are no namespaces."""
+    """The folder of the program. Without namespaces it exists already."""
     uid: int | None
-    """To run as, where it is not the fork server's own."""
+    """The uid of the program, or None for that of the fork server."""
 
 
 def confine(assignment: Assignment, shared: SharedConfinement, *, parent: int, status: int) -> str:
-    """Confines this process for good and returns the program's text. `status` alone stays open besides its own.
+    """Confines this process irreversibly and returns the source of the program.
 
-    Raises OSError where a step is refused. The order matters: each step takes away what an earlier one needed.
+    Of the descriptors that are not the program's, only `status` stays open. Raises OSError if a step fails. The order
+    matters: each step removes rights that an earlier one needed.
     """
     mechanisms = shared.mechanisms
     os.setsid()
@@ -60,10 +61,10 @@ def confine(assignment: Assignment, shared: SharedConfinement, *, parent: int, s
         with open(name, "wb", opener=_make_new) as file:
             file.write(contents)
     give_up_privileges()
-    # Changing the uid has undone it.
+    # A change of the uid clears the setting of the fork server.
     die_with_parent()
     if os.getppid() != parent:
-        raise OSError("the fork server is gone")
+        raise OSError("the fork server has ended")
     if mechanisms.landlock is None:
         own = os.open(".", os.O_PATH)
         landlock.restrict([*shared.library, landlock.rule_of(own, landlock.WRITE)])
@@ -86,14 +87,14 @@ def _read_payload(descriptor: int) -> tuple[str, dict[str, bytes]]:
 
 
 def _place_descriptors(wanted: Mapping[int, int]) -> None:
-    """Moves them all out of the way first, for a number may be taken by another that has still to move."""
+    """Gives descriptors their numbers. Moves all out of the way first, since a number may still be in use."""
     moved = {number: move_up(here) for number, here in wanted.items()}
     for number, here in moved.items():
         os.dup2(here, number)
 
 
 def move_up(descriptor: int) -> int:
-    """The descriptor under another number that no program asks for."""
+    """A duplicate of the descriptor with a number that no program uses."""
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH)
 
 
@@ -104,7 +105,7 @@ def _enter_folder(assignment: Assignment, shared: SharedConfinement) -> None:
         scratch = assignment.limits.scratch_bytes
         enter_job_folder(uid, gid, num_bytes=scratch, processes=shared.own_users)
     if shared.own_users is not None:
-        # The new user namespace has given back what the fork server had given up.
+        # The new user namespace restored the capabilities that the fork server had dropped.
         bound_capabilities()
     if assignment.uid is not None:
         os.setgroups([])
@@ -121,7 +122,7 @@ def _make_new(path: str, flags: int) -> int:
 def _close_all_but(kept: set[int]) -> None:
     first = 0
     for number in sorted(kept):
-        # An empty range would be read as one without an end.
+        # closerange would treat an empty range as unbounded.
         if first < number:
             os.closerange(first, number)
         first = number + 1
@@ -129,18 +130,20 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 STACK_BYTES = 64 * MIB
-"""Of the first thread, for deep recursion through C; the kernel leaves at least 128 MiB of addresses below a stack."""
+"""Stack of the first thread, for deep recursion through C. The kernel reserves at least 128 MiB for a stack."""
 
 
 CPU_MARGIN_SECONDS = 2
-"""The kernel's own CPU limit is a second line: it counts whole seconds, and the process's confinement with them."""
+"""Margin of the kernel's CPU limit, a second line of defence that counts whole seconds and includes confinement."""
 
 
 def apply_limits(limits: Limits, *, threads_counted: bool) -> None:
-    """Limits that only a capability could raise again. Threads have one where they are counted for this process alone:
-    elsewhere it would be a limit of all that the user runs."""
+    """Sets resource limits, which only a capability could raise again.
+
+    The limit of threads is set only if threads are counted per program; otherwise it would count all of the user's.
+    """
     cpu = math.ceil(limits.cpu_seconds) + CPU_MARGIN_SECONDS
-    # Files live in memory where they can: what they may take is taken off what the process itself may map.
+    # The scratch folder is in memory, so its size is subtracted from what the process may map.
     _limit(resource.RLIMIT_AS, limits.memory_bytes - limits.scratch_bytes)
     _limit(resource.RLIMIT_CPU, cpu)
     _limit(resource.RLIMIT_FSIZE, limits.scratch_bytes)

@@ -1,7 +1,6 @@
-"""How long processes have waited for a processor: /proc/PID/task/TID/schedstat. Not what that excuses: fork_server.py.
+"""Measures how long processes were runnable but waited for a processor, from /proc/PID/task/TID/schedstat.
 
-The kernel counts there, for each thread, the nanoseconds in which it could have run and did not (Linux'
-Documentation/scheduler/sched-stats.rst).
+The kernel counts these nanoseconds for each thread (Linux, Documentation/scheduler/sched-stats.rst).
 """
 
 import os
@@ -10,23 +9,26 @@ NANOSECONDS = 1e-9
 
 
 class Delays:
-    """Of the processes behind pidfds, and of this one. `processes` is the open /proc of the machine: a process may be
-    in a namespace, and see no /proc itself."""
+    """Delays of this process and of processes behind pidfds.
+
+    `processes` is the open /proc of the machine, since this process may be in a namespace without /proc.
+    """
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
 
     def own(self) -> float:
-        """Seconds of this process; 0 where the kernel does not count."""
+        """The delay of this process in seconds; 0 if the kernel does not count it."""
         return self._of_threads("self/task") or 0.0
 
     def of(self, pidfd: int) -> float | None:
-        """Seconds of a process and its living threads; None where it is gone, or the kernel does not count or tell."""
+        """The delay in seconds of a process and its living threads; None if it has ended or the kernel does not
+        tell."""
         process = self._process_id(pidfd)
         return self._of_threads(f"{process}/task") if process > 0 else None
 
     def _process_id(self, pidfd: int) -> int:
-        """As the machine counts; below 1 where it is gone."""
+        """The process id on the machine; below 1 if the process has ended."""
         for line in self._text(f"self/fdinfo/{pidfd}").splitlines():
             if line.startswith("Pid:"):
                 return int(line.split()[1])
@@ -47,7 +49,7 @@ class Delays:
         return sum(known) * NANOSECONDS if known else None
 
     def _text(self, name: str) -> str:
-        """Empty for what cannot be read."""
+        """The contents of a file; empty if it cannot be read."""
         try:
             descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._processes)
         except OSError:

@@ -1,5 +1,4 @@
-"""Starts a fork server: finds out what the machine can do, enters the namespaces, imports what programs use. Not
-serving."""
+"""The entry point of the fork server: finds the mechanisms, enters namespaces, imports common modules, then serves."""
 
 import contextlib
 import ctypes
@@ -33,17 +32,19 @@ PRELOADED = (
     *("datetime", "decimal", "enum", "fractions", "functools", "hashlib", "heapq", "io", "itertools", "json", "lzma"),
     *("math", "operator", "re", "site", "string", "struct", "time", "traceback", "typing", "zlib"),
 )
-"""What programs use much, and what needs libraries of the system, which they cannot read. Each makes every fork dearer;
-the rest of the library is imported by the programs that want it. `threading` and `random` are not here: what they have
-Python do after each fork costs as much as the fork."""
+"""Modules that programs use often, and modules that need system libraries, which programs cannot read.
+
+Each makes every fork slower, so programs import the rest themselves. `threading` and `random` are left out, because
+their handlers after a fork take as long as the fork.
+"""
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
-"""For packages that would start a thread for each core of the machine."""
+"""Keeps packages from starting a thread for each core."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve until the caller is gone. Arguments: the descriptors of this package and of the socket to the caller.
+    """Serves until the caller has ended. Arguments: the descriptors of this package and of the socket to the caller.
 
-    Nothing else is among them, because a program can read the arguments of its process.
+    Everything else is sent over the socket, because a program can read the arguments of its process.
     """
     _restore_signals()
     package, control = int(arguments[0]), socket.socket(fileno=int(arguments[1]))
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     control.send(json.dumps({"mechanisms": mechanisms.as_dict(), "python": sys.version.split()[0]}).encode())
     if mechanisms.landlock is None:
-        # Asked once: it is remembered.
+        # The result is cached for the programs.
         landlock.abi()
     if packages:
         sys.path += [PACKAGES_FOLDER] if mechanisms.namespaces is None else _folders_of(packages)
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
         set_home(JOB_FOLDER)
     folders = order["folders"] if mechanisms.namespaces is not None else ""
     del order, packages
-    # All there is now is shared with the programs: they could read it, and collecting theirs must not write to it.
+    # Programs share all memory of this process. Freezing it keeps their garbage collector from copying pages.
     gc.collect()
     gc.freeze()
     delays = Delays(processes)
@@ -93,12 +94,13 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _filter(mechanisms: Mechanisms) -> bytes:
-    """Better no further threads than threads that nobody counts, and no changes where landlock alone guards files."""
+    """The filter. It forbids threads that cannot be counted, and changes of file modes if only landlock guards
+    files."""
     return build_filter(threads=mechanisms.thread_count is None, changes=mechanisms.namespaces is None)
 
 
 def _restore_signals() -> None:
-    """What a shell runs in the background ignores some signals, and children would too: no program may depend on it."""
+    """Restores signal handlers, since a shell starts background processes with some signals ignored."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -106,7 +108,7 @@ def _restore_signals() -> None:
 
 
 def _library() -> list[str]:
-    """The folders that the interpreter imports from: with -S, nobody's packages are among them."""
+    """The folders that the interpreter imports from. With -S they contain no installed packages."""
     folders = [os.path.realpath(path) for path in sys.path if os.path.isdir(path)]
     return [path for path in folders if not any(path != other and path.startswith(f"{other}/") for other in folders)]
 
@@ -116,9 +118,9 @@ def _folders_of(packages: Mapping[str, str]) -> list[str]:
 
 
 def _load_libraries_of(modules: Sequence[str], known: Sequence[str], folders: Sequence[str]) -> None:
-    """What packages link of the system's libraries, which programs cannot read, is loaded here, once for all of them.
+    """Loads the system libraries of packages here, because programs cannot read them.
 
-    Which these are a process finds out that imports the packages and ends.
+    A child imports the packages to find out which libraries they load.
     """
     reader, writer = os.pipe()
     pid = os.fork()
@@ -126,7 +128,7 @@ def _load_libraries_of(modules: Sequence[str], known: Sequence[str], folders: Se
         try:
             sys.path += folders
             for name in modules:
-                # Whether it can be imported is asked again in the sandbox, where it counts.
+                # An import error is reported later, by the import in the sandbox.
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
             with open("/proc/self/maps", encoding="utf-8") as maps, open(writer, "w", encoding="utf-8") as said:
@@ -144,7 +146,7 @@ def _load_libraries_of(modules: Sequence[str], known: Sequence[str], folders: Se
 
 
 def _enter(library: Sequence[str], packages: Mapping[str, str]) -> bool:
-    """Whether a user namespace is among the new ones. Returns in their first process; the caller waits for its end."""
+    """Enters new namespaces. Returns in their first process, whether they include a user namespace."""
     in_user_namespace = unshare_everything()
     socket.sethostname("sandbox")
     pid = os.fork()
@@ -159,7 +161,7 @@ def _enter(library: Sequence[str], packages: Mapping[str, str]) -> bool:
 def _open_library(
     library: Sequence[str], packages: Mapping[str, str], mechanisms: Mechanisms
 ) -> list[landlock.PathBeneath]:
-    """Landlock's rules for library and packages. Where what others installed is not hidden, everything beside it."""
+    """Landlock rules for library and packages. Without namespaces the rules leave out other installed packages."""
     rules = [("/dev/null", landlock.READ_FILE | landlock.WRITE_FILE)]
     if packages and mechanisms.namespaces is None:
         rules.append((PACKAGES_FOLDER, landlock.READ))
@@ -179,6 +181,6 @@ def _import_what_programs_use(preload: Sequence[str]) -> None:
     for name in preload:
         importlib.import_module(name)
     for name in PRELOADED:
-        # Some builds of Python have been made without one or the other.
+        # Some builds of Python lack some of these modules.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

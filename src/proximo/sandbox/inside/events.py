@@ -1,5 +1,6 @@
-"""Event loops of asyncio in the sandbox. A loop wakes itself over a pair of sockets, which nobody can make there: here
-it does over a pipe. Not what it may wait for: that is the filter's matter.
+"""Makes asyncio event loops work in the sandbox.
+
+A loop wakes itself over a socket pair, which the filter forbids. Here it uses a pipe instead.
 """
 
 import importlib.machinery
@@ -12,39 +13,39 @@ MODULE = "asyncio.selector_events"
 
 
 class PipeEnd:
-    """What a loop asks of its socket."""
+    """An end of a pipe with the methods that a loop uses of its socket."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
 
     def fileno(self) -> int:
-        """The descriptor, or -1 when it is closed."""
+        """The descriptor, or -1 if it is closed."""
         return self._descriptor
 
     def send(self, data: bytes) -> int:
-        """Raises OSError where it is closed, or full."""
+        """Writes to the pipe. Raises OSError if it is closed or full."""
         return os.write(self._descriptor, data)
 
     def recv(self, size: int) -> bytes:
-        """Raises BlockingIOError where nothing has come."""
+        """Reads from the pipe. Raises BlockingIOError if it is empty."""
         return os.read(self._descriptor, size)
 
     def close(self) -> None:
-        """Once or more often."""
+        """Closes the descriptor; later calls do nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
 
 
 class EventLoopFinder:
-    """For `sys.meta_path`: the module of the loops as the library has it, but for how they wake themselves."""
+    """A finder for `sys.meta_path` that patches the event loop module when it is imported."""
 
     @staticmethod
     def find_spec(
         name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """None for every module but one."""
+        """The spec of the event loop module; None for other modules."""
         if name != MODULE:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
@@ -60,7 +61,7 @@ class EventLoopFinder:
 
 
 def _make_self_pipe(loop: Any) -> None:
-    """As `BaseSelectorEventLoop._make_self_pipe`."""
+    """Replaces `BaseSelectorEventLoop._make_self_pipe`."""
     loop._ssock, loop._csock = map(PipeEnd, os.pipe())
     loop._internal_fds += 1
     loop._add_reader(loop._ssock.fileno(), loop._read_from_self)

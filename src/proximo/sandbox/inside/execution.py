@@ -1,4 +1,4 @@
-"""Runs a program's text as `__main__` and ends the process. It stands in the confined child, and nowhere else."""
+"""Runs the source of a program as `__main__` in the confined child, and ends the process."""
 
 import atexit
 import builtins
@@ -14,13 +14,12 @@ from typing import NoReturn
 from proximo.sandbox.inside.events import EventLoopFinder
 
 OUT_OF_MEMORY_STATUS = 102
-"""Exit status of a program that ends with a MemoryError nobody caught. One that chooses it is told apart by nobody,
-and gains nothing: neither is a success."""
+"""Exit status after an uncaught MemoryError. A program may choose it as well, but gains nothing by it."""
 PROGRAM_NAME = "program.py"
 
 
 def run_as_main(source: str, folder: str) -> NoReturn:
-    """As `python program.py` in `folder` would, but for the end: what is left is finished here, in bounded order."""
+    """Runs the source as `python program.py` in `folder` would, then finishes the interpreter and exits."""
     main = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __file__=f"{folder}/{PROGRAM_NAME}")
     sys.modules["__main__"] = main
@@ -31,9 +30,9 @@ def run_as_main(source: str, folder: str) -> NoReturn:
 
 
 def hide_harness(preloaded: Collection[str]) -> None:
-    """The interpreter as a program finds it that was started by itself: of this package there is what was preloaded.
+    """Makes the interpreter look as if it had just started, except for the preloaded modules of this package.
 
-    In the fork server, once: each program would have to copy what is touched here.
+    Runs once in the fork server, since each program would have to copy the pages that this touches.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] == "proximo"]:
         if name not in preloaded:
@@ -45,7 +44,7 @@ def hide_harness(preloaded: Collection[str]) -> None:
 
 
 def set_home(folder: str) -> None:
-    """`folder` is the program's own: where it imports from first, and what the environment names."""
+    """Makes `folder` the home, the temporary folder and the first import path of programs."""
     os.environ.update(HOME=folder, TMPDIR=folder)
     sys.path.insert(0, folder)
 
@@ -55,9 +54,9 @@ def _execute(source: str, path: str, names: dict[str, object]) -> None:
 
 
 def _make_streams() -> None:
-    """Python's streams for what programs have as descriptors 0, 1 and 2: a file, and two pipes.
+    """Makes the standard streams for descriptors 0, 1 and 2 of programs: a file and two pipes.
 
-    Python asks a descriptor once whether it can be sought in, so these have to be of the same kind for a moment.
+    Python checks once whether a descriptor is seekable, so descriptors of the same kinds are put there meanwhile.
     """
     nothing = os.open(os.devnull, os.O_RDWR)
     reader, writer = os.pipe()
@@ -74,7 +73,7 @@ def _make_streams() -> None:
 
 
 def _allow_frames_above() -> None:
-    """The limit of recursion is the program's own: the frames that lead to it do not count."""
+    """Raises the recursion limit by the number of frames above the program."""
     depth = 0
     frame = sys._getframe(1)
     while frame is not None:
@@ -90,7 +89,7 @@ def _standard(descriptor: int, mode: str) -> io.TextIOWrapper:
 
 
 def _status_of(action: types.FunctionType) -> int:
-    """Calls it and returns the exit status that Python gives to what it raises."""
+    """Calls the action. Returns the exit status that Python gives for its exception."""
     try:
         action()
     except SystemExit as leaving:
@@ -114,7 +113,7 @@ def _status_of_exit(code: object) -> int:
 
 
 def _report(error: BaseException) -> None:
-    """As the interpreter does, by sys.excepthook, which a program may replace; without the frames of this file."""
+    """Reports an exception by sys.excepthook, which a program may replace, without the frames of this file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
@@ -122,7 +121,7 @@ def _report(error: BaseException) -> None:
 
 
 def _finish(main: types.ModuleType) -> None:
-    """What the interpreter does at its end: threads, exit functions, the main module's objects, buffers."""
+    """Does what the interpreter does at its end: joins threads, runs exit functions, clears `__main__`, flushes."""
     if "threading" in sys.modules:
         vars(sys.modules["threading"])["_shutdown"]()
     atexit._run_exitfuncs()

@@ -1,8 +1,8 @@
-"""The process that programs are forked from: it forks, watches the clocks and ends. Not what confines: child.py.
+"""The fork server: forks programs, watches their limits and reports their ends.
 
-It knows nothing of a program but its limits: text, files, input and output pass it by as descriptors, so that a
-program finds nothing of another in the memory that it inherits. It ends, and all programs with it, when the other end
-of its socket is closed or its caller dies.
+It knows nothing of a program but its limits. Source, files, input and output pass it as descriptors, so a program finds
+nothing of another in its inherited memory. The server ends with all programs when its socket is closed or the caller
+dies.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from proximo.sandbox.mechanisms import UIDS_PER_SERVER, program_uid
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_DESCRIPTORS = 64
 CONFINED = b"confined "
-"""So a child says that it is, and then its CPU seconds; anything else is why it is not."""
+"""Prefix of the report of a confined child, followed by its CPU seconds. Any other report is an error."""
 SHORTEST_LOOK_SECONDS = 0.002
 FOLDER_LOOK_SECONDS = 0.01
 
 
 @dataclass(kw_only=True, slots=True)
 class Child:
-    """A program that runs."""
+    """A running program."""
 
     name: int
     slot: int
@@ -45,41 +45,41 @@ class Child:
     start_cpu_seconds: float
     start_lost_seconds: float
     lost_seconds: float = 0.0
-    """When it was last looked at."""
+    """Time that it waited for a processor, as of the last look."""
     losses_known: bool = True
-    """Some kernels do not count, and some hide one process from another."""
+    """False if the kernel does not count waiting time, or hides it."""
     helpers: list["Child"] = field(default_factory=list)
     busy_seconds: float = 0.0
-    """When it had ended."""
+    """Time in which it ran or waited for a processor; set when it has ended."""
     ending: Ending | None = None
-    """Why it was ended, where it was."""
+    """Why the server killed it, if it did."""
 
     @property
     def cpu_seconds(self) -> float:
-        """Used so far, start left out."""
+        """CPU seconds so far, without the start."""
         # CPUCLOCK_SCHED of another process: include/linux/posix-timers_types.h.
         return time.clock_gettime((~self.pid << 3) | 2) - self.start_cpu_seconds
 
     @property
     def wall_seconds(self) -> float:
-        """Since its start."""
+        """Wall-clock seconds since its start."""
         return time.monotonic() - self.start_seconds
 
     @property
     def idle_seconds(self) -> float:
-        """At most: what was lost since it was last looked at is still in it."""
-        helped = sum(each.busy_seconds or each.cpu_seconds + each.lost_seconds for each in self.helpers)
+        """An upper bound of the idle seconds; it includes waiting for a processor since the last look."""
+        helped = sum(helper.busy_seconds or helper.cpu_seconds + helper.lost_seconds for helper in self.helpers)
         return max(0.0, self.wall_seconds - self.cpu_seconds - self.lost_seconds - helped)
 
     def end(self, ending: Ending) -> None:
-        """Kills it; the first reason counts."""
+        """Kills the program. The first reason is kept."""
         if self.ending is None:
             self.ending = ending
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
 
 class ForkServer:
-    """Serves one caller over `control` until it is gone."""
+    """Serves one caller over `control` until it has ended."""
 
     def __init__(
         self,
@@ -91,9 +91,9 @@ class ForkServer:
         folders: str,
         delays: Delays,
     ) -> None:
-        """`caller` is a pidfd. `owner` is what programs' uids are made of, where they have uids of their own.
+        """`caller` is a pidfd. `owner` is the base of the uids of programs, or None if they have no uids of their own.
 
-        `folders` is where they have their folders, where they cannot have a file system of their own.
+        `folders` is the folder for scratch folders, used if programs cannot have file systems of their own.
         """
         self.delays = delays
         self.control = control
@@ -108,7 +108,7 @@ class ForkServer:
         self.folders = None if in_namespaces else scratch.make_folder_of_folders(folders)
 
     def serve(self) -> None:
-        """Until the caller is gone."""
+        """Serves until the caller has ended."""
         try:
             while self._poll_once():
                 pass
@@ -132,7 +132,7 @@ class ForkServer:
         return self._handle_order() if self.control.fileno() in ready else True
 
     def _seconds_to_next_look(self) -> float | None:
-        """No program can exceed a limit before it: CPU time passes at most as fast as cores and threads let it."""
+        """Seconds in which no program can exceed a limit. CPU time passes no faster than cores and threads allow."""
         waits = []
         for child in self.children.values():
             rate = min(os.cpu_count() or 1, child.limits.threads)
@@ -149,39 +149,41 @@ class ForkServer:
             child.end(Ending.CPU)
         elif child.wall_seconds >= child.limits.wall_seconds:
             child.end(Ending.WALL)
-        elif child.limits.idle_seconds is not None and self._idled(child, child.limits.idle_seconds):
+        elif child.limits.idle_seconds is not None and self._is_idle_too_long(child, child.limits.idle_seconds):
             child.end(Ending.IDLE)
         elif self.folders is not None and scratch.exceeds(child.folder, num_bytes=child.limits.scratch_bytes):
             child.end(Ending.SCRATCH)
 
-    def _idled(self, child: Child, limit: float) -> bool:
+    def _is_idle_too_long(self, child: Child, limit: float) -> bool:
         if child.idle_seconds < limit:
             return False
-        self._look_for_losses(child)
+        self._update_losses(child)
         return child.idle_seconds >= limit
 
-    def _look_for_losses(self, child: Child) -> None:
-        """Its own, its helpers', and those of the two that it cannot do without: this process, and the caller, who
-        reads what it writes."""
-        for each in (child, *child.helpers):
-            if not each.busy_seconds:
-                own = self.delays.of(each.pidfd)
-                each.losses_known = own is not None
-                losses = (own or 0.0) + self._losses_of_those_who_serve() - each.start_lost_seconds
-                each.lost_seconds = max(each.lost_seconds, losses)
+    def _update_losses(self, child: Child) -> None:
+        """Updates the waiting times of a program and its helpers.
 
-    def _losses_of_those_who_serve(self) -> float:
+        They include those of this process and of the caller, which the program depends on.
+        """
+        for program in (child, *child.helpers):
+            if not program.busy_seconds:
+                own = self.delays.of(program.pidfd)
+                program.losses_known = own is not None
+                losses = (own or 0.0) + self._server_losses() - program.start_lost_seconds
+                program.lost_seconds = max(program.lost_seconds, losses)
+
+    def _server_losses(self) -> float:
         return self.delays.own() + (self.delays.of(self.caller) or 0.0)
 
     def _report_end(self, child: Child) -> None:
-        self._look_for_losses(child)
+        self._update_losses(child)
         wall, idle = child.wall_seconds, child.idle_seconds
         _, status, usage = os.wait4(child.pid, 0)
         self.poll.unregister(child.pidfd)
         os.close(child.pidfd)
         del self.children[child.name]
         if self.folders is not None:
-            # What cannot be removed now, for whatever reason, must not end the other programs.
+            # A folder that cannot be removed must not end the other programs.
             with contextlib.suppress(OSError):
                 scratch.remove(child.folder)
         how, number = _how_it_ended(status)
@@ -242,14 +244,14 @@ class ForkServer:
             folder=folder,
             start_seconds=time.monotonic(),
             start_cpu_seconds=start_cpu_seconds,
-            start_lost_seconds=self._losses_of_those_who_serve(),
+            start_lost_seconds=self._server_losses(),
         )
         if order["helps"] in self.children:
             self.children[order["helps"]].helpers.append(child)
         self._send(started=order["start"])
 
     def _fork(self, assignment: Assignment) -> tuple[int, float]:
-        """Process id and CPU seconds of a child that is confined and about to run; OSError where it could not be."""
+        """Process id and CPU seconds of a confined child that is about to run. Raises OSError if confinement fails."""
         reader, writer = os.pipe()
         parent = os.getpid()
         pid = os.fork()
@@ -257,7 +259,7 @@ class ForkServer:
             _run_child(assignment, self.shared, parent=parent, status=writer)
         os.close(writer)
         try:
-            # Written at once, and far less than a pipe holds.
+            # The child writes the report in one call, and it fits into the pipe.
             answer = os.read(reader, MAX_MESSAGE_BYTES)
         finally:
             os.close(reader)

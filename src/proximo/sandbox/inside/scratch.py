@@ -1,4 +1,4 @@
-"""Programs' folders on a disk, for machines without mounts: made, watched and removed. Elsewhere: namespaces.py."""
+"""Scratch folders on a disk, for machines without mount namespaces: creation, size checks, removal."""
 
 import os
 
@@ -6,21 +6,21 @@ from proximo.sandbox.kernel.namespaces import MAX_FILES
 
 
 def make_folder_of_folders(parent: str) -> str:
-    """A new folder in `parent` that only this user can enter."""
+    """Creates a folder in `parent` that only this user can enter."""
     path = f"{parent}/proximo-sandbox-{os.getpid()}-{os.urandom(8).hex()}"
     os.mkdir(path, 0o700)
     return path
 
 
 def make_folder(parent: str, name: int) -> str:
-    """An empty one for a program."""
+    """Creates the empty folder of a program."""
     path = f"{parent}/{name}"
     os.mkdir(path, 0o700)
     return path
 
 
 def exceeds(folder: str, *, num_bytes: int) -> bool:
-    """True where what is in it takes more, is more than a program may have, or lies deeper than a path can say."""
+    """True if the contents take more bytes, are too many files, or are nested beyond the length of a path."""
     taken, count, waiting = 0, 0, [folder]
     while waiting:
         try:
@@ -33,7 +33,7 @@ def exceeds(folder: str, *, num_bytes: int) -> bool:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
         except FileNotFoundError:
-            # The program has removed it meanwhile.
+            # The program removed it in the meantime.
             continue
         except OSError:
             return True
@@ -41,13 +41,13 @@ def exceeds(folder: str, *, num_bytes: int) -> bool:
 
 
 def remove(folder: str) -> None:
-    """Whatever is in it, however deep: folders are emptied into the topmost one until there are none."""
+    """Removes a folder of any depth, by moving the contents of subfolders to the top until none is left."""
     left = True
     while left:
         left = False
         with os.scandir(folder) as entries:
-            found = list(entries)
-        for entry in found:
+            contents = list(entries)
+        for entry in contents:
             if entry.is_dir(follow_symlinks=False):
                 _empty_into(folder, entry.path)
                 left = True

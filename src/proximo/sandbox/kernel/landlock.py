@@ -1,6 +1,6 @@
-"""Landlock: which files a process may reach, from a list of folders. Not calls that reach no file: seccomp.py.
+"""Restricts the files that a process may reach, by landlock.
 
-Numbers and structures are those of Linux' include/uapi/linux/landlock.h.
+Numbers and structures are from include/uapi/linux/landlock.h of Linux.
 """
 
 import ctypes
@@ -13,24 +13,24 @@ from proximo.sandbox.kernel.syscalls import call
 
 WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 OLDEST_ABI = 3
-"""The first that guards truncate(2): kernel 6.2."""
+"""The first version that covers truncate(2), of kernel 6.2."""
 ALL_FILE_RIGHTS = {3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""ABI -> all rights on files that it knows; younger ones know those of 5."""
+"""All file rights by ABI version. Later versions have those of 5."""
 TCP_RIGHTS = 0b11
-"""bind and connect; ABI 4."""
+"""The rights bind and connect, from ABI 4."""
 SCOPES = 0b11
-"""Abstract sockets, and signals to processes outside; ABI 6."""
+"""Scopes for abstract sockets and for signals to processes outside, from ABI 6."""
 CREATE_VERSION = 1
 PATH_BENEATH = 1
 READ = READ_FILE | READ_DIR
-# All but executing, device nodes, sockets, pipes with a name (bits 0, 6, 9, 10, 11) and ioctl on devices (bit 15).
+# All rights except executing, device nodes, sockets, named pipes (bits 0, 6, 9, 10, 11) and ioctl on devices (bit 15).
 WRITE = ((1 << 15) - 1) & ~(1 << 0 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11)
 ON_A_FILE = READ_FILE | WRITE_FILE | TRUNCATE
-"""Of these rights a rule for a file that is no folder may name some."""
+"""The rights that a rule for a file, not a folder, may name."""
 
 
 class RulesetAttributes(ctypes.Structure):
-    """struct landlock_ruleset_attr; a kernel that knows fewer fields accepts it where the rest is 0."""
+    """struct landlock_ruleset_attr. Older kernels accept unknown fields if they are 0."""
 
     _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 
@@ -44,7 +44,7 @@ class PathBeneath(ctypes.Structure):
 
 @cache
 def abi() -> int:
-    """Landlock's version, 0 where the kernel has none or it is switched off."""
+    """The ABI version of landlock; 0 if the kernel lacks it or it is disabled."""
     try:
         return call("landlock_create_ruleset", None, 0, CREATE_VERSION)
     except OSError:
@@ -52,16 +52,13 @@ def abi() -> int:
 
 
 def rule_of(descriptor: int, rights: int) -> PathBeneath:
-    """The rule that gives rights on an open path; a right that a plain file cannot have is left out."""
+    """The rule that grants rights on an open path, without rights that do not apply to a plain file."""
     is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
     return PathBeneath(rights=rights if is_folder else rights & ON_A_FILE, parent=descriptor)
 
 
 def restrict(rules: Iterable[PathBeneath]) -> None:
-    """Confine this process for good to what the rules name; nothing else can be opened, made or removed.
-
-    Needs no_new_privs.
-    """
+    """Restricts this process irreversibly to the paths in the rules. Needs no_new_privs."""
     version = abi()
     attributes = RulesetAttributes(files=ALL_FILE_RIGHTS[min(version, 5)])
     if version >= 4:

@@ -1,7 +1,7 @@
-"""Namespaces: a world with no network, no other processes and a root folder that holds nothing but the library.
+"""Namespaces without network and other processes, and with a root folder that holds only the library.
 
-Not what a process may do in it. The fork server enters once; each program then gets a mount namespace of its own with a
-folder of its own, and, under an ordinary user, a user namespace of its own in which its threads are counted.
+The fork server enters them once. Each program then gets its own mount namespace with its own folder and, under an
+ordinary user, its own user namespace, in which its threads are counted.
 """
 
 import os
@@ -23,15 +23,15 @@ JOB_FOLDER = "/job"
 PACKAGES_FOLDER = "/packages"
 NO_PACKAGES: Mapping[str, str] = MappingProxyType({})
 MAX_FILES = 2048
-"""Files and folders in a program's folder."""
+"""Largest number of files and folders in the folder of a program."""
 HIDDEN_FOLDERS = ("site-packages", "dist-packages")
-"""Beside the library lies what others installed; it is no part of it."""
+"""Folders of installed packages inside the library, which are hidden."""
 
 
 def unshare_everything() -> bool:
-    """Puts this process's children into fresh namespaces; True where it took a user namespace to be allowed to.
+    """Puts the children of this process into new namespaces. Returns True if this needed a user namespace.
 
-    Raises OSError where the kernel or its settings refuse it.
+    Raises OSError if the kernel or its settings forbid it.
     """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
@@ -51,9 +51,9 @@ def unshare_everything() -> bool:
 
 
 def map_user(uid: int, gid: int, processes: int) -> None:
-    """In the user namespace that this process just made it keeps its ids; there are no others.
+    """Maps the ids of this process to themselves in its new user namespace, which has no other ids.
 
-    `processes` is the open /proc of the machine, which the minimal root does without.
+    `processes` is the open /proc of the machine, since the minimal root has none.
     """
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         descriptor = os.open(f"self/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=processes)
@@ -64,19 +64,19 @@ def map_user(uid: int, gid: int, processes: int) -> None:
 
 
 def enter_minimal_root(library: Iterable[str], *, workplace: str, packages: Mapping[str, str] = NO_PACKAGES) -> None:
-    """Make the folders `library`, read-only and under their own names, and /dev/null all that there is, and what is in
-    `packages` (name -> path), read-only and in a folder of its own.
+    """Changes the root to one with the folders of `library` and /dev/null only, all read-only under their own names.
 
-    Nothing is mounted where others could see it: over `workplace`, any folder that exists, in this namespace alone.
+    `packages` maps names to paths that are mounted read-only in PACKAGES_FOLDER. The root is assembled over
+    `workplace`, any existing folder, in this mount namespace alone, so that nobody else sees it.
     """
-    places = {path: path for path in (*library, "/dev/null")}
-    places |= {f"{PACKAGES_FOLDER}/{name}": path for name, path in packages.items()}
-    sources = {place: os.open(path, os.O_PATH | os.O_CLOEXEC) for place, path in places.items()}
+    targets = {path: path for path in (*library, "/dev/null")}
+    targets |= {f"{PACKAGES_FOLDER}/{name}": path for name, path in packages.items()}
+    sources = {target: os.open(path, os.O_PATH | os.O_CLOEXEC) for target, path in targets.items()}
     _mount(None, "/", flags=RECURSIVE | PRIVATE)
     _mount("tmpfs", workplace, flags=NO_SETUID | NO_DEVICES, options=f"size={MIB},nr_inodes=1024,mode=755")
     for path, descriptor in sources.items():
         target = f"{workplace}{path}"
-        _make_place(target, like=descriptor)
+        _make_mount_point(target, like=descriptor)
         _mount(f"/proc/self/fd/{descriptor}", target, flags=BIND | RECURSIVE, kind=None)
         os.close(descriptor)
         _set_read_only(target, devices=path == "/dev/null")
@@ -93,9 +93,9 @@ def enter_minimal_root(library: Iterable[str], *, workplace: str, packages: Mapp
 
 
 def enter_job_folder(uid: int, gid: int, *, num_bytes: int, processes: int | None) -> None:
-    """A mount namespace with an empty folder in memory, of limited size, which ends with the process that calls this.
+    """Enters a mount namespace with an empty folder in memory, of limited size, that ends with this process.
 
-    With `processes`, the open /proc of the machine, a user namespace of its own besides, in which threads are counted.
+    With `processes`, the open /proc of the machine, it enters a user namespace as well, in which threads are counted.
     """
     call("unshare", NEW_MOUNTS if processes is None else NEW_MOUNTS | NEW_USERS)
     if processes is not None:
@@ -104,7 +104,7 @@ def enter_job_folder(uid: int, gid: int, *, num_bytes: int, processes: int | Non
     _mount("tmpfs", JOB_FOLDER, flags=NO_SETUID | NO_DEVICES | NO_EXECUTION, options=options)
 
 
-def _make_place(target: str, *, like: int) -> None:
+def _make_mount_point(target: str, *, like: int) -> None:
     if os.path.isdir(f"/proc/self/fd/{like}"):
         os.makedirs(target, mode=0o755, exist_ok=True)
     else:
@@ -113,13 +113,13 @@ def _make_place(target: str, *, like: int) -> None:
 
 
 def _mount(source: str | None, target: str, *, flags: int, kind: str | None = "tmpfs", options: str = "") -> None:
-    texts = (None if each is None else each.encode() for each in (source, target, kind))
+    texts = (None if text is None else text.encode() for text in (source, target, kind))
     encoded_source, encoded_target, encoded_kind = texts
     call("mount", encoded_source, encoded_target, encoded_kind, flags, options.encode() or None)
 
 
 def _set_read_only(path: str, *, devices: bool, recursive: bool = True) -> None:
     attributes = READ_ONLY | NO_SETUID | (0 if devices else NO_DEVICES)
-    # struct mount_attr: set, clear, propagation, user namespace. It adds, so that what the host has locked stays.
+    # struct mount_attr: set, clear, propagation, user namespace. It only adds attributes, so locked ones stay.
     structure = attributes.to_bytes(8, "little") + bytes(24)
     call("mount_setattr", AT_FOLDER, path.encode(), AT_RECURSIVE if recursive else 0, structure, len(structure))

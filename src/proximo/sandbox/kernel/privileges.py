@@ -1,4 +1,4 @@
-"""What a process gives up for good: capabilities, gains by exec, being looked into. Not its limits: limits.py."""
+"""Irreversibly drops the privileges of a process: capabilities, gains by exec, inspection from outside."""
 
 import ctypes
 import errno
@@ -9,7 +9,7 @@ from proximo.sandbox.kernel.syscalls import call, prctl
 SET_DEATH_SIGNAL, SET_DUMPABLE, DROP_FROM_BOUNDS, SET_SECUREBITS = 1, 4, 24, 28
 NO_NEW_PRIVILEGES, AMBIENT, AMBIENT_CLEAR = 38, 47, 4
 LOCKED_SECUREBITS = 0b101111
-"""Uid 0 means nothing, changing it gives nothing, capabilities are not kept; none of it can be undone."""
+"""Locked secure bits: uid 0 has no meaning, and no capabilities are gained or kept by changing uids."""
 CAPABILITY_VERSION = 0x20080522
 
 
@@ -20,12 +20,12 @@ class CapabilityHeader(ctypes.Structure):
 
 
 def bound_capabilities() -> None:
-    """Take every capability out of the bounding set, and uid 0 its meaning, where this process is allowed to."""
+    """Empties the capability bounding set and removes the meaning of uid 0, if this process may do so."""
     try:
         for capability in range(64):
             prctl(DROP_FROM_BOUNDS, capability)
     except OSError as error:
-        # EINVAL: one beyond the last. EPERM: an ordinary user, who has none to lose.
+        # EINVAL: past the last capability. EPERM: an ordinary user, who has no capabilities.
         if error.errno == errno.EPERM:
             return
         if error.errno != errno.EINVAL:
@@ -34,7 +34,7 @@ def bound_capabilities() -> None:
 
 
 def give_up_privileges() -> None:
-    """No capability left, none to be had; no core dump, and no look into its memory from outside."""
+    """Drops all capabilities for good, and forbids core dumps and inspection of memory."""
     prctl(AMBIENT, AMBIENT_CLEAR)
     nothing = (ctypes.c_uint32 * 6)()
     call("capset", CapabilityHeader(version=CAPABILITY_VERSION), nothing)
@@ -43,5 +43,5 @@ def give_up_privileges() -> None:
 
 
 def die_with_parent() -> None:
-    """SIGKILL for this process when the thread that started it ends."""
+    """Has the kernel kill this process when the thread that started it ends."""
     prctl(SET_DEATH_SIGNAL, signal.SIGKILL)

@@ -23,18 +23,18 @@ NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 """Offsets in struct seccomp_data."""
 SET_SECCOMP, MODE_FILTER = 22, 2
 YOUNGER_CALLS = 452
-"""Calls from here on are unknown to older kernels too, so the C library has a way to do without them."""
+"""Calls from this number on are answered with ENOSYS: older kernels lack them, so the C library has fallbacks."""
 
 Instruction = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand: struct sock_filter."""
 
 REFUSE: Instruction = (RETURN, 0, 0, ERRNO | errno.EPERM)
 ITSELF = 0x7E57ED1D
-"""Stands for the process's own id, which no process has: Linux keeps them below 2^22."""
+"""Placeholder for the id of the process. It is no valid id, since Linux keeps them below 2^22."""
 SIGNALS = {"kill": 1, "tgkill": 2, "tkill": 1}
-"""Calls that send a signal to what their first argument names -> which argument is the signal's number."""
+"""Calls that send a signal to the process in their first argument, with the index of the signal argument."""
 THREAD_FLAGS = (0x3D0F00, 0x7D0F00)
-"""What pthread_create of glibc and musl passes to clone: a thread of this process, in no new namespace."""
+"""The flags that pthread_create of glibc and musl passes to clone: a thread of this process, no new namespace."""
 DESCRIPTOR_COMMANDS = (0, 1, 2, 3, 4, 1030, 1032)
 """fcntl: duplicating, flags, size of a pipe. Not owners, leases, notices, seals or the size of a pipe set; no locks
 either, nor is there flock(2): one on a file of the library is seen by every other program that has it open."""
@@ -42,13 +42,13 @@ ABOUT_A_PROCESS = {
     **{"getpgid": 0, "getsid": 0, "sched_getaffinity": 0, "sched_getparam": 0, "sched_getscheduler": 0},
     **{"getpriority": 1},
 }
-"""Calls that say something of a process, if only that it is there -> which argument names it."""
+"""Calls that reveal something about a process, with the index of the argument that names it."""
 MODES = {"chmod": 1, "fchmodat": 2}
-"""Calls that change a file's mode, by name alone -> which argument is the mode."""
+"""Calls that change the mode of a file by name, with the index of the mode argument."""
 BITS_BEYOND_PERMISSIONS = 0o7000
-"""Those of setuid and setgid, and the sticky one."""
+"""The setuid, setgid and sticky bits."""
 CHANGES = frozenset({*MODES, "utimensat"})
-"""Calls that neither landlock nor an open descriptor holds back: a read-only mount alone does."""
+"""Calls that only a read-only mount can restrict, not landlock."""
 WITHOUT = {"clone3": errno.ENOSYS, "listxattr": errno.ENOTSUP, "llistxattr": errno.ENOTSUP}
 """Calls that libraries know to do without where they are told so. The flags of clone3 lie behind a pointer; those of
 clone, which is used instead, can be read. Whoever copies a file asks for its extended attributes."""
@@ -89,34 +89,34 @@ def build_filter(*, threads: bool, changes: bool) -> bytes:
         (JUMP_EQUAL, 1, 0, AUDIT_ARCHITECTURES[here]),
         (RETURN, 0, 0, KILL_PROCESS),
         (LOAD_WORD, 0, 0, NUMBER),
-        *_search(_stretches(answers)),
+        *_search(_ranges(answers)),
     ]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def _stretches(answers: dict[int, list[Instruction]]) -> list[tuple[int, list[Instruction]]]:
-    """(first number, what is answered from there on), in order; equal neighbours are one."""
+def _ranges(answers: dict[int, list[Instruction]]) -> list[tuple[int, list[Instruction]]]:
+    """Pairs (first number, instructions from there on), sorted, with equal neighbours merged."""
     refuse = [REFUSE]
     points = {0: refuse, YOUNGER_CALLS: [(RETURN, 0, 0, ERRNO | errno.ENOSYS)], X32_BIT: [(RETURN, 0, 0, KILL_PROCESS)]}
     points |= {number + 1: refuse for number in answers if number + 1 < YOUNGER_CALLS}
-    found: list[tuple[int, list[Instruction]]] = []
+    merged: list[tuple[int, list[Instruction]]] = []
     for number, answer in sorted((points | answers).items()):
-        if not found or found[-1][1] != answer:
-            found.append((number, answer))
-    return found
+        if not merged or merged[-1][1] != answer:
+            merged.append((number, answer))
+    return merged
 
 
-def _search(stretches: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """By halves: the kernel tries every number when the filter is installed, for each program anew."""
-    if len(stretches) == 1:
-        return stretches[0][1]
-    middle = len(stretches) // 2
-    below, above = _search(stretches[:middle]), _search(stretches[middle:])
-    return [(JUMP_AT_LEAST, len(below), 0, stretches[middle][0]), *below, *above]
+def _search(ranges: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """A binary search over the call numbers. The kernel runs the filter on every number when it is installed."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    return [(JUMP_AT_LEAST, len(below), 0, ranges[middle][0]), *below, *above]
 
 
 def install(program: bytes) -> None:
-    """Put this process under the filter for good. Needs no_new_privs."""
+    """Installs the filter for this process irreversibly. Needs no_new_privs."""
     program = program.replace(struct.pack("=I", ITSELF), struct.pack("=I", os.getpid()))
     instructions = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(instructions))
@@ -154,12 +154,12 @@ def _answer_to(name: str) -> list[Instruction]:
 
 
 def _unless(load: Instruction, test: Instruction) -> list[Instruction]:
-    """Allowed but where the test holds, which jumps over one instruction where it does not."""
+    """Instructions that refuse the call if the test holds. The test must skip one instruction if it does not."""
     return [load, test, REFUSE, (RETURN, 0, 0, ALLOW)]
 
 
 def _check_argument(index: int, values: tuple[int, ...], *, bit: int = 0) -> list[Instruction]:
-    """Allowed where the argument is one of the values, or has the bit."""
+    """Instructions that allow the call if the argument is one of the values, or has the bit."""
     comparisons = [(JUMP_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
     return [
         (LOAD_WORD, 0, 0, ARGUMENTS + 8 * index),

@@ -1,7 +1,7 @@
-"""Numbers of the system calls that the sandbox speaks of, for both architectures. Not what is done with them.
+"""Numbers of the system calls that the sandbox uses, for both architectures.
 
-From Linux' arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h. None: the architecture has no
-such call, and its C library uses a younger one.
+From arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h of Linux. None means that the
+architecture lacks the call; its C library uses a newer one.
 """
 
 PROGRAM = {
@@ -15,7 +15,7 @@ PROGRAM = {
     "preadv": (295, 69),
     "pwritev": (296, 70),
     "lseek": (8, 62),
-    # Files by name: what may be reached is landlock's and the mount namespace's matter
+    # Files by name: landlock and the mount namespace restrict which
     "open": (2, None),
     "openat": (257, 56),
     "creat": (85, None),
@@ -154,7 +154,7 @@ PROGRAM = {
     "clone": (56, 220),
     "clone3": (435, 435),
 }
-"""What a confined program may call at all: (x86-64, aarch64)."""
+"""Calls that a confined program may make: (x86-64, aarch64)."""
 
 SET_UP = {
     "unshare": (272, 97),
@@ -167,4 +167,4 @@ SET_UP = {
     "landlock_add_rule": (445, 445),
     "landlock_restrict_self": (446, 446),
 }
-"""What confining it takes: (x86-64, aarch64)."""
+"""Calls that set up the confinement: (x86-64, aarch64)."""

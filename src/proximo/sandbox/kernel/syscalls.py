@@ -1,4 +1,4 @@
-"""System calls that Python has no name for, by number. Not which of them a program may use: seccomp.py."""
+"""System calls that Python does not wrap, by number."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def architecture() -> int:
-    """The column of this machine in the tables of numbers, or OSError where there is none."""
+    """The index of this machine's architecture in the tables of numbers. Raises OSError if it is unsupported."""
     machine = platform.machine()
     if sys.platform != "linux" or machine not in ARCHITECTURES or sys.maxsize < 2**32:
         raise OSError(
@@ -22,20 +22,20 @@ def architecture() -> int:
 
 
 def call(name: str, *arguments: int | bytes | ctypes.Array | ctypes.Structure | None) -> int:
-    """The call's result; OSError with the call's name where it fails."""
+    """Makes a system call. Raises OSError with the name of the call if it fails."""
     number = SET_UP[name][architecture()]
-    passed = [_argument(each) for each in arguments]
+    passed = [_argument(value) for value in arguments]
     return check(name, libc.syscall(ctypes.c_long(number), *passed))
 
 
 def prctl(option: int, *arguments: int) -> int:
-    """prctl(2); OSError where it fails."""
+    """Calls prctl(2). Raises OSError if it fails."""
     padded = [*arguments, 0, 0, 0, 0][:4]
-    return check(f"prctl({option})", libc.prctl(option, *(ctypes.c_ulong(each) for each in padded)))
+    return check(f"prctl({option})", libc.prctl(option, *(ctypes.c_ulong(value) for value in padded)))
 
 
 def check(name: str, result: int) -> int:
-    """The result of a call of the C library, or OSError with the call's name."""
+    """The result of a call of the C library. Raises OSError with the name of the call if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
