@@ -198,7 +198,7 @@ RECIPES = (
         "ppo.kl={horizon: 12, target: 6}",
         "kl.horizon (12) must exceed a fifth of the 64 responses",
     ),
-    _override("shortest length without a penalty", "ppo.score.min_tokens=3", "min_tokens_penalty need each other"),
+    _override("shortest length without a penalty", "ppo.score.min_tokens=3", "min_tokens_penalty belong together"),
     _override(
         "shortest length beyond the limit",
         "ppo.score={min_tokens: 200, min_tokens_penalty: 1}",
@@ -328,7 +328,7 @@ RECIPES = (
     _override("stage that comes later", "sft.model.path=@reward", "comes before it", kind="pipeline"),
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("folder of a stage", "ppo.run.folder=x", "follows from run.folder", kind="pipeline"),
-    _override("proportions without phase", "data.proportions=[2, 4]", "need each other", kind="sft"),
+    _override("proportions without phase", "data.proportions=[2, 4]", "belong together", kind="sft"),
     _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "above 0.0, got 0", kind="dpo"),
     _override("half of the labels wrong", "dpo.label_smoothing=0.5", "below 0.5, got 0.5", kind="dpo"),
     _override("unknown key of DPO", "dpo.margin=1", "dpo.margin", kind="dpo"),

@@ -71,5 +71,5 @@ def test_mistakes_are_found_before_anything_is_scored() -> None:
     unexpected = pytest.raises(ConfigError, match="got an unexpected keyword argument 'bonus'")
     with unexpected, made("hangs", kwargs={"bonus": 1}):
         pass
-    with made("recites") as source, pytest.raises(DataError, match="the rows' columns cross as JSON"):
+    with made("recites") as source, pytest.raises(DataError, match="rows are sent as JSON"):
         source.score([response(to=prompt(metadata={"when": {1}}))])

@@ -125,7 +125,7 @@ def test_an_answer_that_timed_out_before_the_step_did_is_at_fault_and_one_never_
     first, last = found[0], found[-1]
     assert (first.score, first.state, dict(first.components)) == (-0.5, ScoreState.MODEL_FAULT, {"part": 0.0})
     assert first.reason == "not graded within answer_seconds = 0.8, and not again before step_seconds were over"
-    assert (last.state, last.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "no result within step_seconds = 2")
+    assert (last.state, last.reason) == (ScoreState.INFRASTRUCTURE_FAULT, "not graded within step_seconds = 2")
     num_faults = sum(each.state is ScoreState.MODEL_FAULT for each in found)
     assert counts["timeout_fraction"] == counts["model_fault_fraction"] == num_faults / 4
 
@@ -221,7 +221,7 @@ def test_what_is_not_graded_when_the_step_must_end_has_no_score_and_the_next_ste
         found = source.score(texts("fine", "sleep", "well"))
         assert [each.state for each in found[1:]] == [ScoreState.INFRASTRUCTURE_FAULT] * 2
         assert found[0].score == 4.0
-        assert found[2].reason == "no result within step_seconds = 0.5"
+        assert found[2].reason == "not graded within step_seconds = 0.5"
         source.step_seconds = 20
         assert [each.score for each in source.score(texts("well"))] == [4.0]
 

@@ -51,7 +51,7 @@ class ProcessFunctionReward:
         except (TypeError, ValueError) as error:
             raise DataError(
                 f"reward function {self.name!r}: with `process: true` rows are sent as JSON, and a column "
-                f"of them cannot be ({error}); leave that column out, or write it as text"
+                f"cannot be converted ({error}); leave that column out, or write it as text"
             ) from error
         # The worst case: every attempt takes almost the whole timeout, and the process starts anew in between.
         seconds = (ATTEMPTS + 1) * self.timeout_seconds + START_SECONDS

@@ -40,7 +40,9 @@ def check(sandbox: Sandbox, row: dict, **options) -> None:
 def test_a_row_whose_tests_compare_with_what_cannot_cross_is_refused(sandbox, kind) -> None:
     before, test, value = FOREIGN[kind]
     row = {"test_list": ["assert f(1) or True", before + test]}
-    with pytest.raises(DataError, match=f"test 2 compares what the program returns with a {kind}, which is no plain"):
+    with pytest.raises(
+        DataError, match=f"test 2 compares the result of the program with a {kind}, which is not a plain"
+    ):
         check(sandbox, row)
     assert graded(sandbox, f"{before}def f(x): return {value}", row).reason.startswith("test 2 of 2 failed: an object")
 

@@ -94,12 +94,12 @@ def test_an_answer_that_equals_any_of_several_references_is_right() -> None:
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ("4", "must be a list of texts"),
-        ({"text": ["4"]}, "must be a list of texts"),
-        (["4", 5], "must be a list of texts"),
+        ("4", "must be a list of reference answers"),
+        ({"text": ["4"]}, "must be a list of reference answers"),
+        (["4", 5], "must be a list of reference answers"),
         (["4", "x" * 1001], "the answer alone"),
-        (["4", " "], "nothing in it"),
-        ([str(n) for n in range(101)], "at most 100"),
+        (["4", " "], "is empty after cleaning"),
+        ([str(n) for n in range(101)], "the limit is 100"),
     ],
 )
 def test_a_list_of_references_that_cannot_be_compared_with_is_refused(answers: Any, message: str) -> None:
@@ -112,8 +112,8 @@ def test_a_list_of_references_that_cannot_be_compared_with_is_refused(answers: A
 ROWS = (
     (None, "has none"),
     ("x" * 1001, "the answer alone"),
-    ("", "nothing in it"),
-    (" $ $ ", "nothing in it"),
+    ("", "is empty after cleaning"),
+    (" $ $ ", "is empty after cleaning"),
 )
 
 

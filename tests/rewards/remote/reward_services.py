@@ -87,7 +87,7 @@ class ScriptedService:
 
     def __init__(self, *behaviours: Behaviour, check: Behaviour | None = None) -> None:
         self.behaviours = behaviours
-        self.check = reply(b"", "404 Not Result") if check is None else check
+        self.check = reply(b"", "404 Not Found") if check is None else check
         self.requests: list[bytes] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []

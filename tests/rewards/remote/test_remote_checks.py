@@ -73,7 +73,7 @@ def test_rows_are_asked_about_in_parts_with_their_places_and_the_first_problem_i
 @pytest.mark.parametrize(
     "behaviour",
     [
-        reply(b"", "404 Not Result"),
+        reply(b"", "404 Not Found"),
         reply(b"", "405 Method Not Allowed"),
         reply(b'{"detail": "what?"}', "400 Bad Request"),
         reply(grades([])),

@@ -74,9 +74,9 @@ NAN = grades([float("nan")])
 BAD_REPLIES = {
     "garbage": (b"<html>oops</html>", "Invalid JSON"),
     "nothing": (b"", "Invalid JSON"),
-    "wrong count": (grades([1.0, 1.0]), "grades on 1 responses"),
-    "no grade": (grades([]), "grades on 1 responses"),
-    "other ids": (grades([1.0]).replace(b'"id": 0', b'"id": 1'), "grades on 1 responses"),
+    "wrong count": (grades([1.0, 1.0]), "expected results for 1 responses"),
+    "no grade": (grades([]), "expected results for 1 responses"),
+    "other ids": (grades([1.0]).replace(b'"id": 0', b'"id": 1'), "expected results for 1 responses"),
     "NaN": (NAN, "finite number"),
     "infinity": (NAN.replace(b"NaN", b"1e999"), "finite number"),
     "text for a number": (NAN.replace(b"NaN", b'"1"'), "valid number"),
@@ -219,12 +219,12 @@ def test_pauses_double_and_are_the_same_in_every_run(monkeypatch: pytest.MonkeyP
     [
         (reply(b'{"detail": "who?"}', "401 Unauthorized"), ("status 401", "who?", "variable TOKEN is not")),
         (reply(b"", "403 Forbidden"), ("status 403", "TOKEN")),
-        (reply(b"", "404 Not Result"), ("status 404", "serve-reward")),
+        (reply(b"", "404 Not Found"), ("status 404", "serve-reward")),
         (reply(b"", "413 Too Large"), ("status 413", "lower responses_per_request")),
         (reply(b"", "400 Bad Request"), ("status 400",)),
-        (reply(b"", "302 Result", "Location: http://127.0.0.1:9/"), ("status 302", "not followed")),
-        (reply(b'{"format": "proximo.reward/2", "x": 1}'), ("'proximo.reward/2'", "use one version")),
-        (reply(grades([1.0]).replace(b"reward/1", b"reward/9")), ("'proximo.reward/9'", "use one version")),
+        (reply(b"", "302 Found", "Location: http://127.0.0.1:9/"), ("status 302", "not followed")),
+        (reply(b'{"format": "proximo.reward/2", "x": 1}'), ("'proximo.reward/2'", "use the same version")),
+        (reply(grades([1.0]).replace(b"reward/1", b"reward/9")), ("'proximo.reward/9'", "use the same version")),
     ],
 )
 def test_a_service_that_calls_the_request_wrong_stops_the_run_at_once(behaviour: Any, pieces: Sequence[str]) -> None:
@@ -258,7 +258,7 @@ def test_a_service_that_is_slow_at_the_start_is_named_while_it_is_waited_for(
     with ScriptedService(silent) as service, pytest.raises(ConfigError, match="no reward service answers"):
         source(service.url, request_seconds=0.3, attempts=1).check()
     lines = [record.getMessage() for record in caplog.records]
-    assert f"reward source remote: waiting for an answer of {service.url} since 0 s" in lines
+    assert f"reward source remote: waiting for a reply of {service.url} since 0 s" in lines
 
 
 def test_half_of_a_surrogate_pair_costs_no_request() -> None:
@@ -312,6 +312,6 @@ def test_what_was_done_is_counted_by_response_and_then_forgotten() -> None:
 
 @pytest.mark.parametrize("token", [f"{TOKEN} ", f"{TOKEN}\n", f"{TOKEN}\x00"])
 def test_a_token_that_no_header_can_hold_is_refused_without_being_shown(token: str) -> None:
-    with ScriptedService(good) as service, pytest.raises(ConfigError, match="not one that HTTP allows") as caught:
+    with ScriptedService(good) as service, pytest.raises(ConfigError, match="HTTP does not allow this token") as caught:
         source(service.url, token=token).check()
     assert TOKEN not in str(caught.value)

@@ -55,7 +55,7 @@ def test_a_source_that_raises_whatever_it_may_is_a_status_500_that_is_counted(
     with caplog.at_level(logging.ERROR):
         answer = asyncio.run(service.score(request(request_body([response()]))))
     assert answer.status_code == 500
-    assert "log says why" in json.loads(bytes(answer.body))["detail"]
+    assert "see the log of the service" in json.loads(bytes(answer.body))["detail"]
     assert service.statistics.as_json()["refused"] == {"500": 1}
     assert str(error) in caplog.text
     assert ("Traceback" in caplog.text) is not isinstance(error, TrainingError)
