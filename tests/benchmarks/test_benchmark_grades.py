@@ -27,7 +27,7 @@ def test_no_honest_program_loses_among_hostile_ones_and_two_passes_agree() -> No
     pairs = mixture(20, seed=0)
     kinds, responses = [kind for kind, _ in pairs], [response for _, response in pairs]
     options = {"cpu_seconds": 1.0, "idle_seconds": 1.5, "workers": 2}
-    config = CodeRewardConfig(kind="code", form="asserts", program="text", **options)
+    config = CodeRewardConfig(kind="code", form="asserts", program="response", **options)
     first, second = (grade(responses, config) for _ in range(2))
     assert misgraded(kinds, first) == misgraded(kinds, second) == []
     assert [each[:2] for each in first] == [each[:2] for each in second]
