@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from proximo.dataflow.executor import LocalExecutor, Outcome
 from proximo.dataflow.graph import Call
-from proximo.models.cpu.fused_layers import NAMING
+from proximo.models.cpu.fused_layers import PART_SCOPE
 from proximo.ppo.trainer import PPOTrainer
 
 aten = torch.ops.aten
@@ -75,13 +75,13 @@ class Operations:
 
     def __enter__(self) -> "Operations":
         # The counter hooks every module, and hooked layers would run as modules: this says that it only looks on.
-        self._naming = NAMING.set(lambda _: nullcontext())
+        self._naming = PART_SCOPE.set(lambda _: nullcontext())
         self._mode.__enter__()
         return self
 
     def __exit__(self, *given: Any) -> None:
         self._mode.__exit__(*given)
-        NAMING.reset(self._naming)
+        PART_SCOPE.reset(self._naming)
 
     @property
     def _counts(self) -> dict[Any, int]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from builders import tiny_language_model, tiny_tokenizer
+from foreign_engine import ForeignEngine
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import LocalExecutor, Outcome
 from proximo.dataflow.graph import Graph
@@ -13,7 +14,6 @@ from proximo.errors import ConfigError, TrainingError
 from proximo.models.language import LanguageModel
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rollout.engine import Holding, fingerprint
-from rollout.foreign_engine import ForeignEngine
 
 PROMPTS = ["ab", "cde", "f", "gh"]
 

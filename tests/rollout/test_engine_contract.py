@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from builders import tiny_language_model, tiny_tokenizer
+from foreign_engine import ForeignEngine
 from proximo.errors import ModelError, TrainingError, UserError
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -16,7 +17,6 @@ from proximo.records import Finish, Prompt, Response
 from proximo.rollout.engine import Engine, Holding, fingerprint, push_weights
 from proximo.rollout.local import LocalEngine
 from proximo.rollout.sampling import RandomKey, SamplingOptions
-from rollout.foreign_engine import ForeignEngine
 
 PROMPTS = [Prompt(id=f"p{n}", token_ids=tuple(range(5, 8 + n))) for n in range(4)]
 KEY = RandomKey(seed=3, purpose="rollout", step=1)
