@@ -22,7 +22,7 @@ from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
-from proximo.models.cpu.thread_split import side_by_side
+from proximo.models.cpu.thread_split import run_overlapped
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
@@ -126,7 +126,7 @@ class PPOTrainer:
             texts=ptx,
             optimizers=optimizers,
         )
-        self.executor = executor or LocalExecutor(side_by_side=side_by_side)
+        self.executor = executor or LocalExecutor(side_by_side=run_overlapped)
         self.kl_controller = kl_controller
         self.state = TrainState(kl_coefficient=first_coefficient(self.config.kl, kl_controller))
 

@@ -1,4 +1,4 @@
-"""Two passes at a time on a CPU, each with half of its threads. Not what the passes are.
+"""Two pieces of work at a time on a CPU, each with half of the threads: overlapped updates of policy and critic.
 
 Small operators, attention over one sequence and all that is between operators gain nothing from a second thread; a
 second pass beside the first does. A pass that is cut in two gains little (benchmarks/README.md).
@@ -16,20 +16,20 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 Result = TypeVar("Result")
 
-_LANES = 2
+_NUM_PIECES = 2
 """More would wait for each other at the interpreter's lock."""
 
 
-class AbandonedError(Exception):
-    """Raised in a lane whose neighbour has failed, so that nothing goes on learning behind the caller's back."""
+class PeerFailedError(Exception):
+    """Raised in one piece because the other one has failed: it must not go on training after the caller was told."""
 
 
-def has_lanes(device: str, *, num_threads: int | None = None) -> bool:
+def can_split_threads(device: str, *, num_threads: int | None = None) -> bool:
     """True on a CPU whose threads can be halved; `num_threads` where they are not torch's own."""
-    return device == "cpu" and (num_threads or torch.get_num_threads()) % _LANES == 0
+    return device == "cpu" and (num_threads or torch.get_num_threads()) % _NUM_PIECES == 0
 
 
-def is_watched() -> bool:
+def operators_are_watched() -> bool:
     """True where something follows the operators of the caller's thread, and would miss those of another one.
 
     A counter of operations, a profiler, or an autocast of the caller's own.
@@ -38,35 +38,35 @@ def is_watched() -> bool:
     return modes or torch.autograd._profiler_enabled() or torch.is_autocast_enabled("cpu")
 
 
-def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
+def run_overlapped(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
     """What the pieces, at most two, return, in their order; the first runs in the thread of the caller.
 
     Each has half of the caller's threads (until it asks for all: `use_all_threads`), its grad mode and its context
     variables. Raises what the first piece that failed has raised, an interrupt included, when both have ended.
     """
-    if len(pieces) > _LANES:
-        raise ValueError(f"{len(pieces)} pieces were given for {_LANES} lanes")
-    if len(pieces) < _LANES:
+    if len(pieces) > _NUM_PIECES:
+        raise ValueError(f"{len(pieces)} pieces were given, but only {_NUM_PIECES} run at a time")
+    if len(pieces) < _NUM_PIECES:
         return [piece() for piece in pieces]
     num_threads, grad_enabled = torch.get_num_threads(), torch.is_grad_enabled()
-    results: list[Any] = [None] * _LANES
+    results: list[Any] = [None] * _NUM_PIECES
     errors: list[BaseException] = []
     failed, ends = threading.Event(), [threading.Event() for _ in pieces]
 
-    def run(lane: int) -> None:
-        torch.set_num_threads(max(1, num_threads // _LANES))
-        _NEIGHBOUR.set(_Neighbour(failed=failed, ended=ends[1 - lane], num_threads=num_threads))
+    def run(index: int) -> None:
+        torch.set_num_threads(max(1, num_threads // _NUM_PIECES))
+        _PEER.set(_Peer(failed=failed, ended=ends[1 - index], num_threads=num_threads))
         try:
             with torch.set_grad_enabled(grad_enabled):
-                results[lane] = pieces[lane]()
+                results[index] = pieces[index]()
         except BaseException as error:  # raised below, in the caller's thread
             errors.append(error)
             failed.set()
         finally:
-            ends[lane].set()
+            ends[index].set()
 
     # A daemon, so that a process that is told to leave at once does not wait for the end of an epoch.
-    other = threading.Thread(target=copy_context().run, args=(run, 1), name="second-lane", daemon=True)
+    other = threading.Thread(target=copy_context().run, args=(run, 1), name="second-piece", daemon=True)
     try:
         other.start()
         copy_context().run(run, 0)
@@ -79,42 +79,42 @@ def side_by_side(pieces: Sequence[Callable[[], Result]]) -> list[Result]:
             try:
                 ends[0].set()  # also where an interrupt came between the piece and its end
                 ends[1].wait()  # join() takes a thread for ended when it is interrupted (CPython 3.11)
-            except BaseException as error:  # an interrupt, which the other lane is told of
+            except BaseException as error:  # an interrupt, which the other piece is told of
                 errors.append(error)
                 failed.set()
-        torch.set_num_threads(num_threads)  # after the other lane, since this is also what new threads begin with
-    for error in sorted(errors, key=lambda each: isinstance(each, AbandonedError)):
+        torch.set_num_threads(num_threads)  # after the other piece, since this is also what new threads begin with
+    for error in sorted(errors, key=lambda each: isinstance(each, PeerFailedError)):
         raise error
     return results
 
 
-def check_neighbour() -> None:
-    """To be asked now and then within a piece. Raises AbandonedError where the other one has failed."""
-    neighbour = _NEIGHBOUR.get()
-    if neighbour is not None and neighbour.failed.is_set():
-        raise AbandonedError("what ran at the same time has failed")
+def check_peer() -> None:
+    """Call now and then within a piece. Raises PeerFailedError where the other one has failed."""
+    peer = _PEER.get()
+    if peer is not None and peer.failed.is_set():
+        raise PeerFailedError("what ran at the same time has failed")
 
 
-def has_neighbour() -> bool:
+def has_peer() -> bool:
     """True within a piece that runs beside another one, also when that one has ended."""
-    return _NEIGHBOUR.get() is not None
+    return _PEER.get() is not None
 
 
 def use_all_threads() -> None:
     """Wait until the other piece has ended, and go on with the threads of both; nothing where there is none.
 
     Asked at a point that does not depend on time, so that each run computes the same with as many threads. At most one
-    of the pieces may ask. Raises AbandonedError where the other one has failed.
+    of the pieces may ask. Raises PeerFailedError where the other one has failed.
     """
-    neighbour = _NEIGHBOUR.get()
-    if neighbour is not None:
-        neighbour.ended.wait()
-        check_neighbour()
-        torch.set_num_threads(neighbour.num_threads)
+    peer = _PEER.get()
+    if peer is not None:
+        peer.ended.wait()
+        check_peer()
+        torch.set_num_threads(peer.num_threads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Neighbour:
+class _Peer:
     """What a piece knows of the other one."""
 
     failed: threading.Event
@@ -124,4 +124,4 @@ class _Neighbour:
     """Of both."""
 
 
-_NEIGHBOUR: ContextVar[_Neighbour | None] = ContextVar("neighbour", default=None)
+_PEER: ContextVar[_Peer | None] = ContextVar("peer", default=None)

@@ -11,7 +11,7 @@ from proximo.config.ppo.trunk import trunk_problem
 from proximo.data.examples import TextExample
 from proximo.errors import ConfigError
 from proximo.learner.own_optimizer import OwnOptimizer
-from proximo.models.cpu.thread_split import is_watched
+from proximo.models.cpu.thread_split import operators_are_watched
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
 from proximo.models.quantised import is_quantised
@@ -76,7 +76,7 @@ class Roles:
             quantised=any(is_quantised(worker.model.base) for worker in trained),
             own_optimizers=any(w.learner is not None and isinstance(w.learner.options, OwnOptimizer) for w in trained),
         )
-        return BOTH_UPDATES if allowed and not is_watched() else ()
+        return BOTH_UPDATES if allowed and not operators_are_watched() else ()
 
 
 def make_roles(  # noqa: PLR0913 - each is a part that a caller may bring

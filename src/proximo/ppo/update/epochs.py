@@ -9,7 +9,7 @@ from torch import Tensor
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
-from proximo.models.cpu.thread_split import check_neighbour, use_all_threads
+from proximo.models.cpu.thread_split import check_peer, use_all_threads
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.update.guards import PolicyGuard
@@ -67,7 +67,7 @@ class Epochs:
         refusal = guard.refusal if guard is not None else lambda _: None
         with learner.training():
             for number, members in enumerate(plan):
-                check_neighbour()
+                check_peer()
                 if number == beside:
                     use_all_threads()
                 batches = cut_minibatch(experience, clean, members, token_budget=budget, device=device)

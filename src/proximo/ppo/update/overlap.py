@@ -1,7 +1,7 @@
 """Whether policy and value model train at the same time, and how long. Not how: models/cpu/thread_split.py."""
 
 from proximo.config.ppo.options import PPOConfig
-from proximo.models.cpu.thread_split import has_lanes, has_neighbour
+from proximo.models.cpu.thread_split import can_split_threads, has_peer
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.records import Experience
@@ -29,7 +29,7 @@ def trains_side_by_side(
     """
     in_backward = any(each and each.in_backward for each in (config.policy_optimizer, config.value_optimizer))
     alone = shares_trunk or compiled or quantised or own_optimizers or in_backward or not config.uses_critic
-    return config.overlap_updates and not alone and has_lanes(device, num_threads=num_threads)
+    return config.overlap_updates and not alone and can_split_threads(device, num_threads=num_threads)
 
 
 SPEED_UP = 1.6
@@ -48,7 +48,7 @@ def updates_beside(
     A function of batch and models alone: were it left to the clock which updates have more threads, no run could be
     repeated to the bit.
     """
-    if own is None or other is None or not has_neighbour():
+    if own is None or other is None or not has_peer():
         return num_updates
     return best_split(num_updates, cost_of_updates(own, experience), cost_of_updates(other, experience))
 

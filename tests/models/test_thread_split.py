@@ -11,12 +11,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from proximo.models.cpu.thread_split import (
-    AbandonedError,
-    check_neighbour,
-    has_lanes,
-    has_neighbour,
-    is_watched,
-    side_by_side,
+    PeerFailedError,
+    can_split_threads,
+    check_peer,
+    has_peer,
+    operators_are_watched,
+    run_overlapped,
     use_all_threads,
 )
 
@@ -39,22 +39,22 @@ def test_two_pieces_run_at_the_same_time_and_answer_in_their_order(four_threads:
         return name, torch.get_num_threads(), torch.is_grad_enabled()
 
     with torch.no_grad():
-        assert side_by_side([lambda: piece("a"), lambda: piece("b")]) == [("a", 2, False), ("b", 2, False)]
-    assert side_by_side([lambda: piece("a"), lambda: piece("b")])[1] == ("b", 2, True)
+        assert run_overlapped([lambda: piece("a"), lambda: piece("b")]) == [("a", 2, False), ("b", 2, False)]
+    assert run_overlapped([lambda: piece("a"), lambda: piece("b")])[1] == ("b", 2, True)
     assert torch.get_num_threads() == 4
 
 
 def test_a_piece_alone_has_all_threads(four_threads: None) -> None:
-    assert side_by_side([torch.get_num_threads]) == [4]
+    assert run_overlapped([torch.get_num_threads]) == [4]
     with pytest.raises(ValueError, match="3 pieces"):
-        side_by_side([torch.get_num_threads] * 3)
+        run_overlapped([torch.get_num_threads] * 3)
 
 
 def test_both_lanes_find_the_context_of_the_caller() -> None:
     reset = NAME.set("somebody")
-    assert side_by_side([NAME.get, NAME.get]) == ["somebody", "somebody"]
+    assert run_overlapped([NAME.get, NAME.get]) == ["somebody", "somebody"]
     NAME.reset(reset)
-    assert side_by_side([NAME.get, NAME.get]) == ["nobody", "nobody"]
+    assert run_overlapped([NAME.get, NAME.get]) == ["nobody", "nobody"]
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -71,10 +71,10 @@ def test_what_a_lane_raises_reaches_the_caller_when_both_have_ended(failing: int
     pieces = [takes_longer, takes_longer]
     pieces[failing] = fails
     with pytest.raises(KeyError, match="no such thing"):
-        side_by_side(pieces)
+        run_overlapped(pieces)
     assert ended == [True]
     assert torch.get_num_threads() == 4
-    assert side_by_side([lambda: 1, lambda: 2]) == [1, 2]
+    assert run_overlapped([lambda: 1, lambda: 2]) == [1, 2]
 
 
 def learn(ended: threading.Event) -> None:
@@ -82,7 +82,7 @@ def learn(ended: threading.Event) -> None:
     end = time.monotonic() + DEADLINE_SECONDS
     try:
         while time.monotonic() < end:
-            check_neighbour()
+            check_peer()
             time.sleep(0.01)
     finally:
         ended.set()
@@ -101,10 +101,10 @@ def test_an_interrupt_of_the_caller_ends_the_other_piece_too(four_threads: None)
 
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        side_by_side([interrupted, epochs])
+        run_overlapped([interrupted, epochs])
     assert ended.is_set()
     assert time.monotonic() - start < DEADLINE_SECONDS / 2
-    check_neighbour()  # and nothing of it is left behind
+    check_peer()  # and nothing of it is left behind
 
 
 def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_piece_has_ended() -> None:
@@ -119,7 +119,7 @@ def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_piece_has_
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            side_by_side([lambda: None, epochs])
+            run_overlapped([lambda: None, epochs])
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.is_set()
@@ -138,13 +138,13 @@ def test_the_longer_piece_has_all_threads_when_the_other_has_ended(longer: int, 
 
     def is_short() -> None:
         assert begun.wait(DEADLINE_SECONDS)
-        ended.append(has_neighbour())
+        ended.append(has_peer())
 
     pieces = [is_short, is_short]
     pieces[longer] = takes_long
-    assert side_by_side(pieces)[longer] == [2, True, 4]
+    assert run_overlapped(pieces)[longer] == [2, True, 4]
     assert torch.get_num_threads() == 4
-    assert not has_neighbour()
+    assert not has_peer()
     use_all_threads()  # nobody to wait for
     assert torch.get_num_threads() == 4
 
@@ -160,14 +160,14 @@ def test_who_waits_for_a_piece_that_fails_is_abandoned(failing: int, four_thread
     def waits() -> None:
         try:
             use_all_threads()
-        except AbandonedError:
+        except PeerFailedError:
             found.append(torch.get_num_threads())
             raise
 
     pieces = [waits, waits]
     pieces[failing] = fails
     with pytest.raises(KeyError, match="no such thing"):
-        side_by_side(pieces)
+        run_overlapped(pieces)
     assert found == [2]
 
 
@@ -180,14 +180,14 @@ def test_gradients_in_both_lanes_are_those_of_one() -> None:
         return found
 
     alone = [gradient(weight) for weight in weights]
-    together = side_by_side([lambda: gradient(weights[0]), lambda: gradient(weights[1])])
+    together = run_overlapped([lambda: gradient(weights[0]), lambda: gradient(weights[1])])
     assert all(torch.equal(one, other) for one, other in zip(alone, together, strict=True))
 
 
 def test_a_forked_child_has_lanes_too() -> None:
     child = os.fork()
     if child == 0:
-        os._exit(sum(side_by_side([lambda: 3, lambda: 4])))
+        os._exit(sum(run_overlapped([lambda: 3, lambda: 4])))
     end = time.monotonic() + DEADLINE_SECONDS
     while (found := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
         time.sleep(0.01)
@@ -198,15 +198,15 @@ def test_a_forked_child_has_lanes_too() -> None:
     assert os.waitstatus_to_exitcode(found[1]) == 7
 
 
-def test_lanes_need_a_cpu_with_an_even_number_of_threads_and_nobody_who_counts() -> None:
-    assert [has_lanes("cpu", num_threads=number) for number in (1, 2, 3, 8)] == [False, True, False, True]
-    assert not has_lanes("cuda", num_threads=2)
-    assert not has_lanes("cpu")  # one thread, as all tests
-    assert not is_watched()
+def test_split_threads_need_a_cpu_with_an_even_number_of_threads_and_nobody_who_counts() -> None:
+    assert [can_split_threads("cpu", num_threads=number) for number in (1, 2, 3, 8)] == [False, True, False, True]
+    assert not can_split_threads("cuda", num_threads=2)
+    assert not can_split_threads("cpu")  # one thread, as all tests
+    assert not operators_are_watched()
     with FlopCounterMode(display=False):
-        assert is_watched()
+        assert operators_are_watched()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        assert is_watched()
+        assert operators_are_watched()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert is_watched()
-    assert not is_watched()
+        assert operators_are_watched()
+    assert not operators_are_watched()
