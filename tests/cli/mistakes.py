@@ -86,12 +86,12 @@ RECIPES = (
     _use("command of another tool", "grpo r.yaml", "there is no command grpo; here that is `proximo ppo`"),
     _use("no such shipped recipe", "ppo grpo-functon", "did you mean grpo-function?"),
     _use("folder as recipe", "ppo folder.yaml", "cannot be read", files={"folder.yaml/x": ""}),
-    _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is refused", "bf16"),
+    _recipe("fp16", PPO.replace("runs/x", "runs/x\n  precision: fp16"), "fp16 is not supported", "bf16"),
     _override("value that is a comment", "run.folder=#1", "begins with #", "quotes"),
     _override("estimator by the name of other tools", "ppo.advantage=grpo", "did you mean group_standardised?"),
     _override("estimator in no section", "estimator=grpo", "did you mean ppo.kl.estimator or ppo.advantage.estimator?"),
     _override("slip in a word that is offered", "ppo.policy_loss.objective=gsppo", "did you mean gspo?"),
-    _override("rewards that weigh nothing", "reward.0.weight=0", "every source of reward has weight 0"),
+    _override("rewards that weigh nothing", "reward.0.weight=0", "every reward source has weight 0"),
     _override("file for a folder of tokens", "run.token_cache=r.yaml", "run.token_cache", "r.yaml is a file"),
     _override(
         "tokenizer folder without one", "tokenizer.path=d", "tokenizer.path", "holds no tokenizer", files={"d/x": ""}
@@ -99,13 +99,16 @@ RECIPES = (
     _override("minibatch larger than the batch", "ppo.minibatch_responses=65", "65", "64 responses"),
     _override("limit by the name of other stages", "data.max_tokens=5", "did you mean data.max_prompt_tokens?"),
     _override(
-        "best of all", "ppo={samples_per_prompt: 4, responses_per_prompt: 4}", "leaves nothing to choose", "exceed"
+        "best of all",
+        "ppo={samples_per_prompt: 4, responses_per_prompt: 4}",
+        "must exceed responses_per_prompt",
+        "exceed",
     ),
     _recipe(
         "token rewards for an estimator that has no use for them",
         PPO.replace("weight: 2", "dense: deltas") + "  advantage: leave_one_out\n  responses_per_prompt: 2\n",
-        "reward_model rewards single tokens",
-        "judges a response as a whole",
+        "reward_model has token-level rewards",
+        "uses one advantage per response",
     ),
     _override(
         "limits that end before they begin",
@@ -132,7 +135,7 @@ RECIPES = (
     _override(
         "a reference to compare with that is not there",
         "ppo={evaluate_reference: true, kl: {apply_to: none}}",
-        "evaluate_reference needs a reference that stays",
+        "evaluate_reference needs a fixed reference",
     ),
     _override("group of one", "ppo.advantage=group_centred", "responses_per_prompt must be 2 or more"),
     _override("left out of one", "ppo.advantage=leave_one_out", "must be 2 or more", "greedy_baseline need only one"),
@@ -142,7 +145,9 @@ RECIPES = (
         "group_centred has none",
         "advantage: gae",
     ),
-    _override("warm-up to the end", "ppo.critic_warmup_steps=10", "leaves the policy no step", "below num_steps (10)"),
+    _override(
+        "warm-up to the end", "ppo.critic_warmup_steps=10", "leaves no steps for the policy", "below num_steps (10)"
+    ),
     _override(
         "KL form with another gradient", "ppo.kl={apply_to: loss, estimator: k3}", "k3 in the loss", "weighted_k3"
     ),
@@ -155,14 +160,14 @@ RECIPES = (
     _recipe(
         "moving the base below an adapter",
         PPO.replace("owner/model", "owner/model\n  lora: {rank: 2}") + "  kl: {reference_every_steps: 2}\n",
-        "base below the adapter, which cannot move",
+        "the base, which cannot move",
     ),
     _override("frozen layers below an adapter", "policy={path: a/b, lora: {rank: 2}, frozen_layers: 1}", "exclude"),
     _override(
         "second bound of a weight that is bounded",
         "ppo.policy_loss={objective: cispo, dual_clip: 3}",
-        "cispo bounds it already",
-        "leave dual_clip out",
+        "cispo already bounds the loss",
+        "remove dual_clip",
     ),
     _override(
         "weights between a policy and itself",
@@ -173,7 +178,7 @@ RECIPES = (
     _override(
         "centring without a place",
         "reward={loss: divergence_window, score_centring: 0.1}",
-        "score_centring belongs to loss: bradley_terry",
+        "score_centring needs loss: bradley_terry",
         kind="reward",
     ),
     _override("weight of no texts", "ppo.ptx={coefficient: 1}", "need both ptx_data and ppo.ptx", "give ptx_data"),
@@ -181,7 +186,7 @@ RECIPES = (
     _recipe(
         "texts held out of no evaluation",
         PPO + "  ptx: {coefficient: 1}\nptx_data: {sources: [{path: a/b}], held_out_rows: 2}\n",
-        "nothing is evaluated on ptx_data",
+        "ptx_data is not used for evaluation",
     ),
     _override("filter without a bound", "data.filter={max_fraction: 0.5}", "needs above (too easy), below (too hard)"),
     _override("filter that leaves nobody", "data.filter={above: 0.1, below: 0.2}", "below (0.2) must not exceed above"),
@@ -192,13 +197,13 @@ RECIPES = (
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
     _override("bootstrap of scored answers", "ppo.truncation_value=bootstrap", "score.score_truncated: false"),
-    _override("KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "stays 0", "start above 0"),
+    _override("KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "stays 0", "set it above 0"),
     _override(
         "KL coefficient that one step ends",
         "ppo.kl={horizon: 12, target: 6}",
         "kl.horizon (12) must exceed a fifth of the 64 responses",
     ),
-    _override("shortest length without a penalty", "ppo.score.min_tokens=3", "min_tokens_penalty belong together"),
+    _override("shortest length without a penalty", "ppo.score.min_tokens=3", "min_tokens_penalty must be set together"),
     _override(
         "shortest length beyond the limit",
         "ppo.score={min_tokens: 200, min_tokens_penalty: 1}",
@@ -312,7 +317,7 @@ RECIPES = (
     _override(
         "critic's adapter on a policy's random start",
         "value.lora={rank: 2}",
-        "value starts from the policy, which is a random start",
+        "value starts from the policy, which has random weights",
         files={
             "r.yaml": PPO.replace("path: owner/model", "config: {model_type: llama}")
             + "tokenizer:\n  path: owner/model\n"

@@ -105,9 +105,9 @@ def test_all_mistakes_are_listed_at_once_with_line_key_and_what_is_wanted(folder
         ("reward.0.pth=x", ["did you mean reward.0.path?"]),
         ("policy.path=null", ["policy: exactly one of path", "and config"]),
         ("policy.path=@sft", ["'@sft'", "in a pipeline only"]),
-        ("run.precision=fp16", ["fp16 is refused", "bf16"]),
+        ("run.precision=fp16", ["fp16 is not supported", "bf16"]),
         ("ppo.minibatch_responses=65", ["minibatch_responses (65) exceeds", "64 responses"]),
-        ("value.init_from=path", ["value: exactly one of path and config"]),
+        ("value.init_from=path", ["value: init_from: path needs exactly one of path and config"]),
     ],
 )
 def test_each_mistake_says_what_came_and_what_is_wanted(folder, override, pieces):

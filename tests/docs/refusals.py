@@ -191,10 +191,10 @@ ROWS: tuple[tuple[str, str, str], ...] = (
 """Command, section of the page, what is changed in a small good recipe of that command."""
 
 INTRODUCTION = """\
-# Combinations that are refused
+# Invalid combinations of settings
 
-Settings that make no sense together are refused before anything is loaded, with the reason. What is said here is what
-the validators say of these changes to a small recipe; `tests/docs/refusals.py` writes the page, and a test holds it.
+Invalid combinations of settings are errors before anything is loaded. The reasons below are the messages of
+the validators for changes to a small recipe. `tests/docs/refusals.py` generates this page, and a test compares the two.
 """
 
 
@@ -245,7 +245,7 @@ def page() -> str:
     """docs/refused.md."""
     rows, lines = refusals(), [INTRODUCTION]
     for section in dict.fromkeys(row.section for row in rows):
-        lines += [f"## {section}\n", "| command | settings | why not |", "|---|---|---|"]
+        lines += [f"## {section}\n", "| command | settings | reason |", "|---|---|---|"]
         for row in rows:
             if row.section == section:
                 settings = "<br>".join(f"`{change}`" for change in split_changes(row.changes))

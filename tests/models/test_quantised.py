@@ -114,15 +114,15 @@ def test_a_quantised_base_needs_an_adapter(section: type) -> None:
     [
         (
             {"policy": {"path": "p", "lora": LORA, "quantisation": "8bit"}},
-            "policy.quantisation 8bit .* bf16, or take 4bit",
+            "policy.quantisation 8bit .* bf16, or use 4bit",
         ),
         (
             {"policy": {"path": "p", "lora": LORA, "quantisation": "4bit"}},
-            "quantised base cannot train: give value.lora",
+            "quantised base cannot train: set value.lora",
         ),
         (
             {"value": {"init_from": "policy", "lora": LORA, "quantisation": "4bit"}},
-            "give policy.quantisation and leave this",
+            "set policy.quantisation and remove this",
         ),
         ({"reference": {"path": "p", "quantisation": "4bit"}}, "quantisation is for a base that an adapter trains"),
     ],

@@ -79,5 +79,5 @@ def test_the_graph_of_a_warmup_has_no_call_that_trains_the_policy() -> None:
 def test_a_warmup_without_a_critic_or_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="group_centred has none"):
         PPOConfig(critic_warmup_steps=1, advantage="group_centred", responses_per_prompt=2)
-    with pytest.raises(ValueError, match="leaves the policy no step"):
+    with pytest.raises(ValueError, match="leaves no steps for the policy"):
         PPOConfig(critic_warmup_steps=3, num_steps=3)

@@ -147,8 +147,11 @@ def test_a_recipe_puts_each_role_on_its_device(tmp_path: Path, monkeypatch: pyte
             {"ppo.kl": {"estimator": "full"}, "reference": {"path": "owner/other", "device": "cuda:1"}},
             "these are on cpu and cuda:1: put both on one device",
         ),
-        ({"run.device": "cuda1"}, "cuda1 is no device: write auto, cpu, cuda, mps, or one of several CUDA devices"),
-        ({"policy.device": "gpu"}, "gpu is no device"),
+        (
+            {"run.device": "cuda1"},
+            "cuda1 is not a device: use auto, cpu, cuda, mps, or cuda:1 for one of several CUDA devices",
+        ),
+        ({"policy.device": "gpu"}, "gpu is not a device"),
     ],
 )
 def test_places_that_cannot_be_are_refused_before_anything_is_loaded(

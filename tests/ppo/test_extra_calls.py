@@ -132,7 +132,7 @@ def nothing(*given: object) -> None:
         ({"name": "x", "reads": ("respones",)}, "'x': ..respones.*values of a step:.* responses"),
         ({"name": "x", "writes": ("responses",)}, "more than once: responses"),
         ({"name": "x", "reads": ("policy_report", "scored"), "writes": ("scored",)}, "no call can run next"),
-        ({"name": "score", "reads": ("responses",)}, "whose readers want what that writes: scored; got nothing"),
+        ({"name": "score", "reads": ("responses",)}, "must write the same values: scored; got nothing"),
         ({"name": "x", "writes": ("two words",)}, "letters, digits.*'two words'"),
         ({"name": "x", "reads": "responses"}, "tuples of names"),
     ],
@@ -144,5 +144,5 @@ def test_names_that_do_not_fit_are_refused_when_the_trainer_is_made(given: dict,
 
 def test_a_call_that_this_configuration_lacks_cannot_be_replaced() -> None:
     call = ExtraCall(name="values", reads=("responses",), writes=("values",), function=nothing)
-    with pytest.raises(ConfigError, match="no call of that name to replace"):
+    with pytest.raises(ConfigError, match="no call with that name to replace"):
         trainer(call, advantage="group_centred", responses_per_prompt=2)

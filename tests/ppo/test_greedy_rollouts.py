@@ -45,10 +45,16 @@ def test_a_policy_learns_from_them_and_another_seed_changes_no_response() -> Non
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rollout": {"greedy": True, "top_k": 5}}, "which top_k and top_p always keep"),
-        ({"rollout": {"greedy": True}, "responses_per_prompt": 4}, "one response to a prompt, and 4 are asked for"),
-        ({"rollout": {"greedy": True}, "samples_per_prompt": 2}, "one response to a prompt, and 2 are asked for"),
-        ({"rollout": {"greedy": True}, "evaluation_samples_per_prompt": 2}, "as many copies of one response"),
+        ({"rollout": {"greedy": True, "top_k": 5}}, "makes top_k and top_p useless"),
+        (
+            {"rollout": {"greedy": True}, "responses_per_prompt": 4},
+            "only one response per prompt, but the configuration asks for 4",
+        ),
+        (
+            {"rollout": {"greedy": True}, "samples_per_prompt": 2},
+            "only one response per prompt, but the configuration asks for 2",
+        ),
+        ({"rollout": {"greedy": True}, "evaluation_samples_per_prompt": 2}, "would give copies of one response"),
     ],
 )
 def test_what_greedy_rollouts_cannot_give_is_refused(options: dict, words: str) -> None:

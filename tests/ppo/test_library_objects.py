@@ -142,7 +142,7 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
         lambda: trainer().train([prompt(token_ids="ab")], reward=length),
         "whole numbers, got 'ab'",
     ),
-    ("no reward", lambda: trainer().train(PROMPTS), "nothing gives scores: pass reward="),
+    ("no reward", lambda: trainer().train(PROMPTS), "no reward: pass reward="),
     ("setting without a name", lambda: PPOConfig(3), "takes its settings by name, got 3: write num_steps="),
     ("settings in a mapping", lambda: PPOConfig({"num_steps": 3}), r"write PPOConfig\(\*\*settings\)"),
     ("a setting that is changed", lambda: changed("num_steps", 3), "cannot be changed once it is made: make another"),

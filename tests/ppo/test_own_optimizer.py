@@ -139,11 +139,11 @@ class Rateless(SGD):
     ("own", "options", "reason"),
     [
         ({"policy": plain}, {}, r"optimizers\['policy'\] must be an OwnOptimizer, got function"),
-        ({"critic": OwnOptimizer(make=plain)}, {}, "an entry 'critic', but what is trained is policy and value"),
+        ({"critic": OwnOptimizer(make=plain)}, {}, "an entry 'critic', but the trained models are policy and value"),
         (
             {"value": OwnOptimizer(make=plain)},
             {"advantage": "return_to_go"},
-            "an entry 'value', but what is trained is policy$",
+            "an entry 'value', but the trained models are policy$",
         ),
         (
             {"policy": OwnOptimizer(make=plain)},

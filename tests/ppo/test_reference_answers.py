@@ -168,7 +168,7 @@ def test_a_prompt_without_an_answer_is_named_before_anything_is_sampled() -> Non
 
 def test_scores_that_the_caller_brings_are_refused() -> None:
     made = trainer()
-    with pytest.raises(ValueError, match="leave the option out"):
+    with pytest.raises(ValueError, match="remove the option"):
         made.step(["ab"], [[7, 8, 2]], [1.0])
 
 

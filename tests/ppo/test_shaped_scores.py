@@ -130,7 +130,7 @@ def test_good_and_bad_cut_answers_differ_unless_the_penalty_replaces_the_score()
 
 
 def test_scores_that_were_brought_have_no_answer_to_be_compared_with() -> None:
-    with pytest.raises(ValueError, match="leave the option out"):
+    with pytest.raises(ValueError, match="remove the option"):
         shape([ended(1.0)], minus_reference_answer=True)
 
 

@@ -214,7 +214,7 @@ def test_what_is_saved_loads_as_the_roles_that_were_trained(place: Path) -> None
     ("changes", "message"),
     [
         ({"policy": {"path": "p"}}, "share_base of a reward model needs policy.lora"),
-        ({"value": {"init_from": "reward", "lora": LORA}}, "the value model takes over and trains: remove value.lora"),
+        ({"value": {"init_from": "reward", "lora": LORA}}, "so the value model uses that adapter: remove value.lora"),
         ({"value": {"init_from": "reward", "frozen_layers": 1}}, "remove value.lora and value.frozen_layers"),
     ],
 )

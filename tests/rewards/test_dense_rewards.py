@@ -185,7 +185,7 @@ def test_of_several_sources_the_parts_add_up_and_a_plain_score_stays_on_the_last
 @pytest.mark.parametrize("estimator", ["group_centred", "group_standardised", "leave_one_out"])
 def test_estimators_that_verifier_a_response_as_a_whole_refuse_them(estimator: str) -> None:
     batch = [graded({"token_rewards": [1.0, 0.0, 2.0]}), scored(5.0)]
-    with pytest.raises(ConfigError, match=f"{estimator} judges a response as a whole"):
+    with pytest.raises(ConfigError, match=f"{estimator} uses one advantage per response"):
         rewards(batch, advantage=estimator, responses_per_prompt=2)
 
 
@@ -226,7 +226,7 @@ def test_a_recipe_whose_estimator_has_no_use_for_them_is_refused() -> None:
     }
     PPORecipe.model_validate(recipe)
     recipe["ppo"] = {"advantage": "leave_one_out", "responses_per_prompt": 2}
-    with pytest.raises(ValueError, match="reward_model rewards single tokens"):
+    with pytest.raises(ValueError, match="reward_model has token-level rewards"):
         PPORecipe.model_validate(recipe)
 
 

@@ -74,7 +74,7 @@ def test_a_run_in_the_backward_ends_with_the_weights_of_an_ordinary_one(
     ("options", "reason"),
     [
         ({"non_finite_gradient": "stop"}, "before the norm of all gradients is known.*max_gradient_norm: null"),
-        ({"max_gradient_norm": None}, "cannot be skipped any more: set non_finite_gradient: stop"),
+        ({"max_gradient_norm": None}, "cannot skip the update: set non_finite_gradient: stop"),
     ],
 )
 def test_what_an_update_in_the_backward_cannot_do_must_be_off(options: dict[str, Any], reason: str) -> None:

@@ -44,9 +44,11 @@ class SourceConfig(Section):
         if (self.path is None) == (self.function is None):
             raise ValueError("exactly one of path and function is needed")
         if self.kwargs and self.function is None:
-            raise ValueError("kwargs are for function")
+            raise ValueError("kwargs needs function")
         if self.template is not None and self.problems is None:
-            raise ValueError("template is the prompt of problems: say which they are, or make the prompt under columns")
+            raise ValueError(
+                "template needs problems, whose prompt it is: set problems, or build the prompt under columns"
+            )
         return self
 
 
@@ -75,7 +77,7 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.proportions is None) != (self.phase is None):
-            raise ValueError("proportions and phase belong together")
+            raise ValueError("proportions and phase must be set together")
         if self.proportions is not None and self.phase is not None and self.phase >= len(self.proportions):
             raise ValueError(f"phase is {self.phase}, but proportions has parts 0 to {len(self.proportions) - 1}")
         if self.held_out_rows and self.evaluation_sources:

@@ -103,7 +103,7 @@ def _file_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise ConfigError(f"no recipe file {path}; `proximo recipes` lists those that are shipped") from error
+        raise ConfigError(f"no recipe file {path}; `proximo recipes` lists the shipped recipes") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: byte {error.start + 1} cannot be read") from error
     except OSError as error:

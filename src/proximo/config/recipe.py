@@ -89,17 +89,20 @@ class TrainerRecipe(Recipe):
 def check_tokenizer(model: ModelConfig | ScalarModelConfig, key: str, tokenizer: TokenizerConfig) -> None:
     """Raises ValueError for a tokenizer that does not exist before training."""
     if tokenizer.train_vocab_size is not None:
-        raise ValueError("tokenizer.train_vocab_size is for fine-tuning, whose texts it is trained on; give a path")
+        raise ValueError(
+            "tokenizer.train_vocab_size works in fine-tuning only, which has the texts to train it on; "
+            "set tokenizer.path"
+        )
     if model.config is not None and tokenizer.path is None:
-        raise ValueError(f"{key}.config starts without a tokenizer beside it: give tokenizer.path")
+        raise ValueError(f"{key}.config has no tokenizer: set tokenizer.path")
 
 
 def check_quantisation(model: ModelConfig | ScalarModelConfig, key: str, run: RunConfig) -> None:
     """Raises ValueError for 8-bit weights in a run that does not compute in bf16."""
     if model.quantisation == "8bit" and run.precision != "bf16":
         raise ValueError(
-            f"{key}.quantisation 8bit computes in 8 bits, which rounds more than run.precision {run.precision} stands "
-            "for: set run.precision to bf16, or take 4bit"
+            f"{key}.quantisation 8bit rounds more than run.precision {run.precision} allows: set run.precision to "
+            "bf16, or use 4bit"
         )
 
 
@@ -108,7 +111,7 @@ def check_reference(model: ModelConfig, key: str, reference: ModelConfig | None)
     if model.lora is not None and reference is not None:
         raise ValueError(f"with {key}.lora the base is the reference: remove reference, or train without LoRA")
     if reference is not None and reference.lora is not None:
-        raise ValueError("a reference is not trained: remove reference.lora")
+        raise ValueError("the reference does not train: remove reference.lora")
 
 
 def check_one_pass(optimizer: OptimizerConfig | None, *, longest: int, budget: int, section: str, rows: str) -> None:
@@ -120,7 +123,7 @@ def check_one_pass(optimizer: OptimizerConfig | None, *, longest: int, budget: i
     if optimizer is None or not optimizer.in_backward or longest <= budget:
         return
     raise ValueError(
-        "in_backward steps each weight in the backward pass, so an update must be one micro-batch, and the longest one "
-        f"may have {longest:,} tokens: set {section}.tokens_per_microbatch (now {budget:,}) to that, lower {rows}, or "
-        "set in_backward: false"
+        "in_backward updates each weight in the backward pass, so an update must be one micro-batch, but the "
+        f"longest one may have {longest:,} tokens: set {section}.tokens_per_microbatch (now {budget:,}) to that, "
+        f"lower {rows}, or set in_backward: false"
     )

@@ -20,32 +20,31 @@ MOST_PLACES = 6
 INTRODUCTION = """\
 # Configuration
 
-One YAML file, the recipe, says what a run does. This page lists every key. It is generated from the schemas in
+A recipe is a YAML file that defines a run. This page lists every key. It is generated from the schemas in
 `src/proximo/config/`, and a test compares the two.
 
 ```
-proximo recipes                              # the recipes that are shipped
-proximo recipes copy ppo my.yaml             # start from one
-proximo ppo my.yaml --dry-run                # what would happen, in numbers
+proximo recipes                              # list the shipped recipes
+proximo recipes copy ppo my.yaml             # copy one
+proximo ppo my.yaml --dry-run                # preview the run in numbers
 proximo ppo my.yaml run.seed=1 ppo.kl.coefficient=0.1
-proximo config show my.yaml ppo.advantage.gae_lambda=1 # every key with the value that holds
+proximo config show my.yaml ppo.advantage.gae_lambda=1 # every key with its effective value
 proximo config schema ppo                    # JSON schema, for an editor
 ```
 
 ## Rules
 
-- An unknown key is an error that names the nearest key; a key given twice is an error. All mistakes are
-  listed at once.
+- An unknown key is an error that names the nearest key; so is a duplicate key. All errors are listed at once.
 - Scalars follow YAML 1.2: `1e-5` is a number; `no`, `on` and `12:30` are text; `0o17` is octal and `017` is seventeen.
-  A value that begins with `@` needs quotes. Anchors, aliases and merge keys work; tags are refused.
-- `key.sub=value` on the command line replaces a value of the file. Lists and mappings are written in flow style
-  (`'ppo.rollout.stop_strings=["\\n\\n"]'`), items of a list go by number from 0 (`data.sources.0.path=mine.jsonl`; the
-  number after the last adds one). `key=null` is null where the key may be null, and else takes the key out, so that its
-  default holds. Where `kind` changes, the keys of the kind before go.
-- A section that is given in part keeps the defaults of the rest.
+  A value that begins with `@` needs quotes. Anchors, aliases and merge keys work; tags are not allowed.
+- `key.sub=value` on the command line overrides a value of the file. Write lists and mappings in flow style
+  (`'ppo.rollout.stop_strings=["\\n\\n"]'`). Address list items by number from 0 (`data.sources.0.path=mine.jsonl`); the
+  number after the last item appends one. `key=null` sets a nullable key to null and resets other keys to their default.
+  Changing `kind` removes the keys of the previous kind.
+- A partial section keeps the defaults of its other keys.
 - Relative paths are relative to the working directory. Environment variables are not expanded.
-- The run folder keeps the recipe with its overrides as comments (`config.yaml`), and every value that held
-  (`config.resolved.json`). The latter is itself a recipe: `proximo ppo runs/x/config.resolved.json --resume`.
+- The run folder keeps the recipe with its overrides as comments (`config.yaml`) and all effective values
+  (`config.resolved.json`). The latter is also a recipe: `proximo ppo runs/x/config.resolved.json --resume`.
 """
 
 

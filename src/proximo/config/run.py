@@ -11,7 +11,7 @@ from proximo.config.sinks import SinkConfig
 
 def _is_device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|mps", name):
-        raise ValueError(f"{name} is no device: write auto, cpu, cuda, mps, or one of several CUDA devices as cuda:1")
+        raise ValueError(f"{name} is not a device: use auto, cpu, cuda, mps, or cuda:1 for one of several CUDA devices")
     return name
 
 
@@ -67,14 +67,16 @@ class RunConfig(Section):
         labels = [sink.label for sink in self.sinks]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
-            raise ValueError(f"sinks has {twice[0]} more than once: a resumed run could not tell them apart; keep one")
+            raise ValueError(
+                f"sinks has {twice[0]} more than once, and a resumed run could not distinguish them: keep one"
+            )
         return self
 
     @field_validator("folder")
     @classmethod
     def _a_path_as_it_is(cls, value: str) -> str:
         if value.split("/", maxsplit=1)[0] == "~":
-            raise ValueError("begins with ~, which a shell expands and a recipe does not: write the path as it is")
+            raise ValueError("begins with ~, which a recipe does not expand: write the full path")
         if not value or "\0" in value:
             raise ValueError("must be the name of a folder, such as runs/first")
         return value
@@ -84,8 +86,8 @@ class RunConfig(Section):
     def _no_fp16(cls, value: Any) -> Any:
         if value in ("fp16", "float16", "half"):
             raise ValueError(
-                "fp16 is refused: its narrow range needs loss scaling, and PPO's small updates are lost in it; "
-                "use bf16, or float32"
+                "fp16 is not supported: it needs loss scaling, and PPO's small updates are lost in it; use bf16 "
+                "or float32"
             )
         return "bf16" if value == "bfloat16" else value
 
@@ -155,13 +157,13 @@ class ModelConfig(Section):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.path is None) == (self.config is None):
-            raise ValueError("exactly one of path (trained weights) and config (a random start) is needed")
+            raise ValueError("exactly one of path (trained weights) and config (random weights) is needed")
         if self.config is not None and "model_type" not in self.config:
             raise ValueError("config needs model_type, the architecture's name in transformers (for example llama)")
         if self.config is not None and self.lora is not None:
             raise ValueError(RANDOM_BASE)
         if self.frozen_layers and self.lora is not None:
-            raise ValueError("frozen_layers and lora exclude each other: under an adapter no layer is trained")
+            raise ValueError("frozen_layers and lora exclude each other: with an adapter, the whole base is frozen")
         if self.quantisation != "none" and self.lora is None:
             raise ValueError(WHOLE_WEIGHTS_TRAIN)
         return self
@@ -208,17 +210,17 @@ class ScalarModelConfig(Section):
     def _one_origin(self) -> Self:
         given = (self.path is not None) + (self.config is not None)
         if self.init_from == "path" and given != 1:
-            raise ValueError("exactly one of path and config is needed where init_from is path")
+            raise ValueError("init_from: path needs exactly one of path and config")
         if self.init_from == "trunk":
             self._refuse_own_trunk()
         elif self.init_from != "path" and given:
-            raise ValueError(f"path and config are for init_from: path; init_from is {self.init_from}")
+            raise ValueError(f"path and config need init_from: path; init_from is {self.init_from}")
         if self.quantisation != "none" and self.init_from == "policy":
-            raise ValueError("the value model starts on the policy's base: give policy.quantisation and leave this out")
+            raise ValueError("the value model uses the policy's base: set policy.quantisation and remove this key")
         if self.config is not None and self.lora is not None:
             raise ValueError(RANDOM_BASE)
         if self.frozen_layers and self.lora is not None:
-            raise ValueError("frozen_layers and lora exclude each other: under an adapter no layer is trained")
+            raise ValueError("frozen_layers and lora exclude each other: with an adapter, the whole base is frozen")
         if self.quantisation != "none" and self.lora is None:
             raise ValueError(WHOLE_WEIGHTS_TRAIN)
         return self
@@ -228,8 +230,8 @@ class ScalarModelConfig(Section):
         given = [name for name in own if getattr(self, name)]
         if given:
             raise ValueError(
-                f"init_from: trunk puts a head on the policy's own layers, so {given[0]} is for the policy to say: set "
-                f"policy.{given[0]} instead"
+                f"init_from: trunk puts a head on the policy's own layers: set policy.{given[0]} instead of "
+                f"value.{given[0]}"
             )
 
 
@@ -274,13 +276,13 @@ class OptimizerConfig(Section):
     def _nothing_after_the_backward(self) -> Self:
         if self.in_backward and self.max_gradient_norm is not None:
             raise ValueError(
-                "in_backward steps each weight before the norm of all gradients is known, so none can be clipped: set "
+                "in_backward updates weights before the norm of all gradients is known, so it cannot clip: set "
                 "max_gradient_norm: null, or in_backward: false"
             )
         if self.in_backward and self.non_finite_gradient == "skip":
             raise ValueError(
-                "with in_backward weights have moved by the time that a gradient is found not finite, so the update "
-                "cannot be skipped any more: set non_finite_gradient: stop, or in_backward: false"
+                "in_backward has already updated weights when it finds a gradient that is not finite, so it "
+                "cannot skip the update: set non_finite_gradient: stop, or in_backward: false"
             )
         return self
 

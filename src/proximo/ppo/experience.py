@@ -74,8 +74,8 @@ def make_experience(
     shaped = shape_scores(scored, counted, config=config, moments=moments)
     if shaped.token_rewards is not None and not config.advantage.goes_by_token:
         raise ConfigError(
-            f"the reward source rewards single tokens, but advantage {config.advantage.estimator} judges a response as "
-            "a whole: use gae or a return to go, or return one score for each response"
+            f"the reward source has token-level rewards, but advantage {config.advantage.estimator} uses one "
+            "advantage per response: use gae or a return to go, or return one score per response"
         )
     rewards = _rewards(shaped, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
     least = config.advantage.least_spread if config.uses_critic else None
@@ -163,8 +163,8 @@ def _raw(scored: Scored, config: PPOConfig) -> float:
     if scored.answer_score is None:
         key = "score.minus_reference_answer" if config.baseline_answer == "reference" else "advantage greedy_baseline"
         raise ValueError(
-            f"{key} needs the score of each prompt's {config.baseline_answer} answer, which the trainer asks "
-            "its reward source for: use train, or subtract it from the scores that you bring and leave the option out"
+            f"{key} needs the score of each prompt's {config.baseline_answer} answer, which only `train` requests "
+            "from the reward source: use train, or subtract it from your own scores and remove the option"
         )
     return scored.score - scored.answer_score
 

@@ -50,10 +50,10 @@ def check_extra_calls(extras: Sequence[ExtraCall], config: PPOConfig) -> None:
     own = {call.name: call for graph in graphs for call in graph.calls}
     for extra in extras:
         if extra.name in OWN_CALLS and extra.name not in own:
-            raise ConfigError(f"extra call {extra.name}: this configuration has no call of that name to replace")
+            raise ConfigError(f"extra call {extra.name}: this configuration has no call with that name to replace")
         if extra.name in own and set(extra.writes) != set(own[extra.name].writes):
             raise ConfigError(
-                f"extra call {extra.name} runs in the place of the step's own, whose readers want what that writes: "
+                f"extra call {extra.name} replaces a call of the step and must write the same values: "
                 f"{', '.join(own[extra.name].writes)}; got {', '.join(extra.writes) or 'nothing'}"
             )
     try:

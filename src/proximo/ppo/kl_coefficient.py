@@ -17,10 +17,10 @@ def first_coefficient(config: KLConfig, controller: KLController | None) -> floa
     if controller is None:
         return config.coefficient
     if config.apply_to == "none":
-        raise ConfigError("kl_controller needs a KL to control, and kl.apply_to none has none: leave one of them out")
+        raise ConfigError("kl_controller needs a KL, but kl.apply_to is none: remove one of them")
     if config.target is not None or config.coefficient != KLConfig().coefficient:
         raise ConfigError(
-            "kl_controller keeps the KL coefficient, and so do kl.coefficient and kl.target: leave these two out"
+            "kl_controller sets the KL coefficient, and so do kl.coefficient and kl.target: remove these two"
         )
     if problem := methods_problem(controller, ["update(kl_values)"]):
         raise ConfigError(

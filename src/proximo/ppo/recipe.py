@@ -60,7 +60,7 @@ class PPORecipe(TrainerRecipe):
         check_tokenizer(self.policy, "policy", self.tokenizer)
         check_names(self.reward)
         if all(source.weight == 0 for source in self.reward):
-            raise ValueError("every source of reward has weight 0, so every score would be 0: give one another weight")
+            raise ValueError("every reward source has weight 0, so every score would be 0: set another weight")
         names = [source.name for source in self.reward]
         if not self.ppo.task_reward_is_of(names):
             raise ValueError(
@@ -70,8 +70,9 @@ class PPORecipe(TrainerRecipe):
         dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
         if dense and not self.ppo.advantage.goes_by_token:
             raise ValueError(
-                f"reward source {dense[0]} rewards single tokens, but ppo.advantage {self.ppo.advantage.estimator} "
-                "judges a response as a whole: use gae or a return to go, or set dense: none"
+                f"reward source {dense[0]} has token-level rewards, but ppo.advantage "
+                f"{self.ppo.advantage.estimator} uses one advantage per response: use gae or a return to go, or "
+                "set dense: none"
             )
         if self.ppo.uses_critic and self.value.init_from == "reward" and all(s.kind != "model" for s in self.reward):
             raise ValueError("value.init_from is reward, but no reward source is of kind model")
@@ -82,14 +83,14 @@ class PPORecipe(TrainerRecipe):
             and self.value.lora
             and self.value.init_from == "policy"
         ):
-            raise ValueError(f"value starts from the policy, which is a random start: {RANDOM_BASE}")
+            raise ValueError(f"value starts from the policy, which has random weights: {RANDOM_BASE}")
         if self.policy.lora is not None and self.ppo.kl.reference_every_steps is not None:
             raise ValueError(
-                "with policy.lora the reference is the base below the adapter, which cannot move: remove "
+                "with policy.lora the reference is the base, which cannot move: remove "
                 "ppo.kl.reference_every_steps, or train without LoRA"
             )
         if self.reference is not None and self.reference.lora is not None:
-            raise ValueError("a reference is not trained: remove reference.lora")
+            raise ValueError("the reference does not train: remove reference.lora")
         return self
 
     @model_validator(mode="after")
@@ -131,11 +132,11 @@ class PPORecipe(TrainerRecipe):
     def _texts_with_their_weight(self) -> Self:
         if (self.ptx_data is None) != (self.ppo.ptx is None):
             missing = "ptx_data (which texts)" if self.ptx_data is None else "ppo.ptx (their weight)"
-            raise ValueError(f"texts in the policy's updates need both ptx_data and ppo.ptx: give {missing} too")
+            raise ValueError(f"texts in the policy's updates need both ptx_data and ppo.ptx: set {missing} too")
         if self.ptx_data is not None and (self.ptx_data.held_out_rows or self.ptx_data.evaluation_sources):
             raise ValueError(
-                "nothing is evaluated on ptx_data: remove its held_out_rows and evaluation_sources; `proximo sft` "
-                "measures the loss on held-out texts"
+                "ptx_data is not used for evaluation: remove its held_out_rows and evaluation_sources; `proximo "
+                "sft` measures the loss on held-out texts"
             )
         return self
 
@@ -160,8 +161,8 @@ class PPORecipe(TrainerRecipe):
         whole = self.ppo.uses_critic and self.value.init_from == "policy" and self.value.lora is None
         if self.policy.quantisation != "none" and whole:
             raise ValueError(
-                "value.init_from is policy, whose quantised base cannot train: give value.lora, or value.path with a "
-                "model of its own"
+                "value.init_from is policy, whose quantised base cannot train: set value.lora, or value.path for "
+                "a separate model"
             )
         return self
 
@@ -170,13 +171,13 @@ class PPORecipe(TrainerRecipe):
         scorers = [source for source in self.reward if isinstance(source, ModelRewardConfig)]
         if any(scorer.share_base for scorer in scorers) and self.policy.lora is None:
             raise ValueError(
-                "share_base of a reward model needs policy.lora: a policy that trains in full changes the weights that "
-                "the reward model reads"
+                "share_base of a reward model needs policy.lora: full training of the policy would change the "
+                "weights of the reward model"
             )
         adapted = self.ppo.uses_critic and self.value.init_from == "reward" and scorers and scorers[0].share_base
         if adapted and (self.value.lora is not None or self.value.frozen_layers):
             raise ValueError(
-                "value.init_from is reward, whose adapter the value model takes over and trains: remove value.lora and "
+                "value.init_from is reward, so the value model uses that adapter: remove value.lora and "
                 "value.frozen_layers"
             )
         return self

@@ -55,8 +55,8 @@ class AdvantageConfig(Section):
     def _has_groups(self) -> Self:
         if self.zero_variance_groups == "exclude" and not self.compares_groups:
             raise ValueError(
-                f"zero_variance_groups: exclude is for estimators that compare the responses of one prompt; for "
-                f"{self.estimator} a prompt that always fails, or never does, is a lesson as well: set it to keep"
+                "zero_variance_groups: exclude works with estimators that compare the responses to one prompt; "
+                f"with {self.estimator} such prompts train the policy too: set it to keep"
             )
         return self
 
@@ -64,8 +64,8 @@ class AdvantageConfig(Section):
     def _keeps_its_sign(self) -> Self:
         if self.standardise and self.estimator == "pass_at_k":
             raise ValueError(
-                "standardise would push down the responses that add nothing to the best of k, whose advantage is 0 in "
-                "pass_at_k: leave it out"
+                "standardise would penalise the responses that add nothing to the best of k, whose advantage is "
+                "0 in pass_at_k: remove it"
             )
         return self
 

@@ -90,8 +90,8 @@ class PolicyLossConfig(Section):
     def _bounded_once(self) -> Self:
         if self.dual_clip is not None and self.objective not in ("ppo", "gspo"):
             raise ValueError(
-                f"dual_clip bounds what the clip of ppo and gspo leaves open; {self.objective} bounds it already: "
-                "leave dual_clip out"
+                f"dual_clip works with ppo and gspo only, because {self.objective} already bounds the loss: "
+                "remove dual_clip"
             )
         return self
 

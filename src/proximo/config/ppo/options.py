@@ -45,9 +45,7 @@ class RolloutConfig(Section):
     @classmethod
     def _divides(cls, value: object) -> object:
         if value == 0:
-            raise ValueError(
-                "logits cannot be divided by a temperature of 0; for the most likely token say greedy: true"
-            )
+            raise ValueError("temperature must be above 0; to decode greedily, set greedy: true")
         return value
 
     @model_validator(mode="after")
@@ -58,15 +56,15 @@ class RolloutConfig(Section):
             )
         if self.random_limit_min is not None and self.random_limit_min >= self.max_new_tokens:
             raise ValueError(
-                f"random_limit_min ({self.random_limit_min}) must be below max_new_tokens ({self.max_new_tokens}), the "
-                "longest limit; leave it out for one limit"
+                f"random_limit_min ({self.random_limit_min}) must be below max_new_tokens "
+                f"({self.max_new_tokens}); remove it for a fixed limit"
             )
         if self.random_limit_min is not None and self.min_new_tokens > self.random_limit_min:
             raise ValueError(
                 f"random_limit_min ({self.random_limit_min}) must not be below min_new_tokens ({self.min_new_tokens})"
             )
         if self.greedy and (self.top_k is not None or self.top_p is not None):
-            raise ValueError("greedy takes the most likely token, which top_k and top_p always keep: leave them out")
+            raise ValueError("greedy makes top_k and top_p useless: remove them")
         if any(not text for text in self.stop_strings):
             raise ValueError("a stop string must not be empty")
         return self
@@ -110,9 +108,9 @@ class KLConfig(Section):
                 "or apply_to: reward"
             )
         if self.apply_to == "reward" and self.estimator == "weighted_k3":
-            raise ValueError("estimator weighted_k3 is a form for the loss; in the reward use k1")
+            raise ValueError("estimator weighted_k3 works in the loss only; in the reward use k1")
         if self.target is not None and self.coefficient == 0:
-            raise ValueError("a coefficient of 0 stays 0, whatever the target: it adapts by a factor; start above 0")
+            raise ValueError("a coefficient of 0 never changes, because it adapts by a factor; set it above 0")
         return self
 
 
@@ -237,32 +235,32 @@ class PPOConfig(Section):
             )
         if self.samples_per_prompt is not None and self.samples_per_prompt <= self.responses_per_prompt:
             raise ValueError(
-                f"samples_per_prompt ({self.samples_per_prompt}) leaves nothing to choose from: it must exceed "
-                f"responses_per_prompt ({self.responses_per_prompt}), or be left out to train on all that are sampled"
+                f"samples_per_prompt ({self.samples_per_prompt}) must exceed responses_per_prompt "
+                f"({self.responses_per_prompt}); remove it to train on all samples"
             )
         if self.advantage.standardise == "group" and self.responses_per_prompt < 2:
             raise ValueError(
-                "advantage.standardise: group is over the responses to one prompt: responses_per_prompt must be 2 or "
-                "more; true standardises over the step"
+                "advantage.standardise: group needs groups: set responses_per_prompt to 2 or more, or use true "
+                "to standardise over the step"
             )
         if self.critic_warmup_steps and not self.uses_critic:
             raise ValueError(
-                f"critic_warmup_steps ({self.critic_warmup_steps}) trains a value model, and advantage "
+                f"critic_warmup_steps ({self.critic_warmup_steps}) trains a value model, but advantage "
                 f"{self.advantage.estimator} has none: remove it, or use advantage: gae"
             )
         if self.critic_warmup_steps >= self.num_steps:
             raise ValueError(
-                f"critic_warmup_steps ({self.critic_warmup_steps}) leaves the policy no step: it must be below "
-                f"num_steps ({self.num_steps})"
+                f"critic_warmup_steps ({self.critic_warmup_steps}) leaves no steps for the policy: it must be "
+                f"below num_steps ({self.num_steps})"
             )
         if self.evaluate_average and self.average_decay is None:
-            raise ValueError("evaluate_average needs average_decay: without it there is no average")
+            raise ValueError("evaluate_average needs average_decay")
         if self.kl.reference_every_steps is not None and self.kl.apply_to == "none":
-            raise ValueError("kl.reference_every_steps needs a reference, and with kl.apply_to none there is none")
+            raise ValueError("kl.reference_every_steps needs a reference, but kl.apply_to none has none")
         if self.truncation_value == "bootstrap" and (self.score.score_truncated or not self.uses_critic):
             raise ValueError(
-                "truncation_value: bootstrap needs advantage: gae and score.score_truncated: false; with a score the "
-                "value after the last token has no target of its own and drifts"
+                "truncation_value: bootstrap needs advantage: gae and score.score_truncated: false; with a "
+                "score, the value after the last token has no target and drifts"
             )
         return self
 
@@ -275,17 +273,17 @@ class PPOConfig(Section):
             )
         if self.advantage.estimator == "pass_at_k" and self.responses_per_prompt < self.advantage.k:
             raise ValueError(
-                f"advantage.k ({self.advantage.k}) is the best of so many responses to a prompt, but "
-                f"responses_per_prompt is {self.responses_per_prompt}: it must be at least k"
+                f"advantage.k ({self.advantage.k}) must be at most responses_per_prompt ({self.responses_per_prompt})"
             )
         if self.advantage.estimator == "greedy_baseline" and self.rollout.greedy:
             raise ValueError(
-                "advantage greedy_baseline compares samples with the most likely response, which rollout.greedy makes "
-                "of every one: sample, or take another estimator"
+                "advantage greedy_baseline compares samples with the greedy response, but rollout.greedy makes "
+                "all responses greedy: remove rollout.greedy, or use another estimator"
             )
         if self.advantage.estimator == "greedy_baseline" and self.score.minus_reference_answer:
             raise ValueError(
-                "score.minus_reference_answer and advantage greedy_baseline are two baselines of one score: take one"
+                "score.minus_reference_answer and advantage greedy_baseline are two baselines of one score: use "
+                "one of them"
             )
         return self
 
@@ -293,18 +291,19 @@ class PPOConfig(Section):
     def _evaluation_fits(self) -> Self:
         if self.rollout.greedy and self.sampled_per_prompt > 1:
             raise ValueError(
-                f"rollout.greedy gives one response to a prompt, and {self.sampled_per_prompt} are asked for: leave "
-                "samples_per_prompt out and responses_per_prompt at 1, or sample"
+                "rollout.greedy gives only one response per prompt, but the configuration asks for "
+                f"{self.sampled_per_prompt}: remove samples_per_prompt and set responses_per_prompt to 1, or do "
+                "not decode greedily"
             )
         if (self.evaluate_greedy or self.rollout.greedy) and self.evaluation_samples_per_prompt > 1:
             raise ValueError(
-                f"evaluation_samples_per_prompt ({self.evaluation_samples_per_prompt}) would be as many copies of one "
-                "response: with evaluate_greedy or rollout.greedy it is 1"
+                f"evaluation_samples_per_prompt ({self.evaluation_samples_per_prompt}) would give copies of one "
+                "response: set it to 1 with evaluate_greedy or rollout.greedy"
             )
         if self.evaluate_reference and (self.kl.apply_to == "none" or self.kl.reference_every_steps is not None):
             raise ValueError(
-                "evaluate_reference needs a reference that stays: not kl.apply_to none, which has none, nor "
-                "kl.reference_every_steps, under which every evaluation would have another opponent"
+                "evaluate_reference needs a fixed reference: kl.apply_to none has none, and with "
+                "kl.reference_every_steps every evaluation would compare with another one"
             )
         return self
 
@@ -313,13 +312,13 @@ class PPOConfig(Section):
         guards = [name for name in ("max_ratio", "max_kl", "target_kl") if getattr(self.guards, name) is not None]
         if guards and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
             raise ValueError(
-                f"policy_optimizer.in_backward moves weights within the backward pass, so guards.{guards[0]} cannot "
-                "skip an update as a whole: set it to null, or in_backward: false"
+                f"policy_optimizer.in_backward changes weights during the backward pass, so guards.{guards[0]} "
+                "cannot skip an update: set it to null, or in_backward: false"
             )
         if self.ptx is not None and self.policy_optimizer is not None and self.policy_optimizer.in_backward:
             raise ValueError(
-                "ppo.ptx adds a backward pass of its texts to every update, and policy_optimizer.in_backward wants one "
-                "pass: leave one of them out"
+                "ppo.ptx adds a backward pass to every update, but policy_optimizer.in_backward allows only one: "
+                "remove one of them"
             )
         return self
 
@@ -327,8 +326,8 @@ class PPOConfig(Section):
     def _coefficient_stays_positive(self) -> Self:
         if self.kl.target is not None and self.responses_per_step >= 5 * self.kl.horizon:
             raise ValueError(
-                f"kl.horizon ({self.kl.horizon}) must exceed a fifth of the {self.responses_per_step} responses of a "
-                "step, else one step below the target makes the coefficient 0, where it stays"
+                f"kl.horizon ({self.kl.horizon}) must exceed a fifth of the {self.responses_per_step} responses "
+                "of a step; otherwise one step below the target sets the coefficient to 0, where it stays"
             )
         return self
 
@@ -339,7 +338,7 @@ class PPOConfig(Section):
         )
         if self.score.whiten_rewards != "none" and not self.uses_critic:
             raise ValueError(
-                "score.whiten_rewards needs advantage: gae; it shifts every token's reward, so that answers of one "
-                "group would be compared by their length"
+                "score.whiten_rewards needs advantage: gae; it shifts the reward of every token, so the answers "
+                "of one group would be compared by length"
             )
         return self

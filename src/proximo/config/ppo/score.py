@@ -58,12 +58,11 @@ class ScoreConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if (self.min_tokens is None) != (self.min_tokens_penalty is None):
-            raise ValueError("min_tokens and min_tokens_penalty belong together: give both or neither")
+            raise ValueError("min_tokens and min_tokens_penalty must be set together")
         for key in ("missing_eos_penalty", "overlong_buffer_tokens"):
             if getattr(self, key) is not None and not self.score_truncated:
                 raise ValueError(
-                    f"{key} needs score_truncated: true; without a score, a response cut at the limit would escape the "
-                    "penalty that is meant for it"
+                    f"{key} needs score_truncated: true; otherwise a cut response has no score and escapes its penalty"
                 )
         if self.truncated_scale != 1 and not self.score_truncated:
             raise ValueError(
@@ -81,10 +80,10 @@ class ScoreConfig(Section):
         if self.min_tokens is not None and random_limit_min is not None and self.min_tokens > random_limit_min:
             raise ValueError(
                 f"score.min_tokens ({self.min_tokens}) exceeds rollout.random_limit_min ({random_limit_min}): "
-                "responses would be penalised for the limit that was drawn for them"
+                "responses would be penalised for their random limit"
             )
         if self.overlong_buffer_tokens is not None and self.overlong_buffer_tokens > max_new_tokens:
             raise ValueError(
-                f"score.overlong_buffer_tokens ({self.overlong_buffer_tokens}) exceeds rollout.max_new_tokens "
-                f"({max_new_tokens}): the penalty would begin before the response does"
+                f"score.overlong_buffer_tokens ({self.overlong_buffer_tokens}) must not exceed "
+                f"rollout.max_new_tokens ({max_new_tokens})"
             )

@@ -63,7 +63,7 @@ def parse_document(text: str, origin: str) -> Document:
     except yaml.MarkedYAMLError as error:
         raise ConfigError(_syntax_message(error, origin)) from error
     except ReaderError as error:
-        raise ConfigError(f"{origin}: character {error.position + 1} cannot stand in YAML: {error.reason}") from error
+        raise ConfigError(f"{origin}: character {error.position + 1} is not allowed in YAML: {error.reason}") from error
     except RecursionError as error:
         raise ConfigError(f"{origin}: lists or mappings are nested too deeply") from error
     if root is not None:
@@ -104,7 +104,7 @@ def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
 
 def _value(node: yaml.Node, origin: str, parents: tuple[yaml.Node, ...]) -> Any:
     if any(parent is node for parent in parents):
-        raise ConfigError(f"{origin}, line {node.start_mark.line + 1}: an alias stands inside what it names")
+        raise ConfigError(f"{origin}, line {node.start_mark.line + 1}: an alias refers to its own anchor")
     inside = (*parents, node)
     match node:
         case yaml.ScalarNode(tag="plain"):
@@ -116,7 +116,8 @@ def _value(node: yaml.Node, origin: str, parents: tuple[yaml.Node, ...]) -> Any:
         case yaml.MappingNode(tag="tag:yaml.org,2002:map"):
             return _mapping(node, origin, inside)
     raise ConfigError(
-        f"{origin}, line {node.start_mark.line + 1}: the tag {node.tag} is refused: a recipe holds plain values only"
+        f"{origin}, line {node.start_mark.line + 1}: the tag {node.tag} is not allowed: a recipe holds plain "
+        "values only"
     )
 
 
@@ -150,7 +151,7 @@ def _merged_nodes(node: yaml.Node) -> list[yaml.Node]:
 def _merged_mapping(node: yaml.Node, origin: str, parents: tuple[yaml.Node, ...]) -> dict[str, Any]:
     value = _value(node, origin, parents)
     if not isinstance(value, dict):
-        raise ConfigError(f"{origin}, line {node.start_mark.line + 1}: << merges mappings, and this is none")
+        raise ConfigError(f"{origin}, line {node.start_mark.line + 1}: << needs a mapping")
     return value
 
 

@@ -94,12 +94,12 @@ def check_training(
     """Raises DataError for prompts that cannot be trained on, ConfigError where no step is left, nothing gives scores
     (`scored`), or `on_step` could not be called after the first step."""
     if not scored:
-        raise ConfigError("nothing gives scores: pass reward= (a function or a source) to train or to the trainer")
+        raise ConfigError("no reward: pass reward= (a function or a source) to train or to the trainer")
     if on_step is not None and (problem := calling_problem(on_step, [1, {}])):
         raise ConfigError(f"on_step is called as on_step(number, metrics) after each step, but {problem}")
     if not prompts:
         raise DataError("there are no prompts to train on")
     if steps_done >= config.num_steps:
-        raise ConfigError(f"all {config.num_steps} steps were taken: give the trainer a config with more num_steps")
+        raise ConfigError(f"all {config.num_steps} steps are done: use a config with more num_steps")
     if config.score.minus_reference_answer:
         check_answers(prompts)

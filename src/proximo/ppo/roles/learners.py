@@ -59,7 +59,7 @@ def _check_own(own: Mapping[str, OwnOptimizer], trained: Sequence[str], config: 
         )
     for role, optimizer in own.items():
         if role not in trained:
-            raise ConfigError(f"optimizers has an entry {role!r}, but what is trained is {' and '.join(trained)}")
+            raise ConfigError(f"optimizers has an entry {role!r}, but the trained models are {' and '.join(trained)}")
         if not isinstance(optimizer, OwnOptimizer):
             name = optimizer.__name__ if isinstance(optimizer, type) else type(optimizer).__name__
             raise ConfigError(
@@ -68,6 +68,6 @@ def _check_own(own: Mapping[str, OwnOptimizer], trained: Sequence[str], config: 
             )
         if f"{role}_optimizer" in config.model_fields_set:
             raise ConfigError(
-                f"the {role} model has two optimizers, optimizers[{role!r}] and {role}_optimizer of the configuration: "
-                "leave out one"
+                f"the {role} model has two optimizers, optimizers[{role!r}] and {role}_optimizer of the "
+                "configuration: remove one"
             )

@@ -67,7 +67,7 @@ class RewardWorker:
 
     def _ask(self, responses: Sequence[Response]) -> list[Scored]:
         if self.source is None:
-            raise ConfigError("this trainer has no reward source: bring scores, or pass reward to train")
+            raise ConfigError("this trainer has no reward source: pass scores, or pass reward to train")
         return ask(self.source, responses)
 
 

@@ -69,7 +69,10 @@ def build_tokenizer(
     """The tokenizer of a stage: trained on `texts`, loaded from its own path, or loaded from the model's folder."""
     if config.train_vocab_size is not None:
         if texts is None:
-            raise ConfigError("tokenizer.train_vocab_size is for SFT, whose texts it is trained on; give a path here")
+            raise ConfigError(
+                "tokenizer.train_vocab_size works in fine-tuning only, which has the texts to train it "
+                "on; set tokenizer.path"
+            )
         tokenizer: PreTrainedTokenizerBase = train_tokenizer(texts, vocab_size=config.train_vocab_size)
     else:
         path = config.path or model_path

@@ -38,9 +38,7 @@ class DPOConfig(Section):
     @model_validator(mode="after")
     def _smooths_labels(self) -> Self:
         if self.loss == "ipo" and self.label_smoothing:
-            raise ValueError(
-                "label_smoothing is for loss: sigmoid; ipo does not push pairs apart without end: remove it"
-            )
+            raise ValueError("label_smoothing needs loss: sigmoid; ipo has a fixed margin already: remove it")
         return self
 
     @property

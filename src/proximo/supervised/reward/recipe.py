@@ -32,7 +32,7 @@ class RewardTrainingConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.score_centring > 0 and self.loss != "bradley_terry":
-            raise ValueError(f"score_centring belongs to loss: bradley_terry; with {self.loss} leave it out")
+            raise ValueError(f"score_centring needs loss: bradley_terry; remove it with {self.loss}")
         return self
 
     @property
@@ -58,7 +58,7 @@ class RewardRecipe(TrainerRecipe):
     @model_validator(mode="after")
     def _starts_somewhere(self) -> Self:
         if self.model.init_from != "path":
-            raise ValueError("model needs path (trained weights) or config (a random start)")
+            raise ValueError("model needs path (trained weights) or config (random weights)")
         check_quantisation(self.model, "model", self.run)
         check_tokenizer(self.model, "model", self.tokenizer)
         return self

@@ -51,7 +51,7 @@ class SFTRecipe(TrainerRecipe):
             check_tokenizer(self.model, "model", self.tokenizer)
         elif self.model.path is not None:
             raise ValueError(
-                "tokenizer.train_vocab_size makes a new tokenizer, whose ids mean nothing to trained weights: give "
+                "tokenizer.train_vocab_size makes a new tokenizer, whose ids do not fit trained weights: set "
                 "model.config, or remove it"
             )
         return self
