@@ -77,7 +77,7 @@ RECIPES = (
         "a: &a {x: 1}\n" + "".join(f"{b}: &{b}\n  <<: [*{a}, *{a}]\n" for a, b in pairwise("abcdefghijklmnopqrstuvw")),
         "its aliases make",
     ),
-    _recipe("tag that runs code", "run: !!python/object/apply:os.getcwd []\n", "line 1", "refused"),
+    _recipe("tag that runs code", "run: !!python/object/apply:os.getcwd []\n", "line 1", "not allowed"),
     _recipe("empty file", "", "r.yaml is empty"),
     _recipe("list instead of keys", "- run\n", "not a mapping"),
     _recipe("not UTF-8", b"run: {folder: Z\xfcr}\n", "not UTF-8", "byte 16"),
@@ -181,8 +181,8 @@ RECIPES = (
         "score_centring needs loss: bradley_terry",
         kind="reward",
     ),
-    _override("weight of no texts", "ppo.ptx={coefficient: 1}", "need both ptx_data and ppo.ptx", "give ptx_data"),
-    _override("texts without a weight", "ptx_data={sources: [{path: a/b}]}", "give ppo.ptx (their weight) too"),
+    _override("weight of no texts", "ppo.ptx={coefficient: 1}", "need both ptx_data and ppo.ptx", "set ptx_data"),
+    _override("texts without a weight", "ptx_data={sources: [{path: a/b}]}", "set ppo.ptx (their weight) too"),
     _recipe(
         "texts held out of no evaluation",
         PPO + "  ptx: {coefficient: 1}\nptx_data: {sources: [{path: a/b}], held_out_rows: 2}\n",
@@ -197,7 +197,9 @@ RECIPES = (
         files={"r.yaml": PPO + "  ptx: {coefficient: 1}\n"},
     ),
     _override("bootstrap of scored answers", "ppo.truncation_value=bootstrap", "score.score_truncated: false"),
-    _override("KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "stays 0", "set it above 0"),
+    _override(
+        "KL coefficient that cannot adapt", "ppo.kl={coefficient: 0, target: 6}", "never changes", "set it above 0"
+    ),
     _override(
         "KL coefficient that one step ends",
         "ppo.kl={horizon: 12, target: 6}",
@@ -212,7 +214,7 @@ RECIPES = (
     _override(
         "penalty of length from before the start",
         "ppo.score.overlong_buffer_tokens=200",
-        "overlong_buffer_tokens (200) exceeds rollout.max_new_tokens (128)",
+        "overlong_buffer_tokens (200) must not exceed rollout.max_new_tokens (128)",
     ),
     _override(
         "penalty of what has no score",
@@ -285,7 +287,7 @@ RECIPES = (
     ),
     _override("reward of two words", "reward.0.name=my reward", "reward.0.name", "letters, digits", "'my reward'"),
     _override("model without origin", "policy.path=null", "exactly one of path", "config"),
-    _override("random start without tokenizer", "policy={config: {model_type: llama}}", "give tokenizer.path"),
+    _override("random start without tokenizer", "policy={config: {model_type: llama}}", "set tokenizer.path"),
     _override(
         "adapter on a random start",
         "policy={config: {model_type: llama}, lora: {rank: 2}}",
@@ -333,7 +335,7 @@ RECIPES = (
     _override("stage that comes later", "sft.model.path=@reward", "comes before it", kind="pipeline"),
     _override("stage left out that never ran", "sft=null", "@sft is left out", "runs/x/sft", kind="pipeline"),
     _override("folder of a stage", "ppo.run.folder=x", "follows from run.folder", kind="pipeline"),
-    _override("proportions without phase", "data.proportions=[2, 4]", "belong together", kind="sft"),
+    _override("proportions without phase", "data.proportions=[2, 4]", "must be set together", kind="sft"),
     _override("no pull to the reference", "dpo.beta=0", "dpo.beta", "above 0.0, got 0", kind="dpo"),
     _override("half of the labels wrong", "dpo.label_smoothing=0.5", "below 0.5, got 0.5", kind="dpo"),
     _override("unknown key of DPO", "dpo.margin=1", "dpo.margin", kind="dpo"),
