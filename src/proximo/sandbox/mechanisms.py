@@ -48,10 +48,10 @@ def find_mechanisms(library: Sequence[str], *, workplace: str, without: Collecti
         "seccomp": _try_seccomp,
         "thread_count": partial(_try_namespaces, library, workplace, count_threads=True),
     }
-    found = {name: LEFT_OUT if name in without else _what_fails(trial) for name, trial in trials.items()}
-    if found["namespaces"] is not None:
-        found["thread_count"] = f"needs namespaces ({found['namespaces']})"
-    return Mechanisms(**found)
+    reasons = {name: LEFT_OUT if name in without else _what_fails(trial) for name, trial in trials.items()}
+    if reasons["namespaces"] is not None:
+        reasons["thread_count"] = f"needs namespaces ({reasons['namespaces']})"
+    return Mechanisms(**reasons)
 
 
 def program_uid(server_pid: int, slot: int) -> int:

@@ -23,24 +23,24 @@ def same_output(written: str, expected: str, *, tolerance: float | None) -> bool
     return len(ours) == len(theirs) and all(map(_same_word, ours, theirs, [tolerance] * len(ours)))
 
 
-def same_value(found: Any, expected: Any, *, tolerance: float | None) -> bool:
+def same_value(actual: Any, expected: Any, *, tolerance: float | None) -> bool:
     """True if a Python value equals a JSON value.
 
     A tuple equals a list, an integer key its text, and an integer the float of the same value. A boolean is not a
     number, and a set equals no JSON value. With a tolerance, numbers of which one is a float may differ as in
     `same_output`.
     """
-    if isinstance(expected, bool) or isinstance(found, bool) or expected is None or isinstance(expected, str):
-        return type(found) is type(expected) and found == expected
+    if isinstance(expected, bool) or isinstance(actual, bool) or expected is None or isinstance(expected, str):
+        return type(actual) is type(expected) and actual == expected
     if isinstance(expected, int | float):
-        return type(found) in (int, float) and _same_number(found, expected, tolerance)
+        return type(actual) in (int, float) and _same_number(actual, expected, tolerance)
     if isinstance(expected, list | tuple):
-        if type(found) not in (list, tuple) or len(found) != len(expected):
+        if type(actual) not in (list, tuple) or len(actual) != len(expected):
             return False
-        return all(same_value(a, b, tolerance=tolerance) for a, b in zip(found, expected, strict=True))
-    if type(found) is not dict or len(found) != len(expected):
+        return all(same_value(a, b, tolerance=tolerance) for a, b in zip(actual, expected, strict=True))
+    if type(actual) is not dict or len(actual) != len(expected):
         return False
-    named = {str(key) if type(key) is int else key: value for key, value in found.items()}
+    named = {str(key) if type(key) is int else key: value for key, value in actual.items()}
     return named.keys() == expected.keys() and all(
         same_value(named[key], expected[key], tolerance=tolerance) for key in named
     )
@@ -73,10 +73,10 @@ def _number(word: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _same_number(found: float, expected: float, tolerance: float | None) -> bool:
-    if found == expected or tolerance is None or (isinstance(found, int) and isinstance(expected, int)):
-        return found == expected
+def _same_number(actual: float, expected: float, tolerance: float | None) -> bool:
+    if actual == expected or tolerance is None or (isinstance(actual, int) and isinstance(expected, int)):
+        return actual == expected
     try:
-        return math.isclose(found, expected, rel_tol=0.0, abs_tol=tolerance * max(1.0, abs(expected)))
+        return math.isclose(actual, expected, rel_tol=0.0, abs_tol=tolerance * max(1.0, abs(expected)))
     except OverflowError:
         return False

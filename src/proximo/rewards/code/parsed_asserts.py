@@ -78,30 +78,30 @@ def _does_nothing(statement: ast.stmt) -> bool:
     match statement:
         case ast.FunctionDef(decorator_list=[], args=arguments, returns=returns):
             every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
-            annotations = [returns, *(each.annotation for each in every if each is not None)]
+            annotations = [returns, *(child.annotation for child in every if child is not None)]
             no_defaults = not arguments.defaults and not any(arguments.kw_defaults)
-            return no_defaults and all(each is None or _is_annotation(each) for each in annotations)
+            return no_defaults and all(child is None or _is_annotation(child) for child in annotations)
         case ast.Assign(targets=targets, value=value):
-            return all(isinstance(each, ast.Name) for each in targets) and _is_plain(value)
+            return all(isinstance(child, ast.Name) for child in targets) and _is_plain(value)
         case ast.Expr(value=value):
             return _is_plain(value)
         case ast.Import(names=names):
-            return all(each.name in sys.stdlib_module_names and find_spec(each.name) for each in names)
+            return all(child.name in sys.stdlib_module_names and find_spec(child.name) for child in names)
         case ast.ImportFrom(module="typing", names=names, level=0):
-            return all(hasattr(typing, each.name) for each in names)
+            return all(hasattr(typing, child.name) for child in names)
     return False
 
 
 def _is_annotation(node: ast.expr) -> bool:
     """True for names and `Name[...]`. Python evaluates annotations, so anything else may have an effect."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Subscript):
-            generic = isinstance(each.value, ast.Name) and (
-                each.value.id in GENERIC or not hasattr(builtins, each.value.id)
+    for child in ast.walk(node):
+        if isinstance(child, ast.Subscript):
+            generic = isinstance(child.value, ast.Name) and (
+                child.value.id in GENERIC or not hasattr(builtins, child.value.id)
             )
             if not generic:
                 return False
-        elif not isinstance(each, ast.Name | ast.Constant | ast.Tuple | ast.expr_context):
+        elif not isinstance(child, ast.Name | ast.Constant | ast.Tuple | ast.expr_context):
             return False
     return True
 
@@ -133,13 +133,13 @@ def _comparison(statements: list[ast.stmt], functions: Mapping[str, str]) -> Par
 
 def _arguments(call: ast.Call) -> str | None:
     """The source for `ParsedAssert.arguments`; None if an argument is not a plain value."""
-    named = [(each.arg, each.value) for each in call.keywords]
+    named = [(child.arg, child.value) for child in call.keywords]
     if not all(map(_is_plain, [*call.args, *(value for _, value in named)])) or any(name is None for name, _ in named):
         return None
-    values = [ast.literal_eval(each) for each in call.args]
+    values = [ast.literal_eval(child) for child in call.args]
     if not _crosses((tuple(values), tuple((name, ast.literal_eval(value)) for name, value in named))):
         return None
-    positions = "".join(f"{ast.unparse(each)}, " for each in call.args)
+    positions = "".join(f"{ast.unparse(child)}, " for child in call.args)
     keywords = ", ".join(f"{name!r}: {ast.unparse(value)}" for name, value in named)
     return f"({positions}), {{{keywords}}}"
 
@@ -159,8 +159,8 @@ def _no_object(value: Any) -> NoReturn:
 
 def _is_plain(node: ast.expr) -> bool:
     """True for a literal of the types that the codec supports (inside/codec.py)."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call) or (isinstance(each, ast.Constant) and each.value is ...):
+    for child in ast.walk(node):
+        if isinstance(child, ast.Call) or (isinstance(child, ast.Constant) and child.value is ...):
             return False
     try:
         ast.literal_eval(node)

@@ -1,4 +1,4 @@
-"""Reads JSON that nobody vouches for: strictly, and within bounds that are looked at before a value is made."""
+"""A strict parser of untrusted JSON that checks sizes before it makes a value."""
 
 import json
 import math
@@ -11,15 +11,15 @@ STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
 class BadJSONError(ValueError):
-    """What is wrong with a text that should be JSON."""
+    """The text is not acceptable JSON; the message says why."""
 
 
 def read_json(text: str, *, max_bytes: int, max_nesting: int) -> Any:
-    """The value that `text` stands for. Raises BadJSONError.
+    """The value of a JSON text.
 
-    Refused beside what is no JSON: more than `max_bytes` of UTF-8, lists and objects within each other deeper than
-    `max_nesting`, a key that stands twice in an object, NaN and infinities (also as 1e999), and integers of more than
-    MAX_INTEGER_DIGITS digits.
+    Raises BadJSONError for invalid JSON, and for more than `max_bytes` of UTF-8, nesting deeper than `max_nesting`,
+    duplicate keys in an object, NaN and infinities (also as 1e999), and integers of more than MAX_INTEGER_DIGITS
+    digits.
     """
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > max_bytes:
@@ -39,7 +39,7 @@ def read_json(text: str, *, max_bytes: int, max_nesting: int) -> Any:
 
 
 def nesting(text: str) -> int:
-    """How deep brackets outside of strings stand within each other, whether or not they are ever closed."""
+    """The largest nesting of brackets outside of strings, closed or not."""
     depth = deepest = 0
     for character in STRINGS.sub("", text):
         if character in "[{":
@@ -51,10 +51,10 @@ def nesting(text: str) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         raise BadJSONError("a key stands twice in an object")
-    return found
+    return members
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Whether a response is JSON that satisfies a schema."""
+"""The verifier of JSON that must satisfy a schema."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,11 +13,11 @@ from proximo.rewards.verifier import Answer, Grade, Verifier
 
 
 class JSONSchemaVerifier(Verifier):
-    """1 for JSON that satisfies the schema (JSON Schema, draft 2020-12 if `$schema` names no other), else 0.
+    """Scores 1 for JSON that satisfies the schema, else 0.
 
-    Read is the last fenced block, or the whole response. What is refused as JSON: see
-    `proximo.rewards.texts.json_reading.read_json`. A schema refers to its own parts alone: nothing is ever fetched.
-    `format` says nothing about validity, as the standard has it.
+    The JSON is the last fenced block, or the whole response; `json_reading.read_json` says what is refused. The schema
+    follows draft 2020-12 unless `$schema` names another. It may refer to its own parts only, and nothing is fetched. As
+    in the standard, `format` is not validated.
     """
 
     def __init__(
@@ -28,14 +28,14 @@ class JSONSchemaVerifier(Verifier):
         max_bytes: int = 65536,
         max_nesting: int = 32,
     ) -> None:
-        """Raises ConfigError for what is no schema, or where the package jsonschema is missing."""
+        """Raises ConfigError for an invalid schema, or if the package jsonschema is missing."""
         self.validator = make_validator(json_schema)
         self.reads = reads
         self.max_bytes = max_bytes
         self.max_nesting = max_nesting
 
     def grade(self, answer: Answer) -> Grade:
-        """`components`: `parsed`, which is 1 where JSON could be read. An answer that is no JSON is at fault."""
+        """The grade, with the component `parsed`: 1 if the JSON could be parsed. Otherwise the answer is at fault."""
         try:
             value = read_json(self._document(answer.text), max_bytes=self.max_bytes, max_nesting=self.max_nesting)
         except BadJSONError as error:
@@ -43,7 +43,7 @@ class JSONSchemaVerifier(Verifier):
         try:
             problem = next(self.validator.iter_errors(value), None)
         except (ArithmeticError, RecursionError) as error:
-            # A number or a depth that the validator cannot work with came with the answer.
+            # The answer contains a number or a depth that the validator cannot handle.
             return _grade(parsed=True, reason=f"the schema cannot be checked: {type(error).__name__}")
         if problem is None:
             return Grade(score=1.0, components={"parsed": 1.0})
@@ -63,7 +63,7 @@ class JSONSchemaVerifier(Verifier):
 
 
 def make_validator(schema: Mapping[str, Any]) -> Any:
-    """What checks values against `schema`. Raises ConfigError for what is no schema, or where jsonschema is missing."""
+    """A validator of values. Raises ConfigError for an invalid schema, or if jsonschema is missing."""
     if problem := schema_problem(schema):
         raise ConfigError(problem)
     from jsonschema import Draft202012Validator
@@ -71,20 +71,20 @@ def make_validator(schema: Mapping[str, Any]) -> Any:
     from referencing import Registry
 
     draft = validator_for(schema, default=Draft202012Validator)
-    # An empty registry: the validators' own would fetch what a reference names.
+    # An empty registry, because the default one would fetch references.
     return extend(draft, {"uniqueItems": _unique_items})(schema, registry=Registry())
 
 
 def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Mapping[str, Any]) -> Iterator[Exception]:  # noqa: ARG001
-    """In one pass, where jsonschema compares every two items: objects of 64 KiB would take it more than a minute."""
+    """Checks `uniqueItems` in one pass. jsonschema compares all pairs, which takes over a minute for 64 KiB."""
     from jsonschema import ValidationError
 
     if wanted and validator.is_type(instance, "array") and len(set(map(_canonical, instance))) < len(instance):
-        yield ValidationError("an item stands twice")
+        yield ValidationError("duplicate items")
 
 
 def _canonical(value: Any) -> str:
-    """One text for all values that are equal in JSON Schema: 1 and 1.0 are, 1 and true are not, keys have no order."""
+    """A text that is the same for values that JSON Schema treats as equal: 1 and 1.0, but not 1 and true."""
     match value:
         case dict():
             return "{" + ",".join(f"{json.dumps(key)}:{_canonical(value[key])}" for key in sorted(value)) + "}"

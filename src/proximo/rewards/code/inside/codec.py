@@ -31,7 +31,7 @@ MUTABLE: dict[Any, str] = {list: "l", dict: "d", set: "s"}
 FIXED: dict[Any, str] = {tuple: "t", frozenset: "z"}
 MAX_CLASSES = 100
 """Largest number of exception classes, since making one is as slow as decoding a thousand numbers."""
-TYPES = {each.__name__: each for each in (*ATOMS, *MUTABLE, *FIXED, complex, bytes, range, object)}
+TYPES = {item.__name__: item for item in (*ATOMS, *MUTABLE, *FIXED, complex, bytes, range, object)}
 SINGLES = {"c": [float] * 2, "b": [str], "R": [int] * 3, "T": [str], "r": [int], "o": [int], "p": [int]}
 """Types of the items after each tag of a tree of fixed length."""
 BASES = (int, float, str, *MUTABLE, *FIXED, complex, bytes)
@@ -69,7 +69,7 @@ class ValueEncoder:
             self.table.append(value)
             return self._filled(kind, value, depth)
         if kind in FIXED:
-            return [FIXED[kind], *(self.tree(each, depth - 1) for each in kind.__iter__(value))]
+            return [FIXED[kind], *(self.tree(item, depth - 1) for item in kind.__iter__(value))]
         return self._single(kind, value)
 
     def contents(self, number: int) -> list[Any]:
@@ -80,8 +80,8 @@ class ValueEncoder:
     def _filled(self, kind: Any, value: Any, depth: int) -> list[Any]:
         if kind is dict:
             pairs = dict.items(value)
-            return ["d", *(self.tree(each, depth - 1) for pair in pairs for each in pair)]
-        return [MUTABLE[kind], *(self.tree(each, depth - 1) for each in kind.__iter__(value))]
+            return ["d", *(self.tree(item, depth - 1) for pair in pairs for item in pair)]
+        return [MUTABLE[kind], *(self.tree(item, depth - 1) for item in kind.__iter__(value))]
 
     def _single(self, kind: type, value: Any) -> list[Any]:
         if kind is complex:
@@ -141,7 +141,7 @@ class ValueDecoder:
         return dict(zip(_check_keys(members[::2]), members[1::2], strict=True))
 
     def _single(self, tag: str, items: list[Any]) -> Any:
-        kinds = [type(each) for each in items]
+        kinds = [type(item) for item in items]
         wanted = SINGLES.get(tag)
         if kinds != wanted and not (tag == "x" and set(kinds) == {str}):
             raise ValueRefusedError("not a value of the protocol")
@@ -179,9 +179,9 @@ def fill(container: Any, contents: Any) -> None:
 def exception_names(kind: type) -> list[str]:
     """The names of the class and its bases, up to the first builtin."""
     names = []
-    for each in kind.__mro__:
-        names.append(each.__name__)
-        if getattr(builtins, each.__name__, None) is each:
+    for item in kind.__mro__:
+        names.append(item.__name__)
+        if getattr(builtins, item.__name__, None) is item:
             break
     return names
 
