@@ -22,7 +22,7 @@ class Finish(StrEnum):
 
 
 class ScoreState(StrEnum):
-    """What a score is worth."""
+    """Whether a response was scored and, if something failed, whose fault it was."""
 
     SCORED = "scored"
     MODEL_FAULT = "model_fault"

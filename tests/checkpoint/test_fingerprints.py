@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proximo.checkpoint.environment import PACKAGES, describe_environment
-from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free, placed
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, relocatable, relocated
 from proximo.errors import RunFolderError
 
 SAVED = Fingerprints(
@@ -137,9 +137,9 @@ def test_a_package_that_is_not_installed_is_none(monkeypatch):
 
 def test_names_and_values_below_a_pipelines_folder_move_with_it():
     inputs = {"data": {"/old/demo/rows.jsonl": "3 rows"}, "path": "/old/demo/sft", "other": ["/old/demonstration"]}
-    free = place_free(inputs, "/old/demo")
+    free = relocatable(inputs, "/old/demo")
     moved = {"data": {"@pipeline/rows.jsonl": "3 rows"}, "path": "@pipeline/sft"}
     assert free == {**moved, "other": ["/old/demonstration"]}
-    assert placed(free, "/old/demo") == inputs
-    assert placed(free, "/new")["data"] == {"/new/rows.jsonl": "3 rows"}
-    assert place_free(inputs, "") == placed(inputs, "") == inputs
+    assert relocated(free, "/old/demo") == inputs
+    assert relocated(free, "/new")["data"] == {"/new/rows.jsonl": "3 rows"}
+    assert relocatable(inputs, "") == relocated(inputs, "") == inputs

@@ -103,7 +103,7 @@ def clip_with_parts(
 
 
 def _at_tokens(per_response: Tensor, lengths: Sequence[int]) -> Tensor:
-    """[T] from [R]."""
+    """Repeats a number of each response at each of its tokens: [T] from [R]."""
     return per_response[segment_ids(lengths, device=per_response.device)]
 
 

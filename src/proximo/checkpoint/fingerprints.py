@@ -1,4 +1,8 @@
-"""What must stay the same for a resumed run to have the same bits, and the refusal when it did not."""
+"""Resume fingerprints: what must stay the same for a resumed run to be bit-identical, and the error if it did not.
+
+A resumed run must continue as if it had not been interrupted. Three things decide its bits: the settings, the content
+of its inputs, and the environment (versions, threads, kind of processor). Each is saved with the run and compared.
+"""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -12,20 +16,20 @@ _ABSENT = "(absent)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprints:
-    """Three JSON mappings, nested at will: settings, inputs, and the environment of `describe_environment`."""
+    """Three nested JSON mappings: settings, hashes of inputs, and the environment from `describe_environment`."""
 
     config: Mapping[str, Any]
     inputs: Mapping[str, Any]
-    """Data, tokenizers, and models that no checkpoint holds."""
+    """Hashes of data, tokenizers, and models that are in no checkpoint."""
     environment: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """For the state of a checkpoint."""
+        """The content that a checkpoint saves."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
-        """From the state of a checkpoint."""
+        """The fingerprints that `to_json` wrote to a checkpoint."""
         return cls(config=content["config"], inputs=content["inputs"], environment=content["environment"])
 
 
@@ -38,9 +42,9 @@ def check_fingerprints(
 ) -> list[str]:
     """Raise RunFolderError that lists every field that differs, with both values.
 
-    may_change: dotted paths of settings that may differ, each with all that lies below it, such as "run.folder". An
-    input that was not yet looked at when the run was saved cannot be compared, and is let through.
-    Returns what differs in the environment, where that is allowed.
+    may_change: dotted paths of settings that may differ, including everything below them, such as "run.folder".
+    An input without a saved hash cannot be compared, and is not.
+    Returns the differences of the environment, if they are allowed.
     """
     changed = [
         difference
@@ -48,7 +52,8 @@ def check_fingerprints(
         if not _covered(difference.path, may_change)
     ]
     config = [str(difference) for difference in changed]
-    # Rows are hashed in the order of their use, which these settings decide: then it is they that are told.
+    # Data is hashed in the order of its use, which these settings decide. If one of them changed, the hash differs even
+    # for the same files, so only the setting is reported.
     reordered = any(difference.path == "run.seed" or difference.path.startswith("data.") for difference in changed)
     inputs = [
         line for line in changed_inputs(saved.inputs, current.inputs) if not (reordered and line.startswith("data."))
@@ -72,27 +77,27 @@ def check_fingerprints(
 
 
 def changed_inputs(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """A line for each input that differs from what was saved of it."""
+    """One line for each input whose hash differs from the saved one."""
     return [str(difference) for difference in _differences(saved, current) if difference.before is not _ABSENT]
 
 
-def place_free(value: Any, pipeline_folder: str) -> Any:
-    """Settings in which paths below the pipeline's folder begin with `@pipeline`, so that the folder may be moved."""
+def relocatable(value: Any, pipeline_folder: str) -> Any:
+    """Settings with paths below the pipeline's folder written as `@pipeline/...`, so that the folder can be moved."""
     if isinstance(value, Mapping):
-        return {place_free(name, pipeline_folder): place_free(part, pipeline_folder) for name, part in value.items()}
+        return {relocatable(name, pipeline_folder): relocatable(part, pipeline_folder) for name, part in value.items()}
     if isinstance(value, list):
-        return [place_free(part, pipeline_folder) for part in value]
+        return [relocatable(part, pipeline_folder) for part in value]
     if isinstance(value, str) and pipeline_folder and value.startswith(f"{pipeline_folder}/"):
         return f"@pipeline/{value.removeprefix(f'{pipeline_folder}/')}"
     return value
 
 
-def placed(value: Any, pipeline_folder: str) -> Any:
-    """What `place_free` was given, for the folder where the pipeline is now."""
+def relocated(value: Any, pipeline_folder: str) -> Any:
+    """The inverse of `relocatable`: settings with `@pipeline/...` replaced by the pipeline's present folder."""
     if isinstance(value, Mapping):
-        return {placed(name, pipeline_folder): placed(part, pipeline_folder) for name, part in value.items()}
+        return {relocated(name, pipeline_folder): relocated(part, pipeline_folder) for name, part in value.items()}
     if isinstance(value, list):
-        return [placed(part, pipeline_folder) for part in value]
+        return [relocated(part, pipeline_folder) for part in value]
     if isinstance(value, str) and pipeline_folder and value.startswith("@pipeline/"):
         return f"{pipeline_folder}/{value.removeprefix('@pipeline/')}"
     return value
@@ -113,7 +118,7 @@ class _Difference:
 
 
 def _differences(saved: Any, current: Any, path: str = "") -> Iterator[_Difference]:
-    """Each value that differs; of a section that is there on one side only, the whole section at once."""
+    """Each value that differs. A section that exists on one side only is one difference."""
     before, now = _parts(saved), _parts(current)
     if before is None or now is None:
         if saved != current:
@@ -125,7 +130,7 @@ def _differences(saved: Any, current: Any, path: str = "") -> Iterator[_Differen
 
 
 def _parts(value: Any) -> Mapping[str, Any] | None:
-    """Of a section, and of a list of sections, whose items go by number; None for a value."""
+    """The items of a section, or of a list of sections by their number; None for a plain value."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):

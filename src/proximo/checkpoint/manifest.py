@@ -18,7 +18,7 @@ this one could not be resumed any more; what is only added has a default instead
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:
-    """What one file must be."""
+    """Size and hash of one file."""
 
     num_bytes: int
     sha256: str

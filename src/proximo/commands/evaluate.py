@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from proximo.checkpoint.fingerprints import changed_inputs, placed
+from proximo.checkpoint.fingerprints import changed_inputs, relocated
 from proximo.checkpoint.logs import JsonLines
 from proximo.errors import UserError
 from proximo.metrics.catalogue import catalogue
@@ -43,7 +43,7 @@ def run_evaluate(
     with kept_working_directory():
         task = build_task(run, settings or {})
     with closing(task):
-        saved = placed(found.state.get("fingerprints", {}).get("inputs", {}), str(run.parent))
+        saved = relocated(found.state.get("fingerprints", {}).get("inputs", {}), str(run.parent))
         for line in changed_inputs(saved, task.inputs_fingerprint):
             print(f"warning: other than in the run: {line}", file=sys.stderr)
         task.restore(found)

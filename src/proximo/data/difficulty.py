@@ -1,7 +1,7 @@
-"""Leaves out prompts that are too easy or too hard by their mean score, at the end of each epoch. Not the scoring.
+"""The difficulty filter: at the end of each epoch it removes prompts whose mean score is too high or too low.
 
-The order of an epoch is that of all prompts (`order.py`), in which those that were left out are passed over: a function
-of seed, epoch and who is out. What a run must keep to go on with the same prompts is one `FilterState`.
+An epoch visits all prompts in the order of `order.py` and skips those that were removed. So the order is a function of
+seed, epoch and the removed prompts, and a checkpoint needs only a `FilterState` to go on with the same prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,21 @@ from proximo.errors import ConfigError, DataError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterOptions:
-    """When a prompt leaves, and how many may."""
+    """Which prompts are removed, and how many at most."""
 
     above: float | None = None
-    """A prompt with a higher mean score leaves: too easy."""
+    """A prompt with a higher mean score is too easy, and is removed."""
     below: float | None = None
-    """A prompt with a lower one leaves: too hard."""
+    """A prompt with a lower mean score is too hard, and is removed."""
     max_fraction: float = 1.0
-    """At most this share of the prompts that are left leaves at once, rounded down; the farthest out first."""
+    """At most this share of the remaining prompts is removed at once, rounded down; those farthest out first."""
     from_epoch: int = 1
-    """The first epoch at whose end prompts leave, counted from 1; 0: by `base_scores`, before the first."""
+    """The first epoch, counted from 1, at whose end prompts are removed; 0 also removes by `base_scores` before it."""
     min_prompts: int = 1
-    """So many always stay, the nearest to the bounds."""
+    """This many prompts always stay: those nearest to the bounds."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for bounds that are not there or cross."""
+        """Raises ConfigError if there is no bound, or if the bounds cross."""
         if self.above is None and self.below is None:
             raise ConfigError("a filter of prompts needs above (too easy), below (too hard) or both")
         if self.above is not None and self.below is not None and self.below > self.above:
@@ -45,25 +45,25 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterState:
-    """Where the order stands, who is out, and the scores of the epoch that is under way."""
+    """The position in the order, the removed prompts, and the scores of the current epoch."""
 
     epoch: int = 0
     passed: int = 0
-    """Places of the epoch's order that were passed, those of prompts that are out included."""
+    """Positions of the epoch's order that are done, those of removed prompts included."""
     too_easy: tuple[int, ...] = ()
     too_hard: tuple[int, ...] = ()
     kept_beyond_bounds: int = 0
-    """Prompts beyond a bound that stayed at the last end of an epoch: too many would have left."""
+    """Prompts beyond a bound that stayed when the last epoch ended, because no more could be removed."""
     scores: Mapping[int, tuple[float, int]] = field(default_factory=dict)
     """Prompt -> (sum, number) of its scores in this epoch."""
 
     @property
     def out(self) -> frozenset[int]:
-        """All prompts that are left out."""
+        """All removed prompts."""
         return frozenset(self.too_easy) | frozenset(self.too_hard)
 
     def to_json(self) -> dict[str, Any]:
-        """For a checkpoint; JSON keeps floats to the bit, but has no keys that are numbers."""
+        """For a checkpoint. JSON keeps every bit of a float, but its keys are text: hence the list of scores."""
         return {
             "epoch": self.epoch,
             "passed": self.passed,
@@ -75,7 +75,7 @@ class FilterState:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "FilterState":
-        """From a checkpoint."""
+        """The state that `to_json` wrote to a checkpoint."""
         return cls(
             epoch=content["epoch"],
             passed=content["passed"],
@@ -87,12 +87,12 @@ class FilterState:
 
 
 class DifficultyFilter:
-    """Deals the prompts of a run, and leaves out those whose scores say so. Owns its state alone."""
+    """Draws the prompts of a run, and removes those that are too easy or too hard."""
 
     def __init__(self, base_scores: Sequence[float | None], options: FilterOptions, *, seed: int) -> None:
-        """`base_scores`: of each prompt what the data says of earlier runs, None where it says nothing.
+        """`base_scores`: the score of each prompt in earlier runs, as the data has it; None where it has none.
 
-        Raises DataError where nothing can ever leave, and where `from_epoch` is 0 without a base score.
+        Raises DataError if no prompt could ever be removed, or if `from_epoch` is 0 and there is no base score.
         """
         self.num_rows = len(base_scores)
         self.options = options
@@ -104,31 +104,35 @@ class DifficultyFilter:
                 "so many always stay; give more prompts, lower ppo.prompts_per_step, or remove data.filter"
             )
         if options.from_epoch == 0:
-            known = {row: (score, 1) for row, score in enumerate(base_scores) if score is not None}
-            if not known:
+            sums = {row: (score, 1) for row, score in enumerate(base_scores) if score is not None}
+            if not sums:
                 raise DataError(
                     "data.filter.from_epoch is 0, which leaves prompts out by their base_scores, but no row has any: "
                     "map the column that holds them under columns, or start from epoch 1"
                 )
-            self.state = self._judged(replace(self.state, scores=known))
+            self.state = self._filtered(replace(self.state, scores=sums))
 
     @property
     def num_active(self) -> int:
-        """Prompts that may still be drawn."""
+        """Number of prompts that are not removed."""
         return self.num_rows - len(self.state.out)
 
     @property
     def is_used_up(self) -> bool:
-        """True where more prompts would have left, had a step not needed them."""
+        """True if prompts beyond a bound stayed because a step needs them."""
         return self.state.kept_beyond_bounds > 0 and self.num_active <= self.options.min_prompts
 
     @property
     def epochs_done(self) -> float:
-        """Epochs behind the draws, with the part of the one under way."""
+        """Epochs done, including the done fraction of the current one."""
         return self.state.epoch + self.state.passed / self.num_rows
 
     def draw(self, count: int) -> list[Draw]:
-        """The next `count` prompts. The last step of an epoch is filled from the next, before its end was judged."""
+        """The next `count` prompts, without changing the state: `learn` does that.
+
+        The last step of an epoch is filled up from the next one. These draws are made before the epoch is evaluated, so
+        they may hold prompts that its end removes.
+        """
         out, epoch, passed = self.state.out, self.state.epoch, self.state.passed
         draws: list[Draw] = []
         while len(draws) < count:
@@ -138,42 +142,45 @@ class DifficultyFilter:
         return draws[:count]
 
     def learn(self, draws: Sequence[Draw], scores: Sequence[Sequence[float]]) -> None:
-        """Take the scores of the responses to each prompt that was drawn, and judge the epochs that have ended.
+        """Record the scores of the responses to each drawn prompt, and end the epochs that are complete.
 
-        Without a score, as where the reward source failed, a prompt is not judged.
+        A prompt without scores, for example because the reward source failed, is not evaluated.
         """
         pending = list(zip(draws, scores, strict=True))
         while pending:
             state = self.state
-            here = [(draw, draw_scores) for draw, draw_scores in pending if draw.epoch == state.epoch]
-            pending = pending[len(here) :]
-            known = dict(state.scores)
-            for draw, draw_scores in here:
-                total, number = known.get(draw.row, (0.0, 0))
+            # Draws are in order, so those of this epoch come first; the rest belong to later ones.
+            of_epoch = [(draw, draw_scores) for draw, draw_scores in pending if draw.epoch == state.epoch]
+            pending = pending[len(of_epoch) :]
+            sums = dict(state.scores)
+            for draw, draw_scores in of_epoch:
+                total, number = sums.get(draw.row, (0.0, 0))
                 if draw_scores:
-                    known[draw.row] = (total + sum(draw_scores), number + len(draw_scores))
-            state = replace(state, scores=known, passed=self._passed(here, state))
+                    sums[draw.row] = (total + sum(draw_scores), number + len(draw_scores))
+            state = replace(state, scores=sums, passed=self._passed(of_epoch, state))
+            # An epoch is over when a later one has draws, or when no prompt of its order is left.
             self.state = self._next_epoch(state) if pending or state.passed == self.num_rows else state
 
-    def _passed(self, here: Sequence[tuple[Draw, Any]], state: FilterState) -> int:
+    def _passed(self, of_epoch: Sequence[tuple[Draw, Any]], state: FilterState) -> int:
         order, out = epoch_order(self.num_rows, seed=self.seed, epoch=state.epoch), state.out
-        passed = order.index(here[-1][0].row) + 1 if here else state.passed
+        passed = order.index(of_epoch[-1][0].row) + 1 if of_epoch else state.passed
+        # Removed prompts at the end of an order must count as done, or the epoch would never end.
         while passed < self.num_rows and order[passed] in out:
             passed += 1
         return passed
 
     def _next_epoch(self, state: FilterState) -> FilterState:
-        judged = self._judged(state) if state.epoch + 1 >= self.options.from_epoch else state
-        return replace(judged, epoch=state.epoch + 1, passed=0, scores={})
+        filtered = self._filtered(state) if state.epoch + 1 >= self.options.from_epoch else state
+        return replace(filtered, epoch=state.epoch + 1, passed=0, scores={})
 
-    def _judged(self, state: FilterState) -> FilterState:
-        """The state in which those beyond a bound are out, as far as enough of them may leave; scores forgotten."""
+    def _filtered(self, state: FilterState) -> FilterState:
+        """The state after prompts beyond a bound are removed, as many as the options allow; its scores are cleared."""
         out = state.out
         beyond = []
         for row, (total, number) in state.scores.items():
             distance = self._distance(total / number)
             if distance and row not in out:
-                beyond.append((-abs(distance), row, distance > 0))
+                beyond.append((-abs(distance), row, distance > 0))  # sorted by distance, ties by row
         active = self.num_rows - len(out)
         allowed = min(int(active * self.options.max_fraction), active - self.options.min_prompts)
         leaving = sorted(beyond)[: max(0, allowed)]
@@ -186,7 +193,7 @@ class DifficultyFilter:
         )
 
     def _distance(self, mean: float) -> float:
-        """By how much a mean score is above or (negative) below the bounds; 0 between them."""
+        """The distance of a mean score above the upper bound, or (negative) below the lower one; 0 between them."""
         above, below = self.options.above, self.options.below
         if above is not None and mean > above:
             return mean - above

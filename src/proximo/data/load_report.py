@@ -9,12 +9,12 @@ class LoadReport:
     """Counts of one load. `num_rows` is `num_kept_rows` and all that were dropped."""
 
     num_rows: int
-    """Rows given."""
+    """Rows before anything was dropped."""
     num_kept_rows: int
     num_too_long: int = 0
     """Dropped, as they have more tokens than allowed (and could not be truncated)."""
     num_truncated: int = 0
-    """Kept, but cut to the limit."""
+    """Rows that were kept, but cut to the limit of tokens."""
     num_duplicate_prompts: int = 0
     """Kept, although an earlier row asks exactly the same."""
     num_duplicate_pairs: int = 0
@@ -35,7 +35,7 @@ class LoadReport:
     unwritable: Mapping[str, int] = field(default_factory=dict)
     """Characters that the tokenizer has no token for, with how often they stand in distinct texts."""
     num_tokens: int = 0
-    """Tokens of everything kept."""
+    """Number of tokens of all kept rows."""
     num_characters: int = 0
     """Characters of the text that is trained on: for bits per character."""
 

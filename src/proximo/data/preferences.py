@@ -34,7 +34,7 @@ class PreferencePair:
     prompt: str | Messages = ""
     chosen: str | Messages = ""
     rejected: str | Messages = ""
-    """What the tokens came from."""
+    """The messages or texts that the tokens were made from."""
 
     @property
     def num_tokens(self) -> int:
@@ -44,7 +44,7 @@ class PreferencePair:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PairOptions:
-    """How rows become pairs."""
+    """Options for turning rows into preference pairs."""
 
     form: PreferenceForm = "auto"
     max_tokens: int | None = None

@@ -71,7 +71,7 @@ class Problem:
 
     @property
     def words(self) -> str:
-        """What is asked."""
+        """The task in words, as the prompt states it."""
         steps = ", then ".join(step.words for step in self.steps)
         if self.choice is None or self.ending is None:
             return f"Write f(x): {steps}."
@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def code(self) -> str:
-        """A right program."""
+        """A program that solves the task."""
         return _program(self.steps, self.choice, self.ending)
 
     @property

@@ -25,7 +25,7 @@ _NOT_METADATA = frozenset({"id", "prompt", "messages", "conversations", "answer"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptOptions:
-    """How rows become prompts."""
+    """Options for turning rows into prompts."""
 
     max_tokens: int | None = None
     too_long: TooLong = "drop"

@@ -34,7 +34,7 @@ class TokenCache:
     """Owns a folder with one file per list of texts and tokenizer, and tells in `notes` what became of each."""
 
     def __init__(self, folder: Path | None) -> None:
-        """None keeps nothing."""
+        """The folder of the cache; None caches nothing."""
         self.folder = folder
         self.notes: list[str] = []
 

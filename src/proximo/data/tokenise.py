@@ -45,7 +45,7 @@ class Tokens:
     written: tuple[bool, ...]
 
     def __add__(self, other: "Tokens") -> "Tokens":
-        """One after the other."""
+        """The token ids of both, one after the other."""
         return Tokens(self.ids + other.ids, self.written + other.written)
 
     def __len__(self) -> int:

@@ -21,14 +21,14 @@ Statistics = TypeVar("Statistics")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateResult(Generic[Statistics]):
-    """What one update did."""
+    """Statistics of one update."""
 
     loss: float
     """Sum of the micro-batches' losses: each is already divided by the count of the whole update."""
     statistics: tuple[Statistics, ...]
     """One entry per micro-batch; they are sums, so the caller adds them up."""
     gradient_norm: float
-    """Before clipping."""
+    """L2 norm of the gradient before clipping."""
     learning_rate: float
     """Of the optimizer's first group."""
     refusal: str | None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from proximo.checkpoint.environment import describe_environment
-from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, place_free, placed
+from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, relocatable, relocated
 from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.logs import cut_back
 from proximo.checkpoint.run_folder import EndState, RunFolder, open_run
@@ -100,8 +100,8 @@ class _Loop:
         self.resolved = recipe.model_dump(mode="json")
         self.environment = describe_environment(device=task.device) | {"functions": function_sources(recipe)}
         self.fingerprints = Fingerprints(
-            config=place_free(self.resolved, options.pipeline_folder),
-            inputs=place_free(task.inputs_fingerprint, options.pipeline_folder),
+            config=relocatable(self.resolved, options.pipeline_folder),
+            inputs=relocatable(task.inputs_fingerprint, options.pipeline_folder),
             environment=self.environment,
         )
 
@@ -253,8 +253,10 @@ class _Loop:
     def _saved_fingerprints(self, checkpoint: Checkpoint) -> Fingerprints:
         """The saved fingerprints, with defaults for settings that are newer than the checkpoint."""
         saved, folder = Fingerprints.from_json(checkpoint.state["fingerprints"]), self.options.pipeline_folder
-        known = read_saved(type(self.recipe), placed(saved.config, folder), saved_by=saved.environment.get("proximo"))
-        return replace(saved, config=place_free(known.model_dump(mode="json"), folder))
+        known = read_saved(
+            type(self.recipe), relocated(saved.config, folder), saved_by=saved.environment.get("proximo")
+        )
+        return replace(saved, config=relocatable(known.model_dump(mode="json"), folder))
 
     def _nothing_to_do(self, step: int) -> int:
         message = f"the run in {self._shown(self.folder.path)} is finished: step {step} of {self.task.num_steps}"

@@ -25,7 +25,7 @@ def function_rows(import_path: str, arguments: Mapping[str, Any]) -> Iterator[Ro
 
 
 def _given(function: Callable[..., Any], arguments: Mapping[str, Any], name: str) -> Iterator[Any]:
-    """What the function yields."""
+    """The rows that the function yields, as it yields them."""
     number = 0
     try:
         rows = function(**arguments)
