@@ -185,7 +185,7 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
     ("number as function", lambda: FunctionReward(3), "it is a int, which cannot be called"),
     ("text as time-out", lambda: FunctionReward(length, timeout_seconds="a"), "number of seconds above 0, got 'a'"),
     ("number as arguments", lambda: FunctionReward(length, kwargs=3), "must be a mapping from their names"),
-    ("number as name", lambda: FunctionReward(length, name=3), "since metrics carry it; got 3"),
+    ("number as name", lambda: FunctionReward(length, name=3), "is part of metric names: use letters.*got 3"),
     ("classifier in a ModelReward", lambda: ModelReward(classifier()), r"write ModelReward\(ScalarModel\(model\)\)"),
     ("weight on the wrong side", lambda: WeightedReward([(FunctionReward(length), 1.0)]), r"pairs \(weight, source\)"),
     ("number as weighted", lambda: WeightedReward(3), r"at least one pair \(weight, source\), got int"),

@@ -38,7 +38,7 @@ def check(sizes: list[int], *, budget: int, num_rows: int) -> None:
 def test_a_micro_batch_has_no_more_tokens_than_its_section_allows(kind: str) -> None:
     budget, make = TASKS[kind]
     made = make(tokens_per_microbatch=budget)
-    batches = made._batches(made.examples)
+    batches = made.batches(made.examples)
     if kind != "sft":
         batches = [each for _, each in batches]
     sizes = [(each.answers if kind == "dpo" else each).packed.num_tokens for each in batches]

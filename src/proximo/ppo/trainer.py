@@ -285,8 +285,13 @@ class PPOTrainer:
         self, prompts: Sequence[PromptLike], responses: Sequence[ResponseLike], masks: Sequence[Mask] | None
     ) -> list[Response]:
         """Responses as records; those written by somebody else get the log-probs that the policy gives them."""
-        version = self.policy_version
         records = as_responses(
-            self.tokenizer, self._prompts(prompts), responses, policy=self.policy, policy_version=version, masks=masks
+            self.tokenizer,
+            self._prompts(prompts),
+            responses,
+            policy=self.policy,
+            policy_version=self.policy_version,
+            others_allowed=self.config.policy_loss.asks_the_sampler,
+            masks=masks,
         )
         return self.roles.policy.with_logprobs(records)

@@ -43,7 +43,7 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
         """One update. The loss is the mean over the target tokens of all examples, in nats."""
         count = sum(example.num_targets for example in examples)
         result = self.learners[self.role].update(
-            self._batches(examples), lambda batch: self._loss(batch, count), seed=seed
+            self.batches(examples), lambda batch: self._loss(batch, count), seed=seed
         )
         nats = mean_loss(result, count)
         metrics: dict[str, MetricValue] = {
@@ -59,7 +59,7 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
         held_out = self.held_out[:num_rows]
         if not held_out:
             return None
-        nats = sum(self._loss(batch, 1)[0].item() for batch in self._batches(held_out))
+        nats = sum(self._loss(batch, 1)[0].item() for batch in self.batches(held_out))
         count = sum(example.num_targets for example in held_out)
         metrics: dict[str, MetricValue] = {
             "evaluation/loss": Mean(nats, count),
@@ -69,7 +69,7 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
             metrics["evaluation/bits_per_character"] = Mean(nats / math.log(2), self.held_out_characters)
         return Record(metrics=metrics)
 
-    def _batches(self, examples: Sequence[TextExample]) -> list[PackedResponses]:
+    def batches(self, examples: Sequence[TextExample]) -> list[PackedResponses]:
         return text_batches(examples, token_budget=self.config.tokens_per_microbatch, device=self.model.device)
 
     def _loss(self, batch: PackedResponses, count: int) -> tuple[Tensor, None]:
