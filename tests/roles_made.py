@@ -9,7 +9,7 @@ from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.trunk import is_on_trunk
-from proximo.ppo.roles.making import Roles
+from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.reward import RewardWorker

@@ -5,7 +5,7 @@ import pytest
 from proximo.data.difficulty import DifficultyFilter, FilterOptions
 from proximo.errors import DataError
 from proximo.metrics.values import Last
-from proximo.ppo.difficulty import judge_difficulty, make_difficulty_filter
+from proximo.ppo.difficulty import make_difficulty_filter, update_difficulty
 from proximo.ppo.recipe import PPORecipe
 from proximo.records import ScoreState
 from records_made import prompt, response, scored
@@ -22,7 +22,7 @@ def test_a_prompt_is_judged_by_the_mean_of_its_responses_that_have_a_score() -> 
         for draw in draws
         for score, state in by_row[draw.row]
     ]
-    metrics = judge_difficulty(found, draws, batch)
+    metrics = update_difficulty(found, draws, batch)
     assert (found.state.too_easy, found.state.too_hard) == ((1,), ())
     assert metrics == {
         "progress/epoch": Last(1.0),
@@ -38,7 +38,7 @@ def test_a_warning_says_once_that_nothing_else_would_be_left() -> None:
 
     def step() -> None:
         draws = found.draw(found.num_active)
-        judge_difficulty(found, draws, [scored(1.0) for _ in draws])
+        update_difficulty(found, draws, [scored(1.0) for _ in draws])
 
     with pytest.warns(UserWarning, match="2 prompts are left, as many as a step takes, so that 2 beyond"):
         step()

@@ -14,7 +14,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, scalar_from_language_model
 from proximo.ppo.experience import make_experience
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
-from proximo.ppo.task import rows_to_show
+from proximo.ppo.task import rows_to_log
 from proximo.records import Passes, Scored, ScoreState
 from records_made import prompt, response
 from roles_made import roles_of, state
@@ -109,4 +109,4 @@ def test_it_would_matter_if_a_fault_were_a_score_of_0(setting: str) -> None:
     [(0, []), (2, [0, 3, 1]), (3, [0, 3, 6, 1]), (5, [0, 3, 6, 1, 4, 5]), (99, [0, 3, 6, 1, 4, 7, 2, 5, 8])],
 )
 def test_samples_are_of_several_prompts_and_one_without_a_score_is_among_them(count: int, shown: list[int]) -> None:
-    assert rows_to_show(batch(faulty=FAULTY), count) == shown
+    assert rows_to_log(batch(faulty=FAULTY), count) == shown

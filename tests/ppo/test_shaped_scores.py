@@ -12,7 +12,7 @@ from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.config.ppo.options import GuardConfig, PPOConfig
 from proximo.errors import TrainingError
 from proximo.ppo.experience import RawAdvantages, ShapedScores, make_experience, shape_scores
-from proximo.ppo.scores import EqualSteps, refuse_equal
+from proximo.ppo.scores import ConstantRewardSteps, check_constant_rewards
 from proximo.ppo.step_metrics import StepOutcome, experience_metrics
 from proximo.ppo.update.reports import Report
 from proximo.records import Experience, Finish, Passes, Scored, ScoreState
@@ -202,7 +202,7 @@ def test_metrics_tell_raw_and_shaped_scores_apart() -> None:
 
 
 def test_steps_of_one_score_are_counted_and_others_begin_again() -> None:
-    counted = EqualSteps()
+    counted = ConstantRewardSteps()
     told = []
     for scores in ([0.0, 0.0], [0.0, math.nan], [], [0.0], [1.0, 1.0], [1.0, 2.0], [1.0]):
         batch = [FAULTY if math.isnan(score) else scored(score) for score in scores]
@@ -212,7 +212,9 @@ def test_steps_of_one_score_are_counted_and_others_begin_again() -> None:
 
 
 def test_the_run_stops_at_the_given_number_of_equal_steps_and_not_before() -> None:
-    refuse_equal(EqualSteps(score=0.0, count=99), GuardConfig(), step=1)
-    refuse_equal(EqualSteps(score=0.0, count=2), GuardConfig(max_constant_reward_steps=3), step=7)
+    check_constant_rewards(ConstantRewardSteps(score=0.0, count=99), GuardConfig(), step=1)
+    check_constant_rewards(ConstantRewardSteps(score=0.0, count=2), GuardConfig(max_constant_reward_steps=3), step=7)
     with pytest.raises(TrainingError, match="step 8: all scores of 3 steps in a row are 0"):
-        refuse_equal(EqualSteps(score=0.0, count=3), GuardConfig(max_constant_reward_steps=3), step=8)
+        check_constant_rewards(
+            ConstantRewardSteps(score=0.0, count=3), GuardConfig(max_constant_reward_steps=3), step=8
+        )

@@ -26,7 +26,7 @@ from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.trainer import PPOTrainer
-from proximo.ppo.update.overlap import best_split, cost_of_updates, trains_side_by_side
+from proximo.ppo.update.overlap import best_split, cost_of_updates, overlaps_updates
 from tiny_runs import changed, make_inputs, recipe_of
 
 PROMPTS = ["one", "two", "three", "four"]
@@ -132,11 +132,11 @@ def test_where_memory_counts_they_train_one_after_the_other(two_threads: None, l
 
 def test_each_condition_stands_against_it_by_itself() -> None:
     config, plain = PPOConfig(), {"device": "cpu", "shares_trunk": False, "num_threads": 2}
-    assert trains_side_by_side(config, **plain)
+    assert overlaps_updates(config, **plain)
     for name in ("shares_trunk", "compiled", "quantised", "own_optimizers"):
-        assert not trains_side_by_side(config, **plain | {name: True}), name
-    assert not trains_side_by_side(config, **plain | {"device": "cuda"})
-    assert not trains_side_by_side(PPOConfig(advantage="group_standardised", responses_per_prompt=4), **plain)
+        assert not overlaps_updates(config, **plain | {name: True}), name
+    assert not overlaps_updates(config, **plain | {"device": "cuda"})
+    assert not overlaps_updates(PPOConfig(advantage="group_standardised", responses_per_prompt=4), **plain)
 
 
 def test_the_seconds_of_the_calls_add_up_to_those_of_the_step(

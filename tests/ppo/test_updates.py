@@ -14,7 +14,7 @@ from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.ppo.experience import make_experience
-from proximo.ppo.roles.making import Roles
+from proximo.ppo.roles.build import Roles
 from proximo.records import Experience, Passes
 from records_made import prompt, response, scored
 from roles_made import roles_of, state

@@ -28,7 +28,7 @@ from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.roles.reward import eager_begin
-from proximo.ppo.scores import refuse_faulty
+from proximo.ppo.scores import check_scored_fraction
 from proximo.ppo.task import PPOTask
 from proximo.records import Prompt, Scored
 from proximo.rollout.sampling import RandomKey
@@ -105,7 +105,7 @@ def rated(task: PPOTask, prompts: Sequence[Prompt], config: PPOConfig) -> Iterat
             on_finished=eager_begin(task.reward),
         )
         scored = ask(task.reward, responses)
-        refuse_faulty(scored, config.guards, where=f"step {index + 1}")
+        check_scored_fraction(scored, config.guards, where=f"step {index + 1}")
         each = config.responses_per_prompt
         yield from (list(scored[first : first + each]) for first in range(0, len(scored), each))
 

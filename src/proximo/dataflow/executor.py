@@ -1,7 +1,4 @@
-"""Runs a graph of calls: each where the worker of its role is, those without a role in the driver.
-
-In this process; others come with the same handlers.
-"""
+"""Executors run a graph of calls: each call on the worker of its role, calls without a role in the driver process."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,36 +11,39 @@ from proximo.dataflow.graph import Call, Graph
 from proximo.errors import ConfigError
 
 Handler = Callable[..., tuple[Any, ...]]
-"""Takes what its call reads, by position, and returns what it writes, as a tuple."""
+"""Does the work of a call.
+
+Takes the values that the call reads, by position, and returns a tuple of those it writes.
+"""
 SideBySide = Callable[[Sequence[Callable[[], Any]]], list[Any]]
-"""Runs some functions at the same time and returns what they return, in their order."""
+"""Runs functions concurrently and returns their results, in order."""
 
 
 class Worker(Protocol):
-    """One role: a model where it lives, and what it does in a step."""
+    """The worker of a role: a model on its device, and handlers for the role's calls."""
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """By the name of the call. Workers that a call needs beside its own are handed in as keywords, by role."""
+        """Name of a call -> its handler. Other workers that the call needs are passed as keyword arguments, by role."""
         ...
 
 
 Group = Mapping[str, Worker]
-"""Role -> worker, of the roles that are in one place, so that a call may use several of them at once."""
+"""Role -> worker, for roles in one process. A call may use several workers of its group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """Everything that a run of the graph made."""
+    """The values and times of one run of a graph."""
 
     values: Mapping[str, Any]
     seconds: Mapping[str, float]
-    """Wall-clock seconds of each call, by name. Calls side by side divide the time that they took together, each by
-    how long it ran, so that the sum over all calls is the time of the step."""
+    """Name of a call -> wall-clock seconds. Concurrent calls divide their joint time in proportion to their own times,
+    so that the sum over all calls is the time of the step."""
 
 
 class Executor(Protocol):
-    """Runs the calls of a graph, wherever the models are."""
+    """Runs the calls of a graph on workers that may be anywhere."""
 
     def run(
         self,
@@ -55,22 +55,22 @@ class Executor(Protocol):
         together: Collection[str] = (),
         around: Callable[[Call], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> Outcome:
-        """Everything that the calls made of `inputs`, which are exactly the graph's.
+        """Run all calls. `inputs` must be exactly the inputs of the graph.
 
-        `driver`: handlers of the calls without a role. `together`: names of calls that touch nothing in common, so that
-        two of them may run at the same time. `around` is entered for each call.
+        `driver`: handlers of calls without a role. `together`: names of calls that share no state, so that two of them
+        may run concurrently. `around`: context manager that is entered for each call.
 
-        Raises ValueError where the inputs are not those of the graph, nothing handles a call, or a handler returns
-        another count; ConfigError for a call that needs roles of several groups.
+        Raises ValueError if the inputs are not those of the graph, a call has no handler, or a handler returns the
+        wrong number of values; ConfigError for a call that needs roles of several groups.
         """
         ...
 
 
 class LocalExecutor:
-    """One call after the other, in this process; but for two at a time that may run together."""
+    """Runs calls sequentially in this process, except for pairs of calls that may run concurrently."""
 
     def __init__(self, *, side_by_side: SideBySide | None = None) -> None:
-        """`side_by_side` runs two calls at the same time; None for no such thing."""
+        """`side_by_side`: runs two calls concurrently; None to run all calls sequentially."""
         self._side_by_side = side_by_side
 
     def run(
@@ -83,14 +83,17 @@ class LocalExecutor:
         together: Collection[str] = (),
         around: Callable[[Call], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> Outcome:
-        """See `Executor.run`. Two calls run together where one follows the other and reads nothing that it writes."""
+        """See `Executor.run`.
+
+        Two consecutive calls run concurrently if the second reads nothing that the first writes.
+        """
         if set(inputs) != set(graph.inputs):
             raise ValueError(f"the graph takes {sorted(graph.inputs)}, given were {sorted(inputs)}")
         handlers = {call.name: find_handler(call, groups, driver) for call in graph.calls}
         values, seconds, waiting = dict(inputs), {}, list(graph.calls)
 
         def run(call: Call) -> tuple[tuple[Any, ...], float]:
-            """What it returned, and its own seconds."""
+            """The results of the call and its wall-clock seconds."""
             start = time.perf_counter()
             with around(call):
                 results = handlers[call.name](*(values[name] for name in call.reads))
@@ -116,7 +119,7 @@ class LocalExecutor:
         return Outcome(values=values, seconds=seconds)
 
     def _num_next(self, waiting: Sequence[Call], together: Collection[str]) -> int:
-        """How many calls run next: 2 or 1."""
+        """The number of calls to run next: 2 if the next two may run concurrently, else 1."""
         if self._side_by_side is None or len(waiting) == 1:
             return 1
         first, second = waiting[:2]
@@ -125,7 +128,7 @@ class LocalExecutor:
 
 
 def find_handler(call: Call, groups: Sequence[Group], driver: Mapping[str, Handler]) -> Handler:
-    """What does the work of a call. Raises ValueError where there is none, ConfigError where its roles are apart."""
+    """The handler of a call. Raises ValueError if there is none, ConfigError if its roles are in different groups."""
     if call.role is None:
         if call.name not in driver:
             raise ValueError(f"call {call.name} has no role, and the driver no handler of that name")

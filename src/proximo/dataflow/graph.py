@@ -1,6 +1,6 @@
-"""A step as data: calls, each with a role, what it reads and what it writes. Knows names, not models.
+"""The graph of a step's calls, as data. Each call has a role and names the values that it reads and writes.
 
-The graph is checked when it is built, so that a missing or doubly written value is found before anything runs.
+The graph is validated when it is built, so that missing values and double writes are found before anything runs.
 """
 
 from collections.abc import Sequence
@@ -20,29 +20,28 @@ class Call:
 
     @property
     def amends(self) -> tuple[str, ...]:
-        """Values that it takes from their writer and hands on in another state."""
+        """Values that the call both reads and writes: it replaces them for all later readers."""
         return tuple(value for value in self.writes if value in self.reads)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
-    """Calls in an order in which each finds what it reads."""
+    """Calls in topological order: each call comes after the writers of the values that it reads."""
 
     inputs: tuple[str, ...]
     calls: tuple[Call, ...]
 
 
 def build_graph(calls: Sequence[Call], *, inputs: Sequence[str]) -> Graph:
-    """Order the calls by what they read; among calls that are ready the given order is kept.
+    """Sort the calls topologically. Calls that are ready at the same time keep their given order.
 
-    A value that is amended reaches its other readers when all that amend it have run, in their given order.
+    Calls that amend a value run in their given order, and before all its other readers.
 
-    Raises ValueError for two calls of one name, a value with two writers, or a value that nothing writes
-    (also where calls wait for each other in a ring).
+    Raises ValueError for two calls with the same name, a value with two writers, a value without a writer, and cycles.
     """
-    _refuse_twice([call.name for call in calls], "call")
+    _check_unique([call.name for call in calls], "call")
     written = (value for call in calls for value in call.writes if value not in call.amends)
-    _refuse_twice([*inputs, *written], "value")
+    _check_unique([*inputs, *written], "value")
     known, waiting, ordered = set(inputs), list(calls), []
     while waiting:
         ready = next((call for call in waiting if not _lacking(call, known, waiting)), None)
@@ -56,7 +55,7 @@ def build_graph(calls: Sequence[Call], *, inputs: Sequence[str]) -> Graph:
 
 
 def _lacking(call: Call, known: set[str], waiting: Sequence[Call]) -> list[str]:
-    """What a waiting call reads that is not there yet, or not yet as it will be."""
+    """Values that a waiting call reads and that are not yet written, or not yet amended by all calls that do so."""
     return sorted(v for v in call.reads if v not in known or _next_to_amend(v, waiting) not in (None, call))
 
 
@@ -64,7 +63,7 @@ def _next_to_amend(value: str, waiting: Sequence[Call]) -> Call | None:
     return next((call for call in waiting if value in call.amends), None)
 
 
-def _refuse_twice(names: Sequence[str], kind: str) -> None:
+def _check_unique(names: Sequence[str], kind: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"{kind} names must be unique, given more than once: {', '.join(twice)}")

@@ -1,8 +1,8 @@
-"""What of a step counts: which responses have a score, a say and a group, and what an experience says of them. Pure.
+"""Which responses of a step count: in the loss, in statistics, in their group. Pure functions.
 
-The outcome is the raw score of a source, or of all sources together, before anything that `ppo.score`, a penalty or
-the KL does to it. A filter on shaped rewards finds no equal group, since shaping makes them differ, and its noise then
-becomes an advantage of full size ("phantom advantage").
+Groups are compared by task rewards: raw scores, before `ppo.score`, penalties and the KL change them. After shaping,
+scores of a zero-variance group differ by noise, which standardising would scale to full-size advantages ("phantom
+advantage").
 """
 
 from collections.abc import Sequence
@@ -19,51 +19,53 @@ from proximo.records import Experience, Finish, Scored, ScoreState
 
 
 def counts(scored: Scored, config: PPOConfig) -> bool:
-    """False for a response that counts nowhere in its step."""
+    """Whether a response counts in its step: it was scored, has a policy token, and is not masked as truncated."""
     cut = scored.response.finish is Finish.LENGTH and config.truncation_value == "mask"
     return scored.valid and bool(scored.response.response_mask.any()) and not cut
 
 
-def counted_ones(scored: Sequence[Scored], config: PPOConfig) -> Tensor:
-    """[R] bool: False for responses that count nowhere in their step."""
-    return torch.tensor([counts(each, config) for each in scored], dtype=torch.bool)
+def counted_mask(scored: Sequence[Scored], config: PPOConfig) -> Tensor:
+    """[R] bool: `counts` of each response."""
+    return torch.tensor([counts(s, config) for s in scored], dtype=torch.bool)
 
 
 def nothing_to_learn(experience: Experience, config: PPOConfig) -> bool:
-    """True where no response tells the policy anything: a flat step, or one whose groups all have equal outcomes.
+    """Whether no response has a learning signal: returns hardly differ, or all groups have zero variance.
 
-    An update would still move weights: by the optimizer's momentum, and by what else is in the loss, at full size,
-    since AdamW makes any lasting gradient that.
+    An update would still change the weights, by the optimizer's momentum and by other terms of the loss: AdamW scales
+    even a small persistent gradient to a full-size step.
     """
     excludes = config.advantage.zero_variance_groups == "exclude"
-    nothing = excludes and not bool(experience.mask.any()) and bool(counted_ones(experience.scored, config).any())
+    nothing = excludes and not bool(experience.mask.any()) and bool(counted_mask(experience.scored, config).any())
     return experience.is_flat or nothing
 
 
 def token_values(experience: Experience) -> Tensor:
-    """[T] the value before each response token, without the one after the last."""
+    """[T] the value before each response token, without the value after the last one."""
     if experience.values is None:
         raise ValueError("this experience was made without a critic")
     return experience.values[value_positions(experience.lengths)]
 
 
 def has_score(scored: Scored, config: PPOConfig) -> bool:
-    """False where it could not be scored, and where it was cut and `score.score_truncated` denies it its score."""
+    """Whether a response has a score.
+
+    False if scoring failed, or it was truncated and `score.score_truncated` is false.
+    """
     unscored = scored.response.finish is Finish.LENGTH and not config.score.score_truncated
     return scored.valid and not unscored
 
 
-def group_numbers(scored: Sequence[Scored]) -> Tensor:
-    """[R] a number for each prompt, equal for its responses."""
+def group_ids(scored: Sequence[Scored]) -> Tensor:
+    """[R] group index of each response: responses to one prompt have the same index."""
     numbers: dict[str, int] = {}
     return torch.tensor([numbers.setdefault(s.response.prompt.id, len(numbers)) for s in scored])
 
 
 def task_reward_of(scored: Scored, name: str | None) -> float:
-    """Whether, or how well, a response solved its task: the component of that name, or its whole score for None.
+    """The task reward of a scored response: the component `name` of its score, or the whole score for None.
 
-    0 for a response at fault that the source gave no such component. Raises ConfigError where it gave none to a
-    response that it judged. Only for responses that have a score.
+    0 for a faulty response (MODEL_FAULT) without that component. Raises ConfigError if another response lacks it.
     """
     if name is None:
         return scored.score
@@ -77,24 +79,24 @@ def task_reward_of(scored: Scored, name: str | None) -> float:
     return scored.components[name]
 
 
-def equal_outcomes(scored: Sequence[Scored], counted: Tensor, config: PPOConfig) -> Tensor:
-    """[R] bool: responses to a prompt all of whose responses that count have one outcome; `counted` [R] bool.
+def in_zero_variance_group(scored: Sequence[Scored], counted: Tensor, config: PPOConfig) -> Tensor:
+    """[R] bool: responses in a group whose counted responses all have the same task reward. `counted`: [R] bool.
 
-    True also for a response that is alone in its group: there is nothing to compare it with.
+    True also for the only response of a group, which has nothing to be compared with.
     """
-    outcomes = [
+    task_rewards = [
         task_reward_of(s, config.task_reward) if counts else 0.0 for s, counts in zip(scored, counted, strict=True)
     ]
-    return zero_variance_groups(torch.tensor(outcomes, dtype=torch.float64), group_numbers(scored), counted)
+    return zero_variance_groups(torch.tensor(task_rewards, dtype=torch.float64), group_ids(scored), counted)
 
 
 def counted_responses(experience: Experience) -> list[int]:
-    """The responses of which a token counts: not those without a score, nor those under `truncation_value: mask`."""
+    """Indices of the responses with at least one token in the mask."""
     return [i for i, part in enumerate(experience.mask.split(list(experience.lengths))) if part.any()]
 
 
 def sequence_kl(experience: Experience) -> list[float | None]:
-    """Per response the sum over its counted tokens of k1, in nats; None in a run without a reference."""
+    """Sum of k1 over the masked-in tokens of each response, in nats; None in a run without a reference."""
     if experience.reference_logprobs is None:
         return [None] * len(experience.lengths)
     per_token = k1(experience.old_logprobs, experience.reference_logprobs)

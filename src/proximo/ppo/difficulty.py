@@ -1,4 +1,4 @@
-"""The filter of prompts in a PPO run: made from the recipe, told the scores. Not its rules: data/difficulty.py."""
+"""Connects the difficulty filter of prompts to a PPO run. The filter's rules: data/difficulty.py."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,26 +11,25 @@ from proximo.records import Prompt, Scored
 
 
 def make_difficulty_filter(recipe: PPORecipe, prompts: Sequence[Prompt]) -> DifficultyFilter | None:
-    """None where the recipe has none. Raises DataError where it could never leave a prompt out."""
+    """The recipe's difficulty filter, or None. Raises DataError if it could never leave a prompt out."""
     if recipe.data.filter is None:
         return None
     options = FilterOptions(**recipe.data.filter.model_dump(), min_prompts=recipe.ppo.prompts_per_step)
     return DifficultyFilter([prompt.base_score for prompt in prompts], options, seed=recipe.run.seed)
 
 
-def judge_difficulty(
+def update_difficulty(
     difficulty: DifficultyFilter, draws: Sequence[Draw], scored: Sequence[Scored], *, task_reward: str | None = None
 ) -> dict[str, MetricValue]:
-    """Tell the filter the scores of a step, in the order of its draws, and say where it stands then.
+    """Update the filter with the scores of a step, in the order of its draws, and return its metrics.
 
-    Scores are those of the reward sources, before they are shaped, or the component `task_reward` of them; a response
-    without one does not count.
+    It uses raw scores of the reward sources, or their component `task_reward`. Unscored responses do not count.
     """
-    size, was_used_up = len(scored) // len(draws), difficulty.is_used_up
+    size, was_exhausted = len(scored) // len(draws), difficulty.is_used_up
     groups = [scored[start : start + size] for start in range(0, len(scored), size)]
-    difficulty.learn(draws, [[task_reward_of(each, task_reward) for each in group if each.valid] for group in groups])
+    difficulty.learn(draws, [[task_reward_of(s, task_reward) for s in group if s.valid] for group in groups])
     state = difficulty.state
-    if difficulty.is_used_up and not was_used_up:
+    if difficulty.is_used_up and not was_exhausted:
         warnings.warn(
             f"data.filter: {difficulty.num_active} prompts are left, as many as a step takes, so that "
             f"{state.kept_beyond_bounds} beyond the bounds stay: there is little left to learn from this data",

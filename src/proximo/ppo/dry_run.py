@@ -18,8 +18,8 @@ def dry_run(recipe: PPORecipe) -> Iterator[Line]:
     yield from _roles(recipe)
     yield from data_lines(recipe, recipe.data)
     if recipe.ptx_data is not None and recipe.ppo.ptx is not None:
-        for each in data_inputs(recipe.ptx_data, "ptx_data"):
-            yield "ptx", f"{each}, {recipe.ppo.ptx.examples_per_update} texts in each update"
+        for source in data_inputs(recipe.ptx_data, "ptx_data"):
+            yield "ptx", f"{source}, {recipe.ppo.ptx.examples_per_update} texts in each update"
     yield from _steps(recipe.ppo, recipe.data.max_prompt_tokens)
 
 

@@ -1,4 +1,4 @@
-"""Held-out prompts, sampled and scored, without learning. Not the choice of when: that is the loop's."""
+"""Evaluates a policy: samples and scores responses to held-out prompts. When to evaluate: run/loop.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.values import Mean, MetricValue, Sum
 from proximo.ppo.counted import task_reward_of
-from proximo.ppo.roles.making import Roles
+from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.passes import logprobs_of
 from proximo.ppo.roles.policy import sampling_options
 from proximo.ppo.roles.reward import eager_begin
-from proximo.ppo.scores import refuse_faulty
+from proximo.ppo.scores import check_scored_fraction
 from proximo.ppo.step_metrics import response_metrics, score_metrics
 from proximo.records import Prompt, Scored
 from proximo.rewards.source import RewardSource
@@ -24,24 +24,24 @@ from proximo.run.user_code import ask
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """The responses to the held-out prompts, all of the first prompt first, with what was measured of them."""
+    """Scored responses to the held-out prompts, grouped by prompt, with metrics."""
 
     scored: tuple[Scored, ...]
     kl: tuple[float | None, ...]
-    """Nats per response, the sum of k1 over its tokens; None in a run without a reference."""
+    """Sum of k1 over the tokens of each response, in nats; None in a run without a reference."""
     reference: tuple[Scored | None, ...]
-    """Of each response the reference's, drawn with the same random numbers; None where it is not asked."""
+    """For each response the reference's response, sampled with the same random numbers; None if it is not sampled."""
     metrics: dict[str, MetricValue]
 
 
 def evaluate_policy(
     roles: Roles, prompts: Sequence[Prompt], *, reward: RewardSource, config: PPOConfig, seed: int
 ) -> Evaluation:
-    """Sample as the rollout does, or take the most likely tokens (`evaluate_greedy`), and score.
+    """Sample with the options of the rollout, or greedily with `evaluate_greedy`, and score.
 
-    With `evaluate_average` the policy's average stands for it. The random numbers have a purpose of their own and no
-    step, so that evaluations compare across steps. Raises TrainingError where more than `guards.max_unscored_fraction`
-    could not be scored: a mean over what is left could choose the best checkpoint.
+    `evaluate_average` evaluates the policy's moving average. The random numbers do not depend on the step, so that
+    evaluations are comparable across steps. Raises TrainingError if more than `guards.max_unscored_fraction` of the
+    responses are unscored, because the mean over the rest might select the wrong best checkpoint.
     """
     size = config.evaluation_samples_per_prompt
     roles.policy.push_weights()
@@ -55,14 +55,14 @@ def evaluate_policy(
             on_finished=eager_begin(reward),
         )
         scored = ask(reward, responses)
-        refuse_faulty(scored, config.guards, where=where)
+        check_scored_fraction(scored, config.guards, where=where)
         return scored
 
     scored = answered(roles.evaluated.engine, "evaluation")
     responses = [each.response for each in scored]
     divergences: list[float | None] = [None] * len(responses)
     if roles.reference is not None:
-        # The sum of k1 whatever the run measures: a KL over the vocabulary would be computed for nothing.
+        # Always k1, whatever kl.estimator is: a full KL over the vocabulary would cost a pass and is not shown.
         difference = k1(
             logprobs_of(roles.evaluated.model, responses, config), logprobs_of(roles.reference.model, responses, config)
         )
@@ -100,13 +100,14 @@ def _metrics(scored: Sequence[Scored], divergences: Sequence[float | None]) -> d
 
 
 def pass_metrics(scored: Sequence[Scored], *, size: int, config: PPOConfig) -> dict[str, MetricValue]:
-    """pass@k of `size` responses to each prompt, where `solved_score` says what solves it.
+    """pass@k over `size` responses to each prompt. A response solves its prompt from `solved_score` on.
 
-    For k = 1, 2, 4, ... and all samples; prompts with fewer than k responses that have a score are left out."""
+    k = 1, 2, 4, ... and `size`. Prompts with fewer than k scored responses are left out."""
     assert config.solved_score is not None
     solved = [task_reward_of(s, config.task_reward) >= config.solved_score if s.valid else None for s in scored]
     groups = [
-        [each for each in solved[start : start + size] if each is not None] for start in range(0, len(scored), size)
+        [result for result in solved[start : start + size] if result is not None]
+        for start in range(0, len(scored), size)
     ]
     counts = [(len(group), sum(group)) for group in groups]
     sizes = sorted({2**power for power in range(size.bit_length())} | {size})
@@ -117,7 +118,7 @@ def pass_metrics(scored: Sequence[Scored], *, size: int, config: PPOConfig) -> d
 
 
 def _duel_metrics(scored: Sequence[Scored], opponents: Sequence[Scored | None]) -> dict[str, MetricValue]:
-    """Of the pairs in which both have a score; a draw is half a win."""
+    """Mean reference score and win rate over pairs in which both responses have a score. A tie is half a win."""
     pairs = [
         (a.score, b.score) for a, b in zip(scored, opponents, strict=True) if b is not None and a.valid and b.valid
     ]

@@ -1,4 +1,4 @@
-"""From scored responses and log-probs to rewards, advantages and returns. Pure: no model, no optimizer."""
+"""Computes rewards, advantages and returns from scored responses and log-probs. Pure functions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from proximo.algorithms.segments import segment_ids, segment_sum
 from proximo.algorithms.shaping import clip_scores, clip_with_parts, scaled_rows, shape_rewards
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import ConfigError
-from proximo.ppo.counted import counted_ones, equal_outcomes, group_numbers, has_score
+from proximo.ppo.counted import counted_mask, group_ids, has_score, in_zero_variance_group
 from proximo.records import Experience, Finish, Passes, Scored
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawAdvantages:
-    """What advantages were before they were standardised, for the metrics."""
+    """Statistics of the advantages before standardising, for the metrics."""
 
     mean: float
     variance: float
@@ -34,18 +34,18 @@ class RawAdvantages:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapedScores:
-    """What a step makes of its scores."""
+    """Scores of a step after shaping by `ppo.score`, before any KL."""
 
     values: Tensor
-    """[R] float32: what each response is rewarded with, before any KL; 0 where it has no score."""
+    """[R] float32: shaped score of each response; 0 for a response without a score."""
     counted: Tensor
     """[R] bool: responses that have a score and count in the step."""
     penalised: Tensor | None
-    """[R] bool: counted responses that lost something to a penalty; None where there is no penalty to lose it to."""
+    """[R] bool: counted responses that were penalised; None if no penalty is configured."""
     moments: RunningMoments
-    """Of all scores of the run so far, this step's included; as they came where nothing is made of them."""
+    """Moments of all scores of the run including this step; unchanged if scores are not normalised."""
     token_rewards: Tensor | None = None
-    """[T] float32: what each token earns of its response's value, scaled as that is; None where no source says."""
+    """[T] float32: part of its response's shaped score that each token earns; None if no source rewards tokens."""
 
 
 def make_experience(
@@ -57,28 +57,30 @@ def make_experience(
     moments: RunningMoments = NOTHING_SEEN,
     returns_seen: RunningMoments = NOTHING_SEEN,
 ) -> tuple[Experience, RawAdvantages, ShapedScores]:
-    """Shape and place the scores, subtract the KL, estimate advantages and returns (docs/ppo.md).
+    """Shape the scores, place them on tokens, subtract the KL, and estimate advantages and returns (docs/ppo.md).
 
-    A response that could not be scored, has no token of the policy, or is cut off under `truncation_value: mask` counts
-    nowhere: not in the loss, not in its group's baseline, not in the standardising. Nor does a group that is left out
-    because its outcomes are equal, but for the running moments of scores. `moments` are of the scores of the steps
-    before, `returns_seen` of their returns; those to go on with come back with the shaped scores and the raw
-    advantages. In a step without spread all advantages are 0.
+    A response that is unscored, has no token of the policy, or is truncated under `truncation_value: mask` counts
+    nowhere: not in the loss, the baseline of its group, or the standardising. The same holds for an excluded
+    zero-variance group, except that its scores enter the running moments.
+
+    `moments` and `returns_seen`: moments of the scores and returns of earlier steps. The updated ones are returned with
+    the shaped scores and the raw advantages. If the returns of a step hardly differ, all its advantages are 0.
     """
     lengths = tuple(len(s.response.token_ids) for s in scored)
-    counted = counted_ones(scored, config)
-    learned = counted
+    counted = counted_mask(scored, config)
+    trained = counted
     if config.advantage.zero_variance_groups == "exclude":
-        learned = counted & ~equal_outcomes(scored, counted, config)
-    mask = torch.cat([s.response.response_mask for s in scored]) & learned[segment_ids(lengths)]
+        trained = counted & ~in_zero_variance_group(scored, counted, config)
+    mask = torch.cat([s.response.response_mask for s in scored]) & trained[segment_ids(lengths)]
     shaped = shape_scores(scored, counted, config=config, moments=moments)
-    if shaped.token_rewards is not None and not config.advantage.goes_by_token:
+    if shaped.token_rewards is not None and not config.advantage.is_per_token:
         raise ConfigError(
             f"the reward source has token-level rewards, but advantage {config.advantage.estimator} uses one "
             "advantage per response: use gae or a return to go, or return one score per response"
         )
     rewards = _rewards(shaped, passes, mask, lengths, config=config, kl_coefficient=kl_coefficient)
     least = config.advantage.least_spread if config.uses_critic else None
+    # Measured before whitening, after which every step has the same spread.
     spread = return_spread(rewards, mask, lengths, gamma=config.advantage.gamma, least=least, seen=returns_seen)
     rewards = _whitened(rewards, mask, config)
     advantages, returns = estimate_advantages(scored, rewards, passes.values, mask, counted, config=config)
@@ -94,7 +96,7 @@ def make_experience(
     correction = int(config.advantage.unbiased_variance)
     match config.advantage.standardises:
         case "group":
-            groups = group_numbers(scored)
+            groups = group_ids(scored)
             advantages = standardised_in_groups(advantages, groups, mask, lengths, correction=correction)
         case True:
             advantages = standardise(advantages, mask, correction=correction)
@@ -116,40 +118,41 @@ def make_experience(
 def shape_scores(
     scored: Sequence[Scored], counts: Tensor, *, config: PPOConfig, moments: RunningMoments
 ) -> ShapedScores:
-    """Subtract the baseline's score, add the bias and scale, divide by the running deviation, clip, scale, penalise.
+    """Shape scores, in this order: baseline, bias and scale, normalising, clip, truncation scale, penalties.
 
     Args:
         scored: R responses.
-        counts: [R] bool, False for responses that count nowhere; nothing of them enters the moments.
-        config: the section `score` says which of the steps are taken.
-        moments: of the scores of all steps before.
+        counts: [R] bool, False for responses that count nowhere. They do not enter the moments.
+        config: its section `score` selects the operations.
+        moments: running moments of the scores of all earlier steps.
 
-    A response without a score (`score.score_truncated: false`) keeps 0 through all of it, and is in no statistic.
+    A response without a score (`score.score_truncated: false`) has shaped score 0 and enters no statistic.
     """
-    options, lengths = config.score, [len(each.response.token_ids) for each in scored]
-    scored_ones = torch.tensor([has_score(each, config) for each in scored], dtype=torch.bool)
-    counted = scored_ones & counts
-    raw = [_raw(each, config) if has else 0.0 for each, has in zip(scored, scored_ones.tolist(), strict=True)]
-    # In float64: one rounding, at the end.
+    options, lengths = config.score, [len(s.response.token_ids) for s in scored]
+    have_score = torch.tensor([has_score(s, config) for s in scored], dtype=torch.bool)
+    counted = have_score & counts
+    raw = [_raw_score(s, config) if has else 0.0 for s, has in zip(scored, have_score.tolist(), strict=True)]
+    # float64, so that the result is rounded to float32 only once, at the end.
     values = torch.tensor(raw, dtype=torch.float64)
     values = shaping.shift_and_scale(values, bias=options.bias, scale=options.scale)
     if options.normalise != "none":
         moments = shaping.update_moments(moments, values[counted])
         values = shaping.scale_by_moments(values, moments, subtract_mean=options.normalise == "standardise")
+    # Token rewards are scaled by the same factor as the scores, without bias and mean, which belong to the whole.
     factor = options.scale / ((moments.deviation or 1.0) if options.normalise != "none" else 1.0)
-    factors = torch.where(scored_ones, factor, 0.0)
+    factors = torch.where(have_score, factor, 0.0)
     values, earned = _clipped(scored, values, factors, lengths, limit=options.clip)
     if options.truncated_scale != 1:
         cut = [options.truncated_scale if s.response.finish is Finish.LENGTH else 1.0 for s in scored]
         factors = torch.tensor(cut, dtype=torch.float64)
         values, earned = values * factors, None if earned is None else earned * factors[segment_ids(lengths)]
-    penalised, replaced = None, torch.zeros_like(scored_ones)
+    penalised, replaced = None, torch.zeros_like(have_score)
     if options.penalises:
         values, penalised, replaced = _penalised(scored, values, lengths, config)
     if earned is not None:
         earned = torch.where(replaced[segment_ids(lengths)], 0.0, earned).float()
     return ShapedScores(
-        values=torch.where(scored_ones, values, 0.0).float(),
+        values=torch.where(have_score, values, 0.0).float(),
         counted=counted,
         penalised=None if penalised is None else penalised & counted,
         moments=moments,
@@ -157,7 +160,7 @@ def shape_scores(
     )
 
 
-def _raw(scored: Scored, config: PPOConfig) -> float:
+def _raw_score(scored: Scored, config: PPOConfig) -> float:
     if config.baseline_answer is None:
         return scored.score
     if scored.answer_score is None:
@@ -172,26 +175,26 @@ def _raw(scored: Scored, config: PPOConfig) -> float:
 def _clipped(
     scored: Sequence[Scored], values: Tensor, factors: Tensor, lengths: Sequence[int], *, limit: float | None
 ) -> tuple[Tensor, Tensor | None]:
-    """[R] what each response is worth, clipped; and [T] what its tokens earn of that, or None where no source says.
+    """Clip scores: [R] clipped scores, and [T] the part that each token earns, or None if no source rewards tokens.
 
-    `values` [R] are the scores, `factors` [R] what numbers of tokens are multiplied with.
+    `values`: [R] scores. `factors`: [R] factors that token rewards of each response are multiplied by.
     """
-    if all(each.token_rewards is None and each.prefix_scores is None for each in scored):
+    if all(s.token_rewards is None and s.prefix_scores is None for s in scored):
         return clip_scores(values, limit), None
-    own = scaled_rows([each.token_rewards for each in scored], lengths, factors)
-    prefixes = scaled_rows([each.prefix_scores for each in scored], [length + 1 for length in lengths], factors)
+    own = scaled_rows([s.token_rewards for s in scored], lengths, factors)
+    prefixes = scaled_rows([s.prefix_scores for s in scored], [length + 1 for length in lengths], factors)
     return clip_with_parts(values, own, prefixes, lengths, limit=limit)
 
 
 def _penalised(
     scored: Sequence[Scored], values: Tensor, lengths: Sequence[int], config: PPOConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `algorithms/scores.py::penalise` returns it."""
+    """Apply the configured penalties. Returns the results of `algorithms/scores.py::penalise`."""
     options = config.score
     return shaping.penalise(
         values,
         torch.tensor(lengths),
-        torch.tensor([each.response.finish.terminated for each in scored], dtype=torch.bool),
+        torch.tensor([s.response.finish.terminated for s in scored], dtype=torch.bool),
         missing_eos=options.missing_eos_penalty or 0.0,
         min_tokens=options.min_tokens or 0,
         too_short=options.min_tokens_penalty or 0.0,
@@ -230,7 +233,7 @@ def _kl_per_token(passes: Passes, estimator: str) -> Tensor:
 
 
 def _whitened(rewards: Tensor, mask: Tensor, config: PPOConfig) -> Tensor:
-    # Both leave 0 outside the mask, so that nothing of them reaches an earlier token through the estimator.
+    # Both functions leave 0 outside the mask, so masked-out tokens do not reach earlier tokens through the estimator.
     correction = int(config.advantage.unbiased_variance)
     if config.score.whiten_rewards == "zero_mean":
         return standardise(rewards, mask, correction=correction)
@@ -246,9 +249,9 @@ def estimate_advantages(
     *,
     config: PPOConfig,
 ) -> tuple[Tensor, Tensor | None]:
-    """Advantages [T], not yet standardised, and the value model's targets [T]; None without a critic.
+    """Advantages [T] before standardising, and returns [T], the targets of the value model; None without a critic.
 
-    `counts` [R]: whether a response has a part in baselines. `rewards` [T] are read on the mask alone.
+    `counts`: [R] bool, whether a response enters baselines. `rewards`: [T], read only inside the mask.
     """
     lengths = [len(s.response.token_ids) for s in scored]
     if config.uses_critic:
@@ -256,12 +259,12 @@ def estimate_advantages(
             raise ValueError("advantage gae needs values")
         return _gae(scored, rewards, values, mask, lengths, config=config)
     gamma = config.advantage.gamma
-    if config.advantage.estimator in ("return_to_go", "greedy_baseline"):  # the baseline is in the score already
+    if config.advantage.estimator in ("return_to_go", "greedy_baseline"):  # the score already contains the baseline
         return estimators.returns_to_go(rewards, mask, lengths, gamma=gamma), None
-    groups = group_numbers(scored)
+    groups = group_ids(scored)
     if config.advantage.estimator == "group_return_to_go":
         return estimators.group_returns_to_go(rewards, groups, counts, mask, lengths, gamma=gamma), None
-    # Each response's return (score and KL penalty) beside those of the same prompt, the same for all its tokens.
+    # The other estimators compare whole returns (score and KL penalty) within a group; all tokens get the result.
     compare: Callable[[Tensor, Tensor, Tensor], Tensor] = {
         "group_centred": estimators.group_centred,
         "group_standardised": estimators.group_standardised,
@@ -281,9 +284,9 @@ def _gae(
     *,
     config: PPOConfig,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns, each with its own decay where two are given (VAPO, arXiv:2504.05118)."""
-    keeps_value = config.truncation_value == "bootstrap"
-    bootstrap = torch.tensor([keeps_value and s.response.finish is Finish.LENGTH for s in scored])
+    """GAE advantages and returns. Returns may have a lambda of their own (VAPO, arXiv:2504.05118)."""
+    bootstraps = config.truncation_value == "bootstrap"
+    bootstrap = torch.tensor([bootstraps and s.response.finish is Finish.LENGTH for s in scored])
     advantage = config.advantage
 
     def with_lam(lam: float | Tensor) -> tuple[Tensor, Tensor]:
@@ -291,7 +294,7 @@ def _gae(
 
     lam: float | Tensor = advantage.gae_lambda
     if advantage.length_adaptive is not None:
-        # The tokens that the estimator walks over: what a tool wrote is no part of the response's length.
+        # Length in tokens of the policy: tool output does not count.
         num_tokens = segment_sum(mask.to(rewards.dtype), lengths)
         lam = estimators.length_adaptive_lam(num_tokens, alpha=advantage.length_adaptive)
     advantages, returns = with_lam(lam)

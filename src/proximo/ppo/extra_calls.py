@@ -1,4 +1,4 @@
-"""Calls of your own in the graph of a PPO step: what they may be, and how they are run. Not the graph's own calls."""
+"""User-defined calls in the graph of a PPO step: their declaration, checks and handlers."""
 
 import math
 import re
@@ -20,21 +20,25 @@ from proximo.rewards.dense import is_list
 class ExtraCall:
     """A function that runs in every step as one call of its graph (docs/dataflow.md).
 
-    What it is follows from its names: one that writes a new value adds to the step; one that reads a value and writes
-    the same name amends it, before anybody else sees it; one with the name of a call of the graph runs in its place.
+    Its names decide what it does. A call that writes a new value adds to the step. A call that reads and writes the
+    same value replaces that value for all other readers. A call with the name of one of the graph's calls replaces that
+    call.
     """
 
     name: str
     reads: tuple[str, ...] = ()
-    """Values of the step, handed to the function by position."""
+    """Names of the values that are passed to the function, by position."""
     writes: tuple[str, ...] = ()
-    """What it returns: one value, or a tuple of as many as there are names. A number is also a metric, `extra/NAME`."""
-    function: Handler
-    """Has no right to change what it is handed: it returns something new."""
+    """Names of the returned values: one value, or a tuple for several names.
 
-    def run(self, *given: Any) -> tuple[Any, ...]:
-        """The handler that an executor wants."""
-        result = self.function(*given)
+    A number is also a metric, `extra/NAME`.
+    """
+    function: Handler
+    """Must not modify its arguments; it returns new values."""
+
+    def run(self, *values: Any) -> tuple[Any, ...]:
+        """Call the function and return its values as a tuple, as executors expect of a handler."""
+        result = self.function(*values)
         match len(self.writes):
             case 0:
                 return ()
@@ -44,7 +48,7 @@ class ExtraCall:
 
 
 def check_extra_calls(extras: Sequence[ExtraCall], config: PPOConfig) -> None:
-    """Raises ConfigError for names that do not fit into the graph of a step, with the values that there are."""
+    """Raises ConfigError if the calls do not fit into the graph of a step. The message lists the step's values."""
     _check_functions(extras)
     graphs = [step_graph(config, sampled_serve=serve) for serve in (True, False)]
     own = {call.name: call for graph in graphs for call in graph.calls}
@@ -67,7 +71,7 @@ def check_extra_calls(extras: Sequence[ExtraCall], config: PPOConfig) -> None:
 
 
 def _check_functions(extras: Sequence[ExtraCall]) -> None:
-    """Raises ConfigError for what is no call, is named as nothing can be, or cannot be called with what it reads."""
+    """Raises ConfigError for items that are not ExtraCall, invalid names, and functions with the wrong signature."""
     if isinstance(extras, ExtraCall) or not is_list(extras):
         raise ConfigError(f"extra_calls must be a list of ExtraCall, got {type(extras).__name__}: put it in a list")
     for extra in extras:
@@ -89,23 +93,23 @@ def _check_functions(extras: Sequence[ExtraCall]) -> None:
 
 
 def calls_of(extras: Sequence[ExtraCall]) -> tuple[Call, ...]:
-    """What the graph knows of them."""
-    return tuple(Call(name=each.name, role=None, reads=each.reads, writes=each.writes) for each in extras)
+    """The calls as graph nodes, without a role."""
+    return tuple(Call(name=extra.name, role=None, reads=extra.reads, writes=extra.writes) for extra in extras)
 
 
 def handlers_of(extras: Sequence[ExtraCall]) -> dict[str, Handler]:
-    """By name."""
-    return {each.name: each.run for each in extras}
+    """Name of a call -> its handler."""
+    return {extra.name: extra.run for extra in extras}
 
 
 def values_of(extras: Sequence[ExtraCall], graph: Graph, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the extra calls of this step wrote."""
+    """Name -> value that the extra calls of this step wrote."""
     ran = {call.name for call in graph.calls}
-    return {name: values[name] for each in extras if each.name in ran for name in each.writes}
+    return {name: values[name] for extra in extras if extra.name in ran for name in extra.writes}
 
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those of the values that can be metrics."""
+    """The finite numbers among the values, which become metrics."""
     return {
         name: float(value)
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""`proximo ppo`: from the recipe to a running task. Not the steps (task.py, trainer.py)."""
+"""Builds the task of `proximo ppo` from its recipe. The steps: task.py, trainer.py."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -51,9 +51,9 @@ from proximo.run.resume_fingerprint import inputs_fingerprint
 
 
 def build_task(recipe: PPORecipe) -> PPOTask:
-    """Data first, then rewards that need no model, then models: a mistake costs as little as it can.
+    """Load data, then rewards without a model, then models, so that mistakes are found before slow steps.
 
-    What the rewards started ends with the task's `close`, or here where the task cannot be built.
+    Processes that reward sources start are ended by the task's `close`, or here if building fails.
     """
     with ExitStack() as started:
         task = _build_task(recipe, started)
@@ -102,7 +102,7 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     gold = found.pop() if recipe.gold else None
     sources = [(config.weight, source) for config, source in zip(recipe.reward, found, strict=True)]
     reward = WeightedReward(sources)
-    # A reward model with a tokenizer of its own counts other tokens, and says of each answer whether it fits.
+    # A reward model with its own tokenizer has other lengths; it checks each response itself.
     judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
     compared = device_spec if reference_config is None else device_spec.on(reference_config.device)
     reference = build_reference(reference_config, tokenizer, device_spec=compared) if reference_config else None
@@ -154,7 +154,10 @@ def _check_device_options(recipe: PPORecipe, *, policy: DeviceSpec, value: Devic
 
 
 def _narrow_frozen_roles(trainer: PPOTrainer, sources: Sequence[RewardSource]) -> None:
-    """Under bf16: after their digests were taken, which are those of the folders that they came from."""
+    """Store frozen models in bf16, under bf16.
+
+    Called after fingerprints were taken, which are of the weights on disk.
+    """
     frozen: list[LanguageModel | ScalarModel] = [each.model for each in sources if isinstance(each, ModelReward)]
     reference = trainer.roles.reference
     if reference is not None and trainer.config.kl.reference_every_steps is None:
@@ -165,7 +168,7 @@ def _narrow_frozen_roles(trainer: PPOTrainer, sources: Sequence[RewardSource]) -
 
 
 def _check_rows(sources: Sequence[RewardSource | None], rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
-    """Raises DataError for a prompt that a judge could say nothing about, whatever the answer."""
+    """Raises DataError for a prompt that a reward source could not grade, whatever the response."""
     checking = [source for source in sources if isinstance(source, CheckingSource)]
     origins = dict(zip(row_ids(rows), (row.origin for row in rows), strict=True)) if checking else {}
     for source in checking:
@@ -174,7 +177,7 @@ def _check_rows(sources: Sequence[RewardSource | None], rows: Sequence[Row], pro
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Texts:
-    """Those of `ptx_data`, and what there is to say of them; nothing where the recipe has none."""
+    """PTX texts with fingerprints and notes; empty if the recipe has no `ptx_data`."""
 
     examples: list[TextExample] | None = None
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -191,7 +194,7 @@ def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: To
 
 
 def _check_shared_bases(recipe: PPORecipe) -> None:
-    """Raises ModelError where a reward model should share a base that is not the policy's. Reads no weights."""
+    """Raises ModelError if a reward model with `share_base` has another base than the policy. Reads no weights."""
     base = ModelSource(path=recipe.policy.path, revision=recipe.policy.revision, config=recipe.policy.config)
     for source in recipe.reward:
         if isinstance(source, ModelRewardConfig) and source.share_base:
@@ -199,7 +202,7 @@ def _check_shared_bases(recipe: PPORecipe) -> None:
 
 
 def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> list[str]:
-    """Which models run on the policy's own weights, where any do."""
+    """A note that lists the models that share the policy's weights, if any."""
     scorers = {source.name: source.model for _, source in sources if isinstance(source, ModelReward)}
     if not trainer.policy.has_adapter:
         return []
@@ -210,7 +213,7 @@ def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSour
 
 
 def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> dict[str, nn.Module]:
-    """What the run reads of other folders at every start: the reference, bases below adapters, reward models."""
+    """Models that no checkpoint of this run holds: reference, bases of adapters, reward models."""
     models: dict[str, nn.Module] = {s.name: s.model.model for _, s in sources if isinstance(s, ModelReward)}
     roles = trainer.roles
     if trainer.policy.has_adapter:  # its base is the reference
@@ -223,14 +226,14 @@ def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSo
 
 
 def budget(recipe: PPORecipe) -> int:
-    """Tokens of one pass."""
+    """Maximum number of tokens in a forward pass."""
     return recipe.ppo.tokens_per_microbatch
 
 
 def _check_positions(
     recipe: PPORecipe, prompts: Sequence[Prompt], models: Mapping[str, LanguageModel | ScalarModel | None]
 ) -> None:
-    """Raises ConfigError where a model that reads the policy's ids cannot read the longest prompt with its answer."""
+    """Raises ConfigError if the longest prompt plus response exceeds the context of a model."""
     longest = max(len(prompt.token_ids) for prompt in prompts)
     for role, model in models.items():
         if model is not None:
@@ -243,7 +246,7 @@ def _check_positions(
 
 
 def _check_answer_positions(answers: Sequence[Response], judges: Mapping[str, ScalarModel]) -> None:
-    """Raises ConfigError where a reward model cannot read the longest prompt with its reference answer."""
+    """Raises ConfigError if the longest prompt plus reference answer exceeds the context of a reward model."""
     lengths = [(len(answer.prompt.token_ids), len(answer.token_ids)) for answer in answers]
     prompt_tokens, answer_tokens = max(lengths, key=sum, default=(0, 0))
     for role, model in judges.items():

@@ -1,4 +1,4 @@
-"""The calls of a PPO step and what they hand to each other, as data. Not what they do: see roles/ and update/."""
+"""The graph of calls of a PPO step, as data. The calls' handlers: roles/."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ OWN_CALLS = (
     *("sampled_logprobs", "policy_logprobs", "policy_logprobs_and_values"),
     *("train_value", "train_policy", "train_policy_and_value"),
 )
-"""The names of a step's own calls."""
+"""Names of the built-in calls of a step."""
 
 
 def step_graph(
@@ -22,17 +22,17 @@ def step_graph(
     shares_trunk: bool = False,
     extra: Sequence[Call] = (),
 ) -> Graph:
-    """The calls of one step. With `given="scored"` the caller brings responses with their scores.
+    """The graph of one step. With `given="scored"` the inputs are scored responses instead of prompts.
 
-    `sampled_serve`: the sampler's log-probs are the old ones (design: float32, nothing but temperature); else the
-    policy computes them again. `policy_learns`: False in the warm-up of the critic. `shares_trunk`: the value model is
-    a head on the policy's trunk, so that what needs both takes one pass of it. `extra`: calls of the caller's; one that
-    has no place in this step, since it reads or replaces what is not in it, is left out of it. The input `state` is the
-    run's `TrainState` before the step.
+    `sampled_serve`: the sampler's log-probs serve as old log-probs (float32, and only the temperature shaped the
+    distribution); otherwise the policy recomputes them. `policy_learns`: False during critic warm-up. `shares_trunk`:
+    the value model is a head on the policy's trunk, so calls that need both take one pass. `extra`: user-defined calls;
+    those that read or replace something that this step does not have are left out. The input `state` is the run's
+    `TrainState` before the step.
     """
     shares_trunk = shares_trunk and config.uses_critic
     full_kl = config.kl.estimator == "full"
-    drawn, judged = ("responses", "scored") if config.samples_per_prompt is None else ("samples", "candidates")
+    sampled, scored = ("responses", "scored") if config.samples_per_prompt is None else ("samples", "candidates")
     passes = ("old_logprobs", "reference_logprobs", "full_kl", "values")
     made = ("experience", "raw_advantages", "shaped_scores")
     calls = [Call(name="experience", role=None, reads=("scored", *passes), writes=made)]
@@ -61,7 +61,7 @@ def step_graph(
             )
         )
     if given == "prompts":
-        calls += _sampling_calls(config, drawn, judged)
+        calls += _sampling_calls(config, sampled, scored)
     if config.samples_per_prompt is not None:
         calls.append(Call(name="select", role=None, reads=("candidates",), writes=("responses", "scored")))
     absent = []
@@ -90,7 +90,7 @@ def step_graph(
 
 
 def end_graph(config: PPOConfig) -> Graph:
-    """What follows a step: models that follow the policy do, and the engine gets its weights."""
+    """The graph of calls after a step: update models that follow the policy, and send its weights to the engine."""
     calls = [Call(name="push_weights", role="policy", reads=(), writes=())]
     if config.average_decay is not None:
         calls.append(Call(name="move_average", role="average", reads=(), writes=(), beside=("policy",)))
@@ -99,27 +99,32 @@ def end_graph(config: PPOConfig) -> Graph:
     return build_graph(calls, inputs=["state"])
 
 
-def _sampling_calls(config: PPOConfig, drawn: str, judged: str) -> list[Call]:
-    """What samples and scores, the most likely responses too where they are the baseline."""
-    generate = Call(name="generate", role="policy", reads=("prompts", "state"), writes=(drawn,))
+def _sampling_calls(config: PPOConfig, sampled: str, scored: str) -> list[Call]:
+    """The calls that sample and score, including greedy responses if they are the baseline."""
+    generate = Call(name="generate", role="policy", reads=("prompts", "state"), writes=(sampled,))
     if config.baseline_answer != "greedy":
-        return [generate, Call(name="score", role="reward", reads=("state", drawn), writes=(judged,))]
+        return [generate, Call(name="score", role="reward", reads=("state", sampled), writes=(scored,))]
     greedy = Call(name="generate_greedy", role="policy", reads=("prompts", "state"), writes=("greedy",))
-    return [generate, greedy, Call(name="score", role="reward", reads=("state", drawn, "greedy"), writes=(judged,))]
+    return [generate, greedy, Call(name="score", role="reward", reads=("state", sampled, "greedy"), writes=(scored,))]
 
 
 def _with_extra(calls: Sequence[Call], extra: Sequence[Call], missing: set[str]) -> list[Call]:
-    """Replacements in the place of what they replace; the rest first, so that each runs as soon as it can."""
+    """All calls of the step, with extra calls that need a missing value dropped.
+
+    A replacement stands in place of the replaced call. Other extra calls come first, so that each runs as soon as its
+    inputs are ready.
+    """
     kept = [call for call in extra if call.name not in OWN_CALLS or call.name in {own.name for own in calls}]
-    while homeless := [call for call in kept if missing.intersection(call.reads)]:
-        missing = missing.union(*(call.writes for call in homeless))
-        kept = [call for call in kept if call not in homeless]
+    # Dropping a call makes the values that it writes missing, too: repeat until nothing changes.
+    while dropped := [call for call in kept if missing.intersection(call.reads)]:
+        missing = missing.union(*(call.writes for call in dropped))
+        kept = [call for call in kept if call not in dropped]
     replacing = {call.name: call for call in kept if call.name in OWN_CALLS}
     added = [call for call in kept if call.name not in OWN_CALLS]
     return [*added, *(replacing.get(call.name, call) for call in calls)]
 
 
 def absent_inputs(graph: Graph) -> dict[str, None]:
-    """Values that this run has no call for; they enter as None."""
+    """Inputs of the graph that this run does not compute, with the value None."""
     given = ("state", "prompts", "responses", "scored", "candidates")
     return {name: None for name in graph.inputs if name not in given}

@@ -104,6 +104,6 @@ def _unused_in_advantage(advantage: AdvantageConfig, prefix: str) -> Iterator[st
     if not advantage.uses_critic:
         reason = f"advantage {advantage.estimator} has no critic"
         keys = ("gae_lambda", "length_adaptive", "value_gae_lambda", "least_spread")
-        yield from given_keys(advantage, keys if advantage.goes_by_token else ("gamma", *keys), prefix, reason)
+        yield from given_keys(advantage, keys if advantage.is_per_token else ("gamma", *keys), prefix, reason)
     elif advantage.length_adaptive is not None:
         yield from given_keys(advantage, ("gae_lambda",), prefix, "length_adaptive sets the decay of each response")

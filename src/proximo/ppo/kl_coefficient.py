@@ -1,4 +1,4 @@
-"""The KL coefficient of the next step. The formula is in algorithms/controllers.py."""
+"""Updates the KL coefficient after each step. The adaptive controller: algorithms/controllers.py."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ from proximo.run.user_code import telling
 
 
 def first_coefficient(config: KLConfig, controller: KLController | None) -> float:
-    """What a nat costs in the first step. Raises ConfigError for a controller that has nothing, or too much, to do."""
+    """The coefficient of the first step. Raises ConfigError for a controller without a KL or beside `kl.target`."""
     if controller is None:
         return config.coefficient
     if config.apply_to == "none":
@@ -33,9 +33,9 @@ def first_coefficient(config: KLConfig, controller: KLController | None) -> floa
 def adapted_coefficient(
     coefficient: float, experience: Experience, config: KLConfig, controller: KLController | None = None
 ) -> float:
-    """What the controller says, or moved towards the target, by the KL of the step; the same where no response counts.
+    """The coefficient of the next step, from the controller or adapted to `kl.target`; unchanged if no response counts.
 
-    Raises ConfigError where the controller's answer is no number of at least 0.
+    Raises ConfigError if the controller returns anything but a finite number of at least 0.
     """
     divergences = sequence_kl(experience)
     observed = [value for i in counted_responses(experience) if (value := divergences[i]) is not None]

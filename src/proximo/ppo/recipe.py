@@ -68,7 +68,7 @@ class PPORecipe(TrainerRecipe):
                 f"{', '.join(names)}"
             )
         dense = [source.name for source in self.reward if source.kind == "model" and source.dense != "none"]
-        if dense and not self.ppo.advantage.goes_by_token:
+        if dense and not self.ppo.advantage.is_per_token:
             raise ValueError(
                 f"reward source {dense[0]} has token-level rewards, but ppo.advantage "
                 f"{self.ppo.advantage.estimator} uses one advantage per response: use gae or a return to go, or "
@@ -97,7 +97,7 @@ class PPORecipe(TrainerRecipe):
     def _loss_fits_the_run(self) -> Self:
         if problem := trunk_problem(self.ppo, shares_trunk=self.value.init_from == "trunk"):
             raise ValueError(problem)
-        if self.ppo.policy_loss.asks_the_sampler and self.run.precision == "float32":
+        if self.ppo.policy_loss.needs_sampled_logprobs and self.run.precision == "float32":
             weighs = self.ppo.policy_loss.behaviour_weight != "none"
             raise ValueError(
                 f"ppo.policy_loss.{'behaviour_weight' if weighs else 'rejection'} weighs the policy against its "

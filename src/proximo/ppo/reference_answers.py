@@ -1,4 +1,4 @@
-"""The answers that scores are compared with: the prompts' reference answers as responses, and how any are scored."""
+"""Converts the prompts' reference answers to responses, whose scores serve as baselines."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from proximo.records import Finish, Prompt, Response
 
 
 def check_answers(prompts: Sequence[Prompt]) -> None:
-    """Raises DataError that names the first prompt without a reference answer."""
+    """Raises DataError if a prompt has no reference answer."""
     missing = [prompt.id for prompt in prompts if prompt.answer is None]
     if missing:
         raise DataError(
@@ -24,9 +24,9 @@ def check_answers(prompts: Sequence[Prompt]) -> None:
 
 
 def answer_responses(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[Response]:
-    """Each prompt's reference answer as a response that ended by itself, in the tokens that training on it would see.
+    """Each prompt's reference answer as a finished response, tokenised as training on it would be.
 
-    Raises DataError where a prompt has none.
+    Raises DataError if a prompt has no reference answer.
     """
     check_answers(prompts)
     encoder = TextEncoder(tokenizer)
@@ -34,7 +34,7 @@ def answer_responses(prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBa
 
 
 def _response(prompt: Prompt, answer: str, encoder: TextEncoder) -> Response:
-    # A prompt of token ids alone needs no rendering: only the answer's tokens are taken.
+    # A prompt that has only token ids gets an empty text: only the answer's tokens are used.
     readable = prompt if prompt.messages is not None or prompt.text is not None else replace(prompt, text="")
     _, token_ids = render_for(encoder, readable, answer)
     return Response(

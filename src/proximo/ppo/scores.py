@@ -1,6 +1,4 @@
-"""Scores held against the guards, and the best of them kept. Not the asking (roles/reward.py), nor what becomes of a
-score (experience.py).
-"""
+"""Checks scores against the guards and selects the best of n. Scores are asked for in roles/reward.py."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,10 +11,10 @@ from proximo.records import Scored
 
 
 def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
-    """Of the `samples_per_prompt` responses to each prompt the `responses_per_prompt` best, in the order sampled.
+    """Best of n: keep `responses_per_prompt` of the `samples_per_prompt` responses to each prompt, in sampling order.
 
-    The best by the score as the sources gave it; what would count nowhere or has no score comes last. Raises DataError
-    where a prompt has another number of responses.
+    Responses are ranked by raw score; those that do not count or have no score come last. Raises DataError if a prompt
+    has another number of responses.
     """
     size = config.sampled_per_prompt
     groups = [candidates[start : start + size] for start in range(0, len(candidates), size)]
@@ -29,68 +27,70 @@ def keep_best(candidates: Sequence[Scored], config: PPOConfig) -> list[Scored]:
         best_of(group, config.responses_per_prompt, lambda s: counts(s, config) and has_score(s, config))
         for group in groups
     ]
-    return [each for group in kept for each in group]
+    return [scored for group in kept for scored in group]
 
 
-def best_of(group: Sequence[Scored], num_kept: int, has_say: Callable[[Scored], bool]) -> list[Scored]:
-    """The `num_kept` with the highest scores, in their own order; of equals the first, and last what has no say."""
+def best_of(group: Sequence[Scored], num_kept: int, eligible: Callable[[Scored], bool]) -> list[Scored]:
+    """The `num_kept` responses with the highest scores, in their given order.
+
+    The first of equal ones is kept. Responses that are not eligible come last.
+    """
 
     def rank(index: int) -> tuple[bool, float]:
-        has = has_say(group[index])
-        return not has, -group[index].score if has else 0.0
+        ranked = eligible(group[index])
+        return not ranked, -group[index].score if ranked else 0.0
 
     best = sorted(range(len(group)), key=rank)[:num_kept]
     return [group[index] for index in sorted(best)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EqualSteps:
-    """How many steps in a row had nothing but one score, up to now."""
+class ConstantRewardSteps:
+    """Number of consecutive steps whose responses all had the same score."""
 
     score: float | None = None
-    """The score of them all; None where the last step had several."""
+    """The score of all these responses; None if the last step had different scores."""
     count: int = 0
 
-    def after(self, scored: Sequence[Scored], *, task_reward: str | None = None) -> "EqualSteps":
-        """With one step more. Faulty responses have no say; a step of nothing else changes nothing.
+    def after(self, scored: Sequence[Scored], *, task_reward: str | None = None) -> "ConstantRewardSteps":
+        """The count after one more step. Unscored responses are ignored; a step without scores changes nothing.
 
-        `task_reward`: the component that is looked at, or None for the score.
+        `task_reward`: the component to compare, or None for the score.
         """
-        scores = [task_reward_of(each, task_reward) for each in scored if each.valid]
+        scores = [task_reward_of(s, task_reward) for s in scored if s.valid]
         if not scores:
             return self
         score = common_score(scores)
         if score is None:
-            return EqualSteps()
-        return EqualSteps(score=score, count=self.count + 1 if score == self.score else 1)
+            return ConstantRewardSteps()
+        return ConstantRewardSteps(score=score, count=self.count + 1 if score == self.score else 1)
 
 
-NONE_EQUAL = EqualSteps()
-"""Before the first step."""
+NO_CONSTANT_STEPS = ConstantRewardSteps()
+"""The state before the first step."""
 LARGEST_SCORE = 1e18
-"""Beyond it the square of a score, and with it every variance, is infinite in float32."""
+"""Largest allowed absolute score: the square of a larger one overflows float32."""
 
 
-def refuse_faulty(scored: Sequence[Scored], guards: GuardConfig, *, where: str) -> None:
-    """Raises TrainingError where more of a batch than `max_unscored_fraction` could not be scored, or a score is beyond
-    what can be computed with."""
-    for each in scored:
-        if each.valid and abs(each.score) > LARGEST_SCORE:
+def check_scored_fraction(scored: Sequence[Scored], guards: GuardConfig, *, where: str) -> None:
+    """Raises TrainingError if more than `max_unscored_fraction` is unscored, or a score exceeds LARGEST_SCORE."""
+    for s in scored:
+        if s.valid and abs(s.score) > LARGEST_SCORE:
             raise TrainingError(
-                f"{where}: a response was scored {each.score:g}, and beyond {LARGEST_SCORE:g} either way nothing can "
+                f"{where}: a response was scored {s.score:g}, and beyond {LARGEST_SCORE:g} either way nothing can "
                 "be computed in float32: let the reward source return None where it cannot tell, or a smaller number"
             )
-    faulty = [each for each in scored if not each.valid]
+    unscored = [s for s in scored if not s.valid]
     limit = guards.max_unscored_fraction
-    if len(faulty) > limit * len(scored):
+    if len(unscored) > limit * len(scored):
         raise TrainingError(
-            f"{where}: {len(faulty)} of {len(scored)} responses could not be scored, more than "
-            f"max_unscored_fraction = {limit:g} allows; last reason: {faulty[-1].reason}"
+            f"{where}: {len(unscored)} of {len(scored)} responses could not be scored, more than "
+            f"max_unscored_fraction = {limit:g} allows; last reason: {unscored[-1].reason}"
         )
 
 
-def refuse_equal(equal: EqualSteps, guards: GuardConfig, *, step: int) -> None:
-    """Raises TrainingError where all scores of `max_constant_reward_steps` steps in a row are one number."""
+def check_constant_rewards(equal: ConstantRewardSteps, guards: GuardConfig, *, step: int) -> None:
+    """Raises TrainingError if all scores of `max_constant_reward_steps` consecutive steps are equal."""
     if guards.max_constant_reward_steps is not None and equal.count >= guards.max_constant_reward_steps:
         raise TrainingError(
             f"step {step}: all scores of {equal.count} steps in a row are {equal.score:g}, which is what a dead reward "

@@ -1,4 +1,4 @@
-"""What one PPO step is judged by: its records turned into declared metrics. Not their reduction, nor where they go."""
+"""Turns the records of a PPO step into declared metrics."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.diversity import distinct_fraction, repeated_fraction
 from proximo.metrics.values import Deviation, Last, Max, Mean, MetricValue, Sum
 from proximo.ppo.counted import (
-    counted_ones,
+    counted_mask,
     counted_responses,
-    equal_outcomes,
-    group_numbers,
+    group_ids,
+    in_zero_variance_group,
     sequence_kl,
     task_reward_of,
     token_values,
@@ -34,45 +34,45 @@ from proximo.records import Experience, Scored
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
-    """One step: what was sampled and scored, what was learned from it, and how long each call took."""
+    """The results of one step: experience, reports of the updates, and seconds of each call."""
 
     experience: Experience
     raw_advantages: RawAdvantages
     policy: Report | None
-    """None in the warm-up of the critic."""
+    """None during critic warm-up."""
     value: Report | None
     seconds: Mapping[str, float]
     kl_coefficient: float | None = None
-    """What one nat cost in this step; None in a run without KL."""
+    """The coefficient in this step; None in a run without KL."""
     shaped_scores: ShapedScores | None = None
-    """None in a run that rewards the scores as they are."""
+    """None in a run without score shaping."""
     compares_groups: bool = True
-    """Whether the baseline, where there is no critic, is made of the responses to one prompt."""
+    """Whether a critic-free baseline is computed from the responses to one prompt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """What calls of the caller's own wrote, by name."""
+    """Name -> value written by user-defined calls."""
     candidates: Sequence[Scored] | None = None
-    """All that were sampled, where only the best of them were learned from; None where all were."""
+    """All sampled responses of best of n; None if the step trains on all of them."""
 
     @property
     def sampled(self) -> Sequence[Scored]:
-        """What was sampled, learned from or not."""
+        """All sampled responses, including those that are not trained on."""
         return self.experience.scored if self.candidates is None else self.candidates
 
 
 def step_metrics(outcome: StepOutcome, config: PPOConfig, *, precision: str) -> dict[str, MetricValue]:
-    """Everything that the records and reports of a step tell."""
-    found = (
+    """All metrics of a step."""
+    metrics = (
         experience_metrics(outcome)
         | update_metrics(outcome, precision=precision, objective=config.policy_loss.objective)
         | time_metrics(outcome, num_epochs=config.epochs_per_step)
-        | group_metrics(outcome.experience.scored, counted_ones(outcome.experience.scored, config), config)
+        | group_metrics(outcome.experience.scored, counted_mask(outcome.experience.scored, config), config)
     )
     coefficient = outcome.kl_coefficient
-    return found if coefficient is None else found | {"kl/coefficient": Last(coefficient)}
+    return metrics if coefficient is None else metrics | {"kl/coefficient": Last(coefficient)}
 
 
 def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
-    """Everything that the experience of a step tells. Responses without a score count in `response/unscored` alone."""
+    """Metrics of a step's experience. Unscored responses count only in `response/unscored`."""
     experience, raw = outcome.experience, outcome.raw_advantages
     mask, lengths = experience.mask, experience.lengths
     totals = segment_sum(torch.where(mask, experience.rewards, 0.0), lengths).tolist()
@@ -103,24 +103,24 @@ def experience_metrics(outcome: StepOutcome) -> dict[str, MetricValue]:
 
 
 def update_metrics(outcome: StepOutcome, *, precision: str, objective: str = "ppo") -> dict[str, MetricValue]:
-    """What the two training calls report, and the check of the first minibatch."""
+    """Metrics of the policy and value updates, and of the first-minibatch check."""
     metrics = {} if outcome.policy is None else dict(outcome.policy.metrics)
     if outcome.value is not None:
         metrics |= outcome.value.metrics
     first = None if outcome.policy is None else outcome.policy.first_minibatch
     if first is not None:
-        refused = bool(broken_limits(first, precision=precision, objective=objective))
-        metrics |= first_minibatch_metrics(first) | {"first_minibatch/limit_exceeded": Sum(int(refused))}
+        exceeded = bool(broken_limits(first, precision=precision, objective=objective))
+        metrics |= first_minibatch_metrics(first) | {"first_minibatch/limit_exceeded": Sum(int(exceeded))}
     return metrics
 
 
 def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricValue]:
-    """Seconds by call, and tokens per second of sampling and of training (each token once per epoch and backbone)."""
+    """Seconds of each call, and throughput. In training a token counts once per epoch and backbone."""
     names = {"reference_logprobs": "reference"}
     metrics: dict[str, MetricValue] = {
         f"time/{names.get(call, call)}_seconds": Sum(seconds)
         for call, seconds in outcome.seconds.items()
-        if call in OWN_CALLS and call not in ("sampled_logprobs", "select")  # which take none
+        if call in OWN_CALLS and call not in ("sampled_logprobs", "select")  # they take no time
     }
     extra = [seconds for call, seconds in outcome.seconds.items() if call not in OWN_CALLS]
     if extra:
@@ -142,7 +142,7 @@ def time_metrics(outcome: StepOutcome, *, num_epochs: int) -> dict[str, MetricVa
 
 
 def response_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
-    """Lengths, endings and variety of the responses."""
+    """Metrics of length, termination and diversity of the responses."""
     kept = [s.response for s in scored if s.valid]
     lengths = [len(response.token_ids) for response in kept]
     return {
@@ -156,14 +156,14 @@ def response_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
 
 
 def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
-    """The score and its components."""
+    """Metrics of the score and its components."""
     kept = [s for s in scored if s.valid]
     names = sorted({name for s in kept for name in s.components})
     metrics: dict[str, MetricValue] = {
         f"score/{name}/mean": Mean.of(s.components[name] for s in kept if name in s.components) for name in names
     }
     scores, lengths = [s.score for s in kept], [len(s.response.token_ids) for s in kept]
-    with suppress(statistics.StatisticsError):  # one length, one score, or fewer than two responses
+    with suppress(statistics.StatisticsError):  # undefined for constant lengths or scores, or fewer than two responses
         metrics["score/length_correlation"] = Last(statistics.correlation(lengths, scores))
     best = max(scores, default=0.0)
     own = {"score/mean": Mean.of(scores), "score/std": Deviation.of(scores)}
@@ -171,7 +171,7 @@ def score_metrics(scored: Sequence[Scored]) -> dict[str, MetricValue]:
 
 
 def _candidate_metrics(candidates: Sequence[Scored]) -> dict[str, MetricValue]:
-    scores = [each.score for each in candidates if each.valid]
+    scores = [s.score for s in candidates if s.valid]
     return {
         "score/sampled_mean": Mean.of(scores),
         "score/sampled_std": Deviation.of(scores),
@@ -198,15 +198,14 @@ def _shaped_score_metrics(shaped: ShapedScores, scored: Sequence[Scored]) -> dic
 
 
 def _zero_groups(experience: Experience, valid: Sequence[int]) -> Mean:
-    """Treatment of groups in which all responses have the same `ppo.task_reward`: `exclude` removes them from the loss
-    and its denominator, so that neither shaping nor the KL trains on them. Not with `gae` and `return_to_go`."""
+    """Fraction of prompts whose tokens all have the same advantage. It may differ from 0 after standardising."""
     sizes = list(experience.lengths)
     parts = list(zip(experience.advantages.split(sizes), experience.mask.split(sizes), strict=True))
-    found: dict[str, set[float]] = {}
+    by_prompt: dict[str, set[float]] = {}
     for index in valid:
         advantages, mask = parts[index]
-        found.setdefault(experience.scored[index].response.prompt.id, set()).update(advantages[mask].tolist())
-    return Mean.of(float(len(advantages) <= 1) for advantages in found.values())
+        by_prompt.setdefault(experience.scored[index].response.prompt.id, set()).update(advantages[mask].tolist())
+    return Mean.of(float(len(advantages) <= 1) for advantages in by_prompt.values())
 
 
 def _kl_metrics(experience: Experience, counted: Sequence[int]) -> dict[str, MetricValue]:
@@ -226,15 +225,15 @@ def _sum(x: Tensor, mask: Tensor) -> float:
 
 
 def group_metrics(scored: Sequence[Scored], counted: Tensor, config: PPOConfig) -> dict[str, MetricValue]:
-    """Which share of the prompts, and of the responses, can teach something; nothing where groups are not compared."""
-    outcome = {}
+    """Mean task reward; for group estimators also shares of zero-variance groups and of responses in other groups."""
+    metrics = {}
     if config.task_reward is not None:
-        outcome["score/task_reward_mean"] = Mean.of(task_reward_of(s, config.task_reward) for s in scored if s.valid)
+        metrics["score/task_reward_mean"] = Mean.of(task_reward_of(s, config.task_reward) for s in scored if s.valid)
     if not config.advantage.compares_groups:
-        return outcome
-    equal, groups = equal_outcomes(scored, counted, config), group_numbers(scored)
+        return metrics
+    equal, groups = in_zero_variance_group(scored, counted, config), group_ids(scored)
     by_group = {int(group): bool(same) for group, same in zip(groups[counted], equal[counted], strict=True)}
-    return outcome | {
+    return metrics | {
         "group/zero_variance_fraction": Mean.of(float(same) for same in by_group.values()),
         "group/effective_fraction": Mean.of((~equal[counted]).double().tolist()),
     }

@@ -1,5 +1,6 @@
-"""PPO over a data set of prompts, step by step, with its samples and evaluations. Not the run around it
-(run/loop.py).
+"""The training task of PPO over a data set of prompts, with samples and evaluations.
+
+The loop that drives it: run/loop.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,10 @@ from typing import Any
 from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.data.difficulty import DifficultyFilter
 from proximo.data.order import rows_at
-from proximo.metrics.report.sample_pairs import by_turns
+from proximo.metrics.report.sample_pairs import round_robin
 from proximo.metrics.values import Last, Max, Mean, MetricValue
 from proximo.ppo.counted import sequence_kl
-from proximo.ppo.difficulty import judge_difficulty
+from proximo.ppo.difficulty import update_difficulty
 from proximo.ppo.evaluation import evaluate_policy
 from proximo.ppo.train_state import TrainState
 from proximo.ppo.trainer import PPOTrainer
@@ -28,7 +29,7 @@ Gold = Sequence[float | None]
 
 
 class PPOTask:
-    """Drives a PPOTrainer over prompts in the order of each epoch."""
+    """Runs the steps of a PPOTrainer over prompts, in the order of each epoch."""
 
     best_metric: str | None = "evaluation/score"
     best_is_lowest: bool = False
@@ -59,7 +60,7 @@ class PPOTask:
         self.num_steps = ppo.config.num_steps
 
     def close(self) -> None:
-        """End what the reward sources started."""
+        """Close the reward sources, which ends their processes."""
         for source in (self.reward, self.gold):
             if isinstance(source, ClosableSource):
                 source.close()
@@ -75,45 +76,47 @@ class PPOTask:
             draws = self.difficulty.draw(size)
             outcome = self.ppo.run_step(prompts=[self.prompts[draw.row] for draw in draws])
             task_reward = self.ppo.config.task_reward
-            progress = judge_difficulty(self.difficulty, draws, outcome.sampled, task_reward=task_reward)
+            progress = update_difficulty(self.difficulty, draws, outcome.sampled, task_reward=task_reward)
             self.ppo.state = replace(self.ppo.state, difficulty=self.difficulty.state)
         scored = outcome.experience.scored
         gold = self._gold(scored)
         metrics = self.ppo.metrics(outcome) | _gold_metric("gold/mean", gold) | self._gold_statistics() | progress
         metrics["memory/peak_mib"] = Max(peak_memory_mib(self.ppo.policy.device))
         divergences = sequence_kl(outcome.experience)
-        rows = rows_to_show(scored, self.samples_per_step)
+        rows = rows_to_log(scored, self.samples_per_step)
         samples = [_sample("train", scored[i], divergences[i], gold[i]) for i in rows]
         return Record(metrics=metrics, samples=samples)
 
     def evaluate(self, num_rows: int | None = None) -> Record | None:
-        """Responses to the held-out prompts, scored by the reward and by the gold source."""
+        """Sample responses to the held-out prompts, and score them by the reward and the gold source."""
         held_out = self.held_out[:num_rows]
         if not held_out:
             return None
         ppo = self.ppo
-        found = evaluate_policy(ppo.roles, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
-        gold = self._gold(found.scored)
+        evaluation = evaluate_policy(ppo.roles, held_out, reward=self.reward, config=ppo.config, seed=ppo.seed)
+        gold = self._gold(evaluation.scored)
         samples = [
             _sample("evaluation", scored, kl, score) | _beside(other)
-            for scored, kl, score, other in zip(found.scored, found.kl, gold, found.reference, strict=True)
+            for scored, kl, score, other in zip(
+                evaluation.scored, evaluation.kl, gold, evaluation.reference, strict=True
+            )
         ]
-        metrics = found.metrics | _gold_metric("evaluation/gold", gold) | self._gold_statistics()
+        metrics = evaluation.metrics | _gold_metric("evaluation/gold", gold) | self._gold_statistics()
         return Record(metrics=metrics, samples=samples)
 
     def writers(self) -> Mapping[str, Writer]:
-        """What each role keeps: its model and optimizer; the policy's average, and a reference that moves."""
+        """Writers of all roles: models and optimizers, the policy's average, and a moving reference."""
         ppo = self.ppo
         return {name: write for worker in ppo.roles.workers for name, write in worker.writers(ppo.tokenizer).items()}
 
     def state(self) -> Mapping[str, Any]:
-        """What the run carries from step to step, positions in schedules, and what the roles keep beside weights."""
+        """Train state, positions in schedules, and the state of the roles besides weights."""
         ppo = self.ppo
         of_roles = {name: value for worker in ppo.roles.workers for name, value in worker.state().items()}
         return {**ppo.state.to_json(), **of_roles, "updates": update_counts(ppo.learners)}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Weights, optimizers, coefficient, units and counters."""
+        """Restore weights, optimizers and state of all roles, and the train state."""
         for worker in self.ppo.roles.workers:
             worker.restore(checkpoint)
         self.ppo.state = TrainState.from_json(checkpoint.state["task"], steps_done=checkpoint.step)
@@ -123,19 +126,19 @@ class PPOTask:
     def _gold(self, scored: Sequence[Scored]) -> Gold:
         if self.gold is None:
             return [None] * len(scored)
-        found = self.gold.score([each.response for each in scored])
-        return [each.score if each.valid else None for each in found]
+        gold = self.gold.score([s.response for s in scored])
+        return [s.score if s.valid else None for s in gold]
 
     def _gold_statistics(self) -> dict[str, MetricValue]:
-        """Under a name that no reward source has."""
+        """Statistics of the gold source, under a name that no reward source has."""
         return {name.replace("/", "/gold.", 1): value for name, value in statistics_of(self.gold).items()}
 
 
-def rows_to_show(scored: Sequence[Scored], count: int) -> list[int]:
-    """So many responses, one to each prompt before a second to any; and the first that has no score, which says why."""
-    rows = by_turns(range(len(scored)), lambda row: scored[row].response.prompt.id)[:count]
-    faulty = [row for row, each in enumerate(scored) if not each.valid and row not in rows]
-    return rows + (faulty[:1] if count else [])
+def rows_to_log(scored: Sequence[Scored], count: int) -> list[int]:
+    """Indices of `count` responses, round robin over prompts, plus the first unscored response with its reason."""
+    rows = round_robin(range(len(scored)), lambda row: scored[row].response.prompt.id)[:count]
+    unscored = [row for row, response in enumerate(scored) if not response.valid and row not in rows]
+    return rows + (unscored[:1] if count else [])
 
 
 def _repeat_note(ppo: PPOTrainer, prompts: Sequence[Prompt]) -> list[str]:
@@ -151,7 +154,7 @@ def _gold_metric(name: str, gold: Gold) -> dict[str, MetricValue]:
 
 
 def _beside(reference: Scored | None) -> dict[str, Any]:
-    """What the reference answered to the same prompt."""
+    """The reference's response to the same prompt and its score, for samples.jsonl."""
     if reference is None:
         return {}
     score = reference.score if reference.valid else None

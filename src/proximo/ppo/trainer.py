@@ -1,4 +1,4 @@
-"""PPO as a library: bring prompts and a reward, or your own loop and scores. Not the run around it: see from_recipe.py.
+"""PPO as a library: train on prompts with a reward, or write your own loop and pass scores.
 
 trainer = PPOTrainer(policy, tokenizer, config=PPOConfig(...))
 responses = trainer.generate(prompts)
@@ -42,8 +42,8 @@ from proximo.ppo.inputs.coerce import (
 from proximo.ppo.inputs.parts import as_seed, as_source, check_config, check_tokenizer, check_training
 from proximo.ppo.inputs.token_ids import Mask
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
+from proximo.ppo.roles.build import make_roles
 from proximo.ppo.roles.driver import driver_handlers
-from proximo.ppo.roles.making import make_roles
 from proximo.ppo.step_metrics import StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
 from proximo.records import Prompt, Response, Scored
@@ -56,35 +56,35 @@ from proximo.run.user_code import tell_step
 
 
 class PPOTrainer:
-    """Drives the roles of a run (`roles`) from step to step, and keeps what belongs to none of them (`state`).
+    """Runs PPO steps on the workers of the roles (`roles`). State that belongs to no role is in `state`.
 
     Args:
-        policy: trained in place.
-        tokenizer: the policy's.
-        reference: what the KL pulls towards; None takes a frozen copy of the policy, or its base under LoRA, beside
-            which none may be given. Unused where the configuration gives the KL no place.
-        value: the critic; None starts one from a copy of the policy's backbone with a fresh head; "trunk" puts the head
-            on the policy's own (or a `scalar_on(policy)` of models/sharing/trunk.py).
-        reward: scores responses in `train`, a source or a function; `step` is given scores instead.
-        ptx: texts that it goes on learning, as `config.ptx` says.
-        config: what is done.
-        seed: of all sampling and shuffling.
-        engine: samples from the policy, whose weights it is given as they change; None takes the built-in one, which
-            runs on the policy's own tensors.
-        executor: runs the calls of a step; None runs them one after the other in this process, and those of policy and
-            critic at the same time where a CPU has the threads.
-        extra_calls: calls of your own in the graph of every step (docs/dataflow.md).
-        optimizers: optimizers of your own for "policy" and "value", in the place of those of the configuration.
-        kl_controller: keeps the KL coefficient in the place of `config.kl`; it is given the KL of each response that
-            counted, after each step in which the policy learned.
+        policy: the model to train, in place.
+        tokenizer: the policy's tokenizer.
+        reference: the reference of the KL. None makes a frozen copy of the policy, or uses its base under LoRA; with
+            LoRA no other reference is allowed. Unused if the configuration has no KL.
+        value: the critic. None starts one from a copy of the policy's backbone with a new head; "trunk" puts the head
+            on the policy's own backbone (as does a `scalar_on(policy)` of models/sharing/trunk.py).
+        reward: source or function that scores responses in `train`; `step` takes scores instead.
+        ptx: texts for the language-modelling loss of `config.ptx`.
+        config: the options of PPO; None for the defaults.
+        seed: seed of all sampling and shuffling.
+        engine: samples from the policy, and gets its weights when they change. None makes the built-in engine, which
+            uses the policy's own tensors.
+        executor: runs the calls of a step. None runs them sequentially in this process, except that policy and critic
+            are updated concurrently if a CPU has enough threads.
+        extra_calls: user-defined calls in the graph of every step (docs/dataflow.md).
+        optimizers: custom optimizers for "policy" and "value", which replace those of the configuration.
+        kl_controller: controls the KL coefficient instead of `config.kl`. After each step that trains the policy, it
+            gets the KL of each counted response.
 
     Raises:
         ModelError: a model cannot be packed, has bfloat16 or float16 weights, or the vocabularies differ.
-        ConfigError: ptx without config.ptx, or the reverse; an extra call, an optimizer or a KL controller that was
-            brought and does not fit.
+        ConfigError: ptx without config.ptx, or the reverse; an extra call, optimizer or KL controller that does not
+            fit.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a part that a caller may bring
+    def __init__(  # noqa: PLR0913 - every part of the trainer can be replaced
         self,
         policy: LanguageModel | PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
@@ -137,23 +137,23 @@ class PPOTrainer:
 
     @property
     def policy_version(self) -> int:
-        """Optimizer steps that the policy has taken."""
+        """Number of optimizer steps that the policy has taken."""
         return self.roles.policy.version
 
     @property
     def sampled_logprobs_serve(self) -> bool:
-        """True where the sampler's log-probs are those of the policy, so that no pass is needed for the old ones.
+        """Whether the sampler's log-probs serve as old log-probs, so that no pass is needed to recompute them.
 
-        Not where behaviour weights or a rejection compare the two: the responses may then be those of any sampler.
+        False if behaviour weights or rejection compare the two, since responses may then come from any sampler.
         """
-        compared = self.config.policy_loss.asks_the_sampler
+        compared = self.config.policy_loss.needs_sampled_logprobs
         exact = self.roles.policy.engine.logprobs_are_the_learners
         return exact and not (compared or self.config.rollout.reshapes_distribution)
 
     def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
-        """Sample `samples_per_prompt`, or else `responses_per_prompt`, responses to each prompt, as this step would.
+        """Sample responses to each prompt as the next step would, `samples_per_prompt` or else `responses_per_prompt`.
 
-        A prompt is a text, its token ids (a list or a tensor without padding) or a record.
+        A prompt is a text, its token ids (a list or a tensor without padding) or a Prompt.
         """
         (responses,) = self.roles.policy.generate(self._prompts(prompts), self.state)
         return responses
@@ -169,16 +169,18 @@ class PPOTrainer:
         *,
         response_masks: Sequence[Mask] | None = None,
     ) -> dict[str, float]:
-        """Learn from responses that you scored yourself, and return the step's metrics.
+        """Train on responses that you scored yourself, and return the step's metrics.
 
-        `responses` come from `generate`, or are token ids (lists or tensors, without the prompt and without padding);
-        then the policy's log-probs are computed for them. One score per response, or one reward for each of its tokens,
-        whose sum is the score; None, or a number that is not finite, leaves the response out of everything. Prompts as
-        given to `generate` (one for each response, or each group). `response_masks`: for each response True (or 1)
-        where the policy wrote the token; the others, such as a tool's output, are read, and left out of loss, KL and
-        advantages.
+        Args:
+            prompts: as for `generate`, one per response or one per group of responses.
+            responses: from `generate`, or token ids (lists or tensors, without prompt and padding). For token ids the
+                policy computes the log-probs.
+            scores: one per response, or one reward per token, whose sum is the score. None or a non-finite number
+                leaves the response out of the step.
+            response_masks: for each response True (or 1) for tokens of the policy. Other tokens, such as tool output,
+                are context only: they have no part in loss, KL and advantages.
 
-        Raises DataError where the numbers of prompts, responses, scores and masks do not fit together.
+        Raises DataError if the numbers of prompts, responses, scores and masks do not match.
         """
         return self._line(self.run_step(scored=as_scored(self._adopt(prompts, responses, response_masks), scores)))
 
@@ -189,11 +191,11 @@ class PPOTrainer:
         reward: RewardSource | RewardFunction | None = None,
         on_step: Callable[[int, Mapping[str, float]], Any] | None = None,
     ) -> list[dict[str, float]]:
-        """Run the steps that are left, over the prompts in the order of each epoch, scored by `reward`.
+        """Run the remaining steps over the prompts, in the order of each epoch, and return the metrics of every step.
 
         `reward` is a source, or a function of lists of prompts, responses and metadata; None keeps the trainer's.
-        Returns the metrics of every step; `on_step(number, metrics)` gets each as it comes, and what it raises ends the
-        call. Raises ConfigError where no step is left, and for a function that cannot be called so.
+        `on_step(number, metrics)` is called after each step; an exception in it ends the training. Raises ConfigError
+        if no step is left, and for functions with the wrong signature.
         """
         if reward is not None:
             self.roles.reward.source = as_source(reward)
@@ -211,10 +213,10 @@ class PPOTrainer:
     def run_step(
         self, *, prompts: Sequence[Prompt] | None = None, scored: Sequence[Scored] | None = None
     ) -> StepOutcome:
-        """One step, from prompts or from scored responses, through the graph of calls.
+        """Run one step from prompts or from scored responses.
 
-        Raises TrainingError where too much of the batch could not be scored, too many updates were skipped, the
-        learner's log-probs are not the sampler's, or memory ran out. A step that failed may have moved some weights.
+        Raises TrainingError if too many responses are unscored, too many updates were skipped, the learner's log-probs
+        differ from the sampler's, or memory ran out. A failed step may have changed some weights.
         """
         given = "prompts" if scored is None else "scored"
         learns = self.state.steps_done >= self.config.critic_warmup_steps
@@ -223,8 +225,8 @@ class PPOTrainer:
         graph = step_graph(self.config, given=given, **modes, extra=extra)
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
-            taken = {"responses": [s.response for s in scored], "scored": scored}
-            inputs = taken if self.config.samples_per_prompt is None else {"candidates": scored}
+            given_responses = {"responses": [s.response for s in scored], "scored": scored}
+            inputs = given_responses if self.config.samples_per_prompt is None else {"candidates": scored}
         together = set(self.roles.calls_together).difference(call.name for call in extra)
         outcome = self._run(graph, {"state": self.state} | inputs | absent_inputs(graph), together)
         step = StepOutcome(
@@ -263,18 +265,18 @@ class PPOTrainer:
         )
 
     def _next_coefficient(self, step: StepOutcome) -> float:
-        if step.policy is None:  # while the critic warms up, the policy and its coefficient wait
+        if step.policy is None:  # during critic warm-up the policy does not move, so neither does the coefficient
             return self.state.kl_coefficient
         return adapted_coefficient(self.state.kl_coefficient, step.experience, self.config.kl, self.kl_controller)
 
     def metrics(self, outcome: StepOutcome) -> dict[str, MetricValue]:
-        """The declared metrics of a step that was just taken."""
+        """The declared metrics of the step that was just taken."""
         own: dict[str, MetricValue] = {
             "progress/policy_version": Last(self.policy_version),
             "progress/prompts": Last(self.state.steps_done * self.config.prompts_per_step),
         }
-        found = step_metrics(outcome, self.config, precision=self.policy.precision)
-        return found | own | statistics_of(self.roles.reward.source)
+        metrics = step_metrics(outcome, self.config, precision=self.policy.precision)
+        return metrics | own | statistics_of(self.roles.reward.source)
 
     def _line(self, outcome: StepOutcome) -> dict[str, float]:
         recorder = Recorder()
@@ -284,14 +286,14 @@ class PPOTrainer:
     def _adopt(
         self, prompts: Sequence[PromptLike], responses: Sequence[ResponseLike], masks: Sequence[Mask] | None
     ) -> list[Response]:
-        """Responses as records; those written by somebody else get the log-probs that the policy gives them."""
+        """Convert responses to records. Responses that are token ids get log-probs of the policy."""
         records = as_responses(
             self.tokenizer,
             self._prompts(prompts),
             responses,
             policy=self.policy,
             policy_version=self.policy_version,
-            others_allowed=self.config.policy_loss.asks_the_sampler,
+            others_allowed=self.config.policy_loss.needs_sampled_logprobs,
             masks=masks,
         )
         return self.roles.policy.with_logprobs(records)

@@ -85,12 +85,12 @@ class AdvantageConfig(Section):
         return self.estimator not in ("gae", "return_to_go", "greedy_baseline")
 
     @property
-    def goes_by_token(self) -> bool:
+    def is_per_token(self) -> bool:
         """True if advantages differ between the tokens of a response, because each counts only later rewards."""
         return self.estimator in ("gae", "return_to_go", "group_return_to_go", "greedy_baseline")
 
     @property
     def standardises(self) -> bool | Literal["group"]:
         """`standardise` with its default resolved."""
-        by_default = self.goes_by_token and self.estimator != "greedy_baseline"
+        by_default = self.is_per_token and self.estimator != "greedy_baseline"
         return by_default if self.standardise is None else self.standardise

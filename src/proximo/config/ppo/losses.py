@@ -76,7 +76,7 @@ class PolicyLossConfig(Section):
     """Exclude tokens or responses on which sampler and policy differ too much; null keeps all."""
 
     @property
-    def asks_the_sampler(self) -> bool:
+    def needs_sampled_logprobs(self) -> bool:
         """True if the loss needs the sampler's log-probs in addition to the old log-probs."""
         return self.behaviour_weight != "none" or self.rejection is not None
 

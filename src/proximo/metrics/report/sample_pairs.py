@@ -44,10 +44,10 @@ def pair_samples(run: Run) -> tuple[SamplePair, ...]:
 
 
 def _in_turns(samples: Iterable[Sample]) -> list[Sample]:
-    return by_turns(samples, lambda sample: sample.prompt_id)
+    return round_robin(samples, lambda sample: sample.prompt_id)
 
 
-def by_turns(items: Iterable[T], prompt_of: Callable[[T], str]) -> list[T]:
+def round_robin(items: Iterable[T], prompt_of: Callable[[T], str]) -> list[T]:
     """Round robin over prompts: the first items of all prompts, then the second ones, each in their original order."""
     turns: Counter[str] = Counter()
     order = []

@@ -29,7 +29,7 @@ from proximo.plan.weightless_models import (
 from proximo.ppo.graph import step_graph
 from proximo.ppo.plan import costs
 from proximo.ppo.recipe import PPORecipe
-from proximo.ppo.update.overlap import BOTH_UPDATES, trains_side_by_side
+from proximo.ppo.update.overlap import BOTH_UPDATES, overlaps_updates
 from proximo.run.build.models import lora_options
 
 
@@ -147,7 +147,7 @@ def ppo_costs(
     calls = step_graph(config, sampled_serve=serve, shares_trunk=_shares_trunk(models)).calls
     possible = _inference_calls(recipe, models, lengths) | _training_calls(recipe, models, optimized, lengths, texts)
     step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible}
-    overlapped = trains_side_by_side(
+    overlapped = overlaps_updates(
         config,
         device=device,
         shares_trunk=_shares_trunk(models),

@@ -1,6 +1,4 @@
-"""Where the critic of a PPO run starts, as the recipe says. Not the models themselves: see build/models.py
-and models/.
-"""
+"""Builds the critic of a PPO run from the source that `value.init_from` names."""
 
 from pathlib import Path
 
@@ -26,9 +24,9 @@ from proximo.run.build.models import (
 def build_value(
     recipe: PPORecipe, policy: LanguageModel, tokenizer: PreTrainedTokenizerBase, *, device_spec: DeviceSpec
 ) -> ScalarModel | None:
-    """On the policy's backbone or a copy, from the reward model with its head, or from a checkpoint.
+    """The critic: on the policy's backbone or a copy of it, from the reward model with its head, or from a checkpoint.
 
-    None where nothing needs a critic. Raises ModelError where it cannot be made.
+    None if the advantage estimator needs no critic. Raises ModelError if it cannot be built.
     """
     config, device_spec = recipe.value, device_spec.on(recipe.value.device)
     if not recipe.ppo.uses_critic:
@@ -43,7 +41,7 @@ def build_value(
 
 
 def value_reader(recipe: PPORecipe) -> ScalarModelConfig | ModelRewardConfig | None:
-    """Whose embedding reads the policy's ids for the critic, where that is not the policy's own."""
+    """The section of the model whose embedding the critic uses for the policy's ids; None if it is the policy's own."""
     config = recipe.value
     if not recipe.ppo.uses_critic or config.init_from in ("policy", "trunk"):
         return None

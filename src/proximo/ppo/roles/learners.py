@@ -1,4 +1,4 @@
-"""The optimizers of a PPO run and the lengths of their schedules. Not the updates: see update/updates.py."""
+"""Creates the learners of a PPO run: optimizers and lengths of their schedules. The updates: update/epochs.py."""
 
 from collections.abc import Mapping, Sequence
 
@@ -23,13 +23,13 @@ def make_learners(
     *,
     shares_trunk: bool = False,
 ) -> tuple[Learner, Learner | None]:
-    """Of the policy, and of the value model where there is one; `own` has optimizers that were brought, by role.
+    """The learners of the policy and of the value model, if there is one. `own`: custom optimizers by role.
 
-    The policy takes no update in the warm-up of the critic, so its schedule is as long as the steps that are left. On
-    a shared trunk the first moves policy and value head, and the second the head alone, in the warm-up, if there is
-    one.
+    The policy is not updated during critic warm-up, so its schedule is as long as the remaining steps. On a shared
+    trunk, the policy's learner trains policy and value head, and the second learner trains the head alone during
+    warm-up; without warm-up there is none.
 
-    Raises ConfigError for an optimizer of a role that is not trained, or that the configuration describes too.
+    Raises ConfigError for a custom optimizer of a role that is not trained, or that the configuration also sets.
     """
     own = {} if own is None else own
     _check_own(own, ["policy", *([] if value is None else ["value"])], config)

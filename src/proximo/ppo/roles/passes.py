@@ -1,4 +1,4 @@
-"""Passes of one model over the responses of a step, in batches that fit. Not what is done with the results."""
+"""Inference passes of a model over the responses of a step, in batches within the token budget."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,10 +24,10 @@ def over_batches(
     *,
     extra: int = 0,
 ) -> Tensor:
-    """`run` on balanced batches on the model's device, its pieces back in the order of the responses, on the CPU.
+    """Apply `run` to balanced batches, and return its rows in the order of the responses, on the CPU.
 
-    `extra`: rows of each response beside those of its tokens. The pieces are fetched together, so that no batch waits
-    for what the one before found.
+    `extra`: rows per response in addition to one per token. Results are copied to the CPU once at the end, so that no
+    batch waits for the previous one.
     """
     lengths = [len(r.prompt.token_ids) + len(r.token_ids) for r in responses]
     plan = plan_batches(lengths, token_budget=config.tokens_per_microbatch)

@@ -1,4 +1,4 @@
-"""The policy of a PPO run: it samples through its engine, reads its log-probs, and learns."""
+"""The policy of a PPO run: sampling through its engine, log-probs, and updates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -25,20 +25,20 @@ from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.train_state import TrainState
-from proximo.ppo.update.epochs import Epochs, refuse_many_skipped
+from proximo.ppo.update.epochs import Epochs, check_skipped_fraction
 from proximo.ppo.update.guards import PolicyGuard
 from proximo.ppo.update.invariants import check_first_minibatch, likely_causes
 from proximo.ppo.update.joint_loss import JointStatistics, joint_loss, policy_share, value_share
 from proximo.ppo.update.microbatch import Microbatch
 from proximo.ppo.update.policy_loss import (
+    add_m2po_mask,
     behaviour_metrics,
-    mark_trusted,
     policy_columns,
     policy_loss,
     without_rejected,
 )
 from proximo.ppo.update.ptx import JointUpdates, TextLoss
-from proximo.ppo.update.reports import AT_REST, Report, Taken, policy_metrics, update_metrics
+from proximo.ppo.update.reports import AT_REST, Report, UpdateLog, policy_metrics, update_metrics
 from proximo.records import Experience, Prompt, Response
 from proximo.rollout.engine import Engine, push_weights
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -47,7 +47,7 @@ Statistics = TypeVar("Statistics")
 
 
 class PolicyWorker(RoleWorker[LanguageModel]):
-    """The model that learns, and the engine that samples from it."""
+    """The worker of the policy: the trained model and the engine that samples from it."""
 
     role = "policy"
     learner: Learner
@@ -65,9 +65,11 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         on_finished: Callable[[Response], None] | None = None,
         check_first: bool = True,
     ) -> None:
-        """`texts` join every update. `neighbour` is the model that may train at the same time. `on_finished` is told of
-        each response of a step as soon as it has ended. `check_first`: hold each step's first minibatch against what
-        must be true of it before anything is learned.
+        """Args beyond those of a worker.
+
+        `texts`: PTX texts for every update. `neighbour`: the model that may be trained concurrently. `on_finished`:
+        called with each response of a step as soon as it is complete. `check_first`: check the first minibatch of each
+        step against the limits of update/invariants.py.
         """
         super().__init__(model, learner)
         self.config = config
@@ -79,7 +81,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             config,
             seed=seed,
             neighbour=neighbour,
-            prepare=lambda batches: mark_trusted(batches, model, config),
+            prepare=lambda batches: add_m2po_mask(batches, model, config),
         )
         self.on_finished = on_finished
         self.check_first = check_first
@@ -98,16 +100,16 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
     @property
     def version(self) -> int:
-        """Updates that it has taken."""
+        """Number of updates that the policy has taken."""
         return self.learner.updates_done
 
     def push_weights(self) -> tuple[()]:
-        """See that the engine has the weights of now. Raises TrainingError where it holds others afterwards."""
+        """Send the current weights to the engine. Raises TrainingError if it does not hold them afterwards."""
         push_weights(self.engine, self.version, dict(self.model.trainable_parameters()))
         return ()
 
     def generate(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
-        """The configured number of responses to each prompt."""
+        """Sample the configured number of responses to each prompt."""
         self.push_weights()
         responses = self.engine.generate(
             prompts,
@@ -119,7 +121,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         return (responses,)
 
     def generate_greedy(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
-        """The most likely response to each prompt."""
+        """The greedy response to each prompt."""
         self.push_weights()
         options = sampling_options(self.config, greedy=True)
         return (self.engine.generate(prompts, num_samples=1, options=options, key=self._key(state)),)
@@ -128,26 +130,26 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         return RandomKey(seed=self.seed, purpose="rollout", step=state.steps_done)
 
     def logprobs(self, responses: Sequence[Response]) -> Tensor:
-        """[T] of the policy as it stands."""
+        """[T] log-probs of the response tokens under the current policy."""
         return logprobs_of(self.model, responses, self.config)
 
     def with_logprobs(self, responses: Sequence[Response]) -> list[Response]:
-        """The same where all have their log-probs; else all with those that the policy gives them."""
+        """The responses with log-probs. If any response lacks them, the policy computes them for all."""
         if all(len(response.logprobs) == len(response.token_ids) for response in responses):
             return list(responses)
         pieces = self.logprobs(responses).split([len(response.token_ids) for response in responses])
         return [replace(response, logprobs=piece) for response, piece in zip(responses, pieces, strict=True)]
 
     def logprobs_and_values(self, responses: Sequence[Response], *, value: ValueWorker) -> tuple[Tensor, Tensor]:
-        """[T] log-probs and [T + R] values, by one pass through the trunk that both share."""
+        """[T] log-probs and [T + R] values, from one pass through the shared trunk."""
         temperature = self.config.rollout.temperature
 
         def run(batch: PackedResponses) -> Tensor:
-            """[N + S, 2]: the log-prob of the token that follows, 0 after the last one; and the value."""
+            """[N + S, 2]: log-prob of the next token (0 after the last one) and value, for N tokens of S responses."""
             hidden = self.model.hidden_states(batch.packed)
-            found = token_logprobs(hidden[batch.predictors], self.model.head, batch.targets, temperature=temperature)
-            logprobs = found.logprobs.new_zeros(len(batch.value_positions))
-            logprobs[value_positions(batch.response_lengths, device=logprobs.device)] = found.logprobs
+            tokens = token_logprobs(hidden[batch.predictors], self.model.head, batch.targets, temperature=temperature)
+            logprobs = tokens.logprobs.new_zeros(len(batch.value_positions))
+            logprobs[value_positions(batch.response_lengths, device=logprobs.device)] = tokens.logprobs
             return torch.stack([logprobs, value.model.scores(hidden[batch.value_positions])], dim=-1)
 
         both = over_batches(responses, run, self.model, self.config, extra=1)
@@ -157,10 +159,11 @@ class PolicyWorker(RoleWorker[LanguageModel]):
     def train(
         self, experience: Experience, state: TrainState, *, reference: ReferenceWorker | None = None
     ) -> tuple[Report]:
-        """Updates over all epochs, or until `target_kl` ends them; the KL joins the loss if placed there.
+        """Train the policy for all epochs, or until `target_kl` ends the step.
 
-        No update where no response tells the policy anything, or all of them are rejected; in a flat step the metrics
-        say that nothing moved, in others they are left out. `reference` where the loss has the KL over the vocabulary.
+        Takes no update if no response has a learning signal or all tokens are rejected. If the returns hardly differ,
+        the
+        metrics report that nothing moved; otherwise they are left out. `reference`: needed for a full KL in the loss.
         """
         learned = without_rejected(experience, self.config.policy_loss)
         if nothing_to_learn(experience, self.config) or _has_none_left(learned, experience):
@@ -182,9 +185,10 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         value: ValueWorker,
         reference: ReferenceWorker | None = None,
     ) -> tuple[Report, Report]:
-        """Both on a shared trunk: one pass, one loss and one optimizer step for each minibatch, guarded as the policy.
+        """Train policy and value head on a shared trunk, with one pass, loss and optimizer step per minibatch.
 
-        The second report tells what is the value head's alone; gradient, rate and skips of both are in the first.
+        The policy's guards apply. The first report also has gradient norm, learning rate and skips of both; the second
+        has only the metrics of the value head.
         """
         learned = without_rejected(experience, self.config.policy_loss)
         if _has_none_left(learned, experience):
@@ -206,7 +210,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         )
 
     def _hidden(self, batch: Microbatch) -> Tensor:
-        """[T, D]: what the policy knew before each response token."""
+        """[T, D] hidden states before each response token."""
         return self.model.hidden_states(batch.packed.packed, batch.packed.predictors)
 
     def _loss(
@@ -216,22 +220,21 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             assert reference is not None, "the graph puts the reference beside the call"
             return reference.full_kl(self.model, hidden, batch.packed)
 
-        given = self.model, hidden, batch, self.config
-        return policy_loss(*given, kl_coefficient=state.kl_coefficient, full_kl=full_kl)
+        return policy_loss(self.model, hidden, batch, self.config, kl_coefficient=state.kl_coefficient, full_kl=full_kl)
 
     def _guard(
         self, experience: Experience, state: TrainState, of_policy: Callable[[Statistics], PolicyStatistics]
     ) -> PolicyGuard[Statistics]:
         def check(statistics: PolicyStatistics) -> None:
             if self.check_first:
-                kind = {"precision": self.precision, "objective": self.config.policy_loss.objective}
+                limits = {"precision": self.precision, "objective": self.config.policy_loss.objective}
                 causes = likely_causes(experience, policy_version=self.version)
-                check_first_minibatch(statistics, **kind, causes=causes, step=state.steps_done + 1)
+                check_first_minibatch(statistics, **limits, causes=causes, step=state.steps_done + 1)
 
         return PolicyGuard(self.config.guards, of_policy, check)
 
     def _updates(self) -> Learner | JointUpdates:
-        """What takes this step's updates."""
+        """The learner of this step's updates, with PTX texts if there are any."""
         return self.learner if self.texts is None else JointUpdates(self.learner, self.texts)
 
     def _no_update(self, experience: Experience) -> Report:
@@ -240,13 +243,13 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
     def _report(
         self,
-        taken: Taken[PolicyStatistics],
+        taken: UpdateLog[PolicyStatistics],
         updates: Learner | JointUpdates,
         experience: Experience,
         state: TrainState,
     ) -> Report:
         options = self.config.policy_loss
-        refuse_many_skipped(taken.whole, self.config, role=self.role, step=state.steps_done)
+        check_skipped_fraction(taken.whole, self.config, role=self.role, step=state.steps_done)
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
         weights = taken.num_tokens if options.aggregation == "token_mean" else taken.num_responses
         metrics: dict[str, MetricValue] = policy_metrics(totals) | update_metrics(self.role, taken, weights)
@@ -263,12 +266,12 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
 
 def _has_none_left(learned: Experience, experience: Experience) -> bool:
-    """True where all tokens that would count were rejected."""
+    """Whether rejection removed all tokens of a non-empty mask."""
     return bool(experience.mask.any()) and not learned.mask.any()
 
 
 def sampling_options(config: PPOConfig, *, greedy: bool = False) -> SamplingOptions:
-    """How the engine samples under this configuration."""
+    """The sampling options of a configuration."""
     rollout = config.rollout
     return SamplingOptions(
         temperature=rollout.temperature,

@@ -1,4 +1,4 @@
-"""The reference of a PPO run: what the KL pulls towards."""
+"""The reference of a PPO run, from which the KL is measured."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from proximo.models.heads import full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.scalar import ScalarModel
-from proximo.ppo.roles.following import follow
+from proximo.ppo.roles.moving_average import follow
 from proximo.ppo.roles.passes import logprobs_of, over_batches
 from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.train_state import TrainState
@@ -20,12 +20,15 @@ from proximo.rollout.engine import Engine
 
 
 class ReferenceWorker(RoleWorker[LanguageModel]):
-    """A frozen model, which may follow the policy. Under LoRA: the policy's base, over the policy's own tensors."""
+    """The worker of the reference: a frozen model, which may follow the policy.
+
+    Under LoRA it is the policy's own base.
+    """
 
     role = "reference"
 
     def __init__(self, model: LanguageModel, config: PPOConfig, *, engine: Engine | None = None) -> None:
-        """`engine` samples from it; None where nobody asks."""
+        """`engine`: samples from the reference in evaluations; None if they do not need it."""
         super().__init__(model)
         self.config = config
         self.engine = engine
@@ -41,13 +44,13 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
     def logprobs(
         self, responses: Sequence[Response], *, policy: RoleWorker[LanguageModel] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """[T] of the reference; and, beside the policy, [T] the KL over the whole vocabulary."""
+        """[T] log-probs of the reference, and with `policy` the [T] full KL over the vocabulary, else None."""
         if policy is None:
             return logprobs_of(self.model, responses, self.config), None
         learner, temperature = policy.model, self.config.rollout.temperature
 
         def run(batch: PackedResponses) -> Tensor:
-            """[N, 2]: log-probs and KL from one pass of each model."""
+            """[N, 2] log-probs and full KL, from one pass of each model."""
             own, hidden = self._hidden(batch), learner.hidden_states(batch.packed, batch.predictors)
             found = token_logprobs(own, self.model.head, batch.targets, temperature=temperature)
             divergence = full_kl(hidden, learner.head, own, self.model.head, temperature=temperature)
@@ -57,12 +60,15 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
         return logprobs, divergences
 
     def full_kl(self, policy: LanguageModel, hidden: Tensor, batch: PackedResponses) -> Tensor:
-        """[N] KL of the policy, whose hidden states [N, D] are given, from the reference at each state, in chunks."""
+        """[N] full KL of the policy from the reference at each state, in chunks.
+
+        `hidden`: [N, D] states of the policy.
+        """
         temperature = self.config.rollout.temperature
         return full_kl(hidden, policy.head, self._hidden(batch), self.model.head, temperature=temperature)
 
     def follow(self, state: TrainState, *, policy: RoleWorker[LanguageModel]) -> tuple[()]:
-        """Move, where it is time, as `kl.reference_every_steps` and `kl.reference_decay` say."""
+        """Move towards the policy by `kl.reference_decay`, every `kl.reference_every_steps` steps."""
         every = self.config.kl.reference_every_steps
         if every is not None and state.steps_done % every == 0:
             follow(self.model.model, policy.model.model, decay=self.config.kl.reference_decay)

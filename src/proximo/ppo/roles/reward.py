@@ -1,4 +1,4 @@
-"""The reward of a PPO run: a source of scores, asked in each step."""
+"""The reward of a PPO run: asks the reward source for scores in each step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
 from proximo.errors import ConfigError
 from proximo.ppo.reference_answers import answer_responses
-from proximo.ppo.scores import refuse_faulty
+from proximo.ppo.scores import check_scored_fraction
 from proximo.ppo.train_state import TrainState
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.source import EagerSource, RewardSource
@@ -17,12 +17,12 @@ from proximo.run.user_code import ask
 
 
 class RewardWorker:
-    """Gives responses their scores, and those of the answers that they are compared with."""
+    """The worker of the reward: scores responses and the answers that serve as their baselines."""
 
     role = "reward"
 
     def __init__(self, source: RewardSource | None, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> None:
-        """`source`: None where whoever drives the trainer brings scores."""
+        """`source`: None if the caller of the trainer passes scores."""
         self.source = source
         self.tokenizer = tokenizer
         self.config = config
@@ -33,17 +33,17 @@ class RewardWorker:
         return {"score": self.score}
 
     def begin(self, response: Response) -> None:
-        """Tell a source that can start on it of a response that has ended."""
+        """Let an eager source start scoring a response that is complete."""
         if (begin := eager_begin(self.source)) is not None:
             begin(response)
 
     def score(
         self, state: TrainState, responses: Sequence[Response], greedy: Sequence[Response] = ()
     ) -> tuple[list[Scored]]:
-        """Each response with its score, and with that of the answer that the run compares it with, if it does.
+        """Score the responses, and the baseline answers if the configuration has them.
 
-        `greedy`: the most likely response to each prompt, where that is the answer. Raises TrainingError where more of
-        the responses than `guards.max_unscored_fraction` could not be scored.
+        `greedy`: the greedy response to each prompt, if that is the baseline. Raises TrainingError if more than
+        `guards.max_unscored_fraction` of the responses are unscored.
         """
         scored = self._ask(responses)
         if self.config.baseline_answer == "reference":
@@ -51,19 +51,19 @@ class RewardWorker:
             scored = self.with_answer_scores(scored, answer_responses(list(prompts.values()), self.tokenizer))
         elif self.config.baseline_answer == "greedy":
             scored = self.with_answer_scores(scored, greedy)
-        refuse_faulty(scored, self.config.guards, where=f"step {state.steps_done + 1}")
+        check_scored_fraction(scored, self.config.guards, where=f"step {state.steps_done + 1}")
         return (scored,)
 
     def with_answer_scores(self, scored: Sequence[Scored], answers: Sequence[Response]) -> list[Scored]:
-        """The same, each with the score of its prompt's answer, the first of `answers` to it.
+        """The responses with the score of their prompt's baseline, the first of `answers` to it.
 
-        Where that could not be scored there is nothing to compare with: the responses count as not scored either.
+        If a baseline is unscored, its responses become unscored, too.
         """
         once: dict[str, Response] = {}
         for answer in answers:
             once.setdefault(answer.prompt.id, answer)
         known = dict(zip(once, self._ask(list(once.values())), strict=True))
-        return [_with_answer(each, known[each.response.prompt.id]) for each in scored]
+        return [_with_answer(s, known[s.response.prompt.id]) for s in scored]
 
     def _ask(self, responses: Sequence[Response]) -> list[Scored]:
         if self.source is None:
@@ -72,7 +72,7 @@ class RewardWorker:
 
 
 def eager_begin(source: RewardSource | None) -> Callable[[Response], None] | None:
-    """What an engine tells of each response that has ended; None where nobody wants to know."""
+    """The callback for complete responses, if the source is eager; else None."""
     return source.begin if isinstance(source, EagerSource) else None
 
 

@@ -1,4 +1,4 @@
-"""The critic of a PPO run: its passes, its updates, and what its outputs mean."""
+"""The critic of a PPO run: values, updates, and normalisation of its outputs."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -22,16 +22,16 @@ from proximo.ppo.roles.passes import over_batches
 from proximo.ppo.roles.value_scale import ValueScale
 from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.train_state import TrainState
-from proximo.ppo.update.epochs import Epochs, refuse_many_skipped
+from proximo.ppo.update.epochs import Epochs, check_skipped_fraction
 from proximo.ppo.update.microbatch import Microbatch
-from proximo.ppo.update.reports import Report, Taken, update_metrics
+from proximo.ppo.update.reports import Report, UpdateLog, update_metrics
 from proximo.ppo.update.value_loss import value_loss
 from proximo.records import Experience, Response
 from proximo.run.checkpointing import restore_models, writers_for
 
 
 class ValueWorker(RoleWorker[ScalarModel]):
-    """A model with one output per token, in units of the return that follow the returns of the run."""
+    """The worker of the critic. With `value_loss.normalise`, the model's outputs are normalised values."""
 
     role = "value"
 
@@ -45,8 +45,8 @@ class ValueWorker(RoleWorker[ScalarModel]):
         is_on_trunk: bool = False,
         neighbour: LanguageModel | None = None,
     ) -> None:
-        """`is_on_trunk`: a head on the policy's layers, which learns alone in the warm-up only; without one there is no
-        learner. `neighbour` is the model that may train at the same time.
+        """`is_on_trunk`: the model is a head on the policy's layers, trained alone only during warm-up. Without warm-up
+        `learner` is None. `neighbour`: the model that may be trained concurrently.
         """
         super().__init__(model, learner)
         self.config = config
@@ -59,14 +59,14 @@ class ValueWorker(RoleWorker[ScalarModel]):
         return {"values": self.values, "train_value": self.train}
 
     def values(self, responses: Sequence[Response]) -> tuple[Tensor]:
-        """[T + R]: V before each response token, and after the last one, in units of the return."""
+        """[T + R] values before each response token and after the last one, in units of the return."""
         outputs = over_batches(responses, self.model.response_values, self.model, self.config, extra=1)
         return (self.scale.values(outputs),)
 
     def train(self, experience: Experience, state: TrainState) -> tuple[Report]:
-        """Regression of the values on the returns, over all epochs; where they are normalised, in those units.
+        """Fit the values to the returns for all epochs, in normalised units if values are normalised.
 
-        The returns move the units first, before the model learns from them. On a shared trunk the head alone learns.
+        The normalisation is updated with the step's returns first. On a shared trunk only the head is trained.
         """
         if self.learner is None:
             raise ValueError("this run has no critic that learns by itself")
@@ -78,23 +78,23 @@ class ValueWorker(RoleWorker[ScalarModel]):
 
         columns = self.columns(experience)
         taken = self.epochs.take(self.learner, experience, columns, loss, step=state.steps_done)
-        refuse_many_skipped(taken.results, self.config, role=self.role, step=state.steps_done)
+        check_skipped_fraction(taken.results, self.config, role=self.role, step=state.steps_done)
         metrics = update_metrics(self.role, taken, taken.num_tokens) | self.metrics(taken)
         return (Report(metrics=metrics, refusals=taken.refusals),)
 
     def loss(self, hidden: Tensor, batch: Microbatch) -> tuple[Tensor, ValueStatistics]:
-        """Of a micro-batch from the hidden states [T, D] before its response tokens."""
+        """The value loss of a micro-batch. `hidden`: [T, D] states before its response tokens."""
         return value_loss(self.model.scores(hidden), batch, self.config.value_loss)
 
     def columns(self, experience: Experience) -> dict[str, Tensor]:
-        """What the values say and should say, [T] each, after the returns of the step have moved their units."""
+        """Values and returns for the loss, [T] each, in units updated with the step's returns."""
         if experience.returns is None:
             raise ValueError("this experience was made without a critic")
         values, returns = self.scale.follow(token_values(experience), experience.returns, experience.mask)
         return {"values": values, "returns": returns}
 
-    def metrics(self, taken: Taken[ValueStatistics]) -> dict[str, MetricValue]:
-        """What the head's updates tell beside loss, gradient and rate."""
+    def metrics(self, taken: UpdateLog[ValueStatistics]) -> dict[str, MetricValue]:
+        """Metrics of the updates, except loss, gradient norm and learning rate."""
         totals = reduce(add, (part for result in taken.results for part in result.statistics))
         return {"value/clip_fraction": Mean(totals.clipped.item(), totals.num_tokens.item())} | self.scale.metrics
 

@@ -1,4 +1,4 @@
-"""Keeps what the value model's outputs mean in units of the return (value_loss.normalise). Not the formulas."""
+"""Normalisation of the value model's outputs (`value_loss.normalise`). The formulas: algorithms/value_units.py."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,9 +21,9 @@ from proximo.models.scalar import ScalarModel
 
 
 class ValueScale:
-    """Owns the moments of the returns and the units that follow them, and rescales the value model's head with them.
+    """Holds moments of the returns and units of the value model, and rescales its head when they change (PopArt).
 
-    Without normalising the units are those of the returns themselves, and nothing is touched.
+    Without normalising, outputs are in units of the return and nothing is rescaled.
     """
 
     def __init__(self, model: ScalarModel, config: ValueLossConfig) -> None:
@@ -34,18 +34,18 @@ class ValueScale:
 
     @property
     def is_on(self) -> bool:
-        """True where values are normalised."""
+        """Whether values are normalised."""
         return self._config.normalise != "none"
 
     def values(self, outputs: Tensor) -> Tensor:
-        """What outputs of the value model mean, in units of the return; shape kept."""
+        """Convert outputs of the value model to units of the return. The shape is kept."""
         return self.units.to_values(outputs) if self.is_on else outputs
 
     def follow(self, values: Tensor, returns: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Take in the returns of a step; (what the model says now, what it should say), [T] each, for the loss.
+        """Update the units with the returns of a step. Returns (outputs, target outputs), [T] each, for the loss.
 
-        `values` and `returns` [T] are in units of the return. The head is rescaled with the units, so no value changes.
-        Only a head of zeros has other values afterwards: it claims nothing, and is given the mean of the returns.
+        `values` and `returns` are [T] in units of the return. The head is rescaled with the units, so that no value
+        changes. The exception is an untrained head of zeros, which then predicts the mean of the returns.
         """
         if not self.is_on or not mask.any():
             return values, returns
@@ -59,15 +59,15 @@ class ValueScale:
 
     @property
     def metrics(self) -> dict[str, MetricValue]:
-        """What the value model's outputs mean, where values are normalised."""
+        """Metrics of the units; empty if values are not normalised."""
         return {"value/scale": Last(self.units.scale), "value/shift": Last(self.units.shift)} if self.is_on else {}
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs beside the weights of the head; JSON."""
+        """State of the normalisation for a checkpoint, as JSON values."""
         return {"moments": asdict(self.moments), "units": asdict(self.units)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave; the head comes with the model."""
+        """Restore the result of `state`. The head is restored with the model."""
         self.moments = as_record(ReturnMoments, state["moments"])
         self.units = as_record(ValueUnits, state["units"])
 

@@ -1,4 +1,4 @@
-"""What the worker of any role is: a model where it lives, who trains it, the handlers of its calls, its state."""
+"""The base class of workers: a role's model on its device, its learner, handlers and state."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -19,23 +19,23 @@ Model = TypeVar("Model", bound=LanguageModel | ScalarModel)
 
 
 class RoleWorker(ABC, Generic[Model]):
-    """One role of a run on one device. Each batch of a call goes to that device, and records come back."""
+    """The worker of a role, on one device. Handlers move batches to that device and return records on the CPU."""
 
     role: ClassVar[str]
 
     def __init__(self, model: Model, learner: Learner | None = None) -> None:
-        """`learner`: None for a role that does not train by itself."""
+        """`learner`: None for a role that is not trained on its own."""
         self.model = model
         self.learner = learner
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self.model.device
 
     @property
     def precision(self) -> Precision:
-        """In which numbers it computes."""
+        """The precision that the model computes in."""
         return self.model.precision
 
     @property
@@ -45,22 +45,22 @@ class RoleWorker(ABC, Generic[Model]):
 
     @property
     def saved_models(self) -> dict[str, LanguageModel | ScalarModel]:
-        """What of this role a checkpoint holds, by the folder's name."""
+        """Folder in a checkpoint -> model of this role."""
         return {} if self.learner is None else {self.role: self.model}
 
     @property
     def learners(self) -> dict[str, Learner]:
-        """Its learner, if it has one, under the role's name."""
+        """Role -> learner; empty for a role without one."""
         return {} if self.learner is None else {self.role: self.learner}
 
     def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer]:
-        """What writes this role's models and optimizer into a checkpoint, by name."""
+        """Name -> writer of this role's models and optimizer into a checkpoint."""
         return writers_for(self.saved_models, self.learners, tokenizer)
 
     def state(self) -> dict[str, Any]:
-        """What else a checkpoint must keep of this role; JSON."""
+        """Other state of this role for a checkpoint, as JSON values."""
         return {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Put back what `writers` and `state` gave, bit for bit."""
+        """Restore what `writers` and `state` saved, bit for bit."""
         restore_models(checkpoint, self.saved_models, self.learners)

@@ -1,4 +1,4 @@
-"""The updates of one step: epochs of minibatches over one experience. Not the losses, nor the optimizer step itself."""
+"""Runs the updates of a step: epochs of minibatches over one experience. The losses are passed in."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -15,16 +15,16 @@ from proximo.models.scalar import ScalarModel
 from proximo.ppo.update.guards import PolicyGuard
 from proximo.ppo.update.micro_batching import cut_minibatch, plan_updates
 from proximo.ppo.update.microbatch import Microbatch
-from proximo.ppo.update.overlap import updates_beside
+from proximo.ppo.update.overlap import num_overlapped_updates
 from proximo.ppo.update.ptx import JointUpdates
-from proximo.ppo.update.reports import Taken
+from proximo.ppo.update.reports import UpdateLog
 from proximo.records import Experience
 
 Statistics = TypeVar("Statistics")
 
 
 class Epochs:
-    """Takes a model through the experience of a step, epoch after epoch in minibatches."""
+    """Runs the epochs of updates of one model over the experience of a step."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class Epochs:
         neighbour: LanguageModel | ScalarModel | None,
         prepare: Callable[[list[Microbatch]], list[Microbatch]] = lambda batches: batches,
     ) -> None:
-        """`neighbour` is the model that may train at the same time. `prepare` sees the micro-batches of a minibatch
-        before they are learned from.
+        """`neighbour`: the model that may be trained concurrently. `prepare`: applied to a minibatch's micro-batches
+        before its update.
         """
         self.model = model
         self.config = config
@@ -53,16 +53,16 @@ class Epochs:
         *,
         step: int,
         guard: PolicyGuard[Statistics] | None = None,
-    ) -> Taken[Statistics]:
-        """One update after the other; a refused one at which the guard ends the step is the last.
+    ) -> UpdateLog[Statistics]:
+        """Run all planned updates, or stop when the guard ends the step.
 
-        `columns` are [T] each, what the loss reads of the tokens; `step` counts from 0.
+        `columns`: name -> [T] inputs of the loss. `step` counts from 0.
         """
-        # Tokens outside the mask may hold anything, NaN included: nothing of them enters a loss.
+        # Values outside the mask may be anything, also NaN, and must not reach a loss.
         clean = {name: torch.where(experience.mask, column, 0.0) for name, column in columns.items()}
         plan = plan_updates(experience, self.config, seed=self.seed, step=step)
-        taken: Taken[Statistics] = Taken(num_planned=len(plan))
-        beside = updates_beside(len(plan), self.model, self.neighbour, experience)
+        taken: UpdateLog[Statistics] = UpdateLog(num_planned=len(plan))
+        beside = num_overlapped_updates(len(plan), self.model, self.neighbour, experience)
         budget, device = self.config.tokens_per_microbatch, self.model.device
         refusal = guard.refusal if guard is not None else lambda _: None
         with learner.training():
@@ -81,8 +81,11 @@ class Epochs:
         return taken
 
 
-def refuse_many_skipped(results: Sequence[UpdateResult], config: PPOConfig, *, role: str, step: int) -> None:
-    """Raises TrainingError where more updates than `guards.max_skipped_fraction` were skipped; `step` from 0."""
+def check_skipped_fraction(results: Sequence[UpdateResult], config: PPOConfig, *, role: str, step: int) -> None:
+    """Raises TrainingError if more than `guards.max_skipped_fraction` of the updates were skipped.
+
+    `step` counts from 0.
+    """
     skipped = [result.refusal for result in results if result.refusal]
     limit = config.guards.max_skipped_fraction
     if len(skipped) > limit * len(results):

@@ -1,4 +1,4 @@
-"""What keeps an update of the policy from being taken, before the optimizer sees it. Not how skips are counted."""
+"""Guards of policy updates: decide before the optimizer step whether to skip an update."""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -12,7 +12,7 @@ Statistics = TypeVar("Statistics")
 
 
 class PolicyGuard(Generic[Statistics]):
-    """The guard of one step's updates. At the first it may stop the run, while nothing was learned yet."""
+    """The guard of the updates of one step. At the first update it may stop the run, before anything was trained."""
 
     def __init__(
         self,
@@ -20,8 +20,8 @@ class PolicyGuard(Generic[Statistics]):
         of_policy: Callable[[Statistics], PolicyStatistics],
         check_first: Callable[[PolicyStatistics], None],
     ) -> None:
-        """`of_policy`: what the statistics of a micro-batch say of the policy. `check_first` sees those of the step's
-        first minibatch.
+        """`of_policy`: extracts policy statistics from those of a micro-batch. `check_first`: called with the
+        statistics of the step's first minibatch; it may raise.
         """
         self._config = config
         self._of_policy = of_policy
@@ -29,7 +29,7 @@ class PolicyGuard(Generic[Statistics]):
         self._is_first = True
 
     def refusal(self, parts: Sequence[Statistics]) -> str | None:
-        """Why the update of these micro-batches is skipped, if it is."""
+        """Why to skip the update of these micro-batches; None to take it."""
         total, config = self._total(parts), self._config
         if self._is_first:
             self._check_first(total)
@@ -45,7 +45,10 @@ class PolicyGuard(Generic[Statistics]):
         return None
 
     def ends(self, parts: Sequence[Statistics]) -> bool:
-        """k3, which is never negative, unlike the mean of the log-ratios; and before the update, not after it."""
+        """Whether the KL exceeds `target_kl`, which ends the step before this update.
+
+        The KL is k3: unlike the mean of log-ratios, it is never negative.
+        """
         target = self._config.target_kl
         return target is not None and _divergence(self._total(parts)) > target
 
@@ -54,5 +57,5 @@ class PolicyGuard(Generic[Statistics]):
 
 
 def _divergence(total: PolicyStatistics) -> float:
-    """k3 per token."""
+    """Mean k3 per token, in nats."""
     return (total.k3 / total.num_tokens).item()

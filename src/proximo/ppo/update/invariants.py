@@ -1,4 +1,4 @@
-"""What must be true of every step, whatever is learned: checked while a run goes on. Not the tests of the code."""
+"""Checks during a run that the learner's log-probs equal the sampler's before the first update of a step."""
 
 import warnings
 
@@ -12,7 +12,8 @@ FIRST_MINIBATCH_LIMITS = {
     "bf16": {"mean_abs_log_ratio": 0.02, "clip_fraction": 0.01},
     "bf16_float32_head": {"mean_abs_log_ratio": 0.02, "clip_fraction": 0.01},
 }
-"""Before anything was learned the ratio is 1 up to rounding; above these the run is warned, above ten times stopped."""
+"""Precision -> limits of the first minibatch, where the ratio is 1 up to rounding. Exceeding one is a
+warning; exceeding it tenfold stops the run."""
 UNKNOWN_CAUSES = (
     "likely causes are a model with dropout or state, weights changed from outside, or responses of another model"
 )
@@ -21,9 +22,9 @@ UNKNOWN_CAUSES = (
 def broken_limits(
     statistics: PolicyStatistics, *, precision: str, objective: str = "ppo"
 ) -> list[tuple[str, float, float]]:
-    """(what was measured, its value, its limit) for every limit that the first minibatch of a step is beyond.
+    """(name, value, limit) of every limit that the first minibatch exceeds.
 
-    The clip of gspo is narrower than the rounding of bf16: what it clips before anything was learned is no sign.
+    gspo's clip range is narrower than rounding errors in bf16, so its clip fraction is not checked.
     """
     count = statistics.num_tokens.item()
     if not count:
@@ -36,12 +37,12 @@ def broken_limits(
     limits = dict(FIRST_MINIBATCH_LIMITS[precision])
     if objective == "gspo":
         limits.pop("clip_fraction", None)
-    # Written so that NaN, which is below no limit, counts as beyond.
+    # Negated, so that NaN counts as exceeding the limit.
     return [(name, measured[name], limit) for name, limit in limits.items() if not measured[name] <= limit]
 
 
 def likely_causes(experience: Experience, *, policy_version: int) -> str:
-    """Why log-probs of these responses may not be those of the policy, which has taken `policy_version` updates."""
+    """Likely causes of log-probs that differ from those of the policy at `policy_version`, for a message."""
     versions = sorted({scored.response.policy_version for scored in experience.scored} - {policy_version})
     if not versions:
         return UNKNOWN_CAUSES
@@ -60,7 +61,7 @@ def check_first_minibatch(
     objective: str = "ppo",
     causes: str = UNKNOWN_CAUSES,
 ) -> None:
-    """Warn, or stop the run, where the learner's log-probs are not those that the responses were sampled with.
+    """Warn if the learner's log-probs differ from the sampler's by more than a limit.
 
     Raises TrainingError beyond ten times a limit.
     """

@@ -1,4 +1,4 @@
-"""Which responses each update takes, and how a minibatch is cut into micro-batches. Not what is computed of them."""
+"""Plans the minibatches of a step, and splits a minibatch into micro-batches."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -16,9 +16,9 @@ from proximo.records import Experience, Response
 
 
 def plan_updates(experience: Experience, config: PPOConfig, *, seed: int, step: int) -> list[list[int]]:
-    """The responses of each minibatch, epoch after epoch; `step` counts from 0.
+    """Indices of the responses of each minibatch, over all epochs. `step` counts from 0.
 
-    Raises TrainingError where no response has a token that counts.
+    Raises TrainingError if no response has a token in the mask.
     """
     parts = experience.mask.split(list(experience.lengths))
     members = [index for index, part in enumerate(parts) if part.any()]
@@ -41,32 +41,32 @@ def cut_minibatch(
     token_budget: int,
     device: torch.device,
 ) -> list[Microbatch]:
-    """The micro-batches of a minibatch, each of whole responses, filled up to the budget. `columns` are [T] each."""
+    """Split a minibatch into micro-batches of whole responses within the token budget. `columns`: name -> [T]."""
     responses = [scored.response for scored in experience.scored]
     sizes, ends = experience.lengths, list(accumulate(experience.lengths))
     lengths = [len(responses[i].prompt.token_ids) + sizes[i] for i in minibatch]
     plan = plan_batches(lengths, token_budget=token_budget)
     chosen = [[minibatch[i] for i in indices] for indices in plan]
-    # Looked up by place: cutting each column at all its responses takes several times as long.
+    # Indexing is several times as fast as splitting every column into all its responses.
     source = experience.mask.device
-    places = [
+    token_indices = [
         torch.cat([torch.arange(ends[i] - sizes[i], ends[i], device=source) for i in members]) for members in chosen
     ]
-    masks = [experience.mask[where] for where in places]
+    masks = [experience.mask[indices] for indices in token_indices]
     num_update_tokens = int(sum(mask.sum() for mask in masks))
     return [
         Microbatch(
             packed=pack_members(responses, members, device=device),
             mask=send(mask, device),
-            columns={name: send(column[where], device) for name, column in columns.items()},
+            columns={name: send(column[indices], device) for name, column in columns.items()},
             num_update_tokens=num_update_tokens,
             num_update_responses=len(minibatch),
         )
-        for members, where, mask in zip(chosen, places, masks, strict=True)
+        for members, indices, mask in zip(chosen, token_indices, masks, strict=True)
     ]
 
 
 def pack_members(responses: Sequence[Response], indices: Sequence[int], *, device: torch.device) -> PackedResponses:
-    """The chosen responses behind their prompts, packed."""
+    """Pack the selected responses with their prompts."""
     chosen = [responses[i] for i in indices]
     return pack_responses([r.prompt.token_ids for r in chosen], [r.token_ids for r in chosen], device=device)

@@ -1,4 +1,4 @@
-"""What a loss of PPO reads: a few responses with their columns. Not how a minibatch is cut into such."""
+"""The micro-batch record that PPO's losses take."""
 
 from dataclasses import dataclass
 
@@ -9,14 +9,14 @@ from proximo.models.packing import PackedResponses
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Microbatch:
-    """Some whole responses of a minibatch with everything a loss reads; T counts their response tokens."""
+    """Whole responses of a minibatch with all inputs of a loss. T is the number of their response tokens."""
 
     packed: PackedResponses
     mask: Tensor
-    """[T]"""
+    """[T] bool: tokens that count in the loss."""
     columns: dict[str, Tensor]
-    """Name -> [T], in the order of the packed targets."""
+    """Name -> [T] inputs of the loss, in the order of the packed targets."""
     num_update_tokens: int
-    """Valid tokens of the whole minibatch: the denominator of a loss that is a mean over tokens."""
+    """Number of masked-in tokens in the whole minibatch: the denominator of a mean over tokens."""
     num_update_responses: int
-    """Responses of the whole minibatch, each with a valid token: that of a loss which counts by responses."""
+    """Number of responses in the whole minibatch: the denominator of a mean over responses."""

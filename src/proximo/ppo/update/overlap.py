@@ -1,4 +1,7 @@
-"""Whether policy and value model train at the same time, and how long. Not how: models/cpu/thread_split.py."""
+"""Decides whether policy and critic are updated concurrently, and for how many updates.
+
+The threads: models/cpu/thread_split.py.
+"""
 
 from proximo.config.ppo.options import PPOConfig
 from proximo.models.cpu.thread_split import can_split_threads, has_peer
@@ -7,10 +10,10 @@ from proximo.models.scalar import ScalarModel
 from proximo.records import Experience
 
 BOTH_UPDATES = ("train_policy", "train_value")
-"""The calls that may then run side by side."""
+"""The calls that may run concurrently."""
 
 
-def trains_side_by_side(
+def overlaps_updates(
     config: PPOConfig,
     *,
     device: str,
@@ -20,33 +23,33 @@ def trains_side_by_side(
     own_optimizers: bool = False,
     num_threads: int | None = None,
 ) -> bool:
-    """True where it is asked for, and nothing that both updates would touch stands against it.
+    """Whether the updates of policy and critic run concurrently: it is configured, and they share no state.
 
-    A shared trunk is one model. torch.compile and bases in few bits keep states that two threads would write. An
-    optimizer that was brought may draw from torch's generator, in an order that would be another in each run. And who
-    lets one step in the backward pass wants the memory more than the time.
-    `num_threads`: None for torch's own.
+    Excluded are: a shared trunk, which is one model; torch.compile and quantised bases, whose internal state is not
+    thread-safe; custom optimizers, which may draw from torch's global generator in an order that differs between runs;
+    and `in_backward`, whose purpose is to save memory, which concurrent updates need more of.
+    `num_threads`: None for torch's setting.
     """
-    in_backward = any(each and each.in_backward for each in (config.policy_optimizer, config.value_optimizer))
-    alone = shares_trunk or compiled or quantised or own_optimizers or in_backward or not config.uses_critic
-    return config.overlap_updates and not alone and can_split_threads(device, num_threads=num_threads)
+    in_backward = any(options and options.in_backward for options in (config.policy_optimizer, config.value_optimizer))
+    excluded = shares_trunk or compiled or quantised or own_optimizers or in_backward or not config.uses_critic
+    return config.overlap_updates and not excluded and can_split_threads(device, num_threads=num_threads)
 
 
-SPEED_UP = 1.6
-"""Of an update with all threads over one with half of them: on two threads 1.55 to 1.69 with 4 million weights."""
+ALL_THREADS_SPEEDUP = 1.6
+"""Speed-up of an update with all threads over one with half of them: 1.55 to 1.69 on two threads, 4 million weights."""
 
 
-def updates_beside(
+def num_overlapped_updates(
     num_updates: int,
     own: LanguageModel | ScalarModel | None,
     other: LanguageModel | ScalarModel | None,
     experience: Experience,
 ) -> int:
-    """How many of its updates a model takes beside those of the other, with half of the threads; the rest it takes
-    when the other has ended, with all of them. All, where nothing runs beside it.
+    """Number of updates that a model takes concurrently with the other model, with half of the threads each.
 
-    A function of batch and models alone: were it left to the clock which updates have more threads, no run could be
-    repeated to the bit.
+    It takes the rest after the other has finished, with all threads. Returns all updates if nothing runs concurrently.
+    The number depends only on batch and models: if timing decided which updates get more threads, runs would not be
+    bit-reproducible.
     """
     if own is None or other is None or not has_peer():
         return num_updates
@@ -54,25 +57,30 @@ def updates_beside(
 
 
 def best_split(num_updates: int, own: float, other: float) -> int:
-    """The same from the cost of an update of each, in any unit. Never less than all for the cheaper one."""
+    """Number of concurrent updates that minimises the total time, from the costs of one update of each model.
+
+    The cheaper model always takes all its updates concurrently. Costs may be in any unit."""
     if own <= other:
         return num_updates
 
     def cost(beside: int) -> float:
-        return max(beside * own, num_updates * other) + (num_updates - beside) * own / SPEED_UP
+        return max(beside * own, num_updates * other) + (num_updates - beside) * own / ALL_THREADS_SPEEDUP
 
     return min(range(num_updates, -1, -1), key=cost)
 
 
 def cost_of_updates(model: LanguageModel | ScalarModel, experience: Experience) -> int:
-    """Multiplications of an epoch: forward, for the inputs' gradients, and for those of the matrices that train; once
-    more forward for layers that are checkpointed, and for the output layer, which works on response tokens alone."""
+    """Multiplications of an epoch of updates.
+
+    Counts a forward pass, gradients of inputs, gradients of trained matrices, and a second forward pass for
+    checkpointed layers. The output layer processes response tokens only, and its forward pass is also computed twice.
+    """
     layers = model.backbone.layers
-    embedding = {id(each) for each in layers.get_input_embeddings().parameters()}
-    matrices = [each for each in layers.parameters() if each.dim() > 1 and id(each) not in embedding]
-    passes = 2 + any(getattr(each, "gradient_checkpointing", False) for each in layers.modules())
-    per_token = sum(each.numel() * (passes + each.requires_grad) for each in matrices)
-    num_tokens = sum(len(each.response.prompt.token_ids) for each in experience.scored) + sum(experience.lengths)
+    embedding = {id(weight) for weight in layers.get_input_embeddings().parameters()}
+    matrices = [weight for weight in layers.parameters() if weight.dim() > 1 and id(weight) not in embedding]
+    passes = 2 + any(getattr(module, "gradient_checkpointing", False) for module in layers.modules())
+    per_token = sum(weight.numel() * (passes + weight.requires_grad) for weight in matrices)
+    num_tokens = sum(len(s.response.prompt.token_ids) for s in experience.scored) + sum(experience.lengths)
     head = 0
     if isinstance(model, LanguageModel):
         head = model.head.weight.numel() * (3 + model.head.weight.requires_grad) * sum(experience.lengths)

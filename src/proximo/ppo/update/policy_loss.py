@@ -1,4 +1,4 @@
-"""The policy loss as it is configured: which objective, which weights, which mean. Not the passes of the model."""
+"""The configured policy loss: objective, weights, KL, entropy and aggregation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,10 +29,10 @@ def policy_loss(
     kl_coefficient: float,
     full_kl: Callable[[], Tensor],
 ) -> tuple[Tensor, PolicyStatistics]:
-    """A scalar whose sum over the micro-batches is the loss of the update, with its sums.
+    """The policy loss of a micro-batch, a scalar, with statistics. Micro-batches add up to the loss of the update.
 
-    `hidden` [T, D]: what the policy knew before each response token. `full_kl` gives the KL over the whole vocabulary
-    there, [T], where it is in the loss.
+    `hidden`: [T, D] states before each response token. `full_kl`: returns the [T] full KL over the vocabulary, if it is
+    in the loss.
     """
     options, temperature = config.policy_loss, config.rollout.temperature
     bonus = options.entropy_coefficient
@@ -57,7 +57,7 @@ def _sampled_kl(logprobs: Tensor, batch: Microbatch, config: PPOConfig) -> Tenso
 
 
 def policy_columns(experience: Experience, config: PolicyLossConfig) -> dict[str, Tensor]:
-    """Name -> [T]: what the loss reads of each token."""
+    """Name -> [T] inputs of the policy loss."""
     columns = {"old_logprobs": experience.old_logprobs, "advantages": experience.advantages}
     if experience.reference_logprobs is not None:
         columns["reference_logprobs"] = experience.reference_logprobs
@@ -67,7 +67,7 @@ def policy_columns(experience: Experience, config: PolicyLossConfig) -> dict[str
 
 
 def without_rejected(experience: Experience, config: PolicyLossConfig) -> Experience:
-    """The experience whose mask has no token that `rejection` leaves out; nothing else of it is changed."""
+    """The experience with rejected tokens removed from its mask."""
     if config.rejection is None:
         return experience
     old, sampled = experience.old_logprobs, _sampled_logprobs(experience)
@@ -76,14 +76,17 @@ def without_rejected(experience: Experience, config: PolicyLossConfig) -> Experi
 
 
 def token_losses(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) -> TokenLosses:
-    """The configured objective at each token; `logprobs` [T] are 0 outside the mask."""
-    found = _objective(logprobs, batch, config)
+    """The configured objective at each token. `logprobs`: [T], 0 outside the mask."""
+    losses = _objective(logprobs, batch, config)
     weights = batch.columns.get("behaviour_weights")
-    return found if weights is None else replace(found, loss=weights * found.loss)
+    return losses if weights is None else replace(losses, loss=weights * losses.loss)
 
 
 def aggregate(per_token: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor:
-    """The scalar whose sum over the micro-batches is the loss of the update: denominators are those of all of it."""
+    """Aggregate token losses to a scalar.
+
+    Denominators are those of the whole update, so micro-batches add up to its loss.
+    """
     options = config.policy_loss
     if options.aggregation == "response_mean":
         lengths = batch.packed.response_lengths
@@ -95,20 +98,17 @@ def aggregate(per_token: Tensor, batch: Microbatch, config: PPOConfig) -> Tensor
 
 
 def behaviour_metrics(experience: Experience, config: PolicyLossConfig) -> dict[str, MetricValue]:
-    """How far the sampler was from the policy of the step's start, over all tokens that count in the step.
-
-    Nothing where the run does not ask.
-    """
-    mask, found = experience.mask, dict[str, MetricValue]()
+    """Metrics of behaviour weights and rejection over all tokens in the mask; empty if neither is configured."""
+    mask, metrics = experience.mask, dict[str, MetricValue]()
     if config.behaviour_weight != "none":
         weights = _behaviour_ratios(experience, config)[mask].double()
         beyond = (weights > config.behaviour_cap) | (weights < config.behaviour_floor)
-        found["policy/behaviour_weight"] = Mean(weights.sum().item(), len(weights))
-        found["policy/behaviour_clip_fraction"] = Mean(beyond.sum().item(), len(weights))
+        metrics["policy/behaviour_weight"] = Mean(weights.sum().item(), len(weights))
+        metrics["policy/behaviour_clip_fraction"] = Mean(beyond.sum().item(), len(weights))
     if config.rejection is not None:
         kept = int(without_rejected(experience, config).mask.sum())
-        found["policy/rejected_fraction"] = Mean(int(mask.sum()) - kept, int(mask.sum()))
-    return found
+        metrics["policy/rejected_fraction"] = Mean(int(mask.sum()) - kept, int(mask.sum()))
+    return metrics
 
 
 def _objective(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) -> TokenLosses:
@@ -145,16 +145,18 @@ def _behaviour_weights(experience: Experience, config: PolicyLossConfig) -> Tens
 
 
 def _sampled_logprobs(experience: Experience) -> Tensor:
-    """[T] as the engine recorded them; the old ones are the policy's own."""
+    """[T] log-probs that the engine recorded while sampling, as opposed to the policy's own old log-probs."""
     return torch.cat([scored.response.logprobs for scored in experience.scored])
 
 
 @torch.no_grad()
-def mark_trusted(batches: Sequence[Microbatch], policy: LanguageModel, config: PPOConfig) -> list[Microbatch]:
-    """The micro-batches of one minibatch with a column `trusted`, 1 or 0; unchanged under any other objective.
+def add_m2po_mask(batches: Sequence[Microbatch], policy: LanguageModel, config: PPOConfig) -> list[Microbatch]:
+    """Add M2PO's token mask to the micro-batches of a minibatch, as a column `trusted` of 1 and 0.
 
-    The second moment is that of the whole minibatch under the policy as it is now, so that the choice does not depend
-    on the cut into micro-batches. It costs one more forward pass per update.
+    Returns the micro-batches unchanged for other objectives.
+
+    The second moment is taken over the whole minibatch under the current policy, so that the mask does not depend on
+    the micro-batches. It costs one more forward pass per update.
     """
     if config.policy_loss.objective != "m2po":
         return list(batches)

@@ -1,4 +1,4 @@
-"""Texts that join the policy's updates, so that it keeps what it knew (PTX). Not the update: see learner/update.py."""
+"""PTX: a language-modelling loss on texts in every policy update, so that the policy keeps its abilities."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +23,10 @@ Statistics = TypeVar("Statistics")
 
 
 class TextLoss:
-    """Which texts an update of the policy takes along, and with what weight. A function of position: has no state."""
+    """The PTX texts of each policy update and their weight.
+
+    Texts are a function of the update's number, without state.
+    """
 
     def __init__(
         self, policy: LanguageModel, examples: Sequence[TextExample], config: PTXConfig, *, seed: int, token_budget: int
@@ -36,15 +39,15 @@ class TextLoss:
         self.token_budget = token_budget
 
     def batches(self, update: int) -> list[PackedResponses]:
-        """The texts of an update, counted from 0: the next ones in the order of their epoch."""
+        """Micro-batches of the texts of an update, counted from 0, in the order of their epoch."""
         size = self.examples_per_update
         rows = rows_at(update * size, size, num_rows=len(self.examples), seed=self.seed)
-        chosen = [self.examples[row] for row in rows]
-        return text_batches(chosen, token_budget=self.token_budget, device=self.policy.device)
+        examples = [self.examples[row] for row in rows]
+        return text_batches(examples, token_budget=self.token_budget, device=self.policy.device)
 
 
 class JointUpdates:
-    """The policy's learner for one step, each of whose updates has texts beside its minibatch; counts their loss."""
+    """The policy's learner for one step, with PTX texts added to every update. Accumulates their loss."""
 
     def __init__(self, learner: Learner, texts: TextLoss) -> None:
         self.learner = learner
@@ -53,7 +56,7 @@ class JointUpdates:
         self._num_tokens = 0
 
     def training(self) -> AbstractContextManager[None]:
-        """Of the learner."""
+        """The learner's `training` context."""
         return self.learner.training()
 
     def update(
@@ -63,25 +66,24 @@ class JointUpdates:
         *,
         guard: Callable[[Sequence[Statistics]], str | None] = lambda _: None,
     ) -> UpdateResult[Statistics]:
-        """One optimizer step on loss + coefficient * mean token loss of the texts. The result is of `loss` alone.
+        """One optimizer step on loss + coefficient * mean token loss of the texts. The result's loss is `loss` alone.
 
-        The norm of the gradient, which is clipped, is that of the sum. An update that is skipped leaves its texts to
-        the next one.
+        The gradient norm is that of the sum. A skipped update leaves its texts to the next one.
         """
         batches = self.texts.batches(self.learner.updates_done)
         num_tokens = sum(batch.targets.numel() for batch in batches)
-        found_nats: list[Tensor] = []
+        text_losses: list[Tensor] = []
 
         def joint(batch: Any) -> tuple[Tensor, Statistics | None]:
             if not isinstance(batch, PackedResponses):
                 return loss(batch)
-            found = text_nats(self.texts.policy, batch)
-            found_nats.append(found.detach())
-            return self.texts.coefficient * found / num_tokens, None
+            nats = text_nats(self.texts.policy, batch)
+            text_losses.append(nats.detach())
+            return self.texts.coefficient * nats / num_tokens, None
 
-        everything = [*microbatches, *batches]
-        result = self.learner.update(everything, joint, guard=lambda parts: guard(_without_texts(parts)))
-        nats = [each.item() for each in found_nats]
+        result = self.learner.update([*microbatches, *batches], joint, guard=lambda parts: guard(_without_texts(parts)))
+        # After the update, so that the losses are not waited for between micro-batches.
+        nats = [loss.item() for loss in text_losses]
         if result.refusal is None:
             self._nats += sum(nats)
             self._num_tokens += num_tokens
@@ -96,7 +98,7 @@ class JointUpdates:
 
     @property
     def metrics(self) -> dict[str, MetricValue]:
-        """The loss on the texts of the updates that were taken."""
+        """Mean loss on the texts, over the updates that were not skipped."""
         return {"ptx/loss": Mean(self._nats, self._num_tokens), "ptx/tokens": Sum(self._num_tokens)}
 
 
@@ -108,9 +110,9 @@ def make_text_loss(
     config: PPOConfig,
     seed: int,
 ) -> TextLoss | None:
-    """What `config.ptx` asks for with the texts that were brought; plain ones are tokenised whole.
+    """The loss of `config.ptx` on `texts`, or None. Plain texts are tokenised as a whole.
 
-    Raises ConfigError where one was given without the other, DataError where there is no text.
+    Raises ConfigError if only one of the two is given, DataError if there are no texts.
     """
     if (texts is None) != (config.ptx is None):
         missing = "ptx (texts) was not" if texts is None else "config.ptx (their weight) was not"

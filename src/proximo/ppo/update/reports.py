@@ -1,4 +1,4 @@
-"""What the updates of a step did, gathered and made metrics of. Takes no update: see updates.py."""
+"""Collects the results of a step's updates and turns them into metrics."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,35 +13,35 @@ Statistics = TypeVar("Statistics")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What the updates of one step did to one model."""
+    """Metrics and skip reasons of one model's updates in a step."""
 
     metrics: dict[str, MetricValue]
     refusals: tuple[str, ...]
-    """Why updates were skipped, one entry each; the last may be why the step's updates ended."""
+    """Reasons of skipped updates. The last entry may be why the step ended early."""
     first_minibatch: PolicyStatistics | None = None
     share_trained: float = 1.0
-    """Of the updates that were planned, those whose gradient was computed; below 1 where target_kl ended them."""
+    """Fraction of the planned updates whose gradient was computed; below 1 if target_kl ended the step."""
 
 
 @dataclass(kw_only=True, slots=True)
-class Taken(Generic[Statistics]):
-    """The updates of one step: those that were tried, with the counts of their minibatches."""
+class UpdateLog(Generic[Statistics]):
+    """Results of the attempted updates of one step, with the sizes of their minibatches."""
 
     num_planned: int
     results: list[UpdateResult[Statistics]] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     num_responses: list[int] = field(default_factory=list)
     ended: bool = False
-    """The last result is the update that was not taken because the step ended before it."""
+    """True if the last result is an update that was not taken because the step ended there."""
 
     @property
     def whole(self) -> list[UpdateResult[Statistics]]:
-        """Those that were taken or skipped one by one."""
+        """The results without the update that ended the step."""
         return self.results[:-1] if self.ended else self.results
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Why updates were not taken, one entry each."""
+        """Reasons of all updates that were not taken."""
         return tuple(result.refusal for result in self.results if result.refusal)
 
 
@@ -52,11 +52,11 @@ AT_REST: dict[str, MetricValue] = {
     "policy/approx_kl": Mean(0.0, 1),
     "policy/skipped_updates": Sum(0),
 }
-"""What a step without updates did to the policy."""
+"""Metrics of a step without policy updates."""
 
 
 def policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
-    """How far the policy moved, how many tokens were clipped, and how many tokens the others are worth."""
+    """Clip fraction, mean ratio, effective sample size and KL of the policy updates."""
     count = total.num_tokens.item()
     return {
         "policy/clip_fraction": Mean(total.clipped.item(), count),
@@ -66,8 +66,8 @@ def policy_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
     }
 
 
-def update_metrics(role: str, taken: Taken, weights: Sequence[int]) -> dict[str, MetricValue]:
-    """Loss, gradient, rate and skips of a role's updates. `weights`: how many of what each loss is the mean over."""
+def update_metrics(role: str, taken: UpdateLog, weights: Sequence[int]) -> dict[str, MetricValue]:
+    """Loss, gradient norm, learning rate and skips of a role's updates. `weights`: the denominator of each loss."""
     applied = [(r, weight) for r, weight in zip(taken.results, weights, strict=True) if r.refusal is None]
     return {
         f"{role}/loss": Mean(sum(r.loss * weight for r, weight in applied), sum(weight for _, weight in applied)),
@@ -78,7 +78,7 @@ def update_metrics(role: str, taken: Taken, weights: Sequence[int]) -> dict[str,
 
 
 def first_minibatch_metrics(total: PolicyStatistics) -> dict[str, MetricValue]:
-    """How far the learner is from the sampler before anything was learned: numbers that should be 0."""
+    """Differences between learner and sampler before the first update of a step. All should be 0."""
     count = total.num_tokens.item()
     return {
         "first_minibatch/max_abs_log_ratio": Max(total.max_abs_log_ratio.item()),

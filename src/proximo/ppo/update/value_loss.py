@@ -1,4 +1,4 @@
-"""The value loss as it is configured. Not the passes of the model, nor the units of the values."""
+"""The configured value loss."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from proximo.ppo.update.microbatch import Microbatch
 
 
 def value_loss(values: Tensor, batch: Microbatch, options: ValueLossConfig) -> tuple[Tensor, ValueStatistics]:
-    """A scalar whose sum over the micro-batches is the loss of the update, with its sums; `values` are [T]."""
+    """The value loss of a micro-batch, a scalar, with statistics. Micro-batches add up to the loss. `values`: [T]."""
     old, returns = batch.columns["values"], batch.columns["returns"]
     (clean,) = select(batch.mask, values)
     per_token = clipped_value_loss(clean, old, returns, clip=options.clip, huber_delta=options.delta)

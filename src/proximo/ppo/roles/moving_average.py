@@ -1,4 +1,4 @@
-"""Models made of the policy's past: its moving average, and how a model follows another."""
+"""The moving average of the policy, and the update of a model that follows another."""
 
 from collections.abc import Mapping
 
@@ -14,12 +14,12 @@ from proximo.rollout.engine import Engine
 
 
 class AverageWorker(RoleWorker[LanguageModel]):
-    """The moving average of the policy; evaluations look at it where `evaluate_average` says so."""
+    """The moving average of the policy. `evaluate_average` evaluates it instead of the policy."""
 
     role = "average"
 
     def __init__(self, model: LanguageModel, config: PPOConfig, *, engine: Engine) -> None:
-        """`engine` samples from it."""
+        """`engine`: samples from the average in evaluations."""
         super().__init__(model)
         self.decay = config.average_decay or 0.0
         self.engine = engine
@@ -33,7 +33,7 @@ class AverageWorker(RoleWorker[LanguageModel]):
         return {self.role: self.model}
 
     def move(self, *, policy: RoleWorker[LanguageModel]) -> tuple[()]:
-        """One step towards the policy, as `average_decay` says."""
+        """Move the average towards the policy by `average_decay`."""
         follow(self.model.model, policy.model.model, decay=self.decay)
         return ()
 

@@ -1,4 +1,4 @@
-"""Who is who in a PPO run: the workers of the roles, made from what was brought."""
+"""Builds the workers of all roles of a PPO run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from proximo.models.quantised import is_quantised
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import base_alone
 from proximo.models.sharing.trunk import is_on_trunk, scalar_on
-from proximo.ppo.roles.following import AverageWorker
 from proximo.ppo.roles.learners import make_learners
+from proximo.ppo.roles.moving_average import AverageWorker
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.reference import ReferenceWorker
 from proximo.ppo.roles.reward import RewardWorker
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import RoleWorker
-from proximo.ppo.update.overlap import BOTH_UPDATES, trains_side_by_side
+from proximo.ppo.update.overlap import BOTH_UPDATES, overlaps_updates
 from proximo.ppo.update.ptx import make_text_loss
 from proximo.rewards.source import RewardSource
 from proximo.rollout.engine import Engine
@@ -35,40 +35,40 @@ from proximo.run.build.stop_token_ids import ending_ids
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roles:
-    """The workers of a run, all in one place."""
+    """The workers of a run, all in one process."""
 
     policy: PolicyWorker
     reward: RewardWorker
     reference: ReferenceWorker | None = None
-    """None where the KL has no place."""
+    """None in a run without KL."""
     value: ValueWorker | None = None
     average: AverageWorker | None = None
 
     @property
     def group(self) -> dict[str, RoleWorker | RewardWorker]:
-        """By the name of the role."""
+        """Role -> worker."""
         return {worker.role: worker for worker in (*self.workers, self.reward)}
 
     @property
     def workers(self) -> list[RoleWorker]:
-        """Those that have a model of their own."""
+        """The workers that have a model."""
         return [worker for worker in (self.policy, self.reference, self.value, self.average) if worker is not None]
 
     @property
     def shares_trunk(self) -> bool:
-        """True where the value model is a head on the policy's own layers."""
+        """Whether the value model is a head on the policy's layers."""
         return self.value is not None and self.value.is_on_trunk
 
     @property
     def evaluated(self) -> PolicyWorker | AverageWorker:
-        """What an evaluation looks at: the policy, or its average with `evaluate_average`."""
+        """The worker to evaluate: the policy, or its average with `evaluate_average`."""
         return self.average if self.average is not None and self.policy.config.evaluate_average else self.policy
 
     @property
     def calls_together(self) -> tuple[str, ...]:
-        """Calls that may run at the same time as things are now; none where somebody looks on."""
+        """Calls that may run concurrently now; none while a profiler, dispatch mode or autocast is active."""
         trained = [worker for worker in (self.policy, self.value) if worker is not None]
-        allowed = trains_side_by_side(
+        allowed = overlaps_updates(
             self.policy.config,
             device=self.policy.device.type,
             shares_trunk=self.shares_trunk,
@@ -79,7 +79,7 @@ class Roles:
         return BOTH_UPDATES if allowed and not operators_are_watched() else ()
 
 
-def make_roles(  # noqa: PLR0913 - each is a part that a caller may bring
+def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
     policy: LanguageModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -92,10 +92,10 @@ def make_roles(  # noqa: PLR0913 - each is a part that a caller may bring
     texts: Sequence[TextExample | str] | None = None,
     optimizers: Mapping[str, OwnOptimizer] | None = None,
 ) -> Roles:
-    """The roles that the configuration has a use for. A reference, a critic, an engine that were not brought are made.
+    """The workers that the configuration needs. Creates reference, critic and engine if they are None.
 
-    Raises ConfigError where the losses and optimizers of the configuration do not fit what policy and critic share, or
-    the full KL would need two models of different devices.
+    Raises ConfigError if losses or optimizers do not fit a shared trunk, or the full KL would need models on different
+    devices.
     """
     reference = _reference(reference, policy, config)
     critic = _critic(value, policy, config, seed=seed)
@@ -106,8 +106,8 @@ def make_roles(  # noqa: PLR0913 - each is a part that a caller may bring
     if problem := trunk_problem(config, shares_trunk=shares_trunk):
         raise ConfigError(problem)
     learner, value_learner = make_learners(policy, critic, config, optimizers, shares_trunk=shares_trunk)
-    rewarding = RewardWorker(reward, tokenizer, config)
-    made = PolicyWorker(
+    reward_worker = RewardWorker(reward, tokenizer, config)
+    policy_worker = PolicyWorker(
         policy,
         learner,
         config,
@@ -115,18 +115,24 @@ def make_roles(  # noqa: PLR0913 - each is a part that a caller may bring
         seed=seed,
         texts=make_text_loss(texts, policy, tokenizer, config=config, seed=seed),
         neighbour=critic,
-        on_finished=rewarding.begin,
+        on_finished=reward_worker.begin,
     )
-    frozen = valuing = average = None
+    reference_worker = value_worker = average = None
     if reference is not None:
-        sampling = built_in_engine(reference, tokenizer, config) if config.evaluate_reference else None
-        frozen = ReferenceWorker(reference, config, engine=sampling)
+        reference_engine = built_in_engine(reference, tokenizer, config) if config.evaluate_reference else None
+        reference_worker = ReferenceWorker(reference, config, engine=reference_engine)
     if critic is not None:
-        valuing = ValueWorker(critic, value_learner, config, seed=seed, is_on_trunk=shares_trunk, neighbour=policy)
+        value_worker = ValueWorker(critic, value_learner, config, seed=seed, is_on_trunk=shares_trunk, neighbour=policy)
     if config.average_decay is not None:
         copy = policy.frozen_copy()
         average = AverageWorker(copy, config, engine=built_in_engine(copy, tokenizer, config))
-    return Roles(policy=made, reward=rewarding, reference=frozen, value=valuing, average=average)
+    return Roles(
+        policy=policy_worker,
+        reward=reward_worker,
+        reference=reference_worker,
+        value=value_worker,
+        average=average,
+    )
 
 
 def _reference(reference: LanguageModel | None, policy: LanguageModel, config: PPOConfig) -> LanguageModel | None:
@@ -153,6 +159,6 @@ def _critic(
 
 
 def built_in_engine(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> LocalEngine:
-    """An engine over the model's own tensors."""
+    """The built-in engine, which uses the model's own tensors."""
     endings = ending_ids(model.base, tokenizer)
     return LocalEngine(model, tokenizer, eos_token_ids=endings, max_num_seqs=config.rollout.max_num_seqs)
