@@ -88,7 +88,7 @@ def test_an_unknown_command_is_not_said_to_the_model(model: str, monkeypatch, ca
     assert main(["chat", model]) == 0
     said = capsys.readouterr()
     assert said.out == ""
-    assert "no command /rest: /reset forgets" in said.err
+    assert "no command /rest: /reset clears" in said.err
 
 
 def test_what_no_longer_fits_is_left_out_from_the_oldest_turn(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_control_c_stops_an_answer_and_at_the_prompt_the_chat(model: str, at_ter
     assert main(["chat", model, *SHORT, "--greedy"]) == 130
     said = capsys.readouterr()
     assert said.out == written(model, "<|user|>abc<eos><|assistant|>") + "\n"
-    assert "neither this line nor an answer" in said.err
+    assert "this turn was removed" in said.err
 
 
 def test_a_line_that_is_too_long_ends_a_pipe_and_not_a_terminal(tmp_path, at_terminal, monkeypatch, capsys) -> None:
@@ -171,7 +171,7 @@ def test_a_line_that_is_too_long_ends_a_pipe_and_not_a_terminal(tmp_path, at_ter
     at_terminal("a" * 40, "abc")
     assert main(["chat", small, *SHORT, "--greedy"]) == 0
     said = capsys.readouterr()
-    assert "this cannot be said to the model" in said.err
+    assert "the chat template failed" in said.err
     assert said.out.strip() == written(small, "<|user|>abc<eos><|assistant|>").strip()
 
 

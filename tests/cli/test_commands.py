@@ -345,7 +345,7 @@ def test_a_disk_that_refuses_is_one_message(monkeypatch, capsys, number, status)
     monkeypatch.setattr("proximo.cli.program.typer.main.get_command", lambda app: Refusing(refuse))
     assert main(["report", "x"]) == status
     error = capsys.readouterr().err
-    assert error.startswith(f"error: the disk refuses: [Errno {number}]")
+    assert error.startswith(f"error: disk error: [Errno {number}]")
     assert "Traceback" not in error
 
 
@@ -366,7 +366,7 @@ def test_memory_that_runs_out_is_one_message_with_its_reason(monkeypatch, capsys
     monkeypatch.setattr("proximo.cli.program.typer.main.get_command", lambda app: Refusing(fail))
     assert main(["report", "x"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("error: memory ran out (")
+    assert said.startswith("error: out of memory (")
     assert (str(error) or "MemoryError") in said
 
 
@@ -381,7 +381,7 @@ def test_a_model_for_which_memory_does_not_suffice_is_not_called_unreadable(monk
         with monkeypatch.context() as patched:
             patched.setattr(f"proximo.models.pretrained.{reader}.from_pretrained", fail)
             assert main(["generate", str(tmp_path), "x"]) == 1
-            assert capsys.readouterr().err.startswith("error: memory ran out (MemoryError)")
+            assert capsys.readouterr().err.startswith("error: out of memory (MemoryError)")
 
 
 INTERRUPTED_AT = """
@@ -445,12 +445,12 @@ def test_doctor_says_what_a_run_would_find_here(capsys, monkeypatch):
     assert main(["doctor"]) == 0
     said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert list(said) == list(CHECKS)
-    assert not [finding for finding in said.values() if "could not be told" in finding]
+    assert not [finding for finding in said.values() if "unknown: " in finding]
     assert "torch 2" in said["versions"]
     assert "GiB free in " in said["disk"]
     monkeypatch.setitem(CHECKS, "disk", lambda: 1 / 0)
     assert main(["doctor", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["disk"].startswith("could not be told: ZeroDivisionError")
+    assert json.loads(capsys.readouterr().out)["disk"].startswith("unknown: ZeroDivisionError")
 
 
 def test_a_settings_file_of_a_run_in_this_folder_is_a_recipe(folder, capsys):

@@ -355,7 +355,7 @@ def test_a_reward_model_may_judge_from_a_run_or_a_folder(folder, capsys):
 @pytest.mark.parametrize(
     ("more", "piece"),
     [
-        (["--keep", "1"], "give --reward too"),
+        (["--keep", "1"], "needs --reward"),
         (["--keep", "3", "--num-samples", "2", "--reward", "my_length:long"], "chooses among --num-samples 2"),
         (["--reward", "my_length:short"], "defines no short; it defines long"),
     ],

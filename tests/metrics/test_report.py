@@ -64,7 +64,7 @@ def test_a_ppo_report_shows_headline_curves_samples_and_configuration(ppo_report
         "Score", "Gold score", "KL from the reference", "Answer length", "Entropy", "Clip fraction",
         "Explained variance of the critic", "Throughput", "Time of a step by phase", "-0.40 →", "60 steps",
         "Before step 0", "After step 60", "Write about item 0:", "cut at the limit", "warmth", "coefficient: 0.05",
-        "threads: 2", "No alarm.",
+        "threads: 2", "No alarms.",
     ):  # fmt: skip
         assert words in page.text, words
     assert page.tags.count("svg") > 12
@@ -94,11 +94,11 @@ def test_the_head_says_model_task_device_duration_and_outcome(tmp_path: Path):
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        (None, "under way, or ended without a word, after step 12 of 40"),
+        (None, "running, or killed, after step 12 of 40"),
         ({"state": "finished", "total_steps": 12, "reason": None}, "finished after step 12 of 12"),
         ({"state": "stopped", "total_steps": 40, "reason": None}, "stopped by a signal after step 12 of 40; --resume"),
         ({"state": "failed", "total_steps": 40, "reason": f"no answer: {HOSTILE}"}, "failed after step 12 of 40"),
-        ({"half": "written"}, "under way"),
+        ({"half": "written"}, "running"),
     ],
 )
 def test_the_head_says_how_the_run_ended_and_a_failure_stands_above_all(tmp_path: Path, outcome, words: str):
@@ -108,7 +108,7 @@ def test_the_head_says_how_the_run_ended_and_a_failure_stands_above_all(tmp_path
         (run / "outcome.json").write_text(json.dumps(outcome))
     page = read_page(write_report(run))
     assert words in page.text
-    failed = f"PPO failed. no answer: {HOSTILE} All of it stands in log.txt."
+    failed = f"PPO failed. no answer: {HOSTILE} The full output is in log.txt."
     assert (failed in page.text.partition("12 steps")[0]) == ("failed" in words)
 
 
@@ -266,7 +266,7 @@ def test_lines_that_hold_no_numbers_do_no_harm(tmp_path: Path):
 
 def test_a_run_of_one_step_has_points_and_no_judgement(tmp_path: Path):
     page = read_page(write_report(write_ppo_run(tmp_path / "run", num_steps=1)))
-    assert "Too few steps for the alarms to judge." in page.text
+    assert "Too few steps for the alarms." in page.text
     assert page.tags.count("svg") > 8
 
 

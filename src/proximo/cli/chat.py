@@ -12,7 +12,7 @@ from proximo.errors import UserError
 if TYPE_CHECKING:
     from proximo.commands.chat_session import Dialogue
 
-HELP = "/reset forgets what was said, /quit ends; Ctrl-C stops an answer, Ctrl-D ends too"
+HELP = "/reset clears the conversation, /quit or Ctrl-D exits, Ctrl-C stops an answer"
 INTERRUPTED = 130
 
 
@@ -24,13 +24,15 @@ def add_to(app: typer.Typer) -> None:
 def chat(
     model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder or a Hub name.")],
     *,
-    system: Annotated[str | None, typer.Option(help="What the model is told before the first turn.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 128,
-    temperature: Annotated[float, typer.Option(help="Divides the logits; below 1 is more cautious.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among the k most probable tokens only.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw among the tokens that reach this mass only.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, other answers.")] = 0,
+    system: Annotated[str | None, typer.Option(help="System message before the first turn.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Divides the logits; below 1 is less random.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample only among the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample only among the tokens that together have this probability.")
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     checkpoint: CheckpointName = "latest",
 ) -> int:
     """Talk to the policy of a run, or to any model. Lines of a pipe are turns of one dialogue.
@@ -99,12 +101,12 @@ def _turn(dialogue: "Dialogue", line: str, *, interactive: bool) -> None:
         except KeyboardInterrupt:
             if not interactive:
                 raise
-            print("\n(stopped; neither this line nor an answer to it was said)", file=sys.stderr)
+            print("(stopped; this turn was removed from the conversation)", file=sys.stderr)
         except UserError as error:
             if not interactive:
                 raise
             print(f"error: {error}", file=sys.stderr)
         else:
             if answer.forgot:
-                print("(the oldest turns no longer fit and are left out)", file=sys.stderr)
+                print("(the oldest turns no longer fit and were removed)", file=sys.stderr)
             print(answer.text, flush=True)

@@ -15,9 +15,7 @@ if TYPE_CHECKING:  # importing the schemas would slow down --help
 app = typer.Typer(rich_markup_mode=None)
 
 
-KindOption = Annotated[
-    str | None, typer.Option("--kind", help="The command that the recipe is for, where its keys do not tell.")
-]
+KindOption = Annotated[str | None, typer.Option("--kind", help="The command of the recipe, if its keys are ambiguous.")]
 
 
 @app.callback()

@@ -13,7 +13,7 @@ app = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 def doctor(
     context: typer.Context,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="One object, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what a run would find on this machine: versions, device, kernels, memory, disk, sandbox, extras.
 
@@ -46,8 +46,8 @@ def kernels() -> int:
 @app.command()
 def sandbox(
     *,
-    waive: Annotated[list[str] | None, typer.Option(help="A guarantee that you do without; may be repeated.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object for each guarantee, for programs.")] = False,
+    waive: Annotated[list[str] | None, typer.Option(help="A guarantee to run without; may be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per guarantee.")] = False,
 ) -> int:
     """Try every guarantee that programs written by a model run under. Exit status 1 where one is not held.
 

@@ -73,7 +73,7 @@ def _sandbox() -> str:
 
     findings = examine()
     lacking = [finding.name for finding in findings if finding.state not in (State.HELD, State.WAIVED)]
-    held = f"{len(findings) - len(lacking)} of {len(findings)} guarantees are held"
+    held = f"{len(findings) - len(lacking)} of {len(findings)} guarantees hold"
     return f"{held}, not {', '.join(lacking)}: `proximo doctor sandbox` says why" if lacking else held
 
 
@@ -117,4 +117,4 @@ def examine_machine() -> Iterator[tuple[str, str]]:
         try:
             yield name, check()
         except Exception as error:  # the command exists to report problems of this machine
-            yield name, f"could not be told: {type(error).__name__}: {error}"
+            yield name, f"unknown: {type(error).__name__}: {error}"

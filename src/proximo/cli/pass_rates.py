@@ -21,11 +21,11 @@ def add_to(app: typer.Typer) -> None:
 
 def pass_rate(
     recipe: RecipeName,
-    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="The file to write; it must not exist.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.jsonl", help="Output file; it must not exist.")],
     overrides: Overrides = None,
     *,
     samples_per_prompt: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 8,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Use only this many prompts, from the start.")] = None,
 ) -> int:
     """Measure how often the policy that a run would start from solves each training prompt of a PPO recipe.
 

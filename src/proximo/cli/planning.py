@@ -19,9 +19,10 @@ def plan(
     overrides: Overrides = None,
     *,
     kind: KindOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Bytes and counts, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print bytes and counts as JSON.")] = False,
     measure: Annotated[
-        bool, typer.Option("--measure", help="Measure matrix products on this machine, and say how long a step takes.")
+        bool,
+        typer.Option("--measure", help="Measure matrix products on this machine, and estimate the time of a step."),
     ] = False,
 ) -> int:
     """Predict peak memory, by phase and part, and the work of a step. Loads no weights and no data.

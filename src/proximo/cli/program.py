@@ -105,11 +105,11 @@ def _known_failure(error: BaseException) -> str | None:
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if memory_ran_out(error):
         return (
-            f"memory ran out ({summary[:300]}): this process may take more than the limits of its shell (`ulimit -v`), "
-            "of its container or of the machine allow; `proximo plan` with the recipe says what takes how much"
+            f"out of memory ({summary[:300]}): check the limits of the shell (`ulimit -v`), the container and the "
+            "machine; `proximo plan` with the recipe shows the memory of each part"
         )
     if disk_refused(error):
-        return f"the disk refuses: {str(error)[:300]}; what was complete before is untouched (docs/checkpoint.md)"
+        return f"disk error: {str(error)[:300]}; earlier complete files are intact (docs/checkpoint.md)"
     return None
 
 

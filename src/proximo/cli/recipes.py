@@ -44,7 +44,7 @@ def show(name: Name) -> None:
 @app.command()
 def copy(
     name: Name,
-    to: Annotated[Path | None, typer.Argument(metavar="FILE", help="Where to; NAME.yaml if left out.")] = None,
+    to: Annotated[Path | None, typer.Argument(metavar="FILE", help="Target file; default NAME.yaml.")] = None,
 ) -> None:
     """Write a shipped recipe to a file of yours, to change it. Never replaces a file."""
     recipe = shipped_recipe(name)

@@ -17,18 +17,22 @@ def serve_reward(  # noqa: PLR0913 - typer reads the options from the signature
     recipe: RecipeName,
     overrides: Overrides = None,
     *,
-    host: Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for any that is free; it is printed.")] = 8321,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all addresses of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 chooses a free port and prints it.")] = 8321,
     token_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="Environment variable with the token that clients must send.")
     ] = None,
     without_token: Annotated[
-        bool, typer.Option("--without-token", help="Answer everyone who can reach an address that is not loopback.")
+        bool, typer.Option("--without-token", help="Serve without a token on an address that is not loopback.")
     ] = False,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests scored at the same time.")] = 4,
-    queue_size: Annotated[int, typer.Option(min=0, help="Requests that may wait; more get 503 and come again.")] = 64,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests that are scored concurrently.")] = 4,
+    queue_size: Annotated[
+        int, typer.Option(min=0, help="Waiting requests; further ones get 503 and are retried.")
+    ] = 64,
     request_mib: Annotated[int, typer.Option(min=1, help="Largest request, in MiB.")] = 64,
-    grace_seconds: Annotated[int, typer.Option(min=1, help="For running requests, after SIGTERM or Ctrl-C.")] = 25,
+    grace_seconds: Annotated[int, typer.Option(min=1, help="Time for running requests after SIGTERM or Ctrl-C.")] = 25,
 ) -> int:
     """Serve the reward sources of a recipe over HTTP, so that verifiers run on other machines than training.
 

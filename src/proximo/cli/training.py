@@ -17,10 +17,10 @@ if TYPE_CHECKING:  # importing the schemas would slow down --help
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that replace the recipe's: run.seed=1")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of recipe values: run.seed=1")
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Check the recipe and print what it would do; load no model, write nothing.")
+    bool, typer.Option("--dry-run", help="Check the recipe and print a preview; load no model, write nothing.")
 ]
 Resume = Annotated[
     str,
@@ -28,15 +28,15 @@ Resume = Annotated[
         "--resume",
         metavar="[=auto]",
         show_default=False,
-        help="Go on with the run in the folder; with =auto also start where there is none, and be done where it ended.",
+        help="Resume the run in the folder; =auto also starts a new run, and does nothing if the run is finished.",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that is in the folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in the folder.")]
 OtherEnvironment = Annotated[
     bool,
     typer.Option(
         "--allow-different-environment",
-        help="Resume with other versions, processor or thread count; the last bits may differ.",
+        help="Resume despite other versions, processor or thread count; the last bits may differ.",
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
@@ -62,7 +62,7 @@ def _command(kind: str) -> Callable[..., int]:
         quiet: Quiet = False,
     ) -> int:
         if "auto" in (recipe, *(overrides or ())) and resume == "must":
-            raise ConfigError("--resume stands alone or is --resume=auto, with an equals sign and without a blank")
+            raise ConfigError("use --resume or --resume=auto, with an equals sign and without a space")
         with functions_of_the_working_directory():
             loaded = checked(kind, recipe, overrides or ())
             options = RunOptions(
@@ -108,8 +108,8 @@ def checked(kind: str, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
 
 def _resume(value: str, *, overwrite: bool) -> Literal["never", "must", "auto"]:
     if overwrite and value != "never":
-        raise ConfigError("--overwrite replaces the run in the folder and --resume goes on with it: choose one")
+        raise ConfigError("--overwrite replaces the run in the folder, but --resume continues it: choose one")
     match value:
         case "never" | "must" | "auto":
             return value
-    raise ConfigError(f"--resume stands alone or is --resume=auto, got --resume={value}")
+    raise ConfigError(f"use --resume or --resume=auto, got --resume={value}")

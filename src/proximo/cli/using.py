@@ -15,8 +15,10 @@ from proximo.config.functions import function_problem
 from proximo.errors import RunFolderError, UserError
 from proximo.places import is_hub_name, is_local, not_there
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; of a pipeline, its last stage is meant.")]
-CheckpointName = Annotated[str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="Which checkpoint.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; for a pipeline, its last stage is used.")]
+CheckpointName = Annotated[
+    str, typer.Option("--checkpoint", metavar="latest|best|step-N", help="The checkpoint to use.")
+]
 
 
 Role = Literal["policy", "value", "reward", "average", "reference"]
@@ -32,25 +34,27 @@ def add_to(app: typer.Typer) -> None:
 def generate(  # noqa: PLR0913 - typer reads the options from the signature
     model: Annotated[str, typer.Argument(metavar="RUN_OR_MODEL", help="A run folder, a model folder or a Hub name.")],
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="Left out: every line of standard input is one.")
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Prompts; by default every line of standard input.")
     ] = None,
     *,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest response.")] = 128,
-    temperature: Annotated[float, typer.Option(help="Divides the logits; below 1 is more cautious.")] = 1.0,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Draw among the k most probable tokens only.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw among the tokens that reach this mass only.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a response.")] = 128,
+    temperature: Annotated[float, typer.Option(help="Divides the logits; below 1 is less random.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample only among the k most likely tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample only among the tokens that together have this probability.")
+    ] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily.")] = False,
     num_samples: Annotated[int, typer.Option(min=1, help="Responses to each prompt.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another response.")] = 0,
-    chat: Annotated[bool, typer.Option("--chat", help="Put the prompt into the chat template as the user.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Format the prompt as a user turn with the chat template.")
+    ] = False,
     checkpoint: CheckpointName = "latest",
     reward: Annotated[
-        str | None, typer.Option(metavar="FUNCTION_OR_MODEL", help="Score the responses; the best come first.")
+        str | None, typer.Option(metavar="FUNCTION_OR_MODEL", help="Score the responses and show the best first.")
     ] = None,
-    keep: Annotated[int | None, typer.Option(min=1, help="Show only the best so many to each prompt.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Write one JSON line for each response to this file, which must not exist.")
-    ] = None,
+    keep: Annotated[int | None, typer.Option(min=1, help="Show only this many best responses per prompt.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write one JSON line per response to this new file.")] = None,
 ) -> int:
     """Write responses to prompts, with the policy of a run or any model.
 
@@ -86,10 +90,10 @@ def generate(  # noqa: PLR0913 - typer reads the options from the signature
 
 def _prompts_from_stdin() -> list[str]:
     if sys.stdin.isatty():
-        raise UserError("no prompt: give one in quotes after the model, or pass a file of prompts to standard input")
+        raise UserError("no prompt: pass one in quotes after the model, or pipe a file of prompts to standard input")
     prompts = [line.rstrip("\r\n") for line in lines_of_stdin() if line.strip()]
     if not prompts:
-        raise UserError("no prompt: standard input has no line that is not empty")
+        raise UserError("no prompt: standard input has only empty lines")
     return prompts
 
 
@@ -107,7 +111,7 @@ def lines_of_stdin() -> Iterator[str]:
 
 def _check_reward(reward: str | None, *, keep: int | None, num_samples: int) -> None:
     if keep is not None and reward is None:
-        raise UserError("--keep shows the best responses, and only a reward knows which they are: give --reward too")
+        raise UserError("--keep selects the best responses and needs --reward to rank them")
     if keep is not None and keep > num_samples:
         raise UserError(f"--keep {keep} chooses among --num-samples {num_samples}: give a smaller number")
     if reward is None:
@@ -158,11 +162,11 @@ def evaluate(
     run: Run,
     *,
     checkpoint: CheckpointName = "latest",
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="Only so many held-out prompts.")] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="Use only this many held-out prompts.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write every response and score to this file.")] = None,
-    samples_per_prompt: Annotated[int | None, typer.Option(min=1, help="Responses to each prompt, for pass@k.")] = None,
-    solved_score: Annotated[float | None, typer.Option(help="The score from which a prompt is solved.")] = None,
-    greedy: Annotated[bool, typer.Option("--greedy", help="Always the most likely token.")] = False,
+    samples_per_prompt: Annotated[int | None, typer.Option(min=1, help="Responses per prompt, for pass@k.")] = None,
+    solved_score: Annotated[float | None, typer.Option(help="Minimum score that solves a prompt.")] = None,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Decode greedily.")] = False,
 ) -> int:
     """Score a run's policy on its held-out prompts, and print the table.
 
@@ -189,14 +193,14 @@ def evaluate(
 
 def export(
     run: Run,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; it must not exist.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Output folder; it must not exist.")],
     *,
-    role: Annotated[Role | None, typer.Option(help="Which model; the trained one if left out.")] = None,
+    role: Annotated[Role | None, typer.Option(help="The model to export; default the trained one.")] = None,
     checkpoint: CheckpointName = "latest",
-    merge: Annotated[bool, typer.Option("--merge", help="Add a LoRA adapter into its base.")] = False,
-    dtype: Annotated[DType | None, typer.Option(help="Numbers of the weights; as saved if left out.")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge a LoRA adapter into its base.")] = False,
+    dtype: Annotated[DType | None, typer.Option(help="Type of the weights; default as saved.")] = None,
     push: Annotated[str | None, typer.Option(metavar="NAME", help="Also upload it to the Hub under this name.")] = None,
-    private: Annotated[bool, typer.Option("--private", help="With --push: a new model is not public.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="With --push: create a private model.")] = False,
 ) -> int:
     """Write a run's model as a Hugging Face folder, with tokenizer, chat template, generation config and model card.
 
@@ -228,9 +232,9 @@ def export(
 
 def _check_hub_name(push: str | None, *, private: bool) -> None:
     if push is None and private:
-        raise UserError("--private is about the model that --push makes on the Hub: give --push NAME as well")
+        raise UserError("--private needs --push NAME")
     if push is not None and not is_hub_name(push):
-        raise UserError(f"--push wants a name on the Hub, such as me/my-model, got {push!r}")
+        raise UserError(f"--push needs a name on the Hub, such as me/my-model, got {push!r}")
 
 
 def report(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a pipeline's.")]) -> None:
@@ -271,13 +275,13 @@ def _refuse_nothing_to_report(stages: Sequence[Path]) -> None:
         return
     log, unreadable = stages[0] / "metrics.jsonl", runs[0].num_unreadable
     if unreadable:
-        raise RunFolderError(f"{log} is not what a run writes: none of its {unreadable} lines can be read")
+        raise RunFolderError(f"{log} is not a metrics file: none of its {unreadable} lines can be read")
     raise RunFolderError(f"the run in {stages[0]} has no line yet to report: {log} is empty")
 
 
 def _check_run_folder(run: Path) -> None:
     """Raises RunFolderError if `run` is not a folder. Needs no torch, whose import takes seconds."""
     if run.is_file():
-        raise RunFolderError(f"{run} is a file; the folder of a run is wanted")
+        raise RunFolderError(f"{run} is a file, not a run folder")
     if not run.is_dir():
         raise RunFolderError(not_there(str(run), "run folder"))

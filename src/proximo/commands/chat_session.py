@@ -49,7 +49,7 @@ class Dialogue:
         self.tokenizer = load_tokenizer(path)
         self.has_template = self.tokenizer.chat_template is not None
         if options.system is not None and not self.has_template:
-            raise UserError(f"{path} has no chat template, so there is no place for a system text: leave it out")
+            raise UserError(f"{path} has no chat template, so it cannot take a system message: remove it")
         self.options = options
         language, self._engine = load_engine(path, self.tokenizer, device=options.device)
         limit = language.position_limit
@@ -73,7 +73,7 @@ class Dialogue:
         try:
             (prompt,), report = load_prompts([Row(source="chat", number=1, values=values)], self.tokenizer, how)
         except DataError as error:
-            raise UserError(f"this cannot be said to the model: {error}") from error
+            raise UserError(f"the chat template failed: {error}") from error
         key = RandomKey(seed=self.options.seed, purpose="chat", step=len(self._turns))
         (response,) = self._engine.generate([prompt], num_samples=1, options=self.options.sampling, key=key)
         self._turns = (*asked, {"role": "assistant", "content": response.text})

@@ -56,7 +56,7 @@ def run_generate(model: str, prompts: Sequence[str], options: GenerateOptions) -
     """Print the responses to each prompt and return the exit status. A single response is printed without a heading."""
     if options.reward is None:
         if options.keep is not None:
-            raise UserError("keep shows the best responses, and only a reward knows which they are: give a reward too")
+            raise UserError("keep selects the best responses and needs a reward to rank them")
         responses = generate(model, prompts, options)
         shown, scores = responses, [None] * len(responses)
     else:

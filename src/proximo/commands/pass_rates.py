@@ -63,7 +63,7 @@ def run_pass_rates(recipe: PPORecipe, output: Path, *, samples_per_prompt: int, 
                 scored += group
                 if len(scored) % (config.prompts_per_step * samples_per_prompt) == 0:
                     done = len(scored) // samples_per_prompt
-                    console.print(f"{done:,} of {len(task.prompts[:num_prompts]):,} prompts rated", highlight=False)
+                    console.print(f"{done:,} of {len(task.prompts[:num_prompts]):,} prompts measured", highlight=False)
         unfinished.replace(output)
     finally:
         unfinished.unlink(missing_ok=True)

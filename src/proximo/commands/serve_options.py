@@ -23,9 +23,9 @@ class ServeOptions:
     without_token: bool = False
     """Serve anyone who can reach the address, without a token."""
     concurrency: int = 4
-    """Requests scored at the same time."""
+    """Requests that are scored concurrently."""
     queue_size: int = 64
-    """Requests that may wait; more are refused."""
+    """Waiting requests; further ones get 503 and are retried."""
     request_mib: int = 64
     grace_seconds: int = 25
     """Seconds after a signal in which running requests may finish."""

@@ -83,7 +83,7 @@ class _OneAtATime:
 @contextmanager
 def _built(config: RewardSourceConfig) -> Generator[RewardSource]:
     if isinstance(config, RemoteRewardConfig):
-        raise ConfigError(f"reward source {config.name!r} is served elsewhere: let clients ask {config.url} themselves")
+        raise ConfigError(f"reward source {config.name!r} is a remote service: let clients call {config.url} directly")
     source = _with_model(config) if isinstance(config, ModelRewardConfig) else build_source_without_model(config)
     try:
         yield source if isinstance(source, VerifierReward) else _OneAtATime(source)
@@ -98,7 +98,7 @@ def _with_model(config: ModelRewardConfig) -> RewardSource:
     from proximo.run.build.models import DeviceSpec, build_reward_source
 
     if config.share_base:
-        raise ConfigError(f"reward source {config.name!r} has share_base, and there is no policy here: remove it")
+        raise ConfigError(f"reward source {config.name!r} has share_base, but a server has no policy: remove it")
     verify_models(reward_inputs(config, "reward"))
     device_spec = DeviceSpec(device=resolve_device("auto"), precision=resolve_precision("float32"), seed=0)
     return build_reward_source(config, None, device_spec=device_spec, tokens_per_microbatch=TOKENS_PER_MICROBATCH)
@@ -112,8 +112,8 @@ def _listening(options: ServeOptions) -> Generator[socket.socket]:
         listener = socket.create_server((options.host, options.port), family=family)
     except (OSError, OverflowError) as error:
         raise ConfigError(
-            f"cannot listen at {options.host}, port {options.port}: {error}; give another --port, or --port 0 for any "
-            "that is free"
+            f"cannot listen on {options.host}, port {options.port}: {error}; use another --port, or --port 0 for "
+            "a free one"
         ) from error
     with listener:
         yield listener
@@ -137,5 +137,5 @@ def _run(server: uvicorn.Server, listener: socket.socket) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     if not received:
-        raise TrainingError("the server ended by itself; what it said above is the reason")
+        raise TrainingError("the server stopped; see its messages above")
     return 128 + received[0]

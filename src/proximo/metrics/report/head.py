@@ -74,8 +74,8 @@ def _outcome(run: Run) -> str:
     of = f" of {run.total_steps:,}" if run.last_step and run.total_steps else ""
     match run.outcome.state if run.outcome else None:
         case None:
-            return f"under way, or ended without a word, {done}{of}"
+            return f"running, or killed, {done}{of}"
         case "stopped":
-            return f"stopped by a signal {done}{of}; --resume goes on"
+            return f"stopped by a signal {done}{of}; --resume continues it"
         case state:
             return f"{state} {done}{of}"

@@ -14,7 +14,8 @@ from proximo.metrics.report.sample_pairs import SamplePair, pair_samples
 from proximo.metrics.run_files import Sample, read_run
 
 OTHER_PROMPTS = (
-    "of the first and the last training step, which have different data; give data.held_out_rows to compare the same"
+    "from the first and the last training step, which have different data; set data.held_out_rows to compare on "
+    "the same data"
 )
 STYLES = {True: "green", False: "red", None: ""}
 

@@ -172,9 +172,9 @@ def _belongs(curve: Curve, run: Run, section: Section) -> bool:
 def _calibration_card(measured: Calibration, key: str) -> Card:
     return Card(
         title="Calibration",
-        unit=f"share right, {measured.num_pairs:,} held-out pairs",
-        healthy="On the dotted line: of the pairs where the model is 80% sure, 80% are in the right order. Below it: "
-        "surer than it should be. Larger dots stand for more pairs.",
+        unit=f"accuracy, {measured.num_pairs:,} held-out pairs",
+        healthy="On the dotted line the model is calibrated: where its confidence is 80%, 80% of the pairs are "
+        "ranked correctly. Below the line it is overconfident. Larger dots represent more pairs.",
         plot=draw_calibration(measured, key=key),
     )
 
