@@ -149,3 +149,13 @@ def test_make_targets_that_are_named_exist(page: Path) -> None:
 
 def test_the_readme_begins_with_the_two_commands() -> None:
     assert blocks(ROOT / "README.md", "sh")[0].text.split("\n") == ["make demo", "make test", ""]
+
+
+@by_page
+def test_tables_have_one_header_and_rows_of_one_width(page: Path) -> None:
+    """Else a page shows the source of its table. Within code and after a backslash a bar is text."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text + "\n", flags=re.MULTILINE):
+        head, rule, *rows = [re.sub(r"`[^`]*`|\\\|", "", line) for line in table.splitlines()]
+        assert set(rule) <= set("|-: "), f"{page.name}: the line below the head of a table must be a rule: {head}"
+        assert {line.count("|") for line in (rule, *rows)} == {head.count("|")}, f"{page.name}: {head}"
