@@ -106,5 +106,5 @@ def test_an_answer_that_gave_up_its_turn_is_at_fault_where_there_is_no_time_for_
     finally:
         source.close()
     assert [each.state for each in found] == [ScoreState.MODEL_FAULT, ScoreState.MODEL_FAULT, ScoreState.SCORED]
-    reason = "idle for longer than a first turn, and not asked again before step_seconds were over"
+    reason = "idle for longer than a first turn, and had no second turn before step_seconds were over"
     assert {each.reason for each in found[:2]} == {reason}
