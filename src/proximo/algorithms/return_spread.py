@@ -2,7 +2,7 @@
 
 On a solved task every response earns the same, and advantages are what the critic errs by. Standardising blows that up
 to updates of full size; nor would smaller advantages help, since AdamW divides by the size of recent gradients and so
-undoes any factor that lasts (docs/ppo.md, "Steps that teach nothing").
+undoes any factor that lasts (docs/ppo.md, "Steps with nearly equal returns").
 """
 
 from collections.abc import Sequence
