@@ -1,4 +1,4 @@
-"""What a caller of the library brings, made what the trainer wants: models, prompts, responses, scores."""
+"""Converts user inputs of the library (models, prompts, responses, scores) to internal types."""
 
 import math
 from collections.abc import Mapping, Sequence, Sized
@@ -28,7 +28,7 @@ PromptLike = Prompt | str | TokenIds
 ResponseLike = Response | TokenIds
 
 Score = float | torch.Tensor | Sequence[float] | Mapping[int, float] | None
-"""Of a whole response, or of its tokens: one number each, or by index."""
+"""The score of a response, or rewards of its tokens: one per token, or index -> reward."""
 
 
 def check_models(
@@ -39,14 +39,14 @@ def check_models(
     value: ScalarModel | Literal["trunk"] | None = None,
     moves: bool = False,
 ) -> None:
-    """Raises ModelError where the models of the roles do not fit together, or hold weights that cannot be trained.
+    """Raises ModelError if the models of the roles are incompatible, or have weights in half precision.
 
-    `moves` says that the reference follows the policy.
+    `moves`: whether the reference follows the policy.
     """
     value = None if isinstance(value, str) else value
     for role, model in (("policy", policy), ("reference", reference), ("value", value)):
         if model is not None:
-            _refuse_half_precision(model, role=role)
+            _check_full_precision(model, role=role)
     check_vocabulary(policy.base, tokenizer, role="policy")
     if reference is not None and policy.has_adapter:
         raise ModelError(
@@ -72,7 +72,7 @@ def check_models(
         )
 
 
-def _refuse_half_precision(model: LanguageModel | ScalarModel, *, role: str) -> None:
+def _check_full_precision(model: LanguageModel | ScalarModel, *, role: str) -> None:
     narrow = next((p.dtype for p in model.model.parameters() if p.dtype in (torch.bfloat16, torch.float16)), None)
     if narrow is not None:
         raise ModelError(
@@ -82,9 +82,9 @@ def _refuse_half_precision(model: LanguageModel | ScalarModel, *, role: str) -> 
 
 
 def as_policy(model: LanguageModel | PreTrainedModel) -> LanguageModel:
-    """A transformers model proven packable, as a loaded one is; a language model as it is.
+    """A LanguageModel unchanged; a transformers model wrapped and probed, like a model that is loaded from disk.
 
-    Raises ModelError for anything else, and for a model without a weight that may be trained.
+    Raises ModelError for anything else, and for a model without trainable weights.
     """
     policy = _as_language_model(model, role="policy")
     if not policy.trainable_parameters():
@@ -93,7 +93,7 @@ def as_policy(model: LanguageModel | PreTrainedModel) -> LanguageModel:
 
 
 def as_reference(model: LanguageModel | PreTrainedModel | None, policy: LanguageModel) -> LanguageModel | None:
-    """Like `as_policy`, and taken out of training. Raises ModelError for the policy itself, which is to be trained."""
+    """Like `as_policy`, but frozen. Raises ModelError if it is the policy itself."""
     if model is None:
         return None
     reference = _as_language_model(model, role="reference")
@@ -108,7 +108,7 @@ def as_reference(model: LanguageModel | PreTrainedModel | None, policy: Language
 def as_value(
     model: ScalarModel | PreTrainedModel | Literal["trunk"] | None,
 ) -> ScalarModel | Literal["trunk"] | None:
-    """A scalar model or "trunk" as it is; a sequence classifier with one label as a scalar model.
+    """A ScalarModel or "trunk" unchanged; a sequence classifier with one label wrapped as a ScalarModel.
 
     Raises ModelError for anything else.
     """
@@ -136,7 +136,7 @@ def _as_language_model(model: LanguageModel | PreTrainedModel, *, role: str) -> 
             "the vocabulary: load it with AutoModelForCausalLM"
         )
     language_model = LanguageModel(model)
-    _refuse_half_precision(language_model, role=role)  # it would fail the probe, and with the wrong reason
+    _check_full_precision(language_model, role=role)  # before the probe, which would fail with a misleading reason
     probe_language_model(language_model)
     return language_model
 
@@ -144,10 +144,9 @@ def _as_language_model(model: LanguageModel | PreTrainedModel, *, role: str) -> 
 def as_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[PromptLike], *, num_tokens: int | None = None
 ) -> list[Prompt]:
-    """Prompt records as they are; texts tokenised as `load_prompts` does (no EOS), with their place as id; token ids.
+    """Prompts as records. Texts are tokenised as by `load_prompts`, without EOS. The id of a new record is its index.
 
-    Raises DataError for what is no list, for prompts that are none of these, and for ids beyond the policy's
-    `num_tokens`.
+    Raises DataError for a non-list, for items of other types, and for token ids of `num_tokens` or above.
     """
     if isinstance(prompts, str):
         raise DataError("prompts must be a list of texts or Prompt records, got one text: put it in a list")
@@ -157,22 +156,22 @@ def as_prompts(
             "list of one-dimensional tensors, each as long as its prompt"
         )
     _check_list(prompts, "prompts", "texts, token ids or Prompt records")
-    texts = [Exchange(origin="prompt", prompt=given) for given in prompts if isinstance(given, str)]
+    texts = [Exchange(origin="prompt", prompt=prompt) for prompt in prompts if isinstance(prompt, str)]
     _, encoded = encode_exchanges(TextEncoder(tokenizer), texts)
     ids = iter(encoded)
 
-    def record(index: int, given: PromptLike) -> Prompt:
-        if isinstance(given, Prompt):
-            return _checked_record(given, num_tokens)
-        if isinstance(given, str):
-            return Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=given)
-        return _prompt_of_ids(tokenizer, index, given, num_tokens)
+    def record(index: int, prompt: PromptLike) -> Prompt:
+        if isinstance(prompt, Prompt):
+            return _checked_record(prompt, num_tokens)
+        if isinstance(prompt, str):
+            return Prompt(id=str(index), token_ids=next(ids).prompt.ids, text=prompt)
+        return _prompt_of_ids(tokenizer, index, prompt, num_tokens)
 
-    return [record(index, given) for index, given in enumerate(prompts)]
+    return [record(index, prompt) for index, prompt in enumerate(prompts)]
 
 
 def _check_list(given: object, what: str, items: str) -> None:
-    """Raises DataError for what has no order or no length: a generator would be empty the second time it is read."""
+    """Raises DataError for a value without order or length, such as a generator, which can be read only once."""
     if not isinstance(given, Sized) or not hasattr(given, "__getitem__") or isinstance(given, Mapping | bytes):
         advice = ": put its values in a list" if isinstance(given, Mapping) else ""
         advice = f": write list({what})" if hasattr(given, "__iter__") and not advice else advice
@@ -198,14 +197,14 @@ def _prompt_of_ids(tokenizer: PreTrainedTokenizerBase, index: int, given: TokenI
     token_ids = tuple(plain(given))
     if num_tokens is not None:
         check_range(token_ids, num_tokens=num_tokens, what="prompt")
-    # With its special tokens: this text stands for the prompt wherever one is asked for, in rewards and samples.
+    # The text, with special tokens, is what reward functions and samples show for this prompt.
     return Prompt(id=str(index), token_ids=token_ids, text=str(tokenizer.decode(list(token_ids))))
 
 
 def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Tensor) -> list[Scored]:
-    """Each response with the caller's score; one without a finite score is left out of everything, and counted.
+    """Responses with the caller's scores. A response without a finite score is marked as unscored.
 
-    Raises DataError where there is not one score for each.
+    Raises DataError if there is not one score per response.
     """
     scores = plain(scores)
     if not is_list(scores):
@@ -216,7 +215,7 @@ def as_scored(responses: Sequence[Response], scores: Sequence[Score] | torch.Ten
 
 
 def _is_by_token(score: Score) -> bool:
-    """One number in brackets, or in a tensor of its own, is the score of the response."""
+    """Whether a score has rewards per token. A list or tensor with a single number is the score of the response."""
     listed = plain(score)
     several = is_list(listed) and len(listed) != 1
     return several or isinstance(listed, Mapping)
@@ -245,13 +244,13 @@ def as_responses(
     others_allowed: bool = False,
     masks: Sequence[Mask] | None = None,
 ) -> list[Response]:
-    """Response records as they are; plain token ids as records whose log-probs are still empty.
+    """Responses as records. Token ids become records with empty log-probs.
 
-    `masks`: for each response which of its tokens the policy wrote, as far as the record does not say so already.
-    `others_allowed`: records may come from another sampler or an earlier version of the policy.
+    `masks`: True for the tokens of each response that the policy wrote, combined with the record's own mask.
+    `others_allowed`: whether records may come from another sampler or an earlier version of the policy.
 
-    Raises DataError if the responses do not share out evenly among the prompts, are no token ids of the policy, or
-    were generated by an earlier version of it, and if a mask does not fit.
+    Raises DataError if the number of responses is not a multiple of the number of prompts, token ids are not in the
+    policy's vocabulary, a record comes from an earlier version of the policy, or a mask does not fit.
     """
     _check_list(responses, "responses", "Response records or token ids")
     if masks is not None:
@@ -262,10 +261,10 @@ def as_responses(
         raise DataError(
             f"{len(responses)} responses do not share out among {len(prompts)} prompts: give each the same number"
         )
-    each = len(responses) // len(prompts)
+    group_size = len(responses) // len(prompts)
     for index, given in enumerate(responses):
         _check_response(given, num_tokens=policy.vocab_size)
-        if isinstance(given, Response) and given.prompt.token_ids != prompts[index // each].token_ids:
+        if isinstance(given, Response) and given.prompt.token_ids != prompts[index // group_size].token_ids:
             raise DataError(
                 f"response {index} was generated to another prompt than the one given for it: pass the prompts as they "
                 "were given to generate, in the order of the responses"
@@ -280,8 +279,8 @@ def as_responses(
 
     def record(index: int, token_ids: tuple[int, ...]) -> Response:
         return Response(
-            prompt=prompts[index // each],
-            sample_index=index % each,
+            prompt=prompts[index // group_size],
+            sample_index=index % group_size,
             token_ids=token_ids,
             logprobs=torch.empty(0),
             response_mask=torch.ones(len(token_ids), dtype=torch.bool),
@@ -296,7 +295,7 @@ def as_responses(
     ]
     if masks is None:
         return records
-    return [_with_mask(each, mask, index) for index, (each, mask) in enumerate(zip(records, masks, strict=True))]
+    return [_with_mask(record, mask, index) for index, (record, mask) in enumerate(zip(records, masks, strict=True))]
 
 
 def _with_mask(response: Response, given: Mask, index: int) -> Response:

@@ -1,4 +1,4 @@
-"""What a caller of the library brings beside models and data: a seed, a tokenizer, a reward, functions. Checks them."""
+"""Checks and converts other user inputs of the library: config, seed, tokenizer, reward, callbacks."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -18,22 +18,22 @@ from proximo.rewards.function import FunctionReward, RewardFunction
 from proximo.rewards.source import RewardSource
 
 LARGEST_SEED = 2**31 - 1
-"""As in recipes."""
+"""The same limit as in recipes."""
 
 
 def check_config(config: Any) -> None:
-    """Raises ConfigError for what is no PPOConfig; None is fine."""
+    """Raises ConfigError for anything but a PPOConfig or None."""
     if config is None or isinstance(config, PPOConfig):
         return
     advice = (
         "write PPOConfig(**config)" if isinstance(config, Mapping) else "make one by name: PPOConfig(num_steps=...)"
     )
-    came = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
-    raise ConfigError(f"config must be a PPOConfig, got {came}: {advice}")
+    got = f"the class {config.__name__}" if isinstance(config, type) else type(config).__name__
+    raise ConfigError(f"config must be a PPOConfig, got {got}: {advice}")
 
 
 def as_seed(seed: Any) -> int:
-    """A whole number, of whatever kind, as Python's. Raises ConfigError for anything else."""
+    """An integer of any type (NumPy, torch) as a Python int. Raises ConfigError for anything else."""
     try:
         number = None if isinstance(seed, bool) else operator.index(seed)
     except (TypeError, ValueError, RuntimeError):
@@ -44,7 +44,7 @@ def as_seed(seed: Any) -> int:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raises ModelError for what is no tokenizer of transformers."""
+    """Raises ModelError for anything but a transformers tokenizer."""
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         return
     if isinstance(tokenizer, str):
@@ -57,7 +57,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def as_source(reward: RewardSource | RewardFunction | None) -> RewardSource | None:
-    """A reward source as it is; a plain function wrapped as one. Raises ConfigError for what is neither."""
+    """A reward source unchanged; a function wrapped as a source. Raises ConfigError for anything else."""
     if reward is None:
         return None
     if isinstance(reward, ScalarModel | LanguageModel | PreTrainedModel | PeftModel):
@@ -77,9 +77,9 @@ def as_source(reward: RewardSource | RewardFunction | None) -> RewardSource | No
     problems = [methods_problem(reward, ["score(responses)"])]
     if not isinstance(getattr(reward, "name", None), str):
         problems.append("it has no attribute name, the text under which its scores stand in the metrics")
-    found = [problem for problem in problems if problem]
-    if found or not isinstance(reward, RewardSource):
-        raise ConfigError(f"reward cannot be used as a source of scores: {'; '.join(found)}")
+    known = [problem for problem in problems if problem]
+    if known or not isinstance(reward, RewardSource):
+        raise ConfigError(f"reward cannot be used as a source of scores: {'; '.join(known)}")
     return reward
 
 
@@ -91,8 +91,8 @@ def check_training(
     on_step: Callable[[int, Mapping[str, float]], Any] | None,
     steps_done: int,
 ) -> None:
-    """Raises DataError for prompts that cannot be trained on, ConfigError where no step is left, nothing gives scores
-    (`scored`), or `on_step` could not be called after the first step."""
+    """Raises DataError for prompts that cannot be trained on, ConfigError if no step is left, no scores will come
+    (`scored` is False), or `on_step` has the wrong signature."""
     if not scored:
         raise ConfigError("no reward: pass reward= (a function or a source) to train or to the trainer")
     if on_step is not None and (problem := calling_problem(on_step, [1, {}])):

@@ -1,4 +1,4 @@
-"""Token ids, masks and scores as callers bring them (lists, tensors, arrays) made plain. Knows no record."""
+"""Converts token ids, masks and scores from lists, tensors and arrays to plain Python values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,17 +17,17 @@ Mask = Sequence[bool] | Sequence[int] | Tensor
 
 
 def is_token_ids(given: Any) -> bool:
-    """Whether this is one sequence of whole numbers, of whatever kind."""
+    """Whether the value is one sequence of integers, of any type."""
     listed = plain(given)
     return is_list(listed) and all(type(token) is int for token in listed)
 
 
 def plain(given: Any) -> Any:
-    """Tensors, arrays and their numbers as Python's lists and numbers, on the CPU; anything else as it is."""
+    """Tensors, arrays and their scalars as Python lists and numbers; anything else unchanged."""
     if isinstance(given, Tensor | np.ndarray | np.generic):
         return given.tolist()
-    if is_list(given) and any(isinstance(each, np.generic) or _is_number(each) for each in given):
-        return [each.tolist() if isinstance(each, np.generic) or _is_number(each) else each for each in given]
+    if is_list(given) and any(isinstance(item, np.generic) or _is_number(item) for item in given):
+        return [item.tolist() if isinstance(item, np.generic) or _is_number(item) else item for item in given]
     return given
 
 
@@ -36,14 +36,14 @@ def _is_number(given: Any) -> bool:
 
 
 def check_range(token_ids: Sequence[int], *, num_tokens: int, what: str) -> None:
-    """Raises DataError for an id that the policy has no embedding for."""
+    """Raises DataError for a token id that is not in the policy's vocabulary."""
     beyond = [token for token in token_ids if not 0 <= token < num_tokens]
     if beyond:
         raise DataError(f"a {what} has the token id {beyond[0]}, but the policy has {num_tokens} tokens")
 
 
 def as_mask(given: Mask, *, num_tokens: int, index: int) -> Tensor:
-    """[T] bool. Raises DataError where there is not one True or False (1 or 0) for each of the response's tokens."""
+    """A mask as [T] bool. Raises DataError if it does not have one True or False (1 or 0) per token of the response."""
     listed = plain(given)
     if not is_list(listed) or len(listed) != num_tokens or not set(listed) <= {0, 1}:
         raise DataError(
@@ -54,7 +54,7 @@ def as_mask(given: Mask, *, num_tokens: int, index: int) -> Tensor:
 
 
 def as_score(given: Any) -> float:
-    """A number; NaN for None. Raises DataError for what is neither, such as a tensor of several numbers."""
+    """A score as a float; NaN for None. Raises DataError for anything else, such as a tensor of several numbers."""
     listed = plain(given)
     if is_list(listed) and len(listed) == 1:
         (listed,) = listed

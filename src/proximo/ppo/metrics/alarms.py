@@ -1,6 +1,7 @@
-"""The rules by which alarms are raised about a PPO run, causes before effects. Not how they look: see the checks.
+"""Alarm rules of PPO, causes before effects. The checks: score_checks.py, update_checks.py.
 
-Thresholds are meant to be late rather than wrong. A rule that blames looks at the score: high and equal is success.
+Thresholds prefer late alarms to false ones. Most checks stay silent if the run succeeds: high scores that no longer
+differ are success.
 """
 
 from proximo.metrics.alarms import Rule, Severity, counted
@@ -35,9 +36,9 @@ GOLD = "The score rises while the gold score falls"
 
 OF_LENGTH = (LONGER, SHORTER, LENGTHENS, SHORTENS)
 LEARNS_NOTHING = (TINY, FLAT, COLLAPSE, CRITIC, GROUPS)
-"""What follows where no score teaches anything."""
-IN_ITS_TRAIN = (KL_FAST, CLIPPED, COLLAPSE, REPEATS, CIRCLES, SKIPPED, NOT_FINITE)
-"""What follows where a policy goes far from where it began."""
+"""Alarms that a lack of learning signal causes."""
+CAUSED_BY_LARGE_MOVES = (KL_FAST, CLIPPED, COLLAPSE, REPEATS, CIRCLES, SKIPPED, NOT_FINITE)
+"""Alarms that a policy far from its start causes."""
 
 PPO_RULES = (
     Rule(
@@ -61,7 +62,7 @@ PPO_RULES = (
     Rule(
         title=LEFT_OUT,
         when=f"policy/rejected_fraction, or policy/behaviour_clip_fraction with masked weights, is above "
-        f"{updates.MOST} in the last fifth",
+        f"{updates.MAX_EXCLUDED_SHARE} in the last fifth",
         advice=updates.LEFT_OUT_ADVICE,
         severity=Severity.PROBLEM,
         check=updates.mostly_left_out,
@@ -74,7 +75,7 @@ PPO_RULES = (
         "the policy has the wrong weights.",
         severity=Severity.PROBLEM,
         check=scores.samples_noise,
-        explains=(DESTROYED, CUT, ONE_SCORE, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
+        explains=(DESTROYED, CUT, ONE_SCORE, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES),
     ),
     Rule(
         title=GREEDY,
@@ -83,7 +84,7 @@ PPO_RULES = (
         "too low, or the model was fine-tuned for too long.",
         severity=Severity.PROBLEM,
         check=scores.samples_greedily,
-        explains=(DESTROYED, ONE_SCORE, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
+        explains=(DESTROYED, ONE_SCORE, OUTWEIGHS, OUTPULLS, *OF_LENGTH, *LEARNS_NOTHING, *CAUSED_BY_LARGE_MOVES),
     ),
     Rule(
         title=DESTROYED,
@@ -94,7 +95,16 @@ PPO_RULES = (
         "epochs. ppo.guards.target_kl ends the updates of such a step earlier.",
         severity=Severity.PROBLEM,
         check=updates.destroyed,
-        explains=(CUT, ONE_SCORE, OUTWEIGHS, OUTPULLS, KL_NEGATIVE, *OF_LENGTH, *LEARNS_NOTHING, *IN_ITS_TRAIN),
+        explains=(
+            CUT,
+            ONE_SCORE,
+            OUTWEIGHS,
+            OUTPULLS,
+            KL_NEGATIVE,
+            *OF_LENGTH,
+            *LEARNS_NOTHING,
+            *CAUSED_BY_LARGE_MOVES,
+        ),
     ),
     Rule(
         title=GOLD,
@@ -105,26 +115,26 @@ PPO_RULES = (
         severity=Severity.PROBLEM,
         check=scores.score_up_gold_down,
         trend=True,
-        explains=(*OF_LENGTH, *IN_ITS_TRAIN),
+        explains=(*OF_LENGTH, *CAUSED_BY_LARGE_MOVES),
     ),
     Rule(
         title=LONGER,
-        when=f"the correlation of length and score among the answers of a step is {scores.PAYS_LENGTH} or more, as the "
-        "mean over the steps whose scores differ",
+        when="the correlation of length and score among the answers of a step is "
+        f"{scores.MAX_LENGTH_CORRELATION} or more, as the mean over the steps whose scores differ",
         advice="The reward may favour length. Compare answers of equal length in samples.jsonl, or remove the length "
         "from the score (docs/rewards.md).",
         severity=Severity.WARNING,
         check=scores.longer_pays,
-        explains=(LENGTHENS, CUT, *IN_ITS_TRAIN),
+        explains=(LENGTHENS, CUT, *CAUSED_BY_LARGE_MOVES),
     ),
     Rule(
         title=SHORTER,
-        when=f"that correlation is -{scores.PAYS_LENGTH} or less",
+        when=f"that correlation is -{scores.MAX_LENGTH_CORRELATION} or less",
         advice="The reward may favour short answers. Compare answers of equal length in samples.jsonl; if short "
         "answers say too little, set ppo.score.min_tokens.",
         severity=Severity.WARNING,
         check=scores.shorter_pays,
-        explains=(SHORTENS, *IN_ITS_TRAIN),
+        explains=(SHORTENS, *CAUSED_BY_LARGE_MOVES),
     ),
     Rule(
         title="The format is rewarded but the task is not solved",

@@ -1,4 +1,4 @@
-"""The curves of a PPO run, the ones that matter most first. Not those of the other trainers."""
+"""Curves of the PPO report, the most important first."""
 
 from proximo.metrics.curves import Curve, Section, Trace, held_out
 

@@ -1,4 +1,4 @@
-"""The metrics of responses to held-out prompts. Not those of training batches."""
+"""Metrics of responses to held-out prompts."""
 
 from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.values import Deviation, Last, Mean, Sum

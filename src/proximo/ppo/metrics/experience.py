@@ -1,7 +1,7 @@
-"""The metrics of a PPO step before its updates: rollout, scores, experience. Not those of other trainers.
+"""Metrics of a PPO step before its updates: rollout, scores, experience.
 
-Means over tokens count the tokens of the response mask and nothing else: no prompt, no padding, no response that an
-infrastructure fault took out.
+Means over tokens are over the response mask: no prompts, no padding, no responses that an infrastructure fault left
+unscored.
 """
 
 from proximo.metrics.definitions import Better, Metric

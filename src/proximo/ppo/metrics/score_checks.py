@@ -1,4 +1,4 @@
-"""What the rules for PPO look for in scores, lengths and groups. Not in updates: see update_checks."""
+"""Checks of PPO's alarms on scores, lengths and groups. Checks on updates: update_checks.py."""
 
 import math
 from statistics import fmean
@@ -6,20 +6,20 @@ from statistics import fmean
 from proximo.metrics.alarms import Finding, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, Series, setting
-from proximo.ppo.metrics.signs import ends, is_flat, one_score, rises, succeeds, where_scores_differ
+from proximo.ppo.metrics.signs import ends, has_constant_scores, is_flat, rises, succeeds, where_scores_differ
 
 MIN_STEPS = 10
-"""Of which rules speak that compare two trends."""
-PAYS_LENGTH = 0.7
-"""The correlation of score and length from which the one may be paid for the other."""
-OUTWEIGHS = 3
-"""How many times what there was to gain a response may pay for its KL."""
+"""Smallest number of steps for checks that compare two trends."""
+MAX_LENGTH_CORRELATION = 0.7
+"""Correlation of score and length from which the score may reward length itself."""
+MAX_KL_TO_GAIN = 3
+"""Largest allowed ratio of a response's KL penalty to the spread and rise of the score."""
 NOISE_ENTROPY, GREEDY_ENTROPY = 4.0, 0.05
-"""Nats per token: 55 equally likely tokens at each place, and one token that is 99% sure."""
+"""Entropy in nats per token: that of 55 equally likely tokens, and that of a token with probability 99%."""
 
 
 def score_up_gold_down(run: Run) -> str | None:
-    """The proxy goes on rising beyond the best of what it stands for."""
+    """Over-optimisation: the score still rises after the gold score has passed its maximum."""
     for score_name, gold_name in (("score/mean", "gold/mean"), ("evaluation/score", "evaluation/gold")):
         score, gold = run.series(score_name), run.series(gold_name)
         scores, golds = fifths(score), fifths(gold)
@@ -33,8 +33,8 @@ def score_up_gold_down(run: Run) -> str | None:
 
 
 def all_scores_equal(run: Run) -> str | None:
-    """Nothing can be learned, and nothing ever could."""
-    if not one_score(run):
+    """All responses have had the same score since the first step, so there is no learning signal."""
+    if not has_constant_scores(run):
         return None
     spread = run.series("score/std")
     return (
@@ -44,7 +44,7 @@ def all_scores_equal(run: Run) -> str | None:
 
 
 def score_flat(run: Run) -> Finding | None:
-    """Flat where it might rise: a score that is as high as it gets is no failure."""
+    """The score does not rise although it is not saturated."""
     score = run.series("score/mean")
     means = fifths(score)
     if means is None or len(score) < MIN_STEPS or means[-1] - means[0] > 2 * fifth_noise(score) or succeeds(run):
@@ -71,21 +71,21 @@ def _why_flat(run: Run) -> str | None:
 
 
 def kl_outweighs_score(run: Run) -> str | None:
-    """The penalty of a response, or the noise in it, beside what scores differed by at most and what they gained.
+    """The KL penalty of a response, or its noise, is large compared with the spread and the rise of the score.
 
-    The sum of k1 over a response has a variance of about twice its mean where policy and reference are near each other
-    (Schulman 2020), so a penalty whose mean is small can still drown the score.
+    The sum of k1 over a response has a variance of about twice its mean if policy and reference are close (Schulman
+    2020), so that even a penalty with a small mean can dominate the score.
     """
     coefficients, spreads = run.series("kl/coefficient"), run.series("score/shaped_std") or run.series("score/std")
     per_response = _products(run.series("kl/k3_per_token"), run.series("response/tokens_mean"))
     recent, means, widest = fifths(per_response), fifths(run.series("score/mean")), max(fifths(spreads) or (0.0,))
     if recent is None or means is None or not len(coefficients) or not widest or succeeds(run):
         return None
-    if setting(run.config, "ppo", "kl", "apply_to") == "loss":  # it is weighed against advantages there, not scores
+    if setting(run.config, "ppo", "kl", "apply_to") == "loss":  # there it competes with advantages, not scores
         return None
-    # k3 is never negative but for rounding.
+    # Rounding can make k3 negative.
     coefficient, kl, gained = coefficients.values[-1], max(0.0, recent[-1]), max(0.0, means[-1] - means[0])
-    if coefficient * max(kl, math.sqrt(2 * kl)) <= OUTWEIGHS * (widest + gained):
+    if coefficient * max(kl, math.sqrt(2 * kl)) <= MAX_KL_TO_GAIN * (widest + gained):
         return None
     mean, noise = coefficient * kl, coefficient * math.sqrt(2 * kl)
     return (
@@ -95,42 +95,42 @@ def kl_outweighs_score(run: Run) -> str | None:
 
 
 def _products(left: Series, right: Series) -> Series:
-    """Of two metrics that the same steps have."""
+    """Products of two metrics, at the steps that have both."""
     both = dict(zip(right.steps, right.values, strict=True))
     points = [(step, value * both[step]) for step, value in zip(left.steps, left.values, strict=True) if step in both]
     return Series(tuple(step for step, _ in points), tuple(value for _, value in points))
 
 
 def samples_noise(run: Run) -> Finding | None:
-    """No language model writes sense with so many choices at each token."""
+    """The entropy of the first steps is too high for meaningful text."""
     entropy = run.series("policy/entropy").values[:3]
     if len(entropy) < 3 or min(entropy) < NOISE_ENTROPY:
         return None
     temperature = setting(run.config, "ppo", "rollout", "temperature")
-    said = "" if temperature is None else f" The temperature is {number(temperature)}."
+    stated = "" if temperature is None else f" The temperature is {number(temperature)}."
     lower = temperature is not None and temperature > 1
     return Finding(
-        f"{number(fmean(entropy))} nats per token in the first steps.{said}",
+        f"{number(fmean(entropy))} nats per token in the first steps.{stated}",
         "Set ppo.rollout.temperature to 1." if lower else None,
     )
 
 
 def samples_greedily(run: Run) -> Finding | None:
-    """From the start: a policy that has become sure is another matter."""
+    """Sampling is almost deterministic from the first steps on."""
     entropy = run.series("policy/entropy").values[:3]
     if len(entropy) < 3 or max(entropy) > GREEDY_ENTROPY or succeeds(run):
         return None
     temperature = setting(run.config, "ppo", "rollout", "temperature")
-    said = "" if temperature is None else f" The temperature is {number(temperature)}."
+    stated = "" if temperature is None else f" The temperature is {number(temperature)}."
     higher = temperature is not None and temperature < 1
     return Finding(
-        f"{number(fmean(entropy))} nats per token in the first steps.{said}",
+        f"{number(fmean(entropy))} nats per token in the first steps.{stated}",
         "Set ppo.rollout.temperature to 1." if higher else None,
     )
 
 
 def all_cut_off(run: Run) -> Finding | None:
-    """Hardly an answer ends by itself: never did, or no longer does."""
+    """Hardly any response ends with a stop token, from the start or in the last fifth."""
     means = fifths(run.series("response/finished_fraction"))
     if means is None or means[-1] >= 0.1:
         return None
@@ -144,15 +144,15 @@ def all_cut_off(run: Run) -> Finding | None:
 
 
 def longer_pays(run: Run) -> str | None:
-    """Among the answers of one step, the longer ones score higher."""
+    """Within a step, longer responses score higher."""
     r = _length_correlation(run)
-    return None if r is None or r < PAYS_LENGTH else _said_correlation(r)
+    return None if r is None or r < MAX_LENGTH_CORRELATION else _describe_correlation(r)
 
 
 def shorter_pays(run: Run) -> str | None:
-    """Among the answers of one step, the shorter ones score higher."""
+    """Within a step, shorter responses score higher."""
     r = _length_correlation(run)
-    return None if r is None or r > -PAYS_LENGTH else _said_correlation(r)
+    return None if r is None or r > -MAX_LENGTH_CORRELATION else _describe_correlation(r)
 
 
 def _length_correlation(run: Run) -> float | None:
@@ -160,51 +160,51 @@ def _length_correlation(run: Run) -> float | None:
     return fmean(series.values) if len(series) >= 3 else None
 
 
-def _said_correlation(r: float) -> str:
+def _describe_correlation(r: float) -> str:
     return f"Among the answers of one step the correlation of length and score is {r:+.2f} (mean over the steps)."
 
 
 def rises_with_length(run: Run) -> str | None:
-    """Answers half as long again, and a better score."""
-    found = _length_and_score(run)
-    if found is None or found[1] < 1.5 * found[0]:
+    """Responses became at least 1.5 times as long while the score rose."""
+    tokens = _lengths_with_rising_score(run)
+    if tokens is None or tokens[1] < 1.5 * tokens[0]:
         return None
-    return _said_trend(run, found)
+    return _describe_trend(run, tokens)
 
 
 def rises_with_shortness(run: Run) -> str | None:
-    """Answers of half the length or less, and a better score."""
-    found = _length_and_score(run)
-    if found is None or found[1] > 0.5 * found[0]:
+    """Responses became at most half as long while the score rose."""
+    tokens = _lengths_with_rising_score(run)
+    if tokens is None or tokens[1] > 0.5 * tokens[0]:
         return None
-    return _said_trend(run, found)
+    return _describe_trend(run, tokens)
 
 
-def _length_and_score(run: Run) -> tuple[float, float] | None:
-    """Tokens of the first and the last fifth, where the score rises and the outcome, if there is one, does not."""
-    tokens, score, outcome = (
+def _lengths_with_rising_score(run: Run) -> tuple[float, float] | None:
+    """Mean tokens of the first and last fifth if the score rises and the task reward, if any, does not; else None."""
+    tokens, score, task_reward = (
         run.series(name) for name in ("response/tokens_mean", "score/mean", "score/task_reward_mean")
     )
-    if min(len(tokens), len(score)) < MIN_STEPS or not rises(score) or (len(outcome) and not is_flat(outcome)):
+    if min(len(tokens), len(score)) < MIN_STEPS or not rises(score) or (len(task_reward) and not is_flat(task_reward)):
         return None
     return ends(tokens)
 
 
-def _said_trend(run: Run, tokens: tuple[float, float]) -> str:
+def _describe_trend(run: Run, tokens: tuple[float, float]) -> str:
     low, high = ends(run.series("score/mean"))
     return f"From {number(tokens[0])} to {number(tokens[1])} tokens, with a score from {number(low)} to {number(high)}."
 
 
 def groups_dead(run: Run) -> str | None:
-    """Not where all are right: that is what training was for."""
+    """Most groups have zero variance, and not because the run has succeeded."""
     means = fifths(run.series("group/zero_variance_fraction"))
     return f"{means[-1]:.0%} of prompts in the last fifth." if means and means[-1] > 0.5 and not succeeds(run) else None
 
 
 def form_saturates(run: Run) -> str | None:
-    """Only where `ppo.task_reward` says which number is the task: of parts alone nobody can tell which is the form."""
-    outcome = run.series("score/task_reward_mean")
-    if len(outcome) < MIN_STEPS or not is_flat(outcome):
+    """A score component has risen and levelled off while the task reward is flat. Needs `ppo.task_reward`."""
+    task_reward = run.series("score/task_reward_mean")
+    if len(task_reward) < MIN_STEPS or not is_flat(task_reward):
         return None
     for name in run.names:
         part = run.series(name)
@@ -214,13 +214,13 @@ def form_saturates(run: Run) -> str | None:
         if abs(means[-1] - means[-2]) <= 0.1 * (means[-1] - means[0]):
             return (
                 f"{name} rose from {number(means[0])} to {number(means[-1])} and has levelled off, while the task "
-                f"reward was {number(ends(outcome)[0])} and is {number(ends(outcome)[1])}."
+                f"reward was {number(ends(task_reward)[0])} and is {number(ends(task_reward)[1])}."
             )
     return None
 
 
 def repeats_itself(run: Run) -> str | None:
-    """Few different pairs of tokens: no fault where the answers that are right are few."""
+    """Distinct-2 fell by half or more. Not raised if the run succeeds, since few answers may be correct."""
     means = fifths(run.series("response/distinct_2"))
     if means is None or means[-1] >= 0.5 * means[0] or succeeds(run):
         return None
@@ -228,7 +228,7 @@ def repeats_itself(run: Run) -> str | None:
 
 
 def in_circles(run: Run) -> str | None:
-    """Within one answer: a fault whatever it scores."""
+    """Responses repeat their own 4-grams. Raised whatever the score is."""
     means = fifths(run.series("response/repeat_4gram"))
     if means is None or means[-1] <= 0.3 or means[-1] <= 2 * means[0]:
         return None

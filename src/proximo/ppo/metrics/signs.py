@@ -1,4 +1,4 @@
-"""What several rules for PPO look for: success, the step that destroyed a policy, steps whose scores tell nothing."""
+"""Helps the alarm checks of PPO: success, destructive steps, trends, and steps whose scores differ."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -6,51 +6,51 @@ from statistics import fmean
 from proximo.metrics.alarms import fifth_noise, fifths
 from proximo.metrics.run_files import Run, Series, setting
 
-VIOLENT_CLIPPING, VIOLENT_MOVEMENT = 0.3, 0.1
-"""A step beyond both, or beyond five times the second alone (nats per token), may have destroyed the policy."""
-STEPS_BESIDE = 5
-"""Steps before and after a violent one whose scores are compared."""
-FALL = 0.25
-"""By how many standard deviations of the score it must fall."""
-AT_ONCE = 2 / 3
-"""The part of that fall that comes with the very next step; a slower decline is no single step's work."""
+LARGE_CLIP_FRACTION, LARGE_KL = 0.3, 0.1
+"""A step may be destructive if it exceeds both, or five times the second alone (nats per token)."""
+COMPARED_STEPS = 5
+"""Number of steps before and after a large step whose mean scores are compared."""
+MIN_FALL = 0.25
+"""Smallest fall of the score that counts, in standard deviations of the step's scores."""
+IMMEDIATE_SHARE = 2 / 3
+"""Share of the fall that must come with the next step. A slower decline is not the effect of a single step."""
 SOLVED_SHARE = 0.9
-WIDE = 0.25
-"""Scores of a step differ where their deviation is above this part of that of the widest fifth."""
+MIN_SPREAD = 0.25
+"""Scores of a step differ if their standard deviation exceeds this share of the largest fifth's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blow:
-    """One step after which the score was lower, and stayed so."""
+class DestructiveStep:
+    """A step with large updates after which the score fell and did not recover."""
 
     step: int
     clip_fraction: float
     movement: float
-    """In nats per token, within the step."""
+    """KL from the step's start after its updates, in nats per token."""
     kl: tuple[float, float] | None
-    """From the reference, in the step and in the next one; None in a run without a reference."""
+    """KL from the reference in the step and in the next one, in nats; None in a run without a reference."""
     score: tuple[float, float]
-    """Before and after."""
+    """Mean score before and after."""
 
 
-def blow(run: Run) -> Blow | None:
-    """The first step whose updates were violent and after which the score fell for good.
+def destructive_step(run: Run) -> DestructiveStep | None:
+    """The first step with large updates after which the score fell for good.
 
-    A step samples before it learns: what its updates did shows in the scores of the next one.
+    A step samples before it updates, so the effect of its updates shows in the scores of the next step.
     """
     lines = [line for line in run.lines if "score/mean" in line]
     scores = [line["score/mean"] for line in lines]
-    for place, line in enumerate(lines[:-2]):
+    for index, line in enumerate(lines[:-2]):
         clipped, moved = line.get("policy/clip_fraction", 0.0), line.get("policy/approx_kl", 0.0)
-        if moved < VIOLENT_MOVEMENT or (clipped < VIOLENT_CLIPPING and moved < 5 * VIOLENT_MOVEMENT):
+        if moved < LARGE_KL or (clipped < LARGE_CLIP_FRACTION and moved < 5 * LARGE_KL):
             continue
-        before = fmean(scores[max(0, place + 1 - STEPS_BESIDE) : place + 1])
-        after = fmean(scores[place + 1 : place + 1 + STEPS_BESIDE])
-        limit = before - FALL * line.get("score/std", 0.0)
-        at_once = scores[place] - scores[place + 1] >= AT_ONCE * (before - after)
-        if at_once and max(scores[place + 1], after, fmean(scores[-STEPS_BESIDE:])) < limit:
-            kl = [each["kl/sequence"] for each in lines[place : place + 2] if "kl/sequence" in each]
-            return Blow(
+        before = fmean(scores[max(0, index + 1 - COMPARED_STEPS) : index + 1])
+        after = fmean(scores[index + 1 : index + 1 + COMPARED_STEPS])
+        limit = before - MIN_FALL * line.get("score/std", 0.0)
+        is_immediate = scores[index] - scores[index + 1] >= IMMEDIATE_SHARE * (before - after)
+        if is_immediate and max(scores[index + 1], after, fmean(scores[-COMPARED_STEPS:])) < limit:
+            kl = [near["kl/sequence"] for near in lines[index : index + 2] if "kl/sequence" in near]
+            return DestructiveStep(
                 step=int(line["step"]),
                 clip_fraction=clipped,
                 movement=moved,
@@ -61,10 +61,10 @@ def blow(run: Run) -> Blow | None:
 
 
 def succeeds(run: Run) -> bool:
-    """Whether the score is high: near its best, and as good as it gets or far above its start.
+    """Whether the run has a high score: near its maximum, and either saturated or far above its start.
 
-    As good as it gets: nearly all responses of a step have its highest score, or `ppo.solved_score`. Far above: by more
-    than the scores of the first fifth differed among themselves.
+    Saturated: nearly all responses of a step have the step's highest score, or the task reward nearly reaches
+    `ppo.solved_score`. Far above: by more than the standard deviation of the scores in the first fifth.
     """
     score = run.series("score/mean")
     means, best = fifths(score), fifths(run.series("score/best_fraction"))
@@ -75,29 +75,29 @@ def succeeds(run: Run) -> bool:
         return False
     rise = means[-1] - means[0]
     solved = setting(run.config, "ppo", "solved_score")
-    outcome = fifths(run.series("score/task_reward_mean")) or means
-    if solved is not None and outcome[-1] >= SOLVED_SHARE * solved > 0:
+    task_reward = fifths(run.series("score/task_reward_mean")) or means
+    if solved is not None and task_reward[-1] >= SOLVED_SHARE * solved > 0:
         return True
     if best is not None and best[-1] >= SOLVED_SHARE and (rise > noise or best[0] >= SOLVED_SHARE):
-        return not one_score(run)
+        return not has_constant_scores(run)
     spread = fifths(run.series("score/std"))
     return spread is not None and rise > max(noise, spread[0])
 
 
-def one_score(run: Run) -> bool:
-    """Whether at least nine of ten steps, the first among them, had one and the same score for all responses."""
+def has_constant_scores(run: Run) -> bool:
+    """Whether all responses of a step had the same score in at least 90% of the steps, including the first."""
     spreads = run.series("score/std").values
     return len(spreads) >= 5 and spreads[0] == 0 and spreads.count(0) >= 0.9 * len(spreads)
 
 
 def where_scores_differ(run: Run, name: str) -> Series:
-    """The metric in the steps whose scores differ at all, measured by the widest fifth of the run.
+    """The metric at the steps whose scores differ, compared with the fifth of the run where they differ most.
 
-    Where they do not, there is nothing that a critic could know, nor anything that length could explain.
+    Without differences in score, a critic has nothing to explain and length explains nothing.
     """
     series, spread = run.series(name), run.series("score/std")
     widest = max(fifths(spread) or (0.0,))
-    wide = {step for step, value in zip(*_points(spread), strict=True) if value > WIDE * widest}
+    wide = {step for step, value in zip(*_points(spread), strict=True) if value > MIN_SPREAD * widest}
     if not len(spread):
         return series
     kept = [(step, value) for step, value in zip(*_points(series), strict=True) if step in wide]
@@ -105,19 +105,19 @@ def where_scores_differ(run: Run, name: str) -> Series:
 
 
 def rises(series: Series) -> bool:
-    """Whether the last fifth is clearly above the first."""
+    """Whether the mean of the last fifth is clearly above that of the first."""
     first, last = ends(series)
     return last - first > 5 * fifth_noise(series)
 
 
 def is_flat(series: Series) -> bool:
-    """Whether the last fifth is not above the first by more than their noise."""
+    """Whether the mean of the last fifth does not exceed that of the first by more than noise."""
     first, last = ends(series)
     return last - first <= 2 * fifth_noise(series)
 
 
 def ends(series: Series) -> tuple[float, float]:
-    """The means of the first and the last fifth, of five steps or more."""
+    """Means of the first and the last fifth. The series must have at least five steps."""
     means = fifths(series)
     assert means is not None
     return means[0], means[-1]

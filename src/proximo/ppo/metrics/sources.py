@@ -1,11 +1,11 @@
-"""The metrics of reward sources: how long their work takes and what fails. Not the scores."""
+"""Metrics of reward sources: times and failures."""
 
 from proximo.metrics.definitions import Better, Metric
 from proximo.metrics.values import Mean, MetricValue, Quantile, Sum
 
 
 def _metric(name: str, reduction: type[MetricValue], unit: str, definition: str) -> Metric:
-    """None of them repeats: times, and what times decide; a resumed run remembers no verdict of the one before."""
+    """A metric of a reward source. It is not repeatable: it depends on timing, and a resumed run has an empty cache."""
     return Metric(
         name=f"source/<component>/{name}",
         reduction=reduction,

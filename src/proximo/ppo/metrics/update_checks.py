@@ -1,20 +1,20 @@
-"""What the rules for PPO look for in policy, critic and KL. Not in scores: see score_checks."""
+"""Checks of PPO's alarms on policy updates, critic and KL. Checks on scores: score_checks.py."""
 
 import math
 
 from proximo.metrics.alarms import Finding, fifth_noise, fifths
 from proximo.metrics.formatting import format_number as number
 from proximo.metrics.run_files import Run, setting
-from proximo.ppo.metrics.signs import blow, succeeds, where_scores_differ
+from proximo.ppo.metrics.signs import destructive_step, succeeds, where_scores_differ
 
 USELESS_VARIANCE = 0.01
 MANY_EPOCHS = 4
-MOST = 0.5
-"""The share of the tokens from which leaving them out is a finding."""
-PULL = 1
-"""How many times the size of its advantage the KL in the loss may pull at a token."""
-LEAP = 10
-"""A value loss above so many times the largest variance of the scores is a critic that leapt away."""
+MAX_EXCLUDED_SHARE = 0.5
+"""Share of excluded tokens above which the alarm is raised."""
+MAX_KL_TO_ADVANTAGE = 1
+"""Largest allowed ratio of a token's KL gradient factor to the size of its advantage."""
+DIVERGED_LOSS_RATIO = 10
+"""A critic has diverged if its loss exceeds this many times the largest variance of the scores."""
 
 LEFT_OUT_ADVICE = (
     "The policy does not learn from excluded tokens. The sampler differs too much from the policy: check for "
@@ -24,19 +24,19 @@ LEFT_OUT_ADVICE = (
 
 
 def destroyed(run: Run) -> Finding | None:
-    """One step and what it did, with the settings that made it."""
-    found = blow(run)
-    if found is None:
+    """A destructive step with its figures, and advice on the settings that caused it."""
+    step = destructive_step(run)
+    if step is None:
         return None
     kl = (
         ""
-        if found.kl is None
-        else f", and the KL from the reference went from {number(found.kl[0])} to {number(found.kl[1])} nats"
+        if step.kl is None
+        else f", and the KL from the reference went from {number(step.kl[0])} to {number(step.kl[1])} nats"
     )
     detail = (
-        f"Step {found.step}: {found.clip_fraction:.0%} of tokens were clipped, the policy moved by "
-        f"{number(found.movement)} nats per token{kl}. The score fell from {number(found.score[0])} to "
-        f"{number(found.score[1])} and did not recover."
+        f"Step {step.step}: {step.clip_fraction:.0%} of tokens were clipped, the policy moved by "
+        f"{number(step.movement)} nats per token{kl}. The score fell from {number(step.score[0])} to "
+        f"{number(step.score[1])} and did not recover."
     )
     rate, epochs = (
         setting(run.config, "ppo", *keys) for keys in (("policy_optimizer", "learning_rate"), ("epochs_per_step",))
@@ -52,7 +52,7 @@ def destroyed(run: Run) -> Finding | None:
 
 
 def clip_fraction_high(run: Run) -> Finding | None:
-    """Of tokens; not for objectives whose clip is meant to act on many of them."""
+    """A high share of clipped tokens. Only for objective ppo, since other objectives clip many tokens by design."""
     if setting(run.config, "ppo", "policy_loss", "objective") not in (None, "ppo"):
         return None
     means = fifths(run.series("policy/clip_fraction"))
@@ -64,7 +64,7 @@ def clip_fraction_high(run: Run) -> Finding | None:
 
 
 def hardly_moves(run: Run) -> str | None:
-    """In no step of the run."""
+    """No token was clipped and the policy moved very little in any step."""
     clipped, moved = fifths(run.series("policy/clip_fraction")), fifths(run.series("policy/approx_kl"))
     if clipped is None or moved is None or max(clipped) > 0 or max(moved) > 1e-5 or succeeds(run):
         return None
@@ -72,7 +72,7 @@ def hardly_moves(run: Run) -> str | None:
 
 
 def mostly_left_out(run: Run) -> Finding | None:
-    """By `rejection`, or by weights that are 0 beyond their bounds."""
+    """Most tokens are excluded by `rejection`, or have behaviour weight 0 because they exceed a bound."""
     loss = ("ppo", "policy_loss")
     masked = setting(run.config, *loss, "behaviour_weight") == "masked"
     for metric, key, holds in (
@@ -80,7 +80,7 @@ def mostly_left_out(run: Run) -> Finding | None:
         ("policy/behaviour_clip_fraction", ("behaviour_cap",), masked),
     ):
         means = fifths(run.series(metric))
-        if means is None or means[-1] <= MOST or not holds:
+        if means is None or means[-1] <= MAX_EXCLUDED_SHARE or not holds:
             continue
         bound = setting(run.config, *loss, *key)
         advice = None if bound is None else f"{'.'.join((*loss, *key))} is {bound:g}. {LEFT_OUT_ADVICE}"
@@ -89,18 +89,19 @@ def mostly_left_out(run: Run) -> Finding | None:
 
 
 def kl_outweighs_policy_loss(run: Run) -> str | None:
-    """Where the KL is a part of the loss: its pull at a token, beside that of the token's advantage.
+    """With the KL in the loss: its gradient on a token exceeds that of the token's advantage.
 
-    Both are factors of the gradient of a token's log-prob. That of k2, and of the KL at each state, is the log-ratio to
-    the reference, whose root mean square is about sqrt(2 * k3) where the two are near each other.
+    Both are factors of the gradient of the token's log-prob. The factor of k2 and of the full KL is the log-ratio to
+    the
+    reference, whose root mean square is about sqrt(2 * k3) if policy and reference are close.
     """
     coefficients, k3 = run.series("kl/coefficient"), run.series("kl/k3_per_token")
     means, size = fifths(k3), _size_of_advantages(run)
     if setting(run.config, "ppo", "kl", "apply_to") != "loss" or means is None or not len(coefficients) or not size:
         return None
-    ratio = math.sqrt(2 * max(0.0, means[-1]))  # k3 is never negative but for rounding
+    ratio = math.sqrt(2 * max(0.0, means[-1]))  # rounding can make k3 negative
     pull = coefficients.values[-1] * ratio
-    if pull <= PULL * size or succeeds(run):
+    if pull <= MAX_KL_TO_ADVANTAGE * size or succeeds(run):
         return None
     return (
         f"The log-ratio of a token to the reference is about {number(ratio)} nats, which gives the KL a weight of "
@@ -110,7 +111,7 @@ def kl_outweighs_policy_loss(run: Run) -> str | None:
 
 
 def _size_of_advantages(run: Run) -> float | None:
-    """1 where they are standardised over the step; else their deviation in the last fifth."""
+    """Typical size of an advantage: 1 if standardised over the step, else the standard deviation in the last fifth."""
     options = ("ppo", "advantage")
     standardise = setting(run.config, *options, "standardise")
     by_default = setting(run.config, *options, "estimator") in ("gae", "return_to_go", "group_return_to_go")
@@ -121,7 +122,7 @@ def _size_of_advantages(run: Run) -> float | None:
 
 
 def kl_rises_fast(run: Run) -> str | None:
-    """By more than it ever was before."""
+    """The KL in the last fifth is more than twice that of the fifth before."""
     means = fifths(run.series("kl/sequence"))
     if means is None or means[-1] <= 5 or means[-1] <= 2 * max(means[-2], 0):
         return None
@@ -129,13 +130,13 @@ def kl_rises_fast(run: Run) -> str | None:
 
 
 def kl_negative(run: Run) -> str | None:
-    """More than noise can make it."""
+    """The mean KL of the last fifth is more negative than noise explains."""
     means = fifths(run.series("kl/sequence"))
     return f"Its mean is {number(means[-1])} nats in the last fifth." if means and means[-1] < -0.5 else None
 
 
 def entropy_collapses(run: Run) -> str | None:
-    """Sure of itself too early: the score is not high, and no longer rises."""
+    """Entropy fell to less than a fifth while the score is not high and no longer rises."""
     entropy, score = fifths(run.series("policy/entropy")), run.series("score/mean")
     if entropy is None or entropy[0] <= 0 or entropy[-1] >= 0.2 * entropy[0] or succeeds(run):
         return None
@@ -146,19 +147,19 @@ def entropy_collapses(run: Run) -> str | None:
 
 
 def critic_useless(run: Run) -> Finding | None:
-    """Only in steps whose returns have something to explain, and of a run that has need of it."""
+    """The critic explains no variance, in steps whose scores differ, of a run that does not succeed anyway."""
     means = fifths(where_scores_differ(run, "value/explained_variance"))
     if means is None or means[-1] > USELESS_VARIANCE or succeeds(run):
         return None
-    return Finding(f"The explained variance is {number(means[-1])} in the last fifth.", _leapt_away(run))
+    return Finding(f"The explained variance is {number(means[-1])} in the last fifth.", _divergence_advice(run))
 
 
-def _leapt_away(run: Run) -> str | None:
+def _divergence_advice(run: Run) -> str | None:
     loss, spread = run.series("value/loss"), run.series("score/std")
     if not len(loss) or not len(spread) or setting(run.config, "ppo", "value_loss", "normalise") not in (None, "none"):
         return None
     highest, widest = max(loss.values), max(spread.values) ** 2
-    if highest <= LEAP * widest:
+    if highest <= DIVERGED_LOSS_RATIO * widest:
         return None
     step = loss.steps[loss.values.index(highest)]
     return (

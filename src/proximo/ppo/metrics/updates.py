@@ -1,6 +1,6 @@
-"""The metrics of the updates of a PPO step, policy and value. Not those of the experience that they learn from.
+"""Metrics of the policy and value updates of a PPO step.
 
-Means over tokens are over the tokens that the loss counted, in all minibatches and epochs of the step.
+Means over tokens are over the tokens of the loss, in all minibatches and epochs of the step.
 """
 
 from proximo.metrics.definitions import Better, Metric
