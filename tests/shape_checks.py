@@ -1,4 +1,4 @@
-"""Checks dtypes and shapes that functions state in their annotations, at every call in the tests, by an import hook.
+"""Checks dtypes and shapes that functions state in their annotations, in the tests, by an import hook.
 
 jaxtyping and beartype do the checking. Their own hook would wrap every function of a module, at some 30 us a call; this
 one wraps the functions whose arguments state a shape, and the dataclasses whose fields do.
@@ -49,18 +49,34 @@ def _states_a_shape(hint: Any) -> bool:
 
 
 def _checked_function(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Within torch.compile, which cannot trace through the checks, it is the function itself."""
+    """Checked once for each combination of dtypes and shapes of its arguments: a decoding loop repeats them endlessly.
+
+    Within torch.compile, which cannot trace through the checks, it is the function itself.
+    """
     whole = inspect.signature(plain)
     parameters = [each.replace(annotation=_shape(each.annotation)) for each in whole.parameters.values()]
     plain.__signature__ = whole.replace(parameters=parameters, return_annotation=_shape(whole.return_annotation))
     strict = jaxtyped(plain, typechecker=_types)
     del plain.__signature__
 
+    passed: set[Any] = set()
+
     @wraps(plain)
     def call(*arguments: Any, **options: Any) -> Any:
-        return (plain if torch.compiler.is_compiling() else strict)(*arguments, **options)
+        if torch.compiler.is_compiling():
+            return plain(*arguments, **options)
+        kinds = (*map(_kind, arguments), *((name, _kind(value)) for name, value in options.items()))
+        if kinds in passed:
+            return plain(*arguments, **options)
+        result = strict(*arguments, **options)
+        passed.add(kinds)
+        return result
 
     return call
+
+
+def _kind(value: Any) -> Any:
+    return (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value)
 
 
 class _Finder(MetaPathFinder):

@@ -1,6 +1,6 @@
 """The mathematics of training: pure functions on tensors. Imports torch and jaxtyping, and no other part of Proximo.
 
-The annotations state dtype and shape of every tensor; the tests check both at each call (tests/shape_checks.py). One
+The annotations state dtype and shape of every tensor; the tests check both (tests/shape_checks.py). One
 name stands for one size within a call:
 
     tokens      T   response tokens of all responses, laid end to end without padding

@@ -1,6 +1,6 @@
 """Models of transformers, run on packed tokens: loading, attention, heads, adapters. Not their training.
 
-The annotations state dtype and shape of tensors; the tests check both at each call (tests/shape_checks.py). One name
+The annotations state dtype and shape of tensors; the tests check both (tests/shape_checks.py). One name
 stands for one size within a call:
 
     tokens       T   tokens of all sequences of a pass, laid end to end

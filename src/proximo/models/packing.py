@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Shaped
+from jaxtyping import Int64
 from torch import Tensor
 
 
@@ -109,7 +109,7 @@ def pack_responses(
     )
 
 
-def send(tensor: Shaped[Tensor, "*shape"], device: torch.device | str) -> Shaped[Tensor, "*shape"]:
+def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """The same on another device; what is on the host goes to CUDA without waiting until it is there."""
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
         return tensor.pin_memory().to(device, non_blocking=True)

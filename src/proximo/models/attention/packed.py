@@ -39,8 +39,8 @@ class AttentionOptions:
     """A token sees itself and the `sliding_window - 1` tokens before it; None = all before it."""
     softcap: float | None = None
     """c: scores become c * tanh(score / c), before the mask."""
-    sinks: Float[Tensor, "heads"] | None = None
-    """One more logit per head in the softmax, which carries no value."""
+    sinks: Tensor | None = None
+    """[H] one more logit per head in the softmax, which carries no value."""
     dropout: float = 0.0
     """Probability of dropping an attention weight; layers pass 0 in eval mode."""
 
