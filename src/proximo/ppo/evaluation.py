@@ -59,7 +59,7 @@ def evaluate_policy(
         return scored
 
     scored = answered(roles.evaluated.engine, "evaluation")
-    responses = [each.response for each in scored]
+    responses = [s.response for s in scored]
     divergences: list[float | None] = [None] * len(responses)
     if roles.reference is not None:
         # Always k1, whatever kl.estimator is: a full KL over the vocabulary would cost a pass and is not shown.
@@ -72,9 +72,7 @@ def evaluate_policy(
     if config.solved_score is not None:
         metrics |= pass_metrics(scored, size=size, config=config)
     if config.task_reward is not None:
-        metrics["evaluation/task_reward"] = Mean.of(
-            task_reward_of(each, config.task_reward) for each in scored if each.valid
-        )
+        metrics["evaluation/task_reward"] = Mean.of(task_reward_of(s, config.task_reward) for s in scored if s.valid)
     opponents: list[Scored | None] = [None] * len(scored)
     if roles.reference is not None and roles.reference.engine is not None:
         opponents = list(answered(roles.reference.engine, "evaluation, the reference's answers"))

@@ -95,12 +95,12 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     _check_rows(early, rows.training, prompts)
     _check_rows(early, rows.held_out, held_out)
     policy = build_language_model(policy_config, tokenizer, device_spec=policy_device, role="policy")
-    found = [
+    all_sources = [
         source or build(config, policy=policy, own=own)
         for config, source, own in zip(configs, early, owns, strict=True)
     ]
-    gold = found.pop() if recipe.gold else None
-    sources = [(config.weight, source) for config, source in zip(recipe.reward, found, strict=True)]
+    gold = all_sources.pop() if recipe.gold else None
+    sources = [(config.weight, source) for config, source in zip(recipe.reward, all_sources, strict=True)]
     reward = WeightedReward(sources)
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
@@ -158,7 +158,7 @@ def _narrow_frozen_roles(trainer: PPOTrainer, sources: Sequence[RewardSource]) -
 
     Called after fingerprints were taken, which are of the weights on disk.
     """
-    frozen: list[LanguageModel | ScalarModel] = [each.model for each in sources if isinstance(each, ModelReward)]
+    frozen: list[LanguageModel | ScalarModel] = [source.model for source in sources if isinstance(source, ModelReward)]
     reference = trainer.roles.reference
     if reference is not None and trainer.config.kl.reference_every_steps is None:
         frozen.append(reference.model)

@@ -109,7 +109,7 @@ class PPORecipe(TrainerRecipe):
     @model_validator(mode="after")
     def _each_role_in_its_place(self) -> Self:
         scorers = {f"reward.{i}": each for i, each in enumerate(self.reward) if isinstance(each, ModelRewardConfig)}
-        shared = {name: each.device for name, each in scorers.items() if each.share_base}
+        shared = {name: scorer.device for name, scorer in scorers.items() if scorer.share_base}
         on_adapter = self.value.init_from == "policy" and self.value.lora is not None and self.policy.lora is not None
         on_reward = self.value.init_from == "reward" and bool(scorers) and next(iter(scorers.values())).share_base
         if self.value.init_from == "trunk" or on_adapter or on_reward:
@@ -120,7 +120,7 @@ class PPORecipe(TrainerRecipe):
                     f"{name} runs on the policy's own weights, so it is where the policy is: remove {name}.device"
                 )
         compared = self.policy, self.reference or self.policy
-        places = [self.run.device if each.device is None else each.device for each in compared]
+        places = [self.run.device if model.device is None else model.device for model in compared]
         if self.ppo.kl.estimator == "full" and places[0] != places[1]:
             raise ValueError(
                 "ppo.kl.estimator full compares all probabilities of policy and reference at once, but these are on "
@@ -183,13 +183,13 @@ class PPORecipe(TrainerRecipe):
         return self
 
     def sections(self) -> dict[str, Section]:
-        found = super().sections()
-        return found if self.ppo.uses_critic else {key: each for key, each in found.items() if key != "value"}
+        sections = super().sections()
+        return sections if self.ppo.uses_critic else {key: s for key, s in sections.items() if key != "value"}
 
     def optimizers(self) -> dict[str, OptimizerConfig]:
-        found = super().optimizers()
+        optimizers = super().optimizers()
         unused = () if self.ppo.uses_critic else ("ppo.value_optimizer",)
-        return {key: each for key, each in found.items() if key not in unused}
+        return {key: options for key, options in optimizers.items() if key not in unused}
 
     def reward_sources(self) -> tuple[RewardSourceConfig, ...]:
         return self.reward
@@ -204,6 +204,6 @@ class PPORecipe(TrainerRecipe):
         try:
             ppo = PPOConfig.model_validate({**self.ppo.model_dump(), **changes})
         except ValidationError as error:
-            told = "; ".join(str(each["msg"]).removeprefix("Value error, ") for each in error.errors())
+            told = "; ".join(str(detail["msg"]).removeprefix("Value error, ") for detail in error.errors())
             raise UserError(told) from error
         return self.model_copy(update={"ppo": ppo})

@@ -53,7 +53,7 @@ class ScoreConfig(Section):
     def penalises(self) -> bool:
         """True if a response may be penalised for its length or for how it ended."""
         penalties = (self.missing_eos_penalty, self.min_tokens, self.overlong_buffer_tokens)
-        return any(each is not None for each in penalties)
+        return any(penalty is not None for penalty in penalties)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

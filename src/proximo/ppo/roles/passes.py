@@ -32,10 +32,10 @@ def over_batches(
     lengths = [len(r.prompt.token_ids) + len(r.token_ids) for r in responses]
     plan = plan_batches(lengths, token_budget=config.tokens_per_microbatch)
     with casting():
-        found = [run(pack_members(responses, indices, device=model.device)) for indices in plan]
+        results = [run(pack_members(responses, indices, device=model.device)) for indices in plan]
     order = [index for indices in plan for index in indices]
     sizes = [len(responses[index].token_ids) + extra for index in order]
-    pieces = dict(zip(order, torch.cat(found).cpu().split(sizes), strict=True))
+    pieces = dict(zip(order, torch.cat(results).cpu().split(sizes), strict=True))
     return torch.cat([pieces[index] for index in range(len(responses))])
 
 

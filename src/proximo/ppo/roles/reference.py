@@ -52,9 +52,9 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
         def run(batch: PackedResponses) -> Tensor:
             """[N, 2] log-probs and full KL, from one pass of each model."""
             own, hidden = self._hidden(batch), learner.hidden_states(batch.packed, batch.predictors)
-            found = token_logprobs(own, self.model.head, batch.targets, temperature=temperature)
+            tokens = token_logprobs(own, self.model.head, batch.targets, temperature=temperature)
             divergence = full_kl(hidden, learner.head, own, self.model.head, temperature=temperature)
-            return torch.stack([found.logprobs, divergence], dim=-1)
+            return torch.stack([tokens.logprobs, divergence], dim=-1)
 
         logprobs, divergences = over_batches(responses, run, self.model, self.config).unbind(-1)
         return logprobs, divergences

@@ -36,16 +36,16 @@ def policy_loss(
     """
     options, temperature = config.policy_loss, config.rollout.temperature
     bonus = options.entropy_coefficient
-    found = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0)
-    (clean,) = select(batch.mask, found.logprobs)
+    tokens = token_logprobs(hidden, policy.head, batch.packed.targets, temperature=temperature, entropy=bonus > 0)
+    (clean,) = select(batch.mask, tokens.logprobs)
     result = token_losses(clean, batch, options)
     per_token = result.loss
     if config.kl.apply_to == "loss":
         divergence = full_kl() if config.kl.estimator == "full" else _sampled_kl(clean, batch, config)
         per_token = per_token + kl_coefficient * kl.clamped(divergence, config.kl.clamp)
-    if found.entropy is not None:
-        per_token = per_token - bonus * select(batch.mask, found.entropy)[0]
-    statistics = policy_statistics(found.logprobs, batch.columns["old_logprobs"], result.clipped, batch.mask)
+    if tokens.entropy is not None:
+        per_token = per_token - bonus * select(batch.mask, tokens.entropy)[0]
+    statistics = policy_statistics(tokens.logprobs, batch.columns["old_logprobs"], result.clipped, batch.mask)
     return aggregate(per_token, batch, config), statistics
 
 
