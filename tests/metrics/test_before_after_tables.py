@@ -56,7 +56,7 @@ def test_the_table_says_where_it_compares_other_prompts(tmp_path: Path):
         return " ".join(printed(print_before_after, tmp_path).split())
 
     told = printed_of('"step": 1, "score/mean": 5, "kl/sequence": 0', '"step": 2, "score/mean": 4, "kl/sequence": 1')
-    assert "Score, KL: of the first and the last training step" in told
+    assert "Score, KL: from the first and the last training step" in told
     assert "data.held_out_rows" in told
     held_out = '"evaluation/score": 1, "evaluation/kl": 1'
     assert "training step" not in printed_of(f'"step": 0, {held_out}', f'"step": 2, "score/mean": 4, {held_out}')

@@ -516,7 +516,7 @@ GRADED = {
     ),
     "attempts": (
         "rewards/test_verifier_reward.py",
-        "test_a_fault_that_the_verifier_itself_sees_is_tried_again_and_not_cached",
+        "test_a_fault_that_the_verifier_itself_sees_is_tried_again_and_not_remembered",
     ),
     "worker_memory_mib": (
         "rewards/test_verifier_reward.py",
