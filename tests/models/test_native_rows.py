@@ -54,14 +54,14 @@ def norm_gradients(hidden: Tensor, weight: Tensor, gradient: Tensor) -> list[Ten
     return [alone, joined, for_weight, again]
 
 
-def opened(gates: Tensor, ups: Tensor) -> list[Tensor]:
-    return [fused.opened(gates, ups)]
+def swiglu(gates: Tensor, ups: Tensor) -> list[Tensor]:
+    return [fused.swiglu(gates, ups)]
 
 
-def gate_gradients(gates: Tensor, ups: Tensor, gradient: Tensor) -> list[Tensor]:
+def swiglu_gradients(gates: Tensor, ups: Tensor, gradient: Tensor) -> list[Tensor]:
     return all_of(
-        *fused.gate_gradients(gradient.clone(), gates, ups, again=True),
-        *fused.gate_gradients(gradient.clone(), gates, ups, again=False),
+        *fused.swiglu_gradients(gradient.clone(), gates, ups, recompute=True),
+        *fused.swiglu_gradients(gradient.clone(), gates, ups, recompute=False),
     )
 
 
@@ -106,8 +106,8 @@ def inputs(rows: int, width: int) -> dict[str, tuple[Callable[..., list[Tensor]]
         "scaled": (scaled, [hidden, weight]),
         "norm_gradients": (norm_gradients, [hidden, weight, gradient]),
         "turned": (turned, [drawn(rows, 6 * half + 5), drawn(rows, half, seed=6)]),
-        "opened": (opened, [gates, ups]),
-        "gate_gradients": (gate_gradients, [gates, ups, gradient]),
+        "swiglu": (swiglu, [gates, ups]),
+        "swiglu_gradients": (swiglu_gradients, [gates, ups, gradient]),
         "judged": (lambda *given: judged(*given, entropy=False), [scores]),
         "judged with entropy": (lambda *given: judged(*given, entropy=True), [scores]),
         "score_gradient": (lambda *given: score_gradient(*given, entropy=False), [scores, gradient]),
@@ -180,7 +180,7 @@ def test_tensors_with_gaps_are_read_where_they_lie() -> None:
     every_other, turned_over, one_row = wide[:, ::2], drawn(45, 130).t(), drawn(1, 45).expand(130, 45)
     weight = drawn(45, seed=2)
     for given in (every_other, turned_over, one_row):
-        for run, more in ((normed, [weight]), (opened, [every_other]), (norm_gradients, [weight, one_row])):
+        for run, more in ((normed, [weight]), (swiglu, [every_other]), (norm_gradients, [weight, one_row])):
             plain = run(*[each.contiguous() for each in (given, *more)])
             assert all(map(torch.equal, run(given, *more), plain)), run.__name__
 
@@ -188,7 +188,7 @@ def test_tensors_with_gaps_are_read_where_they_lie() -> None:
 def test_gates_far_from_zero_are_open_or_shut() -> None:
     gates = torch.tensor([100.0, -100.0, 30.0, -30.0, 88.5, -87.5, 0.0, -0.0, 1e4, -1e4, 17.0])[None]
     ups, gradient = torch.full_like(gates, 2.0), torch.full_like(gates, 3.0)
-    for run, given in ((opened, [gates, ups]), (gate_gradients, [gates, ups, gradient])):
+    for run, given in ((swiglu, [gates, ups]), (swiglu_gradients, [gates, ups, gradient])):
         for found, exact in zip(run(*given), run(*[each.double() for each in given]), strict=True):
             torch.testing.assert_close(found.double(), exact, rtol=1e-6, atol=1e-11)
 

@@ -1,4 +1,4 @@
-"""Two pieces of work at the same time: each with half of the threads, and the caller gets both ends of it."""
+"""Two tasks at the same time: each with half of the threads, and the caller gets both ends of it."""
 
 import os
 import signal
@@ -31,22 +31,22 @@ def four_threads():
     torch.set_num_threads(1)
 
 
-def test_two_pieces_run_at_the_same_time_and_answer_in_their_order(four_threads: None) -> None:
+def test_two_tasks_run_at_the_same_time_and_answer_in_their_order(four_threads: None) -> None:
     both = threading.Barrier(2)
 
-    def piece(name: str) -> tuple[str, int, bool]:
-        both.wait(DEADLINE_SECONDS)  # passed only where the other piece has begun too
+    def task(name: str) -> tuple[str, int, bool]:
+        both.wait(DEADLINE_SECONDS)  # passed only where the other task has begun too
         return name, torch.get_num_threads(), torch.is_grad_enabled()
 
     with torch.no_grad():
-        assert run_overlapped([lambda: piece("a"), lambda: piece("b")]) == [("a", 2, False), ("b", 2, False)]
-    assert run_overlapped([lambda: piece("a"), lambda: piece("b")])[1] == ("b", 2, True)
+        assert run_overlapped([lambda: task("a"), lambda: task("b")]) == [("a", 2, False), ("b", 2, False)]
+    assert run_overlapped([lambda: task("a"), lambda: task("b")])[1] == ("b", 2, True)
     assert torch.get_num_threads() == 4
 
 
-def test_a_piece_alone_has_all_threads(four_threads: None) -> None:
+def test_a_task_alone_has_all_threads(four_threads: None) -> None:
     assert run_overlapped([torch.get_num_threads]) == [4]
-    with pytest.raises(ValueError, match="3 pieces"):
+    with pytest.raises(ValueError, match="3 tasks"):
         run_overlapped([torch.get_num_threads] * 3)
 
 
@@ -68,10 +68,10 @@ def test_what_a_lane_raises_reaches_the_caller_when_both_have_ended(failing: int
         time.sleep(0.2)
         ended.append(True)
 
-    pieces = [takes_longer, takes_longer]
-    pieces[failing] = fails
+    tasks = [takes_longer, takes_longer]
+    tasks[failing] = fails
     with pytest.raises(KeyError, match="no such thing"):
-        run_overlapped(pieces)
+        run_overlapped(tasks)
     assert ended == [True]
     assert torch.get_num_threads() == 4
     assert run_overlapped([lambda: 1, lambda: 2]) == [1, 2]
@@ -88,7 +88,7 @@ def learn(ended: threading.Event) -> None:
         ended.set()
 
 
-def test_an_interrupt_of_the_caller_ends_the_other_piece_too(four_threads: None) -> None:
+def test_an_interrupt_of_the_caller_ends_the_other_task_too(four_threads: None) -> None:
     begun, ended = threading.Event(), threading.Event()
 
     def interrupted() -> None:
@@ -107,7 +107,7 @@ def test_an_interrupt_of_the_caller_ends_the_other_piece_too(four_threads: None)
     check_peer()  # and nothing of it is left behind
 
 
-def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_piece_has_ended() -> None:
+def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_task_has_ended() -> None:
     ended = threading.Event()
 
     def epochs() -> None:
@@ -126,7 +126,7 @@ def test_an_interrupt_while_the_caller_waits_is_raised_when_the_other_piece_has_
 
 
 @pytest.mark.parametrize("longer", [0, 1])
-def test_the_longer_piece_has_all_threads_when_the_other_has_ended(longer: int, four_threads: None) -> None:
+def test_the_longer_task_has_all_threads_when_the_other_has_ended(longer: int, four_threads: None) -> None:
     ended = []
     begun = threading.Event()
 
@@ -140,9 +140,9 @@ def test_the_longer_piece_has_all_threads_when_the_other_has_ended(longer: int, 
         assert begun.wait(DEADLINE_SECONDS)
         ended.append(has_peer())
 
-    pieces = [is_short, is_short]
-    pieces[longer] = takes_long
-    assert run_overlapped(pieces)[longer] == [2, True, 4]
+    tasks = [is_short, is_short]
+    tasks[longer] = takes_long
+    assert run_overlapped(tasks)[longer] == [2, True, 4]
     assert torch.get_num_threads() == 4
     assert not has_peer()
     use_all_threads()  # nobody to wait for
@@ -150,7 +150,7 @@ def test_the_longer_piece_has_all_threads_when_the_other_has_ended(longer: int, 
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_who_waits_for_a_piece_that_fails_is_abandoned(failing: int, four_threads: None) -> None:
+def test_who_waits_for_a_task_that_fails_is_abandoned(failing: int, four_threads: None) -> None:
     found = []
 
     def fails() -> None:
@@ -164,10 +164,10 @@ def test_who_waits_for_a_piece_that_fails_is_abandoned(failing: int, four_thread
             found.append(torch.get_num_threads())
             raise
 
-    pieces = [waits, waits]
-    pieces[failing] = fails
+    tasks = [waits, waits]
+    tasks[failing] = fails
     with pytest.raises(KeyError, match="no such thing"):
-        run_overlapped(pieces)
+        run_overlapped(tasks)
     assert found == [2]
 
 

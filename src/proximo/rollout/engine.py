@@ -1,4 +1,4 @@
-"""What a rollout engine is: weights go in, prompts go in, responses come out. Not how it is done."""
+"""The interface of a rollout engine: it takes weights and prompts, and returns responses."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,22 +15,22 @@ from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holding:
-    """Which weights an engine has."""
+    """Identifies the weights that an engine holds."""
 
     version: int
-    """Updates of the policy that they come from."""
+    """Number of policy updates that produced these weights."""
     fingerprint: str
-    """`fingerprint` of the tensors that were loaded, as the engine has them now; before it casts them, if it does."""
+    """`fingerprint` of the loaded tensors as they are now, before a cast by the engine if it does one."""
 
 
 class Engine(Protocol):
-    """Samples responses from the policy, with the weights that were loaded last."""
+    """Samples responses from the policy, with the most recently loaded weights."""
 
     @property
     def logprobs_are_the_learners(self) -> bool:
-        """True where the log-probs of its responses are those of the learner's own pass, within 1e-5.
+        """True if the log-probs of its responses equal those of the learner's own forward pass, within 1e-5.
 
-        They may then serve as the old ones. Else the learner computes the old ones itself.
+        They can then be used as PPO's old log-probs. Otherwise the learner computes the old log-probs itself.
         """
         ...
 
@@ -43,40 +43,40 @@ class Engine(Protocol):
         key: RandomKey,
         on_finished: Callable[[Response], None] | None = None,
     ) -> list[Response]:
-        """`num_samples` responses to each prompt, all of the first prompt first, each with the version that wrote it.
+        """Sample `num_samples` responses to each prompt, ordered by prompt. Each records its policy version.
 
-        Every draw is a function of `key`, the place of the prompt in `prompts`, the sample's index and the token's
-        position: not of the batch it shared, nor of how many samples its neighbours got. So is the length at which it
-        is cut, where `options` leave a range (`RandomKey.limit`). `on_finished` is told of each response as soon as it
-        has ended, in whatever order they end, and holds up the others for as long as it takes.
+        Every draw is a function of `key`, the index of the prompt in `prompts`, the sample's index and the token's
+        position. It depends neither on the rest of the batch nor on the number of samples of other prompts. The same
+        holds for a randomly drawn length limit (`RandomKey.limit`). `on_finished` is called with each response when it
+        ends, in the order in which they end. Sampling waits until the callback returns.
 
-        Raises UserError for a prompt that the model cannot hold together with its response.
+        Raises UserError if a prompt and its response together are too long for the model.
         """
         ...
 
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Sample with these from now on. `tensors`: by name, those that train; the others stay as they are.
+        """Sample with these weights from now on. `tensors`: name -> trained tensor; all other tensors are kept.
 
-        An engine that shares the learner's tensors copies nothing. Raises ModelError for a tensor that has no place in
-        its model, before any is loaded.
+        An engine that shares the learner's tensors copies nothing. Raises ModelError if the engine's model has no
+        tensor of that name and shape; nothing is loaded then.
         """
         ...
 
     def holds(self) -> Holding | None:
-        """What it would sample with now; None before anything was loaded."""
+        """The weights that the engine would sample with now; None before the first load."""
         ...
 
 
 _SAMPLED = 64
-"""Numbers of each tensor that its fingerprint is made of."""
+"""Entries of each tensor that enter its fingerprint."""
 
 
 @torch.no_grad()
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, shapes, types and at most 64 evenly spaced numbers of each tensor, bit for bit.
+    """Hex digest of the names, shapes, dtypes and at most 64 evenly spaced entries of each tensor.
 
-    It is cheap enough to be asked for in every step, and an optimizer step changes it. It does not see a change of
-    single numbers.
+    It is cheap enough to compute in every step, and an optimizer step changes it. A change of a few single entries may
+    go unnoticed.
     """
     digest, sampled = hashlib.sha256(), dict[torch.dtype, list[Tensor]]()
     for name, tensor in sorted(tensors.items()):
@@ -89,16 +89,16 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
 
 
 def push_weights(engine: Engine, version: int, tensors: Mapping[str, Tensor]) -> None:
-    """Load what the engine does not hold yet. Raises TrainingError where it holds something else afterwards."""
+    """Load the weights unless the engine holds them already. Raises TrainingError if it then holds other weights."""
     wanted = Holding(version=version, fingerprint=fingerprint(tensors))
     if engine.holds() == wanted:
         return
     engine.load_weights(version, tensors)
     if (held := engine.holds()) != wanted:
-        came = "nothing" if held is None else f"version {held.version} with other numbers or names"
+        actual = "nothing" if held is None else f"version {held.version} with other numbers or names"
         if held is not None and held.version != version:
-            came = f"version {held.version}"
+            actual = f"version {held.version}"
         raise TrainingError(
-            f"the engine was given the policy's weights of version {version}, but holds {came}: its samples would be "
+            f"the engine was given the policy's weights of version {version}, but holds {actual}: its samples would be "
             "those of another policy"
         )

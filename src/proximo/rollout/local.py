@@ -1,9 +1,9 @@
-"""The built-in engine: continuous batching over rows of one key-value cache, in this process. Not a server.
+"""The built-in engine: continuous batching over the rows of one key-value cache, in the trainer's process.
 
-A prompt is computed once for all its samples, packed with other prompts and without padding. Each decoding pass then
-draws one token for every row; a response that ends leaves at once and the next sample takes its row. Only the logits
-of the last position are ever computed. An accelerator decodes a few tokens before the host looks at them; what a row
-wrote past the end of its response is then cut off, so that responses do not depend on how many those are.
+Each prompt is prefilled once for all its samples, packed with other prompts without padding. Each decoding pass then
+draws one token per row. A response that ends frees its row at once for the next sample. Logits are computed for the
+last position only. On an accelerator, a block of several tokens is decoded before the host reads them. Tokens that a
+row wrote past the end of its response are then discarded, so responses do not depend on the size of the block.
 """
 
 import math
@@ -29,17 +29,17 @@ from proximo.rollout.scheduler import Admission, Scheduler
 from proximo.rollout.stopping import StopRules
 
 _INITIAL_NEW_TOKENS = 64
-"""Rows begin with room for so many new tokens and grow when a response outgrows them."""
+"""New tokens that a row of the cache has room for at first. The cache grows when a response needs more."""
 PREFILL_TOKENS = 4096
-"""Prompt tokens of one packed pass."""
+"""Largest number of prompt tokens in one packed prefill pass."""
 TOKENS_PER_TRANSFER = 8
-"""New tokens of each row that an accelerator decodes before they are copied to the host, which waits for them.
+"""Tokens per row that an accelerator decodes before the host waits for a copy of them.
 
-A response that ends keeps its row for 3.5 passes more on average: 2% of the passes where responses have 200 tokens."""
+A response that has ended keeps its row for 3.5 more passes on average: 2% of all passes at 200 tokens each."""
 
 
 class LocalEngine:
-    """Samples from a language model that lives in this process; float32 weights are the learner's own."""
+    """Samples from a language model in this process. In float32 the model can be the learner's own."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LocalEngine:
         max_num_seqs: int = 64,
         prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
-        """`max_num_seqs` responses grow at a time; `prefill_tokens` bounds the prompt tokens of one packed pass."""
+        """`max_num_seqs`: responses decoded at a time. `prefill_tokens`: most prompt tokens in one prefill pass."""
         if not isinstance(model, LanguageModel):
             raise ModelError(
                 f"an engine samples from a LanguageModel, got {type(model).__name__}: write "
@@ -70,12 +70,12 @@ class LocalEngine:
 
     @property
     def logprobs_are_the_learners(self) -> bool:
-        """True in float32, where both compute the same."""
+        """True in float32, where engine and learner compute the same log-probs."""
         return self._model.precision is Precision.FLOAT32
 
     @torch.no_grad()
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """See `Engine.load_weights`. The learner's own model has them already; another one gets a copy of each."""
+        """See `Engine.load_weights`. Tensors that are the learner's own are not copied."""
         own = self._parameters()
         for name, tensor in tensors.items():
             if name not in own or own[name].shape != tensor.shape:
@@ -87,7 +87,7 @@ class LocalEngine:
         self._version, self._loaded = version, frozenset(tensors)
 
     def holds(self) -> Holding | None:
-        """See `Engine.holds`. Read anew each time, so that it follows tensors that are changed from outside."""
+        """See `Engine.holds`. The fingerprint is computed at each call, because the learner changes shared tensors."""
         if not self._loaded:
             return None
         loaded = {name: tensor for name, tensor in self._parameters().items() if name in self._loaded}
@@ -106,9 +106,9 @@ class LocalEngine:
         key: RandomKey,
         on_finished: Callable[[Response], None] | None = None,
     ) -> list[Response]:
-        """See `Engine.generate`. The model is in eval mode meanwhile and left as it was.
+        """See `Engine.generate`. The model is in eval mode during the call; its modes are restored afterwards.
 
-        Raises UserError for no prompt, an empty one or one too long, and TrainingError for logits that are not finite.
+        Raises UserError if there is no prompt or one is empty or too long, and TrainingError if logits are not finite.
         """
         _check_request(prompts, num_samples, options, max_positions=self._model.position_limit)
         stop = StopRules(options=options, eos_token_ids=self._eos_token_ids, tokenizer=self._tokenizer)
@@ -126,7 +126,7 @@ class LocalEngine:
                 ended.response = ended.record(stop, self._version)
                 if on_finished is not None:
                     on_finished(ended.response)
-        return [each.response for group in samples for each in group if each.response is not None]
+        return [sample.response for group in samples for sample in group if sample.response is not None]
 
     def _plan(self, prompts: Sequence[Prompt], num_samples: int, max_new_tokens: int) -> tuple[Scheduler, RowCache]:
         lengths = [len(prompt.token_ids) for prompt in prompts]
@@ -136,7 +136,7 @@ class LocalEngine:
 
 
 def rows_for(longest_prompt: int, *, num_rows: int, max_new_tokens: int) -> RowCache:
-    """Room for rows whose prompts have at most so many tokens."""
+    """A cache for `num_rows` responses to prompts of at most `longest_prompt` tokens."""
     return RowCache(
         num_rows=num_rows,
         initial_tokens=longest_prompt + min(max_new_tokens, _INITIAL_NEW_TOKENS),
@@ -146,7 +146,7 @@ def rows_for(longest_prompt: int, *, num_rows: int, max_new_tokens: int) -> RowC
 
 @dataclass(kw_only=True)
 class _Growing:
-    """A response in the making."""
+    """A response that is being decoded."""
 
     prompt: Prompt
     sample_index: int
@@ -156,7 +156,7 @@ class _Growing:
     logprobs: list[float] = field(default_factory=list)
     finish: Finish | None = None
     response: Response | None = None
-    """The record of it, once it has ended."""
+    """The finished record; None until the response has ended."""
 
     def record(self, stop: StopRules, policy_version: int) -> Response:
         assert self.finish is not None
@@ -174,7 +174,7 @@ class _Growing:
 
 @dataclass(frozen=True, kw_only=True)
 class _ComputedPrompt:
-    """A prompt after its pass: its keys and values among those of its batch, and the logits of its first new token."""
+    """A prefilled prompt: its index in the cache of its batch, and the logits of the first response token."""
 
     cache: PromptCache
     index: int
@@ -182,7 +182,7 @@ class _ComputedPrompt:
 
 
 class _Call:
-    """One call of `generate`: the rows, the samples in them, and the loop."""
+    """The state and the decoding loop of one call of `generate`."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _Call:
         cache: RowCache,
         stop: StopRules,
     ) -> None:
-        """`samples` by prompt and sample index."""
+        """`samples[p][s]`: sample `s` of prompt `p`."""
         self._model = model
         self._head = model.head
         self._decoder = model.decoder()
@@ -203,32 +203,34 @@ class _Call:
         self._stop = stop
         self._computed: dict[int, _ComputedPrompt] = {}
         ending = sorted({*stop.eos_token_ids, *stop.options.stop_token_ids})
-        self._device = model.device  # asked once: it looks for a parameter of the model
+        self._device = model.device  # read once: the property searches the model for a parameter
         self._ending_ids = torch.tensor(ending, dtype=torch.long, device=self._device)
         self._passes_at_once = _passes_at_once(self._device)
 
     def run(self) -> Iterator[_Growing]:
-        """Until every sample has finished; each as soon as it has."""
+        """Decode until every sample has ended. Yields each sample when it ends."""
         while not self._scheduler.done:
             while admissions := self._scheduler.admit():
                 yield from self._start(admissions)
             yield from self._decode()
 
-    # Inference mode spares each operator the bookkeeping for autograd. It covers what touches the cache, whose tensors
-    # know no other mode, and nothing that the caller sees: records may enter a loss.
+    # Inference mode saves autograd's bookkeeping. All code that touches the cache runs in it, because inference tensors
+    # cannot be changed in place outside of it. Records are made outside: they may enter a loss.
     @torch.inference_mode()
     def _start(self, admissions: Sequence[Admission]) -> list[_Growing]:
-        """Compute new prompts, give every admitted sample its row, and draw its first token; those that end with it."""
-        self._prefill([each.prompt_index for each in admissions if each.needs_prefill])
-        for each in admissions:
-            computed = self._computed[each.prompt_index]
-            self._cache.place(computed.cache, computed.index, each.rows)
-        rows = [row for each in admissions for row in each.rows]
-        logits = [self._computed[each.prompt_index].logits.expand(len(each.rows), -1) for each in admissions]
+        """Prefill new prompts, fill the rows of admitted samples, draw first tokens. Returns the samples that ended."""
+        self._prefill([admission.prompt_index for admission in admissions if admission.needs_prefill])
+        for admission in admissions:
+            computed = self._computed[admission.prompt_index]
+            self._cache.place(computed.cache, computed.index, admission.rows)
+        rows = [row for admission in admissions for row in admission.rows]
+        logits = [
+            self._computed[admission.prompt_index].logits.expand(len(admission.rows), -1) for admission in admissions
+        ]
         ended = self._draw(rows, torch.cat(logits))
-        for each in admissions:
-            if each.first_sample + len(each.rows) == len(self._samples[each.prompt_index]):
-                del self._computed[each.prompt_index]
+        for admission in admissions:
+            if admission.first_sample + len(admission.rows) == len(self._samples[admission.prompt_index]):
+                del self._computed[admission.prompt_index]
         return ended
 
     def _prefill(self, prompt_indices: Sequence[int]) -> None:
@@ -243,15 +245,15 @@ class _Call:
 
     @torch.inference_mode()
     def _decode(self) -> list[_Growing]:
-        """Close the holes among the rows, and a few more tokens for each; the responses that end with them."""
+        """Remove empty rows and decode a block of tokens for each row. Returns the responses that ended."""
         for move in self._scheduler.compact():
             self._cache.move(move.source, move.target)
         rows = range(len(self._scheduler.rows))
         if not rows:
             return []
         growing = [self._in_row(row) for row in rows]
-        count = min(self._passes_at_once, max(each.limit - len(each.token_ids) for each in growing))
-        numbers = np.array([[each.token_ids[-1] for each in growing], *_draw_numbers(growing, count)])
+        count = min(self._passes_at_once, max(response.limit - len(response.token_ids) for response in growing))
+        numbers = np.array([[response.token_ids[-1] for response in growing], *_draw_numbers(growing, count)])
         tokens, streams, *positions = send(torch.from_numpy(numbers), self._device)
         drawn = []
         for layout, position in zip(self._cache.passes(len(rows), count), positions, strict=True):
@@ -261,35 +263,35 @@ class _Call:
         return self._note(rows, growing, drawn)
 
     def _draw(self, rows: Sequence[int], logits: Tensor) -> list[_Growing]:
-        """logits [B, V] of as many rows: draw one token for each; the responses that end with it."""
+        """Draw one token for each of B rows from logits [B, V]. Returns the responses that ended."""
         growing = [self._in_row(row) for row in rows]
         streams, positions = send(torch.from_numpy(np.array(_draw_numbers(growing, 1))), logits.device)
         return self._note(rows, growing, [self._sample(logits, streams, positions)])
 
     def _sample(self, logits: Tensor, streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """See `sample`."""
+        """`sampling.sample` with the options of this call."""
         options = self._stop.options
         return sample(logits, streams=streams, positions=positions, options=options, ending_ids=self._ending_ids)
 
     def _note(
         self, rows: Sequence[int], growing: Sequence[_Growing], drawn: Sequence[tuple[Tensor, Tensor]]
     ) -> list[_Growing]:
-        """Append what was drawn, up to the end of each response, and release the rows of those that are over.
+        """Append the drawn tokens to the responses and release the rows of responses that ended.
 
-        `drawn`: tokens and log-probs of each pass, [B] each. Returns the responses that are over. Raises TrainingError
-        for a log-prob that is not finite.
+        `drawn`: tokens [B] and log-probs [B] of each pass. Tokens behind the end of a response are dropped. Returns the
+        responses that ended. Raises TrainingError if a log-prob is not finite.
         """
-        for each, tokens, logprobs in zip(growing, *_fetch(drawn), strict=True):
+        for response, tokens, logprobs in zip(growing, *_fetch(drawn), strict=True):
             for token, logprob in zip(tokens, logprobs, strict=True):
                 if not math.isfinite(logprob):
-                    raise _broken_logits(each)
-                each.token_ids.append(token)
-                each.logprobs.append(logprob)
-                each.finish = self._stop.finish(each.token_ids, limit=each.limit)
-                if each.finish is not None:
+                    raise _broken_logits(response)
+                response.token_ids.append(token)
+                response.logprobs.append(logprob)
+                response.finish = self._stop.finish(response.token_ids, limit=response.limit)
+                if response.finish is not None:
                     break
-        self._scheduler.release(row for row, each in zip(rows, growing, strict=True) if each.finish is not None)
-        return [each for each in growing if each.finish is not None]
+        self._scheduler.release(row for row, response in zip(rows, growing, strict=True) if response.finish is not None)
+        return [response for response in growing if response.finish is not None]
 
     def _in_row(self, row: int) -> _Growing:
         slot = self._scheduler.rows[row]
@@ -298,20 +300,20 @@ class _Call:
 
 
 def _passes_at_once(device: torch.device) -> int:
-    """On a CPU nothing is waited for, so each token is looked at as soon as it is there."""
+    """Decoding passes between two copies to the host: 1 on a CPU, which needs no copy."""
     return 1 if device.type == "cpu" else TOKENS_PER_TRANSFER
 
 
 def _draw_numbers(growing: Sequence[_Growing], count: int) -> list[list[int]]:
-    """What the next `count` draws of each row are a function of: its stream, and the positions of its tokens."""
-    positions = ([len(each.token_ids) + number for each in growing] for number in range(count))
-    return [[each.stream for each in growing], *positions]
+    """The inputs of the next `count` draws of B rows: streams [B], then the token positions [B] of each draw."""
+    positions = ([len(response.token_ids) + number for response in growing] for number in range(count))
+    return [[response.stream for response in growing], *positions]
 
 
 def _fetch(drawn: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[list[int]], list[list[float]]]:
-    """Tokens and log-probs of each pass, [B] each -> of each row. Here the host waits for the device."""
+    """Copy tokens [B] and log-probs [B] of each pass to the host, as one list per row. Waits for the device."""
     num_rows = len(drawn[0][0])
-    tokens, logprobs = (torch.cat(each).tolist() for each in zip(*drawn, strict=True))
+    tokens, logprobs = (torch.cat(passes).tolist() for passes in zip(*drawn, strict=True))
     return [tokens[row::num_rows] for row in range(num_rows)], [logprobs[row::num_rows] for row in range(num_rows)]
 
 

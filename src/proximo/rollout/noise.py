@@ -1,8 +1,9 @@
-"""Exponential noise as a function of position: no generator, no state. Not the sampling that it decides.
+"""Exponential noise as a pure function of stream, position and token id, without a generator.
 
 A row's stream and a token position give a 64-bit key by the SplitMix64 finaliser (Steele, Lea and Flood 2014,
 "Fast splittable pseudorandom number generators"). The key and a token id give 31 bits by a 32-bit multiply-and-shift
-mixer, half of the key entering before each of its two multiplications. Integer arithmetic wraps alike on every device.
+mixer; one half of the key is added before each of its two multiplications. Integers wrap alike on every device, so the
+noise is the same everywhere.
 
 Legend: B rows, V vocabulary.
 """
@@ -19,14 +20,14 @@ _WEYL = -0x61C88647
 _MIX = (0x7FEB352D, -0x7B935975)
 """Odd multipliers of the 32-bit mixer (0x846CA68B is the second, as a signed number)."""
 _SCALE = 2**-31 * (1 - 2**-24)
-"""Brings 31 bits below 1, also where float32 rounds them up."""
+"""Maps 31 bits to numbers below 1, also if float32 rounds them up."""
 
 
 def exponential_noise(streams: Tensor, positions: Tensor, num_tokens: int, *, dtype: torch.dtype) -> Tensor:
-    """One draw of the standard exponential distribution for each row and token id, all independent.
+    """One independent draw of the standard exponential distribution for each row and token id.
 
     streams [B] int64 (`RandomKey.stream`), positions [B] int64 -> [B, V] of `dtype`, between 2^-32 and 17.
-    The same draw in every dtype, up to rounding (which grows with the draw; large draws lose races).
+    The draw is the same in every dtype, up to rounding. Rounding grows with the draw, but large draws rarely win.
     """
     low, high = _position_keys(streams, positions)
     bits = torch.arange(num_tokens, dtype=torch.int32, device=streams.device).mul_(_WEYL) + low[:, None]
@@ -37,7 +38,7 @@ def exponential_noise(streams: Tensor, positions: Tensor, num_tokens: int, *, dt
 
 
 def _position_keys(streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The low and the high half of each row's 64-bit key, [B] int32 each."""
+    """The low half [B] int32 and the high half [B] int32 of each row's 64-bit key."""
     key = streams + positions * _GOLDEN
     for shift, factor in ((30, _SPLITMIX[0]), (27, _SPLITMIX[1])):
         key = _shift_xor(key, shift) * factor
@@ -46,6 +47,6 @@ def _position_keys(streams: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shift_xor(bits: Tensor, shift: int) -> Tensor:
-    """bits ^ (bits >> shift) with zeros shifted in, in place: torch's own shift of a signed number copies the sign."""
+    """bits ^ (bits >> shift), in place, with a logical shift: torch's shift of signed integers copies the sign bit."""
     width = torch.iinfo(bits.dtype).bits
     return bits.bitwise_xor_((bits >> shift).bitwise_and_((1 << (width - shift)) - 1))

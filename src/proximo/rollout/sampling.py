@@ -1,11 +1,11 @@
-"""From logits to tokens: a pure function of logits, options and the position of each draw. Not the loop around it.
+"""Draws tokens from logits. A draw is a pure function of logits, options, stream and position.
 
 The token is the winner of an exponential race: argmax of p_i / e_i with e_i independent standard exponentials draws i
-with probability p_i (the Gumbel-max rule without its two logarithms). Rounding in the logits moves only near-ties,
-where an inverse CDF is moved by the rounding of everything before the token.
-`benchmarks/sampling.py`, one thread: with noise of 1e-6 on the logits 0 of 128,000 draws moved at 2k tokens and 0 of
-6,400 at 152k, against 1e-4 and 3e-3 of the inverse CDF's; a draw costs 13 us and 0.9 ms against 5 us and 0.4 ms
-(`torch.multinomial`: 45 us and 3.8 ms).
+with probability p_i (the Gumbel-max rule without its two logarithms). A rounding difference in the logits changes the
+token only in near-ties. With an inverse CDF, the rounding of all earlier tokens could change it.
+`benchmarks/sampling.py`, one thread, vocabularies of 2k and 152k tokens: with noise of 1e-6 on the logits, 0 of 128,000
+and 0 of 6,400 draws changed, against shares of 1e-4 and 3e-3 with the inverse CDF. A draw takes 13 us and 0.9 ms,
+against 5 us and 0.4 ms (`torch.multinomial`: 45 us and 3.8 ms).
 
 Legend: B rows, V vocabulary, F tokens that end a response.
 """
@@ -25,32 +25,33 @@ from proximo.native.sampling import sample as sample_natively
 from proximo.rollout.noise import exponential_noise
 
 _BLOCK_ELEMENTS_CPU = 2**18
-"""Rows are sampled in blocks of about this many logits, which stay in the cache: three times as fast at 152k tokens."""
+"""Logits per block of rows on a CPU. A block stays in the CPU's cache: three times as fast at 152k tokens."""
 _BLOCK_ELEMENTS_OTHER = 2**25
+"""Logits per block of rows on other devices, to bound temporary memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingOptions:
-    """What shapes a response. Raises UserError for a value out of range."""
+    """Options of sampling and stopping. Raises UserError if a value is out of range."""
 
     max_new_tokens: int
-    """A response is cut here, with `Finish.LENGTH`."""
+    """Longest response in tokens. A longer one is cut, with `Finish.LENGTH`."""
     random_limit_min: int | None = None
-    """Where given, each prompt's responses are cut at a length drawn between this and `max_new_tokens`, inclusive."""
+    """If set, the limit of each prompt's responses is drawn between this and `max_new_tokens`, inclusive."""
     min_new_tokens: int = 0
-    """End-of-sequence and stop tokens are not drawn, and stop strings not heeded, before a response is this long."""
+    """Shorter responses do not end: EOS and stop tokens are not drawn, and stop strings are ignored."""
     temperature: float = 1.0
-    """Logits are divided by it, for the draw and for the log-prob."""
+    """Divides the logits, for the draw and for the log-prob."""
     top_k: int | None = None
-    """Draw among the k most probable tokens; all that tie with the k-th stay."""
+    """Draw among the k most probable tokens. Tokens that tie with the k-th are kept."""
     top_p: float | None = None
-    """Draw among the most probable tokens that together reach this mass (after top_k); ties with the last stay."""
+    """Draw among the most probable tokens that together reach this probability, after top_k. Ties are kept."""
     greedy: bool = False
-    """Take the most probable token (the first of equals)."""
+    """Take the most probable token; in a tie, the one with the lowest id."""
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a response like the end of sequence, with `Finish.STOP`."""
+    """Tokens that end a response, with `Finish.STOP`."""
     stop_strings: tuple[str, ...] = ()
-    """Texts that end a response: their tokens stay, the text is cut before them."""
+    """Strings that end a response. Their tokens are kept; the text is cut before them."""
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -105,29 +106,29 @@ class SamplingOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomKey:
-    """Where in a run a batch of responses stands: with it every draw is a function of position."""
+    """Seeds the draws of one batch of responses, so that each draw is a function of its position."""
 
     seed: int
-    """The run's."""
+    """Seed of the run."""
     purpose: str
-    """`rollout`, `evaluation` and so on: purposes share no draw."""
+    """Such as `rollout` or `evaluation`. Different purposes get independent draws."""
     step: int | None = None
-    """None where draws must compare across steps, as in evaluation."""
+    """Training step; None if all steps use the same draws, as in evaluation."""
 
     def stream(self, prompt_index: int, sample_index: int) -> int:
-        """The 64-bit number (signed) that all draws of one response derive from, with the token position."""
+        """Signed 64-bit number of one response. Its draws are a function of it and the token position."""
         return int.from_bytes(self._digest(prompt_index, sample_index), "little", signed=True)
 
     def limit(self, prompt_index: int, options: SamplingOptions) -> int:
-        """Tokens at which the responses to a prompt are cut: one length for all its samples, uniform in the range."""
+        """Length limit in tokens of the responses to a prompt, the same for all its samples, uniform in the range."""
         if options.random_limit_min is None:
             return options.max_new_tokens
         drawn = int.from_bytes(self._digest(prompt_index, "limit"), "little")
         return options.random_limit_min + drawn % (options.max_new_tokens - options.random_limit_min + 1)
 
-    def _digest(self, *place: int | str) -> bytes:
-        whole = repr((self.seed, self.purpose, self.step, *place))
-        return hashlib.blake2b(whole.encode(), digest_size=8).digest()
+    def _digest(self, *indices: int | str) -> bytes:
+        text = repr((self.seed, self.purpose, self.step, *indices))
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def sample(
@@ -141,9 +142,10 @@ def sample(
     """Draw one token per row.
 
     logits [B, V]; streams [B] int64, one `RandomKey.stream` per row; positions [B] int64, response tokens before this
-    one; ending_ids [F] int64, the tokens that `min_new_tokens` forbids -> tokens [B] int64 and their log-probs [B]
-    float32 under the full softmax at the temperature, whatever else shaped the draw. A token of probability 0 is never
-    drawn. Arithmetic is that of the logits, at least float32. Non-finite logits give non-finite log-probs.
+    one; ending_ids [F] int64, the tokens that `min_new_tokens` forbids -> tokens [B] int64 and log-probs [B] float32.
+    Log-probs are those of the full softmax at the temperature, also under top_k, top_p or greedy. A token of
+    probability 0 is never drawn. Computes in the dtype of the logits, at least float32. Non-finite logits give
+    non-finite log-probs.
     """
     kernels = kernels_for(logits) if options.draws_from_full_softmax else None
     if kernels is not None:
@@ -167,8 +169,11 @@ def restrict(
     options: SamplingOptions,
     ending_ids: Int64[Tensor, "endings"],
 ) -> Float[Tensor, "rows vocab"]:
-    """scaled [B, V] logits at the temperature -> the same with -inf at tokens that may not be drawn: first those that
-    would end a response too early, then what top_k leaves out, then what top_p leaves out of the rest."""
+    """Set the logits of tokens that may not be drawn to -inf: scaled [B, V] -> [B, V].
+
+    `scaled`: logits divided by the temperature. Excluded are first the tokens that would end a response too early, then
+    all but the top_k, then all but the top_p of the remaining ones.
+    """
     if options.min_new_tokens > 0 and ending_ids.numel() > 0:
         too_early = positions < options.min_new_tokens
         forbidden = torch.zeros_like(scaled, dtype=torch.bool).index_fill_(1, ending_ids, True) & too_early[:, None]
@@ -204,13 +209,13 @@ def _sample_block(
 
 
 def _weights(scaled: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, V] -> the largest of each row [B], and exp(scaled - largest) [B, V], which holds a 1 in every row."""
+    """scaled [B, V] -> the maximum of each row [B], and exp(scaled - maximum) [B, V]: unnormalised probabilities."""
     peaks = scaled.amax(dim=1)
     return peaks, (scaled - peaks[:, None]).exp_()
 
 
 def _nucleus_threshold(scaled: Tensor, top_p: float) -> Tensor:
-    """[B, V] -> [B, 1]: the logit of the token with which the most probable ones first reach the mass `top_p`."""
+    """scaled [B, V] -> [B, 1]: the smallest logit among the fewest most probable tokens that reach `top_p`."""
     ordered = scaled.sort(dim=1, descending=True).values
     mass = ordered.double().softmax(dim=1).cumsum(dim=1)
     last = (mass < top_p).sum(dim=1, keepdim=True).clamp_(max=scaled.shape[1] - 1)

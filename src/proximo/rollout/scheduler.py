@@ -1,8 +1,8 @@
-"""Which sample gets which row, and when: continuous batching in integers. Knows no tensor, token or model.
+"""Assigns samples to rows of the cache for continuous batching. Works on integers only, without tensors.
 
-Prompts are served first come, first served, each with all its samples, so that at most one prompt is partly admitted
-and waits with its keys and values. A sample that ends frees its row at once; the next sample takes it, and where none
-waits, the last row moves into the hole, so that active rows are always the first ones.
+Prompts are served in their order, each with all its samples. So at most one prompt is partly admitted, and only its
+keys and values must be kept for later samples. A sample that ends frees its row at once for the next sample. If no
+sample is waiting, the last row moves into the free row, so that active rows are always the first ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """The sample that a row holds."""
+    """Identifies the sample in a row."""
 
     prompt_index: int
     sample_index: int
@@ -19,7 +19,7 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission:
-    """Samples `first_sample`, `first_sample + 1`, ... of one prompt, and the row of each."""
+    """Consecutive samples of one prompt, beginning with `first_sample`, and the row of each."""
 
     prompt_index: int
     first_sample: int
@@ -27,23 +27,23 @@ class Admission:
 
     @property
     def needs_prefill(self) -> bool:
-        """True for a prompt's first samples: nothing of it has been computed yet."""
+        """True for the first samples of a prompt, which has not been computed yet."""
         return self.first_sample == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """The sample in row `source` goes on in row `target`."""
+    """The sample in row `source` continues in row `target`."""
 
     source: int
     target: int
 
 
 class Scheduler:
-    """One call of the engine from the first prompt to the last sample."""
+    """Schedules one call of the engine, from the first prompt to the last sample."""
 
     def __init__(self, prompt_lengths: Sequence[int], *, num_samples: int, num_rows: int, prefill_tokens: int) -> None:
-        """`prefill_tokens` bounds the prompt tokens of one admission; a longer prompt is admitted alone."""
+        """`prefill_tokens`: most prompt tokens of one call of `admit`. A longer prompt is admitted alone."""
         self.rows: list[Slot | None] = []
         self._prompt_lengths = list(prompt_lengths)
         self._num_samples = num_samples
@@ -53,11 +53,11 @@ class Scheduler:
 
     @property
     def done(self) -> bool:
-        """True when no sample is in a row and none waits."""
+        """True if no sample is in a row and none is waiting."""
         return not self._waiting and all(slot is None for slot in self.rows)
 
     def admit(self) -> list[Admission]:
-        """Give free rows to waiting samples, under the token budget; call again until nothing comes."""
+        """Give free rows to waiting samples, within the token budget. Call it until it returns an empty list."""
         free = [row for row, slot in enumerate(self.rows) if slot is None] + list(range(len(self.rows), self._num_rows))
         admissions: list[Admission] = []
         num_tokens = 0
@@ -73,13 +73,13 @@ class Scheduler:
         return admissions
 
     def release(self, rows: Iterable[int]) -> None:
-        """The samples in these rows have ended."""
+        """Free these rows, because their samples have ended."""
         for row in rows:
             assert self.rows[row] is not None, f"row {row} holds no sample"
             self.rows[row] = None
 
     def compact(self) -> list[Move]:
-        """Close the holes among the rows with samples from the end; afterwards no row is empty."""
+        """Move samples from the last rows into free rows, until no row is empty."""
         moves: list[Move] = []
         for target in range(len(self.rows)):
             while self.rows and self.rows[-1] is None:

@@ -1,9 +1,9 @@
-"""When a response is over, and what its text is. Not which token comes next.
+"""Decides when a response ends, and makes its text.
 
-Tokens up to and including the one that ends a response stay; its text leaves out that token, and is cut before a stop
-string. Whether a token completes a stop string is decided on text, so the string may lie across tokens, and across
-the bytes of one character. Most tokens cannot complete it and cost one look-up; the rest cost the decoding of a few
-tokens, and only a hit decodes the whole response.
+A response keeps its tokens up to and including the one that ends it. Its text omits an EOS or stop token, and is cut
+before a stop string. Stop strings are searched in decoded text, so they may span several tokens and begin inside one.
+Most tokens cannot complete a stop string, which one look-up tells. For the others a few tokens are decoded, and the
+whole response only if the string occurs in them.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,14 +15,14 @@ from proximo.records import Finish
 from proximo.rollout.sampling import SamplingOptions
 
 _UNFINISHED = "\ufffd"
-"""What decoding writes for a character of which some bytes are missing."""
+"""The replacement character, which decoding writes for an incomplete UTF-8 sequence."""
 _CONTEXT_TOKENS = 4
-"""Tokens decoded before the ones that matter, since the first token of a text may lose its space."""
+"""Additional tokens decoded in front, because decoding may strip the space of the first token."""
 
 
 @dataclass(kw_only=True)
 class StopRules:
-    """The rules of one call of the engine. Remembers, per token id, whether it may complete a stop string."""
+    """Stop rules of one call of the engine. Caches which token ids can complete a stop string."""
 
     options: SamplingOptions
     eos_token_ids: Collection[int]
@@ -30,9 +30,9 @@ class StopRules:
     _candidates: dict[int, bool] = field(default_factory=dict)
 
     def finish(self, token_ids: Sequence[int], *, limit: int) -> Finish | None:
-        """Why the response so far is over, now that its last token has been drawn; None where it goes on.
+        """Why the response ends with the last of `token_ids`; None if it continues.
 
-        `limit` is the number of tokens at which it is cut.
+        `limit`: number of tokens at which the response is cut.
         """
         if token_ids[-1] in self.eos_token_ids:
             return Finish.EOS
@@ -43,7 +43,7 @@ class StopRules:
         return None
 
     def text(self, token_ids: Sequence[int], finish: Finish) -> str:
-        """The response as text, without special tokens, without the token that ended it, cut before a stop string."""
+        """The text of a response, without special tokens and the token that ended it, cut before a stop string."""
         if finish.terminated and (token_ids[-1] in self.eos_token_ids or token_ids[-1] in self.options.stop_token_ids):
             return self._decode(token_ids[:-1], skip_special_tokens=True)
         cut = self._stop_position(token_ids, skip_special_tokens=True) if finish is Finish.STOP else None
@@ -53,7 +53,7 @@ class StopRules:
         strings = self.options.stop_strings
         if not strings or len(token_ids) < self.options.min_new_tokens or not self._may_complete(token_ids[-1]):
             return False
-        # No token that counts is shorter than a byte.
+        # Every token has at least one byte, so this many tokens contain any stop string that ends here.
         window = max(len(string.encode()) for string in strings) + _CONTEXT_TOKENS
         tail = self._decode(token_ids[-window:])
         if not any(string in tail for string in strings):
@@ -61,21 +61,23 @@ class StopRules:
         return self._stop_position(token_ids) is not None
 
     def _may_complete(self, token_id: int) -> bool:
-        """False where the token alone shows that no stop string can end in it. Twice, as its first may lose a space."""
+        """False if the text of the token excludes that a stop string ends in it."""
         if token_id not in self._candidates:
+            # Decoding may strip the space of the first token, so the second copy shows the full text.
             piece = self._decode([token_id, token_id])
             last = {string[-1] for string in self.options.stop_strings}
             self._candidates[token_id] = _UNFINISHED in piece or not last.isdisjoint(piece)
         return self._candidates[token_id]
 
     def _stop_position(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> int | None:
-        """Where in the text the earliest stop string begins that the last token completes."""
+        """Character index of the earliest stop string that the last token completes; None without one."""
         text = self._decode(token_ids, skip_special_tokens=skip_special_tokens)
         before = self._decode(token_ids[:-1], skip_special_tokens=skip_special_tokens)
-        # A character that was unfinished, or a space that decoding tidies away, belongs to what the last token wrote.
+        # The last token may change the end of the earlier text: it completes a character or a space is removed. So what
+        # it wrote begins where the two texts first differ.
         num_old = _common_length(before, text)
-        found = [text.find(string, max(0, num_old - len(string) + 1)) for string in self.options.stop_strings]
-        return min((position for position in found if position >= 0), default=None)
+        positions = [text.find(string, max(0, num_old - len(string) + 1)) for string in self.options.stop_strings]
+        return min((position for position in positions if position >= 0), default=None)
 
     def _decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         text = self.tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -84,6 +86,6 @@ class StopRules:
 
 
 def _common_length(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """Length of the common prefix of two strings."""
     differences = (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differences, min(len(one), len(other)))

@@ -1,9 +1,9 @@
-"""Keys and values of past tokens: a row of storage for every response in the making. Not who gets a row, nor when.
+"""The key-value cache of decoding: one row of storage for every response that is being decoded.
 
-A prompt is computed once, packed with others; `PromptCache` captures what its layers make. `RowCache` copies it into
-the row of each sample, and every decoding pass then writes one token per row in place, each row at its own length.
-Active rows are always the first ones, so a pass reads a view and copies nothing. The two passes, for a model whose
-attention goes through `packed.py`:
+Prompts are prefilled in packed passes, from which `PromptCache` captures the keys and values. `RowCache` copies those
+of a prompt into the row of each of its samples. Every decoding pass then writes one token per row in place, each row at
+its own length. Active rows are always the first ones, so a pass reads a view and copies nothing. The scheduler
+(rollout/scheduler.py) assigns the rows. The two passes, for a model whose attention goes through `packed.py`:
 
     with attending(PackedLayout(packed.lengths)):
         model(input_ids=packed.token_ids[None], position_ids=packed.position_ids[None],
@@ -43,20 +43,20 @@ class PromptCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Called by each layer; the layer attends over what it made, as it would without a cache."""
+        """Called by each layer. Stores its keys and values and returns them, so it attends as without a cache."""
         key, value = to_compute_type(key_states, value_states)
         self.captured[layer_idx] = key, value
         return key, value
 
 
 class RowCache(Cache):
-    """Storage [rows, H_kv, capacity, K] per layer, made when a prompt is placed, doubled when a row outgrows it.
+    """Keys and values, [rows, H_kv, capacity, K] each per layer. Allocated with the first prompt; capacity doubles.
 
-    What lies beyond the length of a row in use is zero: attention masks it, but a NaN would go through any mask.
+    Storage beyond the length of a row is zero. Attention gives it weight 0, but 0 times a NaN would still be NaN.
     """
 
     def __init__(self, *, num_rows: int, initial_tokens: int, max_tokens: int) -> None:
-        """`max_tokens` bounds the length of a row; storage begins at `initial_tokens` and doubles up to it."""
+        """Rows have room for `initial_tokens` at first and for up to `max_tokens` later."""
         super().__init__(layers=[])
         self.lengths = [0] * num_rows
         self._capacity = min(initial_tokens, max_tokens)
@@ -66,7 +66,7 @@ class RowCache(Cache):
         self._pointers: CachePointers | None = None
 
     def place(self, prompts: PromptCache, index: int, rows: Sequence[int]) -> None:
-        """Copy the keys and values of one prompt into rows; what they held before is forgotten."""
+        """Copy the keys and values of prompt `index` into `rows`, which replaces their contents."""
         start, end = prompts.bounds[index], prompts.bounds[index + 1]
         num_tokens = end - start
         self._ensure(num_tokens)
@@ -74,15 +74,15 @@ class RowCache(Cache):
             if layer not in self._storage:
                 self._pointers = None
                 self._storage[layer] = self._allocate(captured[0]), self._allocate(captured[1])
-            for storage, made in zip(self._storage[layer], captured, strict=True):
-                piece = made[0, :, start:end]
-                for row in rows:  # a copy for each: indexing with a list of rows is three times as slow
+            for storage, states in zip(self._storage[layer], captured, strict=True):
+                piece = states[0, :, start:end]
+                for row in rows:  # one copy per row: indexing with a list of rows takes three times as long
                     storage[row, :, :num_tokens] = piece
         for row in rows:
             self._set_length(row, num_tokens)
 
     def move(self, source: int, target: int) -> None:
-        """Copy a row over another, which takes its place among the active ones."""
+        """Copy row `source` to row `target`, when the scheduler fills a free row with the last active one."""
         num_tokens = self.lengths[source]
         for pair in self._storage.values():
             for storage in pair:
@@ -90,24 +90,25 @@ class RowCache(Cache):
         self._set_length(target, num_tokens)
 
     def advance(self, num_rows: int) -> "RowLayout":
-        """Make room for one more token in each of the first `num_rows` rows; the pass that follows writes it there."""
+        """Make room for one more token in each of the first `num_rows` rows. The next pass writes it there."""
         return next(self.passes(num_rows, 1))
 
     def passes(self, num_rows: int, count: int) -> Iterator["RowLayout"]:
-        """The same for `count` passes: run each before asking for the next layout.
+        """The layouts of `count` passes that add one token each to the first `num_rows` rows.
 
-        All positions go to the device at once, so that nothing waits for it between two passes. A row that becomes full
-        on the way writes its last place again and again: its response is over, and what it decodes is not read.
+        Run each pass before asking for the next layout. All positions are sent to the device at once, so that the host
+        need not wait for it between two passes. A row that is full overwrites its last token: its response has reached
+        the limit, and the tokens that it decodes further are discarded.
         """
         lengths = self.lengths[:num_rows]
-        self._ensure(max(lengths) + 1)
+        self._ensure(max(lengths) + 1)  # fails if the longest row is full already; the next line stops at the limit
         self._ensure(min(max(lengths) + count, self._max_tokens))
         device = next(iter(self._storage.values()))[0].device
         passes = np.arange(count)[:, None]
         positions = np.minimum(np.array(lengths) + passes, self._max_tokens - 1)
-        for own, sent in zip(positions, send(torch.from_numpy(positions), device), strict=True):
-            self.lengths[:num_rows] = (own + 1).tolist()
-            self._step = RowLayout(sent, num_tokens=max(self.lengths[:num_rows]))
+        for host, on_device in zip(positions, send(torch.from_numpy(positions), device), strict=True):
+            self.lengths[:num_rows] = (host + 1).tolist()
+            self._step = RowLayout(on_device, num_tokens=max(self.lengths[:num_rows]))
             yield self._step
 
     def update(
@@ -117,24 +118,25 @@ class RowCache(Cache):
         assert self._step is not None, "advance() comes before the pass"
         step, (keys, values) = self._step, self._storage[layer_idx]
         num_rows = key_states.shape[0]
-        where = step.flat_positions(keys.shape[1], self._capacity)
+        # One index_copy_ on a flat view of all rows and heads writes each row's token at its own position.
+        flat_positions = step.flat_positions(keys.shape[1], self._capacity)
         key, value = to_compute_type(key_states, value_states)
-        keys.view(-1, keys.shape[-1]).index_copy_(0, where, key.reshape(-1, keys.shape[-1]))
-        values.view(-1, values.shape[-1]).index_copy_(0, where, value.reshape(-1, values.shape[-1]))
+        keys.view(-1, keys.shape[-1]).index_copy_(0, flat_positions, key.reshape(-1, keys.shape[-1]))
+        values.view(-1, values.shape[-1]).index_copy_(0, flat_positions, value.reshape(-1, values.shape[-1]))
         return keys[:num_rows, :, : step.num_tokens], values[:num_rows, :, : step.num_tokens]
 
     def pointers(self) -> CachePointers:
-        """Where kernels in C find the storage of all layers, and write the token that `advance` made room for."""
+        """Addresses of the storage of all layers, for kernels in C that read the cache and write the next token."""
         if self._pointers is None:
             self._pointers = CachePointers.of([self._storage[layer] for layer in sorted(self._storage)])
         return self._pointers
 
     def get_seq_length(self, layer_idx: int = 0) -> int:  # noqa: ARG002
-        """Tokens before this pass in the longest row; rows differ, so positions are always passed to the model."""
+        """Tokens of the longest row before this pass. Rows differ, so callers always pass positions to the model."""
         return 0 if self._step is None else self._step.num_tokens - 1
 
     def _set_length(self, row: int, num_tokens: int) -> None:
-        """Zero what a row held beyond its new length; further on nothing was ever written."""
+        """Set the length of a row and zero what it held beyond it. Storage beyond its old length is zero already."""
         for pair in self._storage.values() if num_tokens < self.lengths[row] else ():
             for storage in pair:
                 storage[row, :, num_tokens : self.lengths[row]] = 0
@@ -144,10 +146,13 @@ class RowCache(Cache):
         return like.new_zeros(len(self.lengths), like.shape[1], self._capacity, like.shape[3])
 
     def _ensure(self, num_tokens: int) -> None:
-        """Grow all layers until a row can hold `num_tokens`."""
+        """Grow the storage of all layers until a row can hold `num_tokens`. Doubling keeps the number of copies
+        small."""
         if num_tokens <= self._capacity:
             return
-        assert num_tokens <= self._max_tokens, f"a row of {num_tokens} tokens was promised at most {self._max_tokens}"
+        assert num_tokens <= self._max_tokens, (
+            f"a row needs {num_tokens} tokens, but it may have at most {self._max_tokens}"
+        )
         self._pointers = None
         old, self._capacity = self._capacity, min(self._max_tokens, max(num_tokens, 2 * self._capacity))
         for layer, pair in self._storage.items():
@@ -158,25 +163,26 @@ class RowCache(Cache):
 
 
 class RowLayout:
-    """Attention of one new token in each active row over that row's own past, of whatever length."""
+    """Attention of one new token in each active row over that row's own keys and values. Rows differ in length."""
 
     def __init__(self, positions: Tensor, *, num_tokens: int) -> None:
-        """`positions` [B]: tokens in each row before this pass, which is also the new token's position."""
+        """`positions` [B]: position of each row's new token. `num_tokens`: M, with the new tokens."""
         self.positions = positions
         self.num_tokens = num_tokens
         self.num_calls = 0
-        # Made once per pass and shared by its layers.
+        # Masks and positions, computed once per pass and shared by its layers.
         self._seen: dict[int | None, Tensor] = {}
         self._bias: dict[tuple[int | None, torch.dtype], Tensor] = {}
         self._flat: dict[int, Tensor] = {}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """query [B, H, 1, K], key and value [B, H_kv, M, K] -> [B, 1, H, K]. Dropout is not for decoding."""
+        """query [B, H, 1, K], key and value [B, H_kv, M, K] -> [B, 1, H, K]. Ignores dropout."""
         num_rows, num_heads, _, _ = query.shape
         if options.sinks is not None:
             seen = self._seen_by(options.sliding_window)
             return explicit_attention(query, key, value, seen, options).transpose(1, 2)
-        # The query heads of one key head stand in as its queries: no key is repeated, and the product is a matrix's.
+        # Grouped query attention: the query heads of one key head become several queries of it. So keys need not be
+        # repeated, and the scores are products of matrices.
         grouped = query.reshape(num_rows, key.shape[1], num_heads // key.shape[1], query.shape[3])
         if options.softcap is not None:
             output = explicit_attention(grouped, key, value, self._seen_by(options.sliding_window), options)
@@ -186,14 +192,14 @@ class RowLayout:
         return output.reshape(num_rows, 1, num_heads, value.shape[3])
 
     def flat_positions(self, num_heads: int, capacity: int) -> Tensor:
-        """[B * H_kv] where the new tokens go in storage seen as [rows * H_kv * capacity, K]."""
+        """[B * H_kv] indices of the new tokens in storage viewed as [rows * H_kv * capacity, K]."""
         if num_heads not in self._flat:
             rows = torch.arange(self.positions.shape[0] * num_heads, device=self.positions.device) * capacity
             self._flat[num_heads] = rows + self.positions.repeat_interleave(num_heads)
         return self._flat[num_heads]
 
     def _seen_by(self, window: int | None) -> Tensor:
-        """[B, 1, 1, M] bool: True at the tokens that each row's new token may see."""
+        """[B, 1, 1, M] bool: True at the tokens that each row's new token may attend to."""
         if window not in self._seen:
             distance = self.positions[:, None] - torch.arange(self.num_tokens, device=self.positions.device)
             seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
@@ -201,7 +207,7 @@ class RowLayout:
         return self._seen[window]
 
     def _bias_of(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """The same as a term of the scores: the fused kernel would convert a boolean mask anew in every layer."""
+        """[B, 1, 1, M]: 0 or -inf, to be added to the scores. A boolean mask would be converted in every layer."""
         if (window, dtype) not in self._bias:
             seen = self._seen_by(window)
             self._bias[window, dtype] = torch.zeros_like(seen, dtype=dtype).masked_fill_(seen.logical_not(), -math.inf)

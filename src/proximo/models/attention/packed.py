@@ -1,9 +1,9 @@
 """The attention function that transformers calls in every layer, and attention over packed sequences.
 
-Linear layers see `[1, T]` packed tokens; only this function knows where sequences begin. It is registered with
-transformers' own extension points, so no model code is rewritten. The caller sets a layout
-for the pass, and the layout decides who attends to whom. It is a context variable, since the layers of some models drop
-keyword arguments. Cached decoding has its layout in `cache.py`.
+Linear layers see `[1, T]` packed tokens; only this function knows where sequences begin. It is registered at the
+extension points of transformers, so no model code is rewritten. The caller sets a layout for the pass, which decides
+the keys that each query attends to. The layout is a context variable, because the layers of some models drop keyword
+arguments. The layout of cached decoding is in `cache.py`.
 
 Legend: T packed tokens, S sequences, L tokens of one sequence, H query heads, K head width.
 """
@@ -31,33 +31,33 @@ ATTENTION = "proximo"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionOptions:
-    """What a layer asks of attention beyond queries, keys and values."""
+    """Options that a layer passes to attention besides queries, keys and values."""
 
     scaling: float | None = None
     """Factor on the scores; None = 1 / sqrt(K)."""
     sliding_window: int | None = None
-    """A token sees itself and the `sliding_window - 1` tokens before it; None = all before it."""
+    """A token attends to itself and the `sliding_window - 1` tokens before it; None = all tokens before it."""
     softcap: float | None = None
     """c: scores become c * tanh(score / c), before the mask."""
     sinks: Tensor | None = None
-    """[H] one more logit per head in the softmax, which carries no value."""
+    """[H]: an additional logit per head in the softmax; its weight multiplies no value."""
     dropout: float = 0.0
-    """Probability of dropping an attention weight; layers pass 0 in eval mode."""
+    """Probability of dropping an attention weight. Layers pass 0 in eval mode."""
 
     @property
     def is_plain(self) -> bool:
-        """True for scores that go into a softmax as they are and with no other: what kernels compute."""
+        """True without soft-cap, sinks and dropout: fused kernels compute only this case."""
         return self.softcap is None and self.sinks is None and self.dropout == 0
 
 
 class AttentionLayout(Protocol):
-    """Who attends to whom in this pass."""
+    """Computes the attention of a pass: decides which keys each query attends to."""
 
     num_calls: int
-    """How often a layer has asked; the probe compares it with the number of layers."""
+    """Calls of attention so far. The probe compares it with the number of layers."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """query [B, H, T, K], key and value [B, H_kv, T, K] as the layer (and its cache) made them -> [B, T, H, K]."""
+        """query [B, H, T, K], key and value [B, H_kv, T, K] from the layer or its cache -> [B, T, H, K]."""
         ...
 
 
@@ -66,7 +66,7 @@ _LAYOUT: ContextVar[AttentionLayout | None] = ContextVar("layout", default=None)
 
 @contextmanager
 def attending(layout: AttentionLayout | None) -> Generator[None]:
-    """Layers that are called within, in this thread, attend as the layout says."""
+    """Inside, in this thread, layers attend by this layout."""
     before = _LAYOUT.set(layout)
     try:
         yield
@@ -75,8 +75,11 @@ def attending(layout: AttentionLayout | None) -> Generator[None]:
 
 
 def attending_again() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """For activation checkpointing: a layer that runs again in the backward pass, perhaps in a thread of its own, does
-    so under the layout of now, and computes in the type of now."""
+    """Contexts of the forward pass and of the recomputation, for activation checkpointing.
+
+    The backward pass may run in another thread, where context variables have other values. So a recomputed layer gets
+    the layout and the compute dtype of the forward pass.
+    """
     return nullcontext(), _as_in(_LAYOUT.get(), current_compute())
 
 
@@ -87,8 +90,10 @@ def _as_in(layout: AttentionLayout | None, compute: Compute | None) -> Generator
 
 
 def register_attention(*, compiled: bool = True) -> None:
-    """Make `ATTENTION` known to transformers. Calling it again changes nothing, but that `compiled=False` keeps it out
-    of what torch.compile compiles, from then on."""
+    """Register `ATTENTION` with transformers. Repeated calls change nothing.
+
+    `compiled=False` excludes the function from torch.compile, from then on.
+    """
     if not compiled:
         AttentionInterface.register(ATTENTION, torch.compiler.disable(layout_attention))
     elif ATTENTION not in AttentionInterface():
@@ -97,7 +102,7 @@ def register_attention(*, compiled: bool = True) -> None:
 
 
 def layout_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **arguments: Any
 ) -> tuple[Tensor, None]:
     """Called by a transformers layer; hands over to the layout of the pass.
 
@@ -110,37 +115,38 @@ def layout_attention(
             f"{where} was called without a layout: LanguageModel and ScalarModel set one for the models they own; "
             "before calling it or its generate() yourself, say model.set_attn_implementation('sdpa')"
         )
-    if attention_mask is not None or given.get("position_bias") is not None:
+    if attention_mask is not None or arguments.get("position_bias") is not None:
         raise ModelError(f"{where} makes an attention mask or position bias of its own, which packing cannot honour")
-    if given.get("is_causal") is False:
+    if arguments.get("is_causal") is False:
         raise ModelError(f"{where} attends in both directions; only causal language models can be packed")
     options = AttentionOptions(
-        scaling=given.get("scaling"),
-        sliding_window=given.get("sliding_window"),
-        softcap=given.get("softcap"),
-        sinks=given.get("s_aux"),
-        dropout=given.get("dropout", 0.0),
+        scaling=arguments.get("scaling"),
+        sliding_window=arguments.get("sliding_window"),
+        softcap=arguments.get("softcap"),
+        sinks=arguments.get("s_aux"),
+        dropout=arguments.get("dropout", 0.0),
     )
     layout.num_calls += 1
-    # Rotary positions are float32, and what they turn is too: here is where it meets the values.
+    # Rotary embeddings are float32, and make float32 queries and keys: cast them to the dtype of the values.
     return layout.attend(*to_compute_type(query, key, value), options), None
 
 
 def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
-    """The mask that transformers asks for: none, because the layout knows. Refuses masks of a model's own making."""
+    """Replaces the mask of transformers by none, because the layout masks. Refuses a model's additional masks."""
     if use_vmap:
         raise ModelError("this model adds a mask function of its own to causal attention, which packing cannot honour")
 
 
 class PackedKernel(Protocol):
-    """One kernel for all sequences of a packed row. An object serves the layers of one pass."""
+    """A kernel that attends within all sequences of a packed row. One object serves all layers of a pass."""
 
     def __init__(self, lengths: tuple[int, ...]) -> None:
         """`lengths`: tokens of each sequence."""
         ...
 
     def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
-        """True where it can compute what is asked. The answer is the same when a checkpointed layer runs again."""
+        """True if the kernel supports this call. The answer must be the same when a checkpointed layer is
+        recomputed."""
         ...
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
@@ -149,8 +155,11 @@ class PackedKernel(Protocol):
 
 
 class PackedLayout:
-    """Each sequence of a packed row attends causally to itself alone: by a kernel where there is one that can compute
-    what is asked (`models/fast_path.py` chooses it), else by one call of torch's attention for each sequence."""
+    """Causal attention within each sequence of a packed row.
+
+    Uses the kernel that `models/fast_path.py` chose, if it supports the call. Otherwise calls torch's attention once
+    per sequence.
+    """
 
     def __init__(self, lengths: Sequence[int], kernel: type[PackedKernel] | None = None) -> None:
         self.lengths = tuple(lengths)
@@ -173,16 +182,18 @@ class PackedLayout:
             )
         if self._kernel is not None and self._kernel.fits(query, key, value, options):
             return self._kernel.attend(query, key, value, options)
-        # split, not slices: the backward of each slice would fill a tensor of all T tokens (1.4 to 2.4 times as slow).
+        # split, not slices: the backward pass of each slice would fill a tensor of all T tokens (1.4 to 2.4 times the
+        # time).
         pieces = [tensor.split(self.lengths, dim=2) for tensor in (query, key, value)]
         parts = [self._one_sequence(q, k, v, options).transpose(1, 2) for q, k, v in zip(*pieces, strict=True)]
         return torch.cat(parts, dim=1)
 
     def _one_sequence(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
-        """[1, H, L, K] each (fewer heads in key and value) -> [1, H, L, K]."""
+        """query [1, H, L, K], key and value [1, H_kv, L, K] of one sequence -> [1, H, L, K]."""
         if options.softcap is not None or options.sinks is not None:
             mask = self._mask(query.shape[2], options.sliding_window, query.device)
             return explicit_attention(query, key, value, mask, options)
+        # Without a mask torch takes its fused causal kernel; a mask is needed only if the window cuts something off.
         banded = options.sliding_window is not None and query.shape[2] > options.sliding_window
         mask = self._mask(query.shape[2], options.sliding_window, query.device) if banded else None
         return functional.scaled_dot_product_attention(
@@ -203,7 +214,7 @@ class PackedLayout:
 
 
 def band_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """[L, L] bool: True where query i may see key j: j <= i, and j > i - window."""
+    """[L, L] bool: True where query i may attend to key j: j <= i and j > i - window."""
     positions = torch.arange(length, device=device)
     distance = positions[:, None] - positions[None, :]
     seen = distance >= 0
@@ -217,7 +228,7 @@ def explicit_attention(
     mask: Bool[Tensor, "#batch #heads #queries keys"] | Bool[Tensor, "#queries keys"],
     options: AttentionOptions,
 ) -> Float[Tensor, "batch heads queries value_width"]:
-    """Attention with a soft-cap or sinks, which no fused kernel on a CPU offers; softmax in at least float32.
+    """Attention with a soft-cap or sinks, which no fused kernel on a CPU supports. Softmax is in at least float32.
 
     query [B, H, L, K], key and value [B, H_kv, M, K], mask bool broadcastable to [B, H, L, M] -> [B, H, L, K].
     """

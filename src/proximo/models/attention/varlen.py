@@ -1,4 +1,4 @@
-"""All sequences of a packed row in one attention kernel of CUDA.
+"""Attention of all sequences of a packed row in one call of torch's variable-length CUDA kernel.
 
 Legend: T packed tokens, S sequences, H query heads, H_kv key heads, K head width.
 """
@@ -19,7 +19,7 @@ from proximo.models.packing import cumulative_lengths
 
 @cache
 def varlen_kernel() -> Callable[..., Tensor] | None:
-    """torch's varlen attention, where this version has one that knows windows and grouped heads."""
+    """torch's varlen attention; None if this version has none that supports windows and grouped heads."""
     if importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return None
     kernel: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
@@ -33,10 +33,10 @@ class VarlenAttention:
     def __init__(self, lengths: tuple[int, ...]) -> None:
         self._lengths = lengths
         self._bounds: Tensor | None = None
-        """[S + 1] int32, copied to the device once for all layers."""
+        """[S + 1] int32 cumulative lengths, copied to the device once for all layers."""
 
     def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
-        """True for half precision on CUDA, heads of up to 256 numbers, no dropout, soft-cap or sinks."""
+        """True for half precision on CUDA, K a multiple of 8 up to 256, and no dropout, soft-cap or sinks."""
         if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16) or varlen_kernel() is None:
             return False
         head_width = query.shape[-1]

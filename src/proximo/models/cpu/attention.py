@@ -1,6 +1,8 @@
-"""Causal attention over the sequences of a packed row in C, with gradients: `native/attention.c` as autograd sees it.
+"""Causal attention within the sequences of a packed row: the autograd function of the C kernel `native/attention.c`.
 
-Queries, keys and values are read where the layer left them. Of the softmax two numbers are kept per query and head.
+Queries, keys and values are read in place through their strides. For the backward pass, which recomputes the attention
+weights, two softmax statistics per query and head are kept instead of the weights (as in FlashAttention,
+arXiv:2205.14135).
 
 Legend: T packed tokens, L tokens of one sequence, H query heads, G key heads, K head width, N pieces.
 """
@@ -22,9 +24,11 @@ from proximo.native.library import declare, kernels_for, library, pointer
 
 
 class Pieces:
-    """What the kernel's threads share out: where a sequence begins, and its queries from .. to. The longest first.
+    """Units of work for the kernel's threads: rows (begin of the sequence, first query, end of the queries).
 
-    One serves all layers of a pass.
+    `whole` has one piece per sequence, for the backward pass: its queries add to the gradients of the same keys.
+    `blocks` cuts the queries of each sequence into blocks, for the forward pass. The most expensive pieces come first,
+    so that threads end at about the same time. One object serves all layers of a pass.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -37,6 +41,7 @@ class Pieces:
         begin, end = np.repeat(ends - counts, blocks), np.repeat(ends, blocks)
         first = begin + block * (np.arange(len(begin)) - np.repeat(blocks.cumsum() - blocks, blocks))
         last = np.minimum(first + block, end)
+        # Causal: the query at position p of its sequence reads p + 1 keys, so later blocks cost more.
         cost = (last - first) * (last + first - 2 * begin)
         order = np.argsort(-cost, kind="stable")
         self.blocks = _as_rows(begin[order], first[order], last[order])
@@ -47,13 +52,13 @@ def _as_rows(*columns: "np.ndarray[Any, np.dtype[np.int64]]") -> "np.ndarray[Any
 
 
 class _Work(ctypes.Structure):
-    """As in attention.c."""
+    """The arguments of the kernels; the same fields as the structure in attention.c. Strides count floats."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("num_heads", "num_key_heads", "width", "window")),
         *((name, ctypes.c_int64) for name in ("num_pieces", "num_threads")),
         *((name, ctypes.c_void_p) for name in ("pieces", "query", "key", "value")),
-        *((f"{name}_{kind}", ctypes.c_int64) for name in ("query", "key", "value") for kind in ("head", "token")),
+        *((f"{name}_{dim}", ctypes.c_int64) for name in ("query", "key", "value") for dim in ("head", "token")),
         *((name, ctypes.c_void_p) for name in ("output", "normalisers", "scratch", "gradient")),
         *((name, ctypes.c_void_p) for name in ("of_query", "of_key", "of_value")),
         ("scaling", ctypes.c_float),
@@ -62,22 +67,22 @@ class _Work(ctypes.Structure):
 
 @cache
 def _kernels() -> ctypes.CDLL:
-    found = library()
-    assert found is not None, "fits() comes first"
+    kernels = library()
+    assert kernels is not None, "fits() comes first"
     work = ctypes.POINTER(_Work)
     declare(
-        found,
+        kernels,
         {
             "attention_scratch": (ctypes.c_int64, ctypes.c_int64, ctypes.c_int64),
             "attention_forward": (None, work),
             "attention_backward": (None, work),
         },
     )
-    return found
+    return kernels
 
 
 _scratch = threading.local()
-"""The kernel's own memory, of each thread that calls it: a fresh one would be given its pages anew in every call."""
+"""Scratch memory of the kernel, one per calling thread. It is kept: new memory would cost page faults in every call."""
 
 
 def _scratch_of(width: int, num_threads: int) -> int:
@@ -96,19 +101,19 @@ class KernelAttention:
         self._known: dict[tuple[type, torch.dtype, int, int], bool] = {}
 
     def fits(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> bool:
-        """True for float32 on a CPU, where the kernels are there, without dropout, soft-cap or sinks.
+        """True for float32 on a CPU if the kernels could be built, and without dropout, soft-cap or sinks.
 
-        Not under autocast, where attention is computed in halves, nor while torch compiles.
+        False under autocast, where attention is computed in half precision, and while torch.compile traces.
         """
         if not options.is_plain or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
             return False
-        kind = type(query), query.dtype, query.shape[3], value.shape[3]
-        # Asked once for each kind. Whether kernels may run also depends on who watches the operators of this thread,
-        # and a checkpointed layer that runs again must go the way that it went before.
-        if kind not in self._known:
+        key_of_call = type(query), query.dtype, query.shape[3], value.shape[3]
+        # The answer is cached: it also depends on profilers and other modes of this thread, but a checkpointed layer
+        # must be recomputed by the same code as in the forward pass.
+        if key_of_call not in self._known:
             one_width = query.shape[3] == key.shape[3] == value.shape[3]
-            self._known[kind] = one_width and None not in map(kernels_for, (query, key, value))
-        return self._known[kind]
+            self._known[key_of_call] = one_width and None not in map(kernels_for, (query, key, value))
+        return self._known[key_of_call]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """query [1, H, T, K], key and value [1, G, T, K] -> [1, T, H, K]."""
@@ -116,13 +121,13 @@ class KernelAttention:
         return _Attention.apply(query, key, value, self._pieces, options.sliding_window, options.scaling)
 
 
-def _without_gaps(packed: Tensor) -> Tensor:
-    """[1, H, T, K], each row of K numbers in one piece."""
+def _contiguous_heads(packed: Tensor) -> Tensor:
+    """[1, H, T, K] with the K numbers of each head contiguous, as the kernel reads them."""
     return packed if packed.stride(3) == 1 else packed.contiguous()
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(scaling * q k' + mask) v of each sequence, with gradients."""
+    """softmax(scaling * q k' + mask) v within each sequence."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes arguments by position
@@ -135,7 +140,7 @@ class _Attention(torch.autograd.Function):
         scaling: float | None,
     ) -> Tensor:
         """query [1, H, T, K], key and value [1, G, T, K] -> [1, T, H, K]."""
-        query, key, value = map(_without_gaps, (query, key, value))
+        query, key, value = map(_contiguous_heads, (query, key, value))
         _, num_heads, num_tokens, width = query.shape
         output = query.new_empty(1, num_tokens, num_heads, width)
         normalisers = query.new_empty(num_tokens, num_heads, 2)
@@ -151,18 +156,21 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, normalisers = ctx.saved_tensors
         gradient = gradient.contiguous()
-        found = [each.new_empty(each.shape[2], each.shape[1], each.shape[3]) for each in (query, key, value)]
+        # [T, heads, K]: contiguous for the backward pass of the projections, which receives these gradients.
+        gradients = [
+            tensor.new_empty(tensor.shape[2], tensor.shape[1], tensor.shape[3]) for tensor in (query, key, value)
+        ]
         work = _work(ctx, query, key, value, output, normalisers, ctx.pieces.whole)
         work.gradient = pointer(gradient)
-        work.of_query, work.of_key, work.of_value = map(pointer, found)
+        work.of_query, work.of_key, work.of_value = map(pointer, gradients)
         _kernels().attention_backward(work)
-        return *(each.transpose(0, 1)[None] for each in found), None, None, None
+        return *(tensor.transpose(0, 1)[None] for tensor in gradients), None, None, None
 
 
 def _work(  # noqa: PLR0917
     ctx: Any, query: Tensor, key: Tensor, value: Tensor, output: Tensor, normalisers: Tensor, pieces: Any
 ) -> _Work:
-    """For all three tensors and both passes alike."""
+    """The arguments that forward and backward pass have in common."""
     num_threads = torch.get_num_threads()
     _, num_heads, _, width = query.shape
     work = _Work(num_heads, key.shape[1], width, ctx.window, len(pieces), num_threads)

@@ -1,7 +1,7 @@
-"""One more token for each row, through all layers of a Llama-like model in one call of a kernel in C.
+"""Decodes one token per row through all layers of a Llama-like model in a single call of a C kernel.
 
 The kernel computes the formulas of `fused.py` on the model's own weights, which may change in place between two calls.
-The probe at load holds what it computes against the model's own code.
+When a model is loaded, the probe compares the kernel's results with the model's own code.
 
 Legend: B rows, D width, K head width.
 """
@@ -23,18 +23,20 @@ from proximo.native.library import kernels_for, pointer
 
 
 class KernelDecoder:
-    """Decodes for one model as it is now: made anew after weights were replaced, or hooks and adapters added."""
+    """Decodes for one model. It holds addresses of weights: make a new one if weights are replaced or hooks added."""
 
     def __init__(
         self, fused: FusedLayers, otherwise: Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
     ) -> None:
-        """`otherwise` decodes wherever the kernel may not: where something watches the operators of this thread."""
+        """`otherwise` decodes if the kernel must not run, for example under a profiler or a dispatch mode."""
         model = fused.model
         layers = list(model.layers[: model.config.num_hidden_layers])
         attention, gated = layers[0].self_attn, layers[0].mlp
         self._otherwise = otherwise
         self._transformer = model
-        self._weights = [each.detach() for each in model.parameters()]  # the kernel gets addresses: keep them alive
+        self._weights = [
+            weight.detach() for weight in model.parameters()
+        ]  # keeps alive the memory that the kernel reads
         self._layers = (native.LayerPointers * len(layers))(*map(_layer, layers))
         self._model = native.ModelPointers(
             num_layers=len(layers),
@@ -52,15 +54,15 @@ class KernelDecoder:
     def of(
         cls, fused: FusedLayers, otherwise: Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
     ) -> "KernelDecoder | None":
-        """None where there are no kernels for these weights, or not all of them lie as the kernel reads them.
+        """A decoder for these layers; None if there is no kernel for their weights.
 
-        Every weight must lie row after row, and layers must be numbered in their order.
+        Every weight must be a plain contiguous parameter, and `layer_idx` must follow the order of the layers.
         """
         model = fused.model
         indices = [layer.self_attn.layer_idx for layer in model.layers[: model.config.num_hidden_layers]]
         readable = all(
-            each.is_contiguous() and type(each) is torch.nn.Parameter and kernels_for(each) is not None
-            for each in model.parameters()
+            weight.is_contiguous() and type(weight) is torch.nn.Parameter and kernels_for(weight) is not None
+            for weight in model.parameters()
         )
         return cls(fused, otherwise) if readable and indices == list(range(len(indices))) else None
 
@@ -74,7 +76,7 @@ class KernelDecoder:
     ) -> Float[Tensor, "rows hidden"]:
         """token_ids and position_ids [B] -> hidden states [B, D] after the final norm.
 
-        The cache gets the keys and values of the new tokens.
+        Writes the keys and values of the new tokens to the cache.
         """
         model = self._transformer
         kernels = kernels_for(model.embed_tokens.weight)
@@ -84,23 +86,26 @@ class KernelDecoder:
         hidden = model.embed_tokens(token_ids)
         assert kernels_for(hidden) is not None, "a hook on the embedding made another kind of tensor"
         angles = model.rotary_emb(hidden[:, None], position_ids[:, None])
-        # Both halves of a head turn by the same angles.
-        cosines, sines = (each.chunk(2, dim=-1)[0][:, 0].contiguous() for each in angles)
-        result = hidden.clone(memory_format=torch.contiguous_format)  # the embedding's own may be hooked
+        # Both halves of a head are rotated by the same angles, so the kernel takes one half of them: [B, K / 2].
+        cosines, sines = (factors.chunk(2, dim=-1)[0][:, 0].contiguous() for factors in angles)
+        result = hidden.clone(
+            memory_format=torch.contiguous_format
+        )  # the kernel overwrites it; a hook may have kept the embedding
         native.decode(kernels, self._model, result, layout.positions, angles=(cosines, sines), cache=cache.pointers())
         layout.num_calls += self._model.num_layers
         return result
 
 
 def _layer(layer: Any) -> native.LayerPointers:
+    """Addresses of the weights of one layer, and its attention options."""
     attention, gated = layer.self_attn, layer.mlp
     options = attention_options(attention)
     linear = {"query": attention.q_proj, "key": attention.k_proj, "value": attention.v_proj}
     return native.LayerPointers(
         first_norm=pointer(layer.input_layernorm.weight),
         first_epsilon=layer.input_layernorm.variance_epsilon,
-        **{name: pointer(each.weight) for name, each in linear.items()},
-        **{f"{name}_bias": pointer(each.bias) for name, each in linear.items()},
+        **{name: pointer(module.weight) for name, module in linear.items()},
+        **{f"{name}_bias": pointer(module.bias) for name, module in linear.items()},
         output=pointer(attention.o_proj.weight),
         scaling=1 / math.sqrt(attention.head_dim) if options.scaling is None else options.scaling,
         window=options.sliding_window or 0,

@@ -1,8 +1,8 @@
-"""Which models run in the functions of `fused.py`, and how: the layers of Llama, Mistral and Qwen2, as they stand.
+"""Runs the layers of Llama, Mistral and Qwen2 through the functions of `fused.py`, and decides when that is possible.
 
-Not a second model: weights stay where they are, and what has been changed by anyone (an adapter, a hook, a class or
-`forward` of one's own, few bits, half precision, dropout) runs as modules. The probe at load holds what is computed
-here against the model's own code.
+The functions read the weights of the model's own modules. A model with any change to its modules (an adapter, a hook, a
+class or `forward` of the user's, quantised weights, half precision, dropout) runs as modules. When a model is loaded,
+the probe compares the results with the model's own code.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +26,14 @@ from proximo.models.cpu.fused import Norm, OutputAndGate, Projections
 from proximo.models.packing import Packed
 
 CLASSES = ("LlamaModel", "MistralModel", "Qwen2Model")
-"""Of transformers: their layers are h + attention(norm(h)), then h + gated(norm(h)), with rotary positions."""
+"""transformers classes whose layers are h + attention(norm(h)), then h + swiglu(norm(h)), with rotary embeddings."""
 
 LINEAR = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 NORMS = ("input_layernorm", "post_attention_layernorm")
 
 WIDE = ({torch.float32}, {torch.float64})
-"""Types of all weights together: nothing is cast on the way, as modules cast where types differ."""
+"""The allowed sets of dtypes of a model's weights. Modules cast between dtypes; the functions here do not."""
 
 
 def _no_scope(_: str) -> AbstractContextManager[None]:
@@ -53,54 +53,55 @@ class FusedLayers:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "FusedLayers | None":
-        """None where the architecture is another, or its modules are not the plain ones of that architecture now.
+        """The fused layers of `model`; None for another architecture, or if one of its modules has been changed.
 
-        Asked before each pass, because adapters, hooks and modes come and go; what was found is remembered with all
-        that it depends on.
+        Checked before each pass, because adapters, hooks and modes change. The answer is cached together with the state
+        of the modules that it depends on.
         """
-        kind = type(model)
-        if kind.__name__ not in CLASSES or not kind.__module__.startswith("transformers.models."):
+        architecture = type(model)
+        if architecture.__name__ not in CLASSES or not architecture.__module__.startswith("transformers.models."):
             return None
         if torch.is_autocast_enabled(model.device.type) or _is_replaced(model):
             return None
-        watched = PART_SCOPE.get() is not _no_scope  # the profiler needs the hooks of modules
-        own = [watched, _has_any_global_hook(), model.training, _is_hooked(model)]
-        # Not the model itself, which would then be kept for ever.
+        profiled = PART_SCOPE.get() is not _no_scope  # the profiler adds hooks, which do not rule out fused layers
+        own = [profiled, _has_any_global_hook(), model.training, _is_hooked(model)]
+        # The state must not contain the model: values that refer to their weak key are never freed.
         state = own + _state(model)
-        before = _FOUND.get(model)
-        if before is None or before[0] != state:
-            before = _FOUND[model] = state, _is_plain_model(model, watched=watched)
-        return cls(model) if before[1] else None
+        known = _IS_PLAIN.get(model)
+        if known is None or known[0] != state:
+            known = _IS_PLAIN[model] = state, _is_plain_model(model, profiled=profiled)
+        return cls(model) if known[1] else None
 
     def run(
         self, packed: Packed, layout: AttentionLayout, *, rows: Tensor | None = None, cache: Cache | None = None
     ) -> Tensor:
-        """Hidden states after the final norm: [T, D], or [R, D] for `rows` [R], no one of them twice.
+        """Hidden states after the final norm: [T, D], or [R, D] of the distinct flat indices `rows` [R].
 
-        A cache gets the keys and values of all tokens.
+        Passes the keys and values of all tokens to `cache`, if there is one.
         """
         model = self.model
         hidden = model.embed_tokens(packed.token_ids)
         angles = model.rotary_emb(hidden[None], packed.position_ids[None])
-        angles = [each[0, :, None].chunk(2, dim=-1)[0] for each in angles]  # both halves of a head turn by the same
+        # Both halves of a head are rotated by the same angles: [T, 1, K / 2] each of cosines and sines.
+        angles = [factors[0, :, None].chunk(2, dim=-1)[0] for factors in angles]
 
         def attend(attention: Any, heads: Sequence[Tensor]) -> Tensor:
-            query, key, value = (each.transpose(0, 1)[None] for each in heads)
+            query, key, value = (states.transpose(0, 1)[None] for states in heads)
             if cache is not None:
-                # Copies: what is cached outlives the pass, and as views they would keep the queries as well.
-                key, value = (each.clone(memory_format=torch.contiguous_format) for each in (key, value))
+                # Copies, because the cache outlives the pass: views would keep the joined tensor with the queries.
+                key, value = (states.clone(memory_format=torch.contiguous_format) for states in (key, value))
                 key, value = cache.update(key, value, attention.layer_idx)
             layout.num_calls += 1
             return layout.attend(query, key, value, attention_options(attention))[0].flatten(1)
 
         layers = model.layers[: model.config.num_hidden_layers]
         for i, layer in enumerate(layers):
-            given = (layer, hidden, angles, partial(attend, layer.self_attn))
-            asked = rows if i == len(layers) - 1 else None
+            inputs = (layer, hidden, angles, partial(attend, layer.self_attn))
+            requested = rows if i == len(layers) - 1 else None  # earlier layers need all tokens as keys
             if layer.training and layer.gradient_checkpointing:
-                hidden = checkpoint(_run_layer, *given, asked, use_reentrant=False, preserve_rng_state=False)
+                hidden = checkpoint(_run_layer, *inputs, requested, use_reentrant=False, preserve_rng_state=False)
             else:
-                hidden = _run_layer(*given, asked)
+                hidden = _run_layer(*inputs, requested)
         return Norm.apply(hidden, model.norm.weight, model.norm.variance_epsilon)
 
 
@@ -120,50 +121,59 @@ def _run_layer(
         attended = attend(Projections.apply(hidden, norm.weight, norm.variance_epsilon, *angles, *biased))
     with attribute_to("mlp"):
         norm = layer.post_attention_layernorm
-        weights = [each.weight for each in (attention.o_proj, norm, gated.gate_proj, gated.up_proj, gated.down_proj)]
+        modules = (attention.o_proj, norm, gated.gate_proj, gated.up_proj, gated.down_proj)
+        weights = [module.weight for module in modules]
         return OutputAndGate.apply(hidden, attended, norm.variance_epsilon, rows, *weights)
 
 
-_FOUND: WeakKeyDictionary[nn.Module, tuple[list[Any], bool]] = WeakKeyDictionary()
+_IS_PLAIN: WeakKeyDictionary[nn.Module, tuple[list[Any], bool]] = WeakKeyDictionary()
+"""Model -> state of its modules, and whether they were plain in that state."""
 
 
 def _state(model: nn.Module) -> list[Any]:
-    """All that decides whether modules are plain: what is in them, their code, modes, hooks and types of weights."""
-    # Asked before each pass: a generator that calls itself takes a quarter longer.
-    found: list[Any] = []
-    waiting = list(model._modules.values())
-    while waiting:
-        module = waiting.pop()
+    """Everything that decides if modules are plain: submodules, classes, hooks, modes and dtypes of weights."""
+    # Runs before each pass, so it is a loop: a recursive generator takes 25% longer.
+    state: list[Any] = []
+    pending = list(model._modules.values())
+    while pending:
+        module = pending.pop()
         if module is None:
             continue
         own = module.__dict__
-        found += (module, type(module), _is_hooked(module), _is_replaced(module))
-        found += (own.get("training"), own.get("attention_dropout"))  # a compiled or scripted module keeps no mode
-        found += [None if each is None else each.dtype for each in own["_parameters"].values()]
-        waiting += own["_modules"].values()
-    return found
+        state += (module, type(module), _is_hooked(module), _is_replaced(module))
+        state += (
+            own.get("training"),
+            own.get("attention_dropout"),
+        )  # compiled and scripted modules have no such attribute
+        state += [None if weight is None else weight.dtype for weight in own["_parameters"].values()]
+        pending += own["_modules"].values()
+    return state
 
 
-def _is_plain_model(model: PreTrainedModel, *, watched: bool) -> bool:
+def _is_plain_model(model: PreTrainedModel, *, profiled: bool) -> bool:
     layers, last_norm = list(model.get_submodule("layers").children()), model.get_submodule("norm")
-    passed_over = (model, last_norm, *chain.from_iterable(each.modules() for each in layers))
-    if not watched and (_has_any_global_hook() or any(map(_is_hooked, passed_over))):
+    bypassed = (
+        model,
+        last_norm,
+        *chain.from_iterable(layer.modules() for layer in layers),
+    )  # not called by fused layers
+    if not profiled and (_has_any_global_hook() or any(map(_is_hooked, bypassed))):
         return False
-    if any(map(_is_replaced, passed_over)) or {each.dtype for each in model.parameters()} not in WIDE:
+    if any(map(_is_replaced, bypassed)) or {weight.dtype for weight in model.parameters()} not in WIDE:
         return False
     home = type(model).__module__
-    return type(last_norm).__module__ == home and all(_is_plain(each, home) for each in layers)
+    return type(last_norm).__module__ == home and all(_is_plain(layer, home) for layer in layers)
 
 
 def _is_plain(layer: Any, home: str) -> bool:
-    """`home`: where the classes of this architecture are defined."""
+    """True if a layer has exactly the modules of Llama, from module `home`, the file of its architecture."""
     modules = dict(layer.named_modules())
     if any(name not in modules or type(modules[name]).__module__ != home for name in ("", "self_attn", "mlp", *NORMS)):
         return False
     if layer.self_attn.training and layer.self_attn.attention_dropout:
         return False
     linear = [modules.get(name) for name in (*LINEAR, *GATED)]
-    if any(type(each) is not nn.Linear or not each.weight.is_floating_point() for each in linear):
+    if any(type(module) is not nn.Linear or not module.weight.is_floating_point() for module in linear):
         return False
     if any(getattr(modules[name], "bias", None) is not None for name in (LINEAR[-1], *GATED)):
         return False
@@ -180,14 +190,14 @@ def _is_hooked(module: nn.Module) -> bool:
 
 
 def _is_replaced(module: nn.Module) -> bool:
-    """True where one module has a `forward` unlike the others of its class: accelerate and kernels put it there."""
+    """True if this instance has its own `forward`, as the libraries accelerate and kernels set it."""
     return "forward" in module.__dict__
 
 
 def attention_options(attention: Any) -> AttentionOptions:
-    """As the module passes them: Qwen2 knows its window itself, Mistral reads it off the configuration.
+    """The options that the attention module would pass itself.
 
-    Llama has none, whatever its configuration says.
+    Qwen2 has its window in the module, Mistral in the configuration. Llama ignores a window in its configuration.
     """
     owner = attention.config if type(attention).__name__ == "MistralAttention" else attention
     window = getattr(owner, "sliding_window", None)
