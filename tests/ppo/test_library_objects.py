@@ -195,7 +195,7 @@ OWN_FAULTS: list[tuple[str, Callable[[], Any], str]] = [
         lambda: LocalEngine(LanguageModel(tiny_language_model()), tiny_tokenizer(), eos_token_ids=1),
         r"write \[id\]",
     ),
-    ("path as language model", lambda: LanguageModel("gpt2"), "a model of transformers is wanted, got str"),
+    ("path as language model", lambda: LanguageModel("gpt2"), "expected a transformers model, got str"),
     ("text as temperature", lambda: SamplingOptions(max_new_tokens=2, temperature="a"), "temperature must be a number"),
     ("one stop string", lambda: SamplingOptions(max_new_tokens=2, stop_strings="."), r"write \(value,\) for one"),
 ]

@@ -1,4 +1,4 @@
-"""Models of transformers, run on packed tokens: loading, attention, heads, adapters. Not their training.
+"""Runs transformers models on packed tokens: loading, attention, heads and adapters.
 
 The annotations state dtype and shape of tensors; the tests check both (tests/shape_checks.py). One name
 stands for one size within a call:

@@ -1,4 +1,4 @@
-"""The stack of layers below any head, run on packed or cached tokens. Not the heads.
+"""Runs the layers of a transformers model, without its head, on packed tokens or with a key-value cache.
 
 Legend: T packed tokens, B rows of a decode step, D width.
 """
@@ -32,57 +32,58 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The transformers model itself, below an adapter if there is one. Raises ModelError for anything else."""
+    """The transformers model, below an adapter if there is one. Raises ModelError for any other object."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if not isinstance(base, PreTrainedModel):
         raise ModelError(
-            f"a model of transformers is wanted, got {type(model).__name__}: load it, for example with "
+            f"expected a transformers model, got {type(model).__name__}: load it, for example with "
             "AutoModelForCausalLM.from_pretrained(path, dtype='float32')"
         )
     return base
 
 
 def checkpoint_activations(base: PreTrainedModel) -> None:
-    """Each layer keeps its input alone and runs again in the backward pass, in train mode.
+    """Enable activation checkpointing: in train mode, each layer saves only its input and is recomputed in the backward
+    pass.
 
-    The non-reentrant kind: it needs no input with a gradient, so frozen embeddings (LoRA) are no trap. Raises
-    ModelError for an architecture that cannot.
+    Uses the non-reentrant implementation, which also works if the input needs no gradient, as with frozen embeddings
+    under LoRA. Raises ModelError if the architecture does not support checkpointing.
     """
     if not base.supports_gradient_checkpointing:
         raise ModelError(
             f"activation checkpointing is not possible with a {base.config.model_type} model; leave it off"
         )
     with warnings.catch_warnings():
-        # Newer versions of transformers have another name for it, older ones only this.
+        # Newer versions of transformers have renamed the method; older ones have only this name.
         warnings.filterwarnings("ignore", message="`gradient_checkpointing_enable`", category=FutureWarning)
         base.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": attending_again}
         )
 
 
-def _there_is_no_padding(input_ids: Tensor, attention_mask: Tensor | None) -> None:
-    """In place of a method of transformers."""
+def _no_padding_warning(input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    """Replaces `warn_if_padding_and_no_attention_mask` of transformers."""
 
 
 class Backbone:
-    """A transformers model without its head. Holds no weights of its own: layers and adapters stay with the model."""
+    """Runs a transformers model without its head. Weights and adapters belong to the model."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision) -> None:
         register_attention()
         base = base_of(model)
-        with quiet_transformers():  # it only warns where it cannot; the probe turns that into a refusal
+        with quiet_transformers():  # transformers only warns if it cannot; the probe refuses such models
             base.set_attn_implementation(ATTENTION)
         for module in base.modules():
             if isinstance(module, nn.Embedding):
-                # There is no padding here, so a token that some configuration pads with trains like any other.
+                # Inputs have no padding, so the embedding of the padding token trains like any other.
                 module.padding_idx = None
         layers = base.base_model
         assert isinstance(layers, PreTrainedModel)
-        # It would look for padding in every pass, to warn of what is not there.
-        layers.warn_if_padding_and_no_attention_mask = _there_is_no_padding
+        # It would search for padding in every pass, only to print a warning.
+        layers.warn_if_padding_and_no_attention_mask = _no_padding_warning
         self.layers = layers
         self.training_layers: Any = layers
-        """What runs where gradients are taken: the layers, or a compiled view of them."""
+        """The layers of passes with gradients: `layers` itself, or a compiled view of it."""
         self.precision = precision
         self._products = Products(layers)
         self.position_limit = position_limit(base.config)
@@ -94,7 +95,7 @@ class Backbone:
 
     @property
     def path(self) -> FastPath:
-        """How passes are computed on the device where the weights are."""
+        """The implementation of passes on the device of the weights."""
         return fast_path(self.device.type, self.precision)
 
     @property
@@ -104,16 +105,16 @@ class Backbone:
 
     @property
     def matrices(self) -> list[nn.Parameter]:
-        """Of the layers' plain products, with their biases: what a pass in bf16 reads in bf16 alone."""
+        """Weights and biases of the layers' linear modules, which a bf16 pass reads in bf16 only."""
         return self._products.matrices
 
     @property
     def embeddings(self) -> list[nn.Parameter]:
-        """The tables that a pass looks tokens and positions up in."""
+        """The embedding tables of tokens and positions."""
         return self._products.embeddings
 
     def cast_weights(self) -> None:
-        """Inside `casting` (compute.py): cast at once what the passes there would cast when they come to it."""
+        """Call inside `casting` (compute.py): cast all weights now that its passes would cast one by one."""
         if self.precision.is_half:
             for weight in self.matrices:
                 cast_weight(weight, torch.bfloat16)
@@ -130,10 +131,10 @@ class Backbone:
         cache: Cache | None = None,
         layout: PackedLayout | None = None,
     ) -> Float[Tensor, "rows hidden"]:
-        """Hidden states after the final norm: [T, D], or [R, D] of the flat indices `rows` [R], each given once.
+        """Hidden states after the final norm: [T, D], or [R, D] of the distinct flat indices `rows` [R].
 
-        A cache gets the keys and values of all tokens. `layout`: None for the one that suits the device. Raises
-        ModelError for a sequence beyond the positions.
+        Passes the keys and values of all tokens to `cache`, if there is one. `layout`: None for the default of the
+        device. Raises ModelError if a sequence is longer than the model's position limit.
         """
         longest = max(packed.lengths)
         if self.position_limit is not None and longest > self.position_limit:
@@ -149,7 +150,7 @@ class Backbone:
         return hidden if rows is None else hidden[rows]
 
     def decoder(self) -> Decoder:
-        """The fastest form of `decode` for the layers as they are now. Weights may change in place while it is used."""
+        """The fastest implementation of `decode` for the current modules. Weights may still change in place."""
         fused, make = self._fused_layers(), self.path.decoder
         kernel = None if fused is None or make is None else make(fused, self.decode)
         return self.decode if kernel is None else kernel.decode
@@ -161,13 +162,13 @@ class Backbone:
         cache: Cache,
         layout: AttentionLayout,
     ) -> Float[Tensor, "rows hidden"]:
-        """One more token for each row, by the modules: token_ids and position_ids [B] -> hidden states [B, D]."""
+        """Decode one token per row with the modules: token_ids and position_ids [B] -> hidden states [B, D]."""
         return self.run(token_ids[:, None], position_ids[:, None], layout=layout, cache=cache)[:, 0]
 
     def _fused_layers(self) -> PackedLayers | None:
-        """None where the modules run: on this path, for this model, or because they are compiled."""
-        of = self.path.layers
-        return None if of is None or self.is_compiled else of(self.layers)
+        """The fused layers; None if this device, precision or model has none, or if the layers are compiled."""
+        make = self.path.layers
+        return None if make is None or self.is_compiled else make(self.layers)
 
     def run(
         self,
@@ -182,7 +183,8 @@ class Backbone:
         compute = None
         if self.precision.is_half:
             compute = Compute(torch.bfloat16, self._products, is_compiled=layers is not self.layers)
-        # Autocast is for what is no plain matrix product: experts, attention that an architecture spells out.
+        # `computing` casts plain matrix products. Autocast covers the others: experts, and attention written out in a
+        # model.
         half = torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=compute is not None)
         with half, attending(layout), computing(compute):
             output = layers(

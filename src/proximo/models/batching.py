@@ -1,4 +1,4 @@
-"""Which sequences go through a model together: balanced batches under a token budget. Integers only, no tensors."""
+"""Plans balanced batches of sequences under a token budget. Works on lengths only."""
 
 from collections.abc import Sequence
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 def plan_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int]]:
     """Indices of `lengths` in as few balanced batches as the budget suggests, each in ascending order.
 
-    Longest first into the emptiest batch. A batch exceeds the budget only where one sequence alone does, or
-    where another batch would be needed for a remainder: then one more batch is opened.
+    The longest sequences are placed first, each into the batch with the fewest tokens. If a batch of several sequences
+    exceeds the budget, the plan is repeated with one more batch. Only a single sequence may exceed the budget.
     """
     if not lengths:
         return []

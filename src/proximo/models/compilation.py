@@ -1,4 +1,4 @@
-"""torch.compile around the layers of a model that trains. Not the attention, which is left out of it."""
+"""Compiles the layers of trained models with torch.compile, except for attention."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ from proximo.models.attention.packed import register_attention
 
 
 def check_compiler(backend: str, device: torch.device) -> None:
-    """Raises ConfigError where inductor has no C++ compiler for the CPU; loads nothing."""
+    """Raises ConfigError if inductor would find no C++ compiler for the CPU."""
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
     if backend == "inductor" and device.type == "cpu" and not any(shutil.which(name) for name in names):
         raise ConfigError(
@@ -24,8 +24,8 @@ def check_compiler(backend: str, device: torch.device) -> None:
 def compile_layers(layers: nn.Module, backend: str) -> Any:
     """A compiled view of `layers`: same weights, same names, with shapes left open.
 
-    Who attends to whom differs with every micro-batch, so that compiled attention would be compiled anew each time:
-    it is called as it is, between the compiled parts.
+    Attention depends on the sequence lengths of each micro-batch and would be recompiled every time. So it runs
+    uncompiled, between the compiled parts.
     """
     register_attention(compiled=False)
     return torch.compile(layers, backend=backend, dynamic=True)

@@ -1,4 +1,4 @@
-"""How long a sequence a model can read. Not the truncation of data."""
+"""The context length of models."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,13 +8,14 @@ from transformers import PreTrainedConfig
 from proximo.errors import ConfigError
 
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Rotary frequencies that change with the longest sequence of the pass: packing would mix sequences up."""
+"""RoPE types whose frequencies depend on the longest sequence of a pass, so packed sequences would affect each
+other."""
 
 
 def position_limit(config: PreTrainedConfig) -> int | None:
     """Tokens that one sequence may have; None for a model without a stated limit.
 
-    Where rotary frequencies depend on the longest sequence, the limit is the length up to which they do not.
+    For RoPE types in `LENGTH_DEPENDENT_ROPE`, the limit is the length up to which their frequencies are constant.
     """
     text = config.get_text_config().to_dict()
     stated = text.get("max_position_embeddings") or text.get("n_positions") or text.get("max_seq_len")
@@ -28,7 +29,7 @@ def position_limit(config: PreTrainedConfig) -> int | None:
 def check_lengths(
     config: PreTrainedConfig, *, role: str, max_prompt_tokens: int, max_response_tokens: int, section: str = "data"
 ) -> None:
-    """Raises ConfigError where prompt and response together exceed what the model of this role can read.
+    """Raises ConfigError if prompt and response together can exceed the context length of the role's model.
 
     Without responses (`max_response_tokens` 0) the prompts are whole examples of the recipe's `section`.
     """
@@ -51,7 +52,7 @@ def check_lengths(
 
 
 def _rope_settings(parameters: Any) -> Iterator[dict[str, Any]]:
-    """The rotary settings, which some models give once and others per kind of layer."""
+    """The RoPE settings of a config. Some models have one, others one per type of layer."""
     if not isinstance(parameters, dict):
         return
     if "rope_type" in parameters:

@@ -1,17 +1,17 @@
-"""Switching off everything that makes two train-mode passes differ. Not eval mode: checkpointing needs train mode."""
+"""Disables dropout and router jitter, so that train-mode passes are deterministic. Checkpointing needs train mode."""
 
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 PROBABILITY_WORDS = ("drop", "jitter")
-"""What the names of such probabilities contain: Mixtral's router, for one, multiplies its input by `jitter_noise`."""
+"""Parts of the names of such settings. For example, Mixtral's router has random `jitter_noise`."""
 
 
 def disable_dropout(model: PreTrainedModel | PeftModel) -> int:
     """Set every dropout probability and router jitter to 0, in modules (LoRA's too) and configurations.
 
-    Returns how many places were not 0 before.
+    Returns the number of settings that were not 0 before.
     """
     changed = 0
     configs: dict[int, PreTrainedConfig] = {}
@@ -28,12 +28,12 @@ def disable_dropout(model: PreTrainedModel | PeftModel) -> int:
 
 
 def _zero_probabilities(values: dict, owner: nn.Module | PreTrainedConfig) -> int:
-    """Numbers under such a name that the owner keeps as plain attributes."""
-    found = [
+    """Set attributes of `owner` with such names to 0. Returns the number of changed ones."""
+    nonzero = [
         name
         for name, value in values.items()
         if any(word in name.lower() for word in PROBABILITY_WORDS) and isinstance(value, float) and value != 0
     ]
-    for name in found:
+    for name in nonzero:
         setattr(owner, name, 0.0)
-    return len(found)
+    return len(nonzero)

@@ -27,10 +27,12 @@ from proximo.models.freezing import decoder_layers
 WORKING = "working"
 """The default part: temporaries, and gradients of activations in a backward pass."""
 GRADIENTS = "gradients"
+"""Gradients of parameters."""
 ACTIVATIONS = ("attention", "mlp", "norms", "between layers")
 """Parts of a model's activations. `between layers`: residual stream, embeddings and rotary factors."""
 LARGEST_HEAP_BLOCK = 32 * 2**20
-"""Bytes. glibc maps each larger block on its own and returns it at once (DEFAULT_MMAP_THRESHOLD_MAX)."""
+"""Bytes. glibc allocates larger blocks with mmap and returns them to the system when freed
+(DEFAULT_MMAP_THRESHOLD_MAX)."""
 
 
 def shapes_only() -> AbstractContextManager[object]:
@@ -101,6 +103,7 @@ class PassProfiler(TorchDispatchMode):
         self._peak: dict[str, int] = {}
         self._heap = self._heap_at_peak = 0
         self._models = list(models)
+        # Storages that are not counted: weights exist before the pass and are planned elsewhere.
         self._known = {_key(t) for m in self._models for t in (*m.parameters(), *m.buffers())}
         self._parts_before: list[str] = []
         self._hooks: list[Any] = []
@@ -159,6 +162,7 @@ class PassProfiler(TorchDispatchMode):
             return
         size = storage.nbytes()
         self._parts[key] = self.part
+        # The callback runs when the last tensor of the storage is freed, as its memory would be. Views share a storage.
         self._alive[key] = weakref.ref(storage, lambda _: self._release(key, size))
         self._held[self.part] += size
         self._heap += self._in_heap(self.part, size)
@@ -206,6 +210,7 @@ class PassProfiler(TorchDispatchMode):
 
 
 def _key(tensor: Tensor) -> int:
+    """Identifies the storage of a tensor while it is alive."""
     return tensor.untyped_storage()._cdata
 
 

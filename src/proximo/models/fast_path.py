@@ -1,9 +1,10 @@
-"""Which code computes a pass, by device and precision: the one file that chooses.
+"""Chooses the implementation of passes by device and precision.
 
 The plain path runs any model on any device: transformers' modules, one call of torch's attention for each sequence of a
-packed row, and for decoding the same modules over the cache. What is faster on some device is an entry of the table
-below. An entry may decline what it cannot compute (another architecture, an adapter, a hook, a soft-cap, a machine
-without C compiler); then the plain path is taken. The probe at load holds both against the model's own code.
+packed row, and for decoding the same modules over the cache. The table below has the faster implementations per device.
+Each may decline a model or call that it does not support (another architecture, an adapter, a hook, a soft-cap, a
+machine without C compiler); then the plain path runs. When a model is loaded, the probe compares both with the model's
+own code.
 
 Work on rows of float32 numbers on a CPU (norms, rotary positions, gates, log-softmax, the draw of a token) goes to the
 kernels in C or to torch's operators: `native/library.py::kernels_for` says which, tensor by tensor.
@@ -31,7 +32,7 @@ Decoder = Callable[[Tensor, Tensor, Cache, AttentionLayout], Tensor]
 """token_ids [B], position_ids [B], cache and layout -> hidden states [B, D] of one more token for each row."""
 
 PackedLayers = FusedLayers
-"""What runs packed passes in place of the modules."""
+"""Runs packed passes in place of the modules."""
 
 _ACCELERATOR_LOGITS = 512 * 2**20
 """Bytes. The gradient of the output layer's weight is read and written once for each chunk of positions: 8 bytes a
@@ -41,18 +42,18 @@ at 1,180 positions, and at 256 the memory takes five times as long. 512 MiB are 
 
 @dataclass(frozen=True, kw_only=True)
 class FastPath:
-    """What stands in for the plain path; None: nothing does."""
+    """The implementations that replace parts of the plain path; None keeps the plain one."""
 
     attention: type[PackedKernel] | None = None
-    """For one call of attention per sequence."""
+    """Replaces one call of torch's attention per sequence."""
     layers: Callable[[PreTrainedModel], FusedLayers | None] | None = None
-    """For the modules in packed passes, with gradients and without."""
+    """Replaces the modules in packed passes, with and without gradients."""
     decoder: Callable[[FusedLayers, Decoder], KernelDecoder | None] | None = None
-    """For the modules in decoding, of models whose packed passes run through `layers`."""
+    """Replaces the modules in decoding, for models whose packed passes run through `layers`."""
     bf16_head: bool = False
     """True: the output layer multiplies bf16 operands, with float32 results. False: float32 operands."""
     logits_bytes: int | None = None
-    """What the logits of one chunk of the head may take; None: the head's own number of positions (heads.py)."""
+    """Memory for the logits of one chunk of the head; None for `CHUNK_TOKENS` positions (heads.py)."""
 
 
 _PLAIN = FastPath(logits_bytes=_ACCELERATOR_LOGITS)
@@ -69,20 +70,22 @@ PATHS: dict[tuple[str, Precision], FastPath] = {
     ("mps", Precision.BF16): FastPath(bf16_head=True, logits_bytes=_ACCELERATOR_LOGITS),
     ("mps", Precision.BF16_FLOAT32_HEAD): _PLAIN,
 }
-"""By kind of device and precision."""
+"""(Device type, precision) -> implementations."""
 
 _PLANNED_DEVICE: ContextVar[str | None] = ContextVar("planned_device", default=None)
 
 
 def fast_path(device: str, precision: Precision) -> FastPath:
-    """The entry of the table for models on this kind of device; the plain path on a kind that is not in it."""
+    """The entry of `PATHS` for a device type; the plain path for a type that is not in it."""
     return PATHS.get((_PLANNED_DEVICE.get() or device, precision), _PLAIN)
 
 
 @contextmanager
 def planning_for(device: str) -> Generator[None]:
-    """Inside, in this thread, models take the paths of this kind of device, wherever they are: how a plan made on a CPU
-    counts what a run will do elsewhere."""
+    """Inside, in this thread, all models take the paths of this device type.
+
+    The memory planner runs on a CPU and uses it to profile the passes of another device.
+    """
     token = _PLANNED_DEVICE.set(device.partition(":")[0])
     try:
         yield

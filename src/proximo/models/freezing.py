@@ -1,4 +1,4 @@
-"""The lower layers of a model kept as they are. Not adapters, whose base is frozen as a whole: lora.py."""
+"""Freezes the lower layers of a model. Adapters freeze the whole base: see lora.py."""
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -7,10 +7,10 @@ from proximo.errors import ModelError
 
 
 def freeze_layers(base: PreTrainedModel, count: int) -> None:
-    """Take the first `count` layers, and the embeddings below them, out of training; 0 leaves all in it.
+    """Freeze the embeddings and the first `count` layers; with 0, nothing.
 
-    Embeddings that are tied to the output layer stay in training with it. Raises ModelError where the model has fewer
-    layers, or none that can be told.
+    Embeddings that are tied to the output layer stay trainable. Raises ModelError if the model has fewer layers, or if
+    its layers cannot be identified.
     """
     if count == 0:
         return
@@ -25,7 +25,7 @@ def freeze_layers(base: PreTrainedModel, count: int) -> None:
 
 
 def decoder_layers(base: PreTrainedModel) -> nn.ModuleList:
-    """The stack, lowest first. Raises ModelError where it cannot be told."""
+    """The layers of a model, lowest first. Raises ModelError if they cannot be identified."""
     depth = base.config.get_text_config().num_hidden_layers
     stacks = [module for module in base.modules() if isinstance(module, nn.ModuleList) and len(module) == depth]
     if not stacks:

@@ -1,9 +1,10 @@
-"""Hidden states to log-probs, entropy and KL, in chunks of positions; logits of all positions never exist at once.
+"""Log-probs, entropy and KL from hidden states, in chunks of positions, so that not all logits exist at once.
 
-The backward pass computes each chunk's logits again instead of keeping them. Results are at least float32, also inside
-autocast, and so are operands unless the head is narrow (products.py). Not the backbone, nor the sampling of tokens.
+The backward pass recomputes each chunk's logits. Results are at least float32, also inside autocast. So are the
+operands of products, unless the head is narrow (products.py).
 
-Legend: N positions, C positions of one chunk, D width, V vocabulary. z are the final logits over temperature.
+Legend: N positions, C positions of one chunk, D width, V vocabulary. z: final logits before
+the temperature. In a backward pass, `for_x` is the gradient of x.
 """
 
 from collections.abc import Iterator
@@ -24,11 +25,11 @@ from proximo.native.decoding import linear
 from proximo.native.row_kernels import row_kernels_for
 
 _NO_SHARE = -1e4
-"""Stands for any smaller log-prob: exp of it is 0, and so is their product, which for -inf would be NaN."""
+"""Log-probs are clamped to this value: its exp is 0, so p log p is 0. With -inf it would be NaN."""
 
 CHUNK_TOKENS = 256
-"""Positions whose logits exist at once on a CPU, and the least elsewhere. On a CPU this was within 5% of the fastest
-size for vocabularies of 2 thousand to 150 thousand tokens."""
+"""Positions per chunk on a CPU, and the minimum on other devices. On a CPU this was within 5% of the fastest size for
+vocabularies of 2 thousand to 150 thousand tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +37,20 @@ class OutputHead:
     """The last layer of a language model: z(h) = cap(logit_scale * (W h + b)), cap(x) = softcap * tanh(x / softcap)."""
 
     weight: Float[Tensor, "vocab hidden"]
-    """May be the input embedding itself."""
+    """The input embedding itself if the two are tied."""
     bias: Float[Tensor, "vocab"] | None = None
     logit_scale: float = 1.0
     softcap: float | None = None
     narrow: bool = False
-    """Multiply bf16 operands, with float32 results; what is float64 stays so."""
+    """True: products of bf16 operands with float32 results. float64 weights are not narrowed."""
     chunk_tokens: int = CHUNK_TOKENS
-    """Positions whose logits exist at once, where those of many are asked for."""
+    """Positions per chunk: their logits exist at the same time."""
 
     @classmethod
     def of(cls, model: PreTrainedModel, *, narrow: bool = False, logits_bytes: int | None = None) -> "OutputHead":
-        """Read the head off a causal language model. Raises ModelError for one that is no plain linear layer.
+        """The head of a causal language model. Raises ModelError if it is not a plain linear layer.
 
-        `logits_bytes`: what the float32 logits of one chunk may take; None for `CHUNK_TOKENS` positions.
+        `logits_bytes`: memory for the float32 logits of one chunk; None for `CHUNK_TOKENS` positions.
         """
         layer = model.get_output_embeddings()
         if type(layer) is not nn.Linear:
@@ -86,16 +87,16 @@ class OutputHead:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenLogprobs:
-    """What the head says about given tokens."""
+    """Log-probs of the target tokens, and the entropy at their positions."""
 
     logprobs: Float[Tensor, "positions"]
     """log softmax(z / temperature) of the target."""
     entropy: Float[Tensor, "positions"] | None
-    """Of softmax(z / temperature), in nats; None where it was not asked for."""
+    """Entropy of softmax(z / temperature) in nats; None if not requested."""
 
 
 def wide_dtype(*tensors: Tensor) -> torch.dtype:
-    """The widest of float32 and the tensors' own types."""
+    """The result type of float32 and the tensors' dtypes: at least float32."""
     dtype = torch.float32
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
@@ -111,9 +112,9 @@ def token_logprobs(
     entropy: bool = False,
     chunk_tokens: int | None = None,
 ) -> TokenLogprobs:
-    """hidden [N, D], targets [N] int64 -> log-probs and, if asked, entropy; both differentiable once.
+    """hidden [N, D], targets [N] int64 -> log-probs [N] and, if requested, entropy [N]; differentiable once.
 
-    Gradients reach `hidden`, the head's weight and its bias. `chunk_tokens`: None for the head's own.
+    Gradients reach `hidden`, the head's weight and its bias. `chunk_tokens`: None for `head.chunk_tokens`.
     """
     wide = wide_dtype(hidden, head.weight)
     plan = _Plan(
@@ -134,7 +135,7 @@ def token_logprobs(
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What the fused function needs besides tensors with gradients."""
+    """Options of the fused function, besides its tensors."""
 
     logit_scale: float
     softcap: float | None
@@ -148,11 +149,11 @@ class _Plan:
             yield slice(start, min(start + self.chunk_tokens, num_positions))
 
     def operand(self, tensor: Tensor) -> Tensor:
-        """As it goes into a product."""
+        """A tensor as an operand of a product: rounded to bf16 if the head is narrow."""
         return operand(tensor) if self.narrow else tensor
 
     def scores(self, raw: Tensor) -> Tensor:
-        """[C, V] W h + b -> z / temperature; works in `raw` itself."""
+        """raw = W h + b [C, V] -> z / temperature [C, V]. Overwrites `raw`."""
         if self.logit_scale != 1:
             raw.mul_(self.logit_scale)
         if self.softcap is not None:
@@ -160,7 +161,7 @@ class _Plan:
         return raw if self.temperature == 1 else raw.div_(self.temperature)
 
     def raw_gradient(self, gradient: Tensor, scores: Tensor) -> Tensor:
-        """[C, V] gradient for z / temperature -> gradient for W h + b; works in `gradient` itself."""
+        """Gradient [C, V] of z / temperature -> gradient [C, V] of W h + b. Overwrites `gradient`."""
         if self.softcap is not None:
             gradient.mul_(1 - (scores * (self.temperature / self.softcap)).square())
         factor = self.logit_scale / self.temperature
@@ -205,10 +206,11 @@ class _FusedHead(torch.autograd.Function):
         for_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         for rows in plan.chunks(hidden.shape[0]):
             scores = plan.scores(_product(hidden[rows], weight, bias))
-            kept = scores.clone() if plan.softcap is not None else scores
-            of_both = gradients[0][rows], gradients[1][rows] if plan.entropy else None
-            gradient = _score_gradient(scores, targets[rows], normalisers[rows], entropies[rows], *of_both)
-            gradient = plan.raw_gradient(gradient, kept)
+            # The derivative of the soft-cap needs the scores, which the next line overwrites.
+            capped = scores.clone() if plan.softcap is not None else scores
+            chunk_gradients = gradients[0][rows], gradients[1][rows] if plan.entropy else None
+            gradient = _score_gradient(scores, targets[rows], normalisers[rows], entropies[rows], *chunk_gradients)
+            gradient = plan.raw_gradient(gradient, capped)
             if for_bias is not None:
                 for_bias.add_(gradient.sum(dim=0))
             gradient = plan.operand(gradient)
@@ -229,7 +231,10 @@ def _product(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _statistics(
     scores: Tensor, targets: Tensor, normalisers: Tensor, logprobs: Tensor, entropies: Tensor | None
 ) -> None:
-    """scores [C, V] and targets [C] fill the others, [C] each. Overwrites scores."""
+    """From scores [C, V] and targets [C], fill normalisers, logprobs and, if given, entropies, [C] each.
+
+    Overwrites scores.
+    """
     if (kernels := row_kernels_for(scores)) is not None:
         kernels.token_statistics(scores, targets, normalisers, logprobs, entropies)
         return
@@ -248,7 +253,10 @@ def _score_gradient(  # noqa: PLR0917 - six tensors of one chunk
     of_logprobs: Tensor,
     of_entropy: Tensor | None,
 ) -> Tensor:
-    """[j = t] g - g p - g' p (log p + H): the gradient for z over temperature. Overwrites scores."""
+    """[j = t] g - g p - g' p (log p + H), [C, V]: the gradient of z / temperature. Overwrites scores.
+
+    g [C] is the gradient of the log-probs, g' [C] that of the entropies.
+    """
     if (kernels := row_kernels_for(scores)) is not None:
         kernels.token_statistics_backward(scores, targets, normalisers, entropies, of_logprobs, of_entropy)
         return scores
@@ -275,8 +283,8 @@ def full_kl(
     """KL(policy || reference) over the whole vocabulary at each position, in nats: [N, D] twice -> [N].
 
     The formula is that of `algorithms.kl.full_kl`, in chunks.
-    Gradients reach the policy's hidden states and head; the reference gets none. Raises ModelError where the two
-    live on different devices or have different vocabularies.
+    Gradients reach the policy's hidden states and head, not the reference. Raises ModelError if the two are on
+    different devices or have different vocabularies.
     """
     if hidden.device != reference_hidden.device:
         raise ModelError(

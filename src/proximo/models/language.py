@@ -1,4 +1,4 @@
-"""A causal language model as the rest of Proximo sees it: packed tokens in, log-probs out. Not its loading or training.
+"""The causal language model that the rest of Proximo uses: packed tokens in, log-probs out.
 
 Legend: T packed tokens, N response tokens, B rows of a decode step, D width, V vocabulary.
 """
@@ -22,7 +22,7 @@ from proximo.models.quantised import beside_weights
 
 
 class LanguageModel:
-    """Owns a transformers model (`model`), perhaps with an adapter, and runs it without padding."""
+    """Owns a transformers model (`model`), with or without an adapter, and runs it without padding."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision = Precision.FLOAT32) -> None:
         self.model = model
@@ -35,18 +35,18 @@ class LanguageModel:
 
     @property
     def head(self) -> OutputHead:
-        """Read anew each time, so that it follows weights that are moved or replaced."""
+        """The output head, read from the model at each access, because weights may be moved or replaced."""
         path = self.backbone.path
         return OutputHead.of(self.base, narrow=path.bf16_head, logits_bytes=path.logits_bytes)
 
     @property
     def has_adapter(self) -> bool:
-        """True under LoRA: the reference is then the base below it (shared_base.py)."""
+        """True under LoRA. The reference is then the base below the adapter (shared_base.py)."""
         return isinstance(self.model, PeftModel)
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the output layer: V. May exceed the tokenizer's size."""
+        """V, the rows of the output layer. May exceed the tokenizer's size."""
         return self.head.weight.shape[0]
 
     @property
@@ -65,11 +65,11 @@ class LanguageModel:
         return self.backbone.position_limit
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and tensors that an optimizer should move; tied ones once."""
+        """Names and tensors that the optimizer updates. Tied tensors appear once."""
         return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
 
     def hidden_states(self, packed: Packed, rows: Int64[Tensor, "rows"] | None = None) -> Float[Tensor, "rows hidden"]:
-        """[T, D] after the final norm, or [R, D] of the flat indices `rows`, each given once. No logits are made."""
+        """Hidden states [T, D] after the final norm, or [R, D] of the distinct flat indices `rows`."""
         return self.backbone.packed(packed, rows=rows)
 
     def response_logprobs(
@@ -84,7 +84,7 @@ class LanguageModel:
         return self.head.logits(hidden)
 
     def prefill(self, packed: Packed, cache: Cache) -> Float[Tensor, "sequences hidden"]:
-        """Hidden states of the last token of each packed prompt, [S, D]; the cache keeps the keys and values of all."""
+        """Hidden states of the last token of each packed prompt, [S, D]; fills the cache."""
         return self.backbone.packed(packed, rows=packed.last_indices, cache=cache)
 
     def decoder(self) -> Decoder:
@@ -97,18 +97,17 @@ class LanguageModel:
         checkpoint_activations(self.base)
 
     def compile(self, backend: str) -> None:
-        """Train through torch.compile with this backend; weights and their names stay as they are."""
+        """Run passes with gradients through torch.compile. Weights keep their names."""
         self.backbone.compile(backend)
 
     def with_adapter(self, options: LoRAOptions) -> "LanguageModel":
-        """The same model with LoRA on it and everything else frozen."""
+        """The same model with LoRA added and all other weights frozen."""
         return LanguageModel(add_adapter(self.base, options), precision=self.precision)
 
     def frozen_copy(self) -> "LanguageModel":
-        """A copy in eval mode that takes no gradient: of what trains. Frozen layers, or the base below an adapter, are
-        the same tensors in both.
-        """
-        fixed = (each for each in self.model.parameters() if not each.requires_grad)
-        shared = {id(each): each for each in (*fixed, *beside_weights(self.model))}
+        """A frozen copy in eval mode. Trainable tensors are copied; frozen ones, such as an adapter's base, are
+        shared."""
+        fixed = (weight for weight in self.model.parameters() if not weight.requires_grad)
+        shared = {id(state): state for state in (*fixed, *beside_weights(self.model))}
         model = copy.deepcopy(self.model, shared).eval().requires_grad_(False)
         return LanguageModel(model, precision=self.precision)

@@ -1,6 +1,6 @@
-"""Weights from a folder, the Hub or a seed into a model that is known to be packable. Not the saving of checkpoints.
+"""Loads models from a folder, the Hub or a random start, and probes that they can run packed.
 
-Weights are float32 whatever the checkpoint holds: they are the master weights of both precisions.
+Weights are float32, whatever dtype the checkpoint has: bf16 training also needs float32 master weights.
 """
 
 import copy
@@ -48,8 +48,8 @@ def load_language_model(
 ) -> LanguageModel:
     """A causal language model in eval mode, probed.
 
-    `tokenizer` is read for a random start only: it gives the vocabulary's size and the special ids that the config
-    leaves out. Raises ModelError for everything that cannot be loaded or packed.
+    `tokenizer` is used for a random start only: it gives the vocabulary size and special token ids that the config
+    omits. Raises ModelError if the model cannot be loaded or packed.
     """
     base = adapter_base(source)
     plain = _plain_language_model(base or source, tokenizer, device)
@@ -105,7 +105,7 @@ def load_scalar_model(
 def check_tokenizer(
     source: ModelSource, tokenizer: PreTrainedTokenizerBase, *, role: str, added: Collection[str] = ()
 ) -> None:
-    """Raises ModelError where `tokenizer` is not the one of the model that `source` names. Reads no weights.
+    """Raises ModelError if `tokenizer` does not fit the model that `source` names. Reads no weights.
 
     Its tokens must have the ids that they have in the tokenizer beside the model, if one lies there, and a row in the
     embedding, which may have more. `added` are tokens that the stage adds on purpose; an adapter's tokenizer brings
@@ -134,7 +134,7 @@ def _own_tokenizer(source: ModelSource) -> PreTrainedTokenizerBase | None:
 
 
 def _trunk_below(folder: Path) -> ModelSource:
-    """The policy whose layers a value head in `folder` sits on."""
+    """The policy whose layers the value head in `folder` uses."""
     policy = folder.absolute().with_name("policy")
     if not policy.is_dir():
         raise ModelError(
@@ -162,7 +162,10 @@ def _plain_language_model(
 
 
 def random_model(config: PreTrainedConfig, source: ModelSource) -> PreTrainedModel:
-    """Always drawn on the CPU, so that a seed means the same weights on every device. Raises ModelError."""
+    """A model with random weights, drawn on the CPU, so that a seed gives the same weights for every device.
+
+    Raises ModelError if the architecture cannot be built from its config.
+    """
     try:
         with own_randomness(torch.device("cpu"), seed=source.seed), quiet_transformers():
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
@@ -171,7 +174,8 @@ def random_model(config: PreTrainedConfig, source: ModelSource) -> PreTrainedMod
 
 
 def _fit_to_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, given: Any) -> None:
-    """Default ids of a configuration class mean nothing in this tokenizer: an answer would end at any token 2."""
+    """Fill ids that the user's config omits from the tokenizer. The class defaults, such as EOS = 2, are of another
+    one."""
     if "vocab_size" not in given:
         config.vocab_size = vocabulary_size(tokenizer)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -187,7 +191,7 @@ def _fit_to_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBa
 
 
 def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
-    """Read a checkpoint; every weight must fit, none may be missing or left over."""
+    """Load a checkpoint. Raises ModelError for missing, unexpected and mismatched weights."""
     kind = source.quantisation
     options = {} if kind is None else loading_options(kind, device)
     try:
@@ -201,7 +205,7 @@ def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, dev
                 output_loading_info=True,
                 **options,
             )
-    except Exception as error:  # safetensors, pickle and each architecture raise their own
+    except Exception as error:  # safetensors, pickle and each architecture raise different types
         if memory_ran_out(error):
             raise
         how = "" if kind is None else f" with quantisation {kind} on {device}"

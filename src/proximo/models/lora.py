@@ -1,4 +1,4 @@
-"""Low-rank adapters through peft: adding, loading, merging. The base is frozen, and the output layer plain."""
+"""LoRA adapters through peft: adds, loads and merges them. The base is frozen; the output layer gets no adapter."""
 
 import copy
 import warnings
@@ -22,12 +22,13 @@ from proximo.models.pretrained.sources import why_unread
 from proximo.models.quantised import is_quantised
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-"""Without one of them in the folder, peft would ask the Hub."""
+"""Files of adapter weights. peft would search the Hub if a folder had neither."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoRAOptions:
-    """W + alpha / rank * B A on chosen linear layers (arXiv:2106.09685). B begins at 0, so the start is the base."""
+    """W + alpha / rank * B A on chosen linear layers (arXiv:2106.09685). B is 0 at first, so training
+    starts from the base."""
 
     rank: int = 16
     alpha: float = 32.0
@@ -36,7 +37,7 @@ class LoRAOptions:
     """Last parts of module names, such as `q_proj`; None = every linear layer but the output layer, and in a mixture
     of experts those of attention alone."""
     seed: int = 0
-    """Of A's random start."""
+    """Seed of the random initialisation of A."""
 
 
 def add_adapter(model: PreTrainedModel, options: LoRAOptions) -> PeftModel:
@@ -66,7 +67,7 @@ def add_adapter(model: PreTrainedModel, options: LoRAOptions) -> PeftModel:
 def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     """Put the adapters that `PeftModel.save_pretrained` wrote to `folder` into `model`, ready to train further.
 
-    Raises ModelError where there are none, or none that can be read and fit.
+    Raises ModelError if the adapter is missing, unreadable or does not fit the model.
     """
     if not (folder / "adapter_config.json").is_file():
         raise ModelError(f"{folder} holds no adapter: there is no adapter_config.json in it")
@@ -78,7 +79,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
     try:
         with _quiet_peft():
             adapted = PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-    except Exception as error:  # peft, safetensors and torch each raise their own
+    except Exception as error:  # peft, safetensors and torch raise different types
         if memory_ran_out(error):
             raise
         raise ModelError(
@@ -89,7 +90,7 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def _refuse_missing(adapted: PeftModel, file: Path) -> None:
-    """What the file lacks peft leaves as a fresh adapter has it. A pickle of weights cannot be asked for its names."""
+    """Raises ModelError for missing tensors, which peft would leave at their initial values. Skips pickle files."""
     if not file.is_file():
         return
     with safe_open(file, framework="pt") as saved:
@@ -118,7 +119,7 @@ def merged_copy(model: PeftModel) -> PreTrainedModel:
 
 @contextmanager
 def _quiet_peft() -> Generator[None]:
-    """peft asks for an attribute that transformers has renamed, and warns of what `_refuse_missing` refuses."""
+    """Silences a deprecation warning of transformers, and one about missing keys, which `_refuse_missing` refuses."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing`", category=FutureWarning)
         warnings.filterwarnings("ignore", message="Found missing adapter keys", category=UserWarning)
@@ -128,20 +129,20 @@ def _quiet_peft() -> Generator[None]:
 def _linear_layers(model: PreTrainedModel) -> list[str]:
     """Last parts of the names of all linear layers below the head.
 
-    Stacked experts are no linear layers; peft would rename what looks like one of theirs, so those models get
-    adapters on attention only.
+    In a mixture of experts these are the layers of attention only: stacked experts are not linear layers, and peft
+    would rename modules that look like them.
     """
     has_experts = any(parameter.dim() == 3 for parameter in model.parameters())
-    found = {
+    names = {
         name.rpartition(".")[2]
         for name, module in model.base_model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and (not has_experts or "attn" in name or "attention" in name)
     }
-    return sorted(found)
+    return sorted(names)
 
 
 def _refuse_targets(model: PreTrainedModel, targets: list[str]) -> None:
-    """Errors that peft would raise late or not at all."""
+    """Raises ModelError for bad targets, which peft would report late or not at all."""
     plain = {id(layer) for layer in (model.get_input_embeddings(), model.get_output_embeddings()) if layer is not None}
     names = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D | nn.Embedding)

@@ -1,8 +1,8 @@
-"""Frozen models in the compute type: half the memory for the same results. Never a model that trains or follows one.
+"""Stores frozen models in bf16: half the memory for the same results. Never applied to tensors that train.
 
-What a pass would round anyway is rounded once and for all: the matrices of the layers, and that of the output layer
-where it multiplies in bf16. Norms and embeddings stay float32, unless an embedding holds nothing but bf16 numbers, as
-one does that was saved in bf16.
+Matrices that every pass would cast to bf16 are cast once, in place: those of the layers, and that of the output layer
+if its products are bf16. Norms and embeddings stay float32, unless all entries of an embedding are bf16 numbers
+already, as in a checkpoint that was saved in bf16.
 """
 
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ from proximo.models.scalar import ScalarModel
 
 @torch.no_grad()
 def narrow_frozen(model: LanguageModel | ScalarModel, *, beside: Iterable[nn.Module] = ()) -> None:
-    """Replace what a pass would round by what it would be rounded to; nothing under float32.
+    """Cast the matrices of a frozen model to bf16 in place, if its precision is bf16; else do nothing.
 
-    `beside`: models whose tensors are theirs, though this one may run on them too.
+    `beside`: models whose tensors are left as they are, also if this model shares them.
     """
     if not model.precision.is_half:
         return
@@ -30,13 +30,13 @@ def narrow_frozen(model: LanguageModel | ScalarModel, *, beside: Iterable[nn.Mod
 
 
 def _rounded_anyway(model: LanguageModel | ScalarModel) -> list[nn.Parameter]:
-    """What a pass reads in no other way than rounded."""
-    tables = [each for each in model.backbone.embeddings if _is_bf16_already(each)]
-    found = [*model.backbone.matrices, *tables]
+    """Weights that every pass casts to bf16, and embeddings that the cast would not change."""
+    tables = [table for table in model.backbone.embeddings if _is_bf16_already(table)]
+    weights = [*model.backbone.matrices, *tables]
     output = _output_weight(model.base) if isinstance(model, LanguageModel) and model.head.narrow else None
     if output is not None and all(output is not table for table in model.base.get_input_embeddings().parameters()):
-        found.append(output)
-    return found
+        weights.append(output)
+    return weights
 
 
 def _output_weight(base: PreTrainedModel) -> nn.Parameter | None:

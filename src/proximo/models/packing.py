@@ -1,4 +1,4 @@
-"""Sequences laid end to end without padding, and where in them each response stands. Not the attention over them.
+"""Packed sequences: laid end to end without padding, with the positions of each response.
 
 T counts the tokens of a batch, S its sequences, N the response tokens among T.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """S sequences, one after the other, as one row."""
+    """S sequences, concatenated to one row of T tokens."""
 
     token_ids: Int64[Tensor, "tokens"]
     position_ids: Int64[Tensor, "tokens"]
@@ -26,12 +26,12 @@ class Packed:
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """Number of packed tokens, T."""
         return self.token_ids.shape[0]
 
     @property
     def cu_seqlens(self) -> Tensor:
-        """[S + 1] int32: where each sequence begins, and T."""
+        """[S + 1] int32: the index at which each sequence begins, and T."""
         return cumulative_lengths(self.lengths, self.token_ids.device)
 
     @property
@@ -74,12 +74,12 @@ class PackedResponses:
 
 
 def cumulative_lengths(lengths: Sequence[int], device: torch.device | str) -> Tensor:
-    """[S + 1] int32: 0 and the running sums of `lengths`, as varlen kernels want them."""
+    """[S + 1] int32: 0 and the cumulative sums of `lengths`, as varlen kernels expect them."""
     return send(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
 
 
 def pack(sequences: Sequence[Sequence[int]], *, device: torch.device | str = "cpu") -> Packed:
-    """Lay token ids end to end. Raises ValueError for no sequence at all, or an empty one."""
+    """Pack token ids. Raises ValueError if there is no sequence or one is empty."""
     lengths = tuple(len(sequence) for sequence in sequences)
     if not lengths or min(lengths) == 0:
         raise ValueError(f"packing wants at least one sequence, each of at least one token; the lengths are {lengths}")
@@ -89,7 +89,7 @@ def pack(sequences: Sequence[Sequence[int]], *, device: torch.device | str = "cp
 def pack_responses(
     prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], *, device: torch.device | str = "cpu"
 ) -> PackedResponses:
-    """Pack each prompt with its response. Raises ValueError for a prompt without tokens: nothing would predict."""
+    """Pack each prompt with its response. Raises ValueError for an empty prompt."""
     pairs = list(zip(prompts, responses, strict=True))
     if any(len(prompt) == 0 for prompt in prompts):
         raise ValueError("every prompt needs at least one token, because a hidden state must predict the first one")
@@ -98,7 +98,7 @@ def pack_responses(
     lengths = tuple(len(prompt) + len(response) for prompt, response in pairs)
     tokens = _flat([part for pair in pairs for part in pair], sum(lengths))
     answers = np.array([len(response) for response in responses], dtype=np.int64)
-    before = np.cumsum(lengths) - answers - 1  # where the hidden state before each first response token stands
+    before = np.cumsum(lengths) - answers - 1  # index of the hidden state that predicts each first response token
     predictors = _runs(before, answers)
     return PackedResponses(
         packed=_packed(tokens, lengths, device),
@@ -110,7 +110,7 @@ def pack_responses(
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The same on another device; what is on the host goes to CUDA without waiting until it is there."""
+    """Copy a tensor to a device. Copies from the host to CUDA are asynchronous, from pinned memory."""
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -124,7 +124,7 @@ def _flat(sequences: Sequence[Sequence[int]], num_tokens: int) -> Indices:
 
 
 def _runs(first: Indices, counts: Indices) -> Indices:
-    """first, first + 1, ... for each, `counts` numbers long, one after the other."""
+    """Concatenated ranges: for each i, the `counts[i]` numbers from `first[i]` on."""
     begins = np.cumsum(counts) - counts
     return np.arange(counts.sum()) + np.repeat(first - begins, counts)
 

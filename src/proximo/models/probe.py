@@ -1,7 +1,7 @@
-"""Proof, at load, that a model may be run packed and cached: two short sequences, compared with its own attention.
+"""Checks at load that a model runs correctly packed and cached: compares two short sequences with its own attention.
 
-Not a guess from the architecture's name: some models ignore a registered attention function without a word. The
-model is left as it was. Tolerance, in float32: a share of the largest entry, or of 1 where all are smaller.
+The name of the architecture is not enough: some models silently ignore a registered attention function. The model is
+left unchanged. The tolerance, in float32, is relative to the largest entry, or absolute if all entries are below 1.
 """
 
 from collections.abc import Generator, Iterator
@@ -52,7 +52,7 @@ def probe_language_model(model: LanguageModel) -> None:
         for hidden in _packed_passes(plain, packed):
             _compare(plain.base, "the hidden states of packed sequences", hidden, own_hidden)
         _compare(plain.base, "the logits of its head", plain.head.logits(hidden), own_logits)
-        with torch.inference_mode():  # in which a sampler asks for them
+        with torch.inference_mode():  # as in sampling, which may take another kernel
             few = plain.head.logits(hidden[:FEW_ROWS].contiguous())
         _compare(plain.base, "the logits of its head", few, own_logits[:FEW_ROWS])
         for decoder in dict.fromkeys((plain.backbone.decode, plain.decoder())):
@@ -62,7 +62,10 @@ def probe_language_model(model: LanguageModel) -> None:
 
 @torch.no_grad()
 def probe_scalar_model(model: ScalarModel) -> None:
-    """The same for a value or reward model: attention calls, packing, and the score at the last token."""
+    """Raises ModelError for a value or reward model that Proximo would run wrongly.
+
+    Checks the attention calls, packed hidden states and the scores of the head.
+    """
     plain = ScalarModel(model.base)
     check_weights(plain.base)
     _check_positions(plain.base)
@@ -75,7 +78,7 @@ def probe_scalar_model(model: ScalarModel) -> None:
 
 
 class _RecordingLayout(PackedLayout):
-    """Also keeps what each layer asked for."""
+    """A layout that also records the attention options of each layer."""
 
     def __init__(self, lengths: tuple[int, ...], kernel: type[PackedKernel] | None = None) -> None:
         super().__init__(lengths, kernel)
@@ -111,7 +114,7 @@ def _sequences(base: PreTrainedModel) -> list[list[int]]:
 
 
 def _own_results(base: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor]:
-    """Hidden states [T, D] and whatever the whole model returns, one sequence at a time, by its own attention."""
+    """Hidden states [T, D] and outputs of the whole model, one sequence at a time, with its own attention."""
     base.set_attn_implementation("eager")
     try:
         rows = [tokens[None] for tokens in packed.token_ids.split(packed.lengths)]
@@ -125,7 +128,7 @@ def _own_results(base: PreTrainedModel, packed: Packed) -> tuple[Tensor, Tensor]
 def check_weights(base: PreTrainedModel) -> None:
     """Raises ModelError, naming the tensor, for a weight that is not finite or was never loaded.
 
-    Whatever such a model is asked, its answer is no number, and the architecture would get the blame.
+    Otherwise the NaN in its outputs would be blamed on the architecture.
     """
     for name, tensor in base.state_dict(keep_vars=True).items():
         if tensor.is_meta:
@@ -133,7 +136,7 @@ def check_weights(base: PreTrainedModel) -> None:
                 f"the tensor {name} of the {base.config.model_type} model is on the meta device and holds no numbers: "
                 "load the weights first"
             )
-        # One number tells of most tensors; only where it is none, each entry is looked at.
+        # The sum is finite for most tensors, which is cheap to check. Entries are only counted if it is not.
         if tensor.is_floating_point() and not tensor.sum().isfinite():
             bad = int((~tensor.isfinite()).sum())
             if bad:
@@ -145,7 +148,7 @@ def check_weights(base: PreTrainedModel) -> None:
 
 
 def _packed_passes(model: LanguageModel | ScalarModel, packed: Packed) -> Iterator[Tensor]:
-    """Hidden states [T, D] on the plain path, and then on the fast one of this device."""
+    """Hidden states [T, D] on the plain path, and then on the fast path of this device."""
     token_ids, position_ids = packed.token_ids[None], packed.position_ids[None]
     layout = _RecordingLayout(packed.lengths)
     hidden = model.backbone.run(token_ids, position_ids, layout=layout)[0]
@@ -182,7 +185,7 @@ def _expected_windows(base: PreTrainedModel) -> list[int | None]:
 
 
 def _decoded_positions(packed: Packed) -> list[int]:
-    """Flat indices of the last few tokens of each sequence, first the earliest of every sequence."""
+    """Flat indices of the last `NUM_DECODED` tokens of each sequence, ordered by step, then by sequence."""
     ends = packed.cu_seqlens.tolist()[1:]
     return [end - NUM_DECODED + step for step in range(NUM_DECODED) for end in ends]
 
@@ -215,7 +218,7 @@ def _compare(base: PreTrainedModel, what: str, ours: Tensor, own: Tensor) -> Non
 
 @contextmanager
 def _refusal(base: PreTrainedModel) -> Generator[None]:
-    """Whatever a foreign model raises here means one thing: it cannot be run this way."""
+    """Turns any error of a model into a ModelError which says that it cannot be run packed."""
     try:
         with evaluating(base), quiet_transformers(), without_tf32():
             yield

@@ -1,8 +1,8 @@
-"""Bases whose matrices are stored in 8 or 4 bits, by bitsandbytes through transformers. Never trained themselves.
+"""Frozen bases with matrices in 8 or 4 bits, through bitsandbytes and transformers.
 
 4 bits: NormalFloat with double quantisation (QLoRA, arXiv:2305.14314). 8 bits: LLM.int8 (arXiv:2208.07339) with a scale
-for each row and column, and without its second part, columns with outliers in 16 bits: which columns those are is asked
-of the whole batch, so a sequence would depend on its company. Embeddings, norms and heads stay float32.
+for each row and column, but without its 16-bit outlier columns: they are chosen from the whole batch, so the results of
+a sequence would depend on the others in the batch. Embeddings, norms and heads stay float32.
 """
 
 import importlib.util
@@ -19,16 +19,16 @@ from proximo.errors import MissingExtraError, ModelError
 from proximo.models.precision.placement import Precision
 
 FLAGS = ("is_quantized", "quantization_method", "is_loaded_in_8bit", "is_loaded_in_4bit")
-"""What transformers notes on a model, and peft reads to choose its layers."""
+"""Attributes that transformers sets on a quantised model. peft reads them to choose its layers."""
 
 
 class Quantisation(StrEnum):
-    """In how many bits the matrices of a base are stored."""
+    """Storage of the matrices of a base."""
 
     INT8 = "8bit"
-    """Products in 8 bits too: their rounding exceeds that of float32, so it goes with bf16 alone."""
+    """Matrices and products in 8 bits. Products round more than float32 does, so bf16 precision is required."""
     NF4 = "4bit"
-    """Products in the run's precision, with matrices that are expanded for each."""
+    """Matrices in 4 bits, dequantised for each product, which has the precision of the run."""
 
 
 def loading_options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def loading_options(kind: Quantisation, device: torch.device) -> dict[str, Any]:
         raise ModelError(
             f"bitsandbytes has no kernels for mps: leave quantisation {kind} out, or choose another device"
         )
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it tells at every product that it casts
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it logs a cast at every product
     config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     if kind is Quantisation.NF4:
         config = BitsAndBytesConfig(
@@ -59,17 +59,17 @@ def is_quantised(model: nn.Module) -> bool:
 
 
 def quantisation_of(model: nn.Module) -> Quantisation | None:
-    """None for a base of whole weights."""
+    """The quantisation of a base; None if it is not quantised."""
     if not is_quantised(model):
         return None
     return Quantisation.NF4 if getattr(model, "is_loaded_in_4bit", False) else Quantisation.INT8
 
 
 def settle_products(model: PreTrainedModel, precision: Precision) -> None:
-    """Products of 4-bit matrices in `precision`, by the one way that has a gradient.
+    """Let 4-bit modules compute in `precision`, and keep their products differentiable.
 
-    In eval mode bitsandbytes rewrites the weights of some CPUs (AVX512-BF16) into a layout whose product has no
-    backward pass, for good: a rollout would cut every gradient below. That is switched off.
+    On CPUs with AVX512-BF16, bitsandbytes converts weights in eval mode to a layout whose product has no backward pass.
+    The conversion is permanent, so after a rollout no gradient would reach the layers below. It is switched off.
     """
     dtype = torch.bfloat16 if precision.is_half else torch.float32
     for module in quantised_layers(model):
@@ -79,20 +79,20 @@ def settle_products(model: PreTrainedModel, precision: Precision) -> None:
 
 
 def carry_flags(source: nn.Module, target: nn.Module) -> None:
-    """Note on `target`, which has the layers of `source`, how they are stored."""
+    """Copy the quantisation flags of `source` to `target`, which has the same layers."""
     for name in FLAGS:
         if hasattr(source, name):
             setattr(target, name, getattr(source, name))
 
 
 def quantised_layers(model: nn.Module) -> Iterator[Any]:
-    """The linear layers whose weights are stored in few bits."""
+    """The linear layers with quantised weights."""
     for module in model.modules():
         if isinstance(module, nn.Linear) and not module.weight.is_floating_point():
             yield module
 
 
 def beside_weights(model: nn.Module) -> list[object]:
-    """What bitsandbytes keeps of a quantised matrix outside its parameter: scales, and in 8 bits the matrix itself."""
-    kept = [vars(module).get(name) for module in quantised_layers(model) for name in ("quant_state", "state")]
-    return [each for each in kept if each is not None]
+    """State of bitsandbytes outside of the parameters: scales, and for 8 bits the matrix itself."""
+    states = [vars(module).get(name) for module in quantised_layers(model) for name in ("quant_state", "state")]
+    return [state for state in states if state is not None]

@@ -1,4 +1,4 @@
-"""A backbone with one number per token: value models and reward models. Not the losses that train them.
+"""Value models and reward models: a backbone with a scalar head, which gives one number per token.
 
 Legend: T packed tokens, S sequences, N response tokens, D width.
 """
@@ -24,16 +24,16 @@ from proximo.models.precision.placement import Precision
 
 
 class HeadStart(StrEnum):
-    """What a fresh scalar head begins with."""
+    """Initialisation of a new scalar head."""
 
     ZERO = "zero"
-    """All scores 0: a value model that claims nothing yet. Its backbone gets a gradient from the second update on."""
+    """All values are 0 at first. The backbone gets a gradient from the second update on."""
     NORMAL = "normal"
-    """N(0, 1 / (D + 1)): a reward model's start (arXiv:2009.01325, section 3.4)."""
+    """N(0, 1 / (D + 1)), for reward models (arXiv:2009.01325, section 3.4)."""
 
 
 class ScalarModel:
-    """Owns a classifier of transformers with one label (`model`), perhaps with an adapter; its head always trains."""
+    """Owns a transformers classifier with one label (`model`), with or without an adapter. Its head always trains."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *, precision: Precision = Precision.FLOAT32) -> None:
         """Raises ModelError for a model with another number of labels, or without a linear `score` layer."""
@@ -67,24 +67,24 @@ class ScalarModel:
         return self.backbone.position_limit
 
     def trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Names and tensors that an optimizer should move."""
+        """Names and tensors that the optimizer updates."""
         return [(name, tensor) for name, tensor in self.model.named_parameters() if tensor.requires_grad]
 
     def token_scores(self, packed: Packed, rows: Int64[Tensor, "rows"] | None = None) -> Float[Tensor, "rows"]:
-        """The score after each token, [T] in at least float32; or [R], of the flat indices `rows`, each given once."""
+        """The score at each token, [T] in at least float32, or [R] at the distinct flat indices `rows`."""
         return self.scores(self.backbone.packed(packed, rows=rows))
 
     def sequence_scores(self, packed: Packed) -> Float[Tensor, "sequences"]:
-        """The score after the last token of each sequence, [S]. No token id is looked at, so pad may equal EOS."""
+        """The score at the last token of each sequence, [S]. Ignores token ids, so the padding token may be EOS."""
         return self.token_scores(packed, packed.last_indices)
 
     def response_values(self, batch: PackedResponses) -> Float[Tensor, "states"]:
-        """[N + S]: for each response V before every token, and one more after the last."""
+        """Values [N + S]: for each response, V before each token and one more after the last."""
         return self.token_scores(batch.packed, batch.value_positions)
 
     def scores(self, hidden: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch"]:
-        """The head alone: hidden [..., D] -> [...] in at least float32."""
-        # Under an adapter `score` is peft's wrapper, which must be called, not looked into.
+        """Apply the head only: hidden [..., D] -> [...] in at least float32."""
+        # Under an adapter `score` is a wrapper of peft, which selects the trained copy when it is called.
         layer = self.base.get_submodule("score")
         weight = next(layer.parameters())
         with torch.autocast(hidden.device.type, enabled=False):
@@ -99,12 +99,12 @@ class ScalarModel:
         checkpoint_activations(self.base)
 
     def compile(self, backend: str) -> None:
-        """Train through torch.compile with this backend; weights and their names stay as they are."""
+        """Run passes with gradients through torch.compile. Weights keep their names."""
         self.backbone.compile(backend)
 
     @property
     def head_is_zero(self) -> bool:
-        """True where every score is 0, whatever the backbone says."""
+        """True if all weights of the head are 0, and therefore all scores."""
         return not any(tensor.any() for tensor in self.trained_head())
 
     @torch.no_grad()
@@ -114,13 +114,13 @@ class ScalarModel:
             tensor.mul_(factor)
 
     def trained_head(self) -> list[nn.Parameter]:
-        """Weight and, if there is one, bias; under an adapter the copy that trains, not the one it began as."""
+        """Weight and, if there is one, bias of the head; under an adapter, of the copy that trains."""
         tensors = list(self.base.get_submodule("score").parameters())
         return [tensor for tensor in tensors if tensor.requires_grad] or tensors
 
 
 def start_head(layer: nn.Linear, start: HeadStart, *, seed: int) -> None:
-    """Fill a scalar head with zeros or with normal numbers that depend on the seed alone."""
+    """Fill a scalar head with zeros or with normal numbers that depend only on the seed."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(layer.weight.shape, generator=generator) / math.sqrt(layer.in_features + 1)
     with torch.no_grad():
@@ -142,7 +142,7 @@ def scalar_from_language_model(source: LanguageModel, start: HeadStart, *, seed:
 
 
 def scalar_over(layers: nn.Module, start: HeadStart, *, seed: int, precision: Precision) -> ScalarModel:
-    """A fresh head on the layers of a language model, without its output layer: they are taken over, not copied.
+    """A new head on the layers of a language model, without its output layer. The layers are shared, not copied.
 
     Raises ModelError for an architecture that transformers has no sequence-classification model for.
     """
@@ -154,7 +154,7 @@ def scalar_over(layers: nn.Module, start: HeadStart, *, seed: int, precision: Pr
     setattr(model, model.base_model_prefix, layers)
     weight = next(layers.parameters())
     width = _scalar_head(model).in_features
-    # A plain nn.Linear would draw its start from the global generator.
+    # Constructing a plain nn.Linear would draw from the global generator.
     head = skip_init(nn.Linear, width, 1, bias=False, device=weight.device, dtype=wide_dtype(weight))
     start_head(head, start, seed=seed)
     model.set_submodule("score", head)
@@ -162,7 +162,7 @@ def scalar_over(layers: nn.Module, start: HeadStart, *, seed: int, precision: Pr
 
 
 def _empty_classifier(config) -> PreTrainedModel:
-    """On the meta device: nothing is drawn at random and nothing is allocated."""
+    """A classifier on the meta device, where nothing is allocated or drawn at random."""
     try:
         with torch.device("meta"):
             return AutoModelForSequenceClassification.from_config(config)
@@ -174,7 +174,7 @@ def _empty_classifier(config) -> PreTrainedModel:
 
 
 def _unpad(config) -> None:
-    """transformers reads a classifier at the last token that is not padding: an EOS that pads would not be read."""
+    """Unset a padding token that equals EOS: transformers would score the token before the EOS."""
     text = config.get_text_config()
     ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
     if text.pad_token_id in ends:

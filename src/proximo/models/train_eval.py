@@ -1,4 +1,4 @@
-"""Train and eval mode of whole models. Not dropout, which is switched off for good in `dropout.py`."""
+"""Switches models to eval mode for a while. Dropout is disabled permanently in `dropout.py`."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,11 +8,11 @@ from torch import nn
 
 @contextmanager
 def evaluating(module: nn.Module) -> Generator[None]:
-    """Eval mode inside; afterwards every submodule is in the mode it was in."""
-    before = [(each, each.training) for each in module.modules()]
+    """Put all submodules into eval mode inside; restore the mode of each one afterwards."""
+    before = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for each, training in before:
-            each.training = training
+        for submodule, training in before:
+            submodule.training = training
