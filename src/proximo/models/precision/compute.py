@@ -1,4 +1,4 @@
-"""The type in which a pass computes its products, and what is cast to it: once each. Not which kernel multiplies.
+"""The dtype in which a pass computes its products, and the casts to it.
 
 Under bf16 weights stay float32. `casting` keeps what was cast of them, so that whoever knows that they do not move for
 a while (an update, a rollout, a call that reads) pays for one cast each. What goes through a pass is cast where it
@@ -18,16 +18,16 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.pytorch_utils import Conv1D
 
 Casts = dict[tuple[int, Hashable], tuple[Tensor, Tensor]]
-"""By the id of a weight and a type, or another name: the weight, which keeps its id taken, and what it is there."""
+"""(id of a weight, dtype or other name) -> the weight, kept so that its id stays unique, and its converted copy."""
 
 _CASTS: ContextVar[Casts | None] = ContextVar("casts", default=None)
 
 
 @contextmanager
 def casting() -> Generator[None]:
-    """Inside, in this thread, a weight is cast once: for as long as no weight moves but in a backward pass.
+    """Inside, in this thread, each weight is cast only once. Weights must not change inside.
 
-    Within another `casting` nothing new begins.
+    A nested `casting` shares the casts of the outer one.
     """
     if _CASTS.get() is not None:
         yield
@@ -40,13 +40,13 @@ def casting() -> Generator[None]:
 
 
 def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A float32 weight in another type: kept for the next one who asks, where `casting` says that it may be."""
+    """A float32 weight in another dtype. The copy is cached inside `casting`."""
     casts = _CASTS.get()
     return _kept_cast(weight, dtype, {} if casts is None else casts)
 
 
 def remembered(weight: Tensor, what: Hashable, make: Callable[[Tensor], Tensor]) -> Tensor:
-    """What `make` makes of a weight, under a name for what that is: kept in the same way."""
+    """The result of `make(weight)`, cached inside `casting` under the name `what`."""
     casts = _CASTS.get()
     return make(weight) if casts is None else _kept(weight, what, make, casts)
 
@@ -94,7 +94,7 @@ class Compute:
         self._last: tuple[Tensor, Tensor] | None = None
 
     def narrow(self, tensor: Tensor) -> Tensor:
-        """An activation in the type of the pass; one cast where products that follow each other read the same."""
+        """An activation in the dtype of the pass. Consecutive products of the same activation share one cast."""
         if tensor.dtype is not torch.float32:
             return tensor
         if self._last is None or self._last[0] is not tensor:
@@ -102,7 +102,7 @@ class Compute:
         return self._last[1]
 
     def forget(self) -> None:
-        """Let go of the activation that was cast last."""
+        """Release the activation that was cast last."""
         self._last = None
 
     def weight(self, weight: Tensor) -> Tensor:
@@ -127,12 +127,12 @@ def computing(compute: Compute | None) -> Generator[None]:
 
 
 def current_compute() -> Compute | None:
-    """Of the pass at hand."""
+    """The `Compute` of the current pass; None if it computes in the dtypes of its weights."""
     return _COMPUTE.get()
 
 
 def to_compute_type(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Queries, keys, values: in the type in which the pass at hand computes."""
+    """Cast float32 queries, keys and values to the dtype of the current pass."""
     compute = _COMPUTE.get()
     if compute is None:
         return tensors
@@ -185,19 +185,19 @@ class Products:
 
     @property
     def matrices(self) -> list[nn.Parameter]:
-        """With their biases, each once: what a pass reads in its own type alone."""
+        """Weights and biases of linear modules, each once. A pass reads them in its own dtype only."""
         products = (module for module, _ in self._products if isinstance(module, nn.Linear | Conv1D))
         return list(dict.fromkeys(each for module in products for each in module.parameters(recurse=False)))
 
     @property
     def embeddings(self) -> list[nn.Parameter]:
-        """Tables that a pass looks rows up in, each once. What is looked up is float32."""
+        """Embedding tables, each once. Their outputs are float32."""
         tables = (module for module, _ in self._products if isinstance(module, nn.Embedding))
         return list(dict.fromkeys(each for module in tables for each in module.parameters(recurse=False)))
 
 
 def _product(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """What stands in for a module; None: nothing does. A matrix in few bits multiplies its own way."""
+    """The replacement of a module's forward; None to keep it, as for quantised matrices."""
     if type(module) is nn.Linear and module.weight.is_floating_point():
         return _Linear(module)
     if type(module) is Conv1D:
@@ -218,7 +218,7 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 class _Linear:
-    """x W' + b."""
+    """Linear layer x W' + b, in the dtype of the pass."""
 
     def __init__(self, module: nn.Linear) -> None:
         self._module = module
@@ -238,8 +238,8 @@ class _Embedding:
         self._module = module
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        found = nn.Embedding.forward(self._module, inputs)
-        return found.float() if found.dtype is torch.bfloat16 else found
+        rows = nn.Embedding.forward(self._module, inputs)
+        return rows.float() if rows.dtype is torch.bfloat16 else rows
 
 
 class _RMSNorm:

@@ -1,4 +1,4 @@
-"""Where a model runs and in which numbers. Not how weights are loaded."""
+"""Resolves the device and the precision of a run."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -49,14 +49,14 @@ def resolve_precision(name: str, *, device: str = "cpu", float32_head: bool = Fa
 
 
 def use_tf32(precision: Precision) -> None:
-    """Let CUDA multiply float32 operands so, in this process, where the precision says it."""
+    """Enable TF32 products on CUDA for this process, if `precision` is tf32."""
     if precision is Precision.TF32:
         torch.backends.cuda.matmul.allow_tf32 = True
 
 
 @contextmanager
 def without_tf32() -> Generator[None]:
-    """Inside, CUDA reads float32 operands whole, whatever the precision of the run."""
+    """Disable TF32 products on CUDA inside."""
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, False
     try:
         yield
@@ -65,7 +65,7 @@ def without_tf32() -> Generator[None]:
 
 
 def say_precision(name: str, device: str) -> str | None:
-    """What was chosen, and why; None where it was not left open."""
+    """A message with the precision that `auto` chose and why; None if `name` is not `auto`."""
     if name != "auto":
         return None
     if _has_bf16(device):
@@ -75,7 +75,7 @@ def say_precision(name: str, device: str) -> str | None:
 
 
 def _has_bf16(device: str) -> bool:
-    """Also of a CUDA device that is not here, which a plan may be made for."""
+    """True if a device has bf16. Assumes it for CUDA on a machine without CUDA, where only plans are made."""
     if not device.startswith("cuda"):
         return False
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)

@@ -1,4 +1,4 @@
-"""Drawing weights without touching torch's global generators. Not the randomness of sampling or of data order."""
+"""Draws weights without changing the state of torch's global generators."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def own_randomness(device: torch.device, *, seed: int = 0) -> Generator[None]:
-    """Inside, generators of the CPU and of `device` begin at `seed`; afterwards they are where they were."""
+    """Seed the global generators of the CPU and `device` inside; restore their state afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

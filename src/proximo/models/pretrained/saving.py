@@ -1,4 +1,4 @@
-"""Weights to a Hugging Face folder and back into a model in use. Not atomic: that is the checkpoint store's part."""
+"""Saves weights to a Hugging Face folder and loads them back. Not atomic: the checkpoint store takes care of that."""
 
 import json
 from collections.abc import Generator
@@ -17,7 +17,7 @@ CARD_WRITER = "create_or_update_model_card"
 
 
 def save_pretrained(model: PreTrainedModel | PeftModel, folder: Path) -> None:
-    """What `from_pretrained` reads: the whole model, or the adapter alone (with a scalar head, if there is one)."""
+    """Save for `from_pretrained`: the whole model, or only the adapter (with a scalar head, if there is one)."""
     with quiet_transformers():
         if isinstance(model, PeftModel):
             with _without_card(model):

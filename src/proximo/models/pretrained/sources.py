@@ -1,4 +1,4 @@
-"""Where a model comes from, and which models are refused before any weight is read. Not the reading of weights."""
+"""Sources of models: reads configurations and refuses unsupported models before any weight is read."""
 
 import difflib
 import json
@@ -32,13 +32,13 @@ class ModelSource:
 
     path: str | None = None
     revision: str | None = None
-    """Of a Hub name."""
+    """Revision of a Hub name."""
     config: Mapping[str, Any] | None = None
     """`model_type` and whatever else its configuration class takes."""
     seed: int = 0
-    """Of a random start."""
+    """Seed of a random start."""
     quantisation: Quantisation | None = None
-    """Of a path: store its matrices in 8 or 4 bits; None keeps them whole."""
+    """Load the matrices of a path in 8 or 4 bits; None keeps them unquantised."""
 
     def __post_init__(self) -> None:
         if (self.path is None) == (self.config is None):
@@ -46,7 +46,7 @@ class ModelSource:
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The name of the source in messages."""
         return self.path if self.path is not None else f"a new {(self.config or {}).get('model_type')} model"
 
 

@@ -1,4 +1,4 @@
-"""Silencing what transformers prints while it loads and saves. Not the handling of its errors."""
+"""Silences the output of transformers while it loads and saves."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from transformers.utils import logging
 
 @contextmanager
 def quiet_transformers() -> Generator[None]:
-    """No progress bars, warnings or load reports inside; afterwards everything is as it was."""
+    """Disable progress bars, warnings and load reports inside; restore the settings afterwards."""
     verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

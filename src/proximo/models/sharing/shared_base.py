@@ -70,7 +70,7 @@ def check_scalar_adapter(source: ModelSource, folder: Path, *, role: str) -> Non
 
 
 def is_shared(first: LanguageModel | ScalarModel, second: LanguageModel | ScalarModel) -> bool:
-    """True where both run on the same tensors."""
+    """True if both models run on the same base tensors."""
     return next(first.base.parameters()) is next(second.base.parameters())
 
 
@@ -91,7 +91,7 @@ def _shared_base(model: LanguageModel) -> PreTrainedModel:
     base = base_of(model.model)
     kept = {id(each): each for each in (*base.parameters(), *base.buffers(), *beside_weights(base))}
     for module in base.modules():
-        if isinstance(module, BaseTunerLayer):  # in place of the wrapper, what it wraps
+        if isinstance(module, BaseTunerLayer):  # copy the wrapped layer in place of the adapter's wrapper
             kept[id(module)] = copy.deepcopy(module.get_base_layer(), kept)
     return copy.deepcopy(base, kept)
 

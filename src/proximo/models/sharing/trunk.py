@@ -1,4 +1,4 @@
-"""A value head on the policy's own layers: one trunk for both, once in memory. Not a model of its own: scalar.py."""
+"""A value head on the policy's own layers, so that both share one trunk. Separate value models are in scalar.py."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
 
 HEAD_FILE = "value_head.safetensors"
-"""All that is saved of a head on a trunk: the layers below it are saved with the policy."""
+"""File of a value head on a trunk. The layers below it are saved with the policy."""
 
 
 def scalar_on(policy: LanguageModel, start: HeadStart = HeadStart.ZERO, *, seed: int = 0) -> ScalarModel:
@@ -24,7 +24,7 @@ def scalar_on(policy: LanguageModel, start: HeadStart = HeadStart.ZERO, *, seed:
 
 
 def is_on_trunk(value: ScalarModel, policy: LanguageModel) -> bool:
-    """True where one pass through the layers serves both."""
+    """True if both models run on the same layers, so that one pass serves both."""
     return value.backbone.layers is policy.backbone.layers
 
 
@@ -74,5 +74,5 @@ def copy_head(target: ScalarModel, source: ScalarModel) -> None:
 
 
 def _head(model: ScalarModel) -> dict[str, torch.nn.Parameter]:
-    """By their names in a linear layer."""
+    """Name in a linear layer -> weight and, if there is one, bias of the head."""
     return dict(zip(("weight", "bias"), model.trained_head(), strict=False))
