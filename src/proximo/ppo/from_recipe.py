@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from proximo.config.rewards.sources import ModelRewardConfig
+from proximo.data.difficulty import DifficultyFilter
 from proximo.data.examples import TextExample, load_text_examples
 from proximo.data.prompts import load_prompts
 from proximo.data.rendering import check_rendering
@@ -34,7 +35,7 @@ from proximo.rewards.model import ModelReward
 from proximo.rewards.source import CheckingSource, ClosableSource, RewardSource
 from proximo.rewards.weighted import WeightedReward
 from proximo.run.build.conversion import check_optimizer, example_options, prompt_options
-from proximo.run.build.data import read_split, token_cache
+from proximo.run.build.data import SplitRows, read_split, token_cache
 from proximo.run.build.models import (
     DeviceSpec,
     build_language_model,
@@ -74,17 +75,10 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     check_readers(recipe.tokenizer, tokenizer, roles)
     configs = [*recipe.reward, *([recipe.gold] if recipe.gold else [])]
     owns = [load_reward_tokenizer(config) if isinstance(config, ModelRewardConfig) else None for config in configs]
-    how = prompt_options(recipe.data)
-    prompts, report = load_prompts(rows.training, tokenizer, how, cache=cache)
-    difficulty = make_difficulty_filter(recipe, prompts)
-    texts = _load_texts(recipe, tokenizer, cache)
-    answers = answer_responses(prompts, tokenizer) if recipe.ppo.score.minus_reference_answer else []
-    held_out: list[Prompt] = []
-    if rows.held_out:
-        held_out, _ = load_prompts(rows.held_out, tokenizer, how, cache=cache)
+    data = _load_data(recipe, rows, tokenizer, cache)
     for own in owns:
         if own is not None and not reads_alike(own, tokenizer):
-            check_rendering(TextEncoder(own), [*prompts, *held_out])
+            check_rendering(TextEncoder(own), data.all_prompts)
     build = partial(
         build_reward_source, policy_tokenizer=tokenizer, device_spec=device_spec, tokens_per_microbatch=budget(recipe)
     )
@@ -92,8 +86,8 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     for source in early:
         if isinstance(source, ClosableSource):
             started.callback(source.close)
-    _check_rows(early, rows.training, prompts)
-    _check_rows(early, rows.held_out, held_out)
+    _check_rows(early, rows.training, data.prompts)
+    _check_rows(early, rows.held_out, data.held_out)
     policy = build_language_model(policy_config, tokenizer, device_spec=policy_device, role="policy")
     all_sources = [
         source or build(config, policy=policy, own=own)
@@ -103,16 +97,19 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
     sources = [(config.weight, source) for config, source in zip(recipe.reward, all_sources, strict=True)]
     reward = WeightedReward(sources)
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
-    judges = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
+    scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
     compared = device_spec if reference_config is None else device_spec.on(reference_config.device)
     reference = build_reference(reference_config, tokenizer, device_spec=compared) if reference_config else None
     value = build_value(recipe, policy, tokenizer, device_spec=device_spec)
-    readers = {**judges, "policy": policy, "reference": reference, "value": value}
-    _check_positions(recipe, [*prompts, *held_out], readers)
-    _check_answer_positions(answers, judges)
-    longest = max((len(text.token_ids) for text in texts.examples or ()), default=0)
+    readers = {**scorers, "policy": policy, "reference": reference, "value": value}
+    _check_positions(recipe, data.all_prompts, readers)
+    _check_answer_positions(data.answers, scorers)
     check_lengths(
-        policy.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0, section="ptx_data"
+        policy.base.config,
+        role="policy",
+        max_prompt_tokens=data.texts.longest,
+        max_response_tokens=0,
+        section="ptx_data",
     )
     trainer = PPOTrainer(
         policy,
@@ -120,28 +117,22 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         reference=reference,
         value=value,
         reward=reward,
-        ptx=texts.examples,
+        ptx=data.texts.examples,
         config=recipe.ppo,
         seed=recipe.run.seed,
     )
-    fingerprint = inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)) | dict(texts.inputs)
+    fingerprint = inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)) | dict(data.texts.inputs)
     _narrow_frozen_roles(trainer, [source for _, source in sources] + ([gold] if gold else []))
     return PPOTask(
         trainer,
-        prompts,
-        held_out,
+        data.prompts,
+        data.held_out,
         reward=reward,
         gold=gold,
         samples_per_step=recipe.run.samples_per_step,
-        difficulty=difficulty,
+        difficulty=data.difficulty,
         inputs_fingerprint=fingerprint,
-        notes=(
-            f"data: {rows.description}",
-            f"prompts: {report}",
-            *texts.notes,
-            *cache.notes,
-            *_sharing_note(trainer, sources),
-        ),
+        notes=(*data.notes, *cache.notes, *_sharing_note(trainer, sources)),
     )
 
 
@@ -183,6 +174,11 @@ class _Texts:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest text; 0 if there is none."""
+        return max((len(text.token_ids) for text in self.examples or ()), default=0)
+
 
 def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> _Texts:
     if recipe.ptx_data is None:
@@ -191,6 +187,35 @@ def _load_texts(recipe: PPORecipe, tokenizer: PreTrainedTokenizerBase, cache: To
     examples, report = load_text_examples(rows.training, tokenizer, example_options(recipe.ptx_data), cache=cache)
     notes = (f"ptx data: {rows.description}", f"ptx texts: {report}")
     return _Texts(examples=examples, inputs={"ptx_data": rows.fingerprints}, notes=notes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Data:
+    """What a run reads besides models: prompts, their reference answers where asked for, PTX texts."""
+
+    prompts: list[Prompt]
+    held_out: list[Prompt]
+    answers: list[Response]
+    texts: _Texts
+    difficulty: DifficultyFilter | None
+    notes: tuple[str, ...]
+
+    @property
+    def all_prompts(self) -> list[Prompt]:
+        """Training prompts, then held-out prompts."""
+        return [*self.prompts, *self.held_out]
+
+
+def _load_data(recipe: PPORecipe, rows: SplitRows, tokenizer: PreTrainedTokenizerBase, cache: TokenCache) -> _Data:
+    options, held_out = prompt_options(recipe.data), list[Prompt]()
+    prompts, report = load_prompts(rows.training, tokenizer, options, cache=cache)
+    difficulty = make_difficulty_filter(recipe, prompts)
+    texts = _load_texts(recipe, tokenizer, cache)
+    answers = answer_responses(prompts, tokenizer) if recipe.ppo.score.minus_reference_answer else []
+    if rows.held_out:
+        held_out, _ = load_prompts(rows.held_out, tokenizer, options, cache=cache)
+    notes = (f"data: {rows.description}", f"prompts: {report}", *texts.notes)
+    return _Data(prompts=prompts, held_out=held_out, answers=answers, texts=texts, difficulty=difficulty, notes=notes)
 
 
 def _check_shared_bases(recipe: PPORecipe) -> None:
@@ -245,9 +270,9 @@ def _check_positions(
             )
 
 
-def _check_answer_positions(answers: Sequence[Response], judges: Mapping[str, ScalarModel]) -> None:
+def _check_answer_positions(answers: Sequence[Response], scorers: Mapping[str, ScalarModel]) -> None:
     """Raises ConfigError if the longest prompt plus reference answer exceeds the context of a reward model."""
     lengths = [(len(answer.prompt.token_ids), len(answer.token_ids)) for answer in answers]
     prompt_tokens, answer_tokens = max(lengths, key=sum, default=(0, 0))
-    for role, model in judges.items():
+    for role, model in scorers.items():
         check_lengths(model.base.config, role=role, max_prompt_tokens=prompt_tokens, max_response_tokens=answer_tokens)
