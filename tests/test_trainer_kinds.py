@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import proximo
-from proximo.trainer_kinds import recipe_kind, recipe_kinds, recognise, trainer_kinds, trainer_of
+from proximo import trainer_kinds as registry
+from proximo.trainer_kinds import RecipeKind, recipe_kind, recipe_kinds, recognise, trainer_kinds, trainer_of
 
 SOURCE = Path(proximo.__file__).parent
 NAMES = {kind.name for kind in recipe_kinds()}
@@ -106,3 +107,19 @@ def test_a_kind_is_found_by_its_name_its_recipe_and_the_keys_of_one() -> None:
     assert recognise({"model": {}, "sft": {}, "dpo": {}}) is None
     assert recognise({"run": {}}) is None
     assert recognise(None) is None
+
+
+def test_of_kinds_that_claim_a_recipe_the_one_whose_section_is_in_it_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(RecipeKind):
+        name = "other"
+        help = "A trainer of somebody else, whose recipe has a policy as that of PPO."
+        schema = recipe_kind("ppo").schema
+
+        def recognises(self, tree):
+            return "policy" in tree
+
+    other = Other()
+    monkeypatch.setitem(registry._registered, "other", other)
+    assert recognise({"policy": {}, "other": {}}) is other
+    assert recognise({"policy": {}, "ppo": {}}) is recipe_kind("ppo")
+    assert recognise({"policy": {}}) is None

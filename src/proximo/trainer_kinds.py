@@ -125,6 +125,11 @@ def trainer_of(recipe: "TrainerRecipe") -> TrainerKind[Any]:
 
 
 def recognise(tree: "Mapping[str, Any] | None") -> RecipeKind | None:
-    """The kind of a recipe, by its top-level keys; None if none or several kinds match."""
+    """The kind of a recipe, by its top-level keys; None if none or several kinds match.
+
+    Of several matching kinds, one whose own section is in the recipe wins.
+    """
     found = [kind for kind in _registered.values() if tree is not None and kind.recognises(tree)]
-    return found[0] if len(found) == 1 else None
+    named = [kind for kind in found if tree is not None and kind.name in tree]
+    matching = named if len(named) == 1 else found
+    return matching[0] if len(matching) == 1 else None

@@ -49,6 +49,8 @@ def test_tf32_is_a_mode_of_cuda():
         assert not torch.backends.cuda.matmul.allow_tf32
         use_tf32(resolve_precision("tf32", device="cuda:0"))
         assert torch.backends.cuda.matmul.allow_tf32
+        use_tf32(Precision.FLOAT32)  # the next stage of a pipeline, in the same process
+        assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cuda.matmul.allow_tf32
 
 

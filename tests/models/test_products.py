@@ -1,5 +1,7 @@
 """Products of bf16 operands with float32 results, as the output layer takes them: against their definition."""
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from fake_cuda import CUDA, fake_cuda
 from proximo.models.heads import OutputHead, full_kl, token_logprobs
 from proximo.models.language import LanguageModel
 from proximo.models.packing import pack_responses
+from proximo.models.precision import products
 from proximo.models.precision.compute import casting
 from proximo.models.precision.placement import Precision
 from proximo.models.precision.products import narrow_linear
@@ -142,3 +145,24 @@ def test_float64_is_never_rounded() -> None:
     assert found.equal(hidden @ weight.T)
     logprobs = token_logprobs(hidden, OutputHead(weight=weight, narrow=True), TARGETS).logprobs
     torch.testing.assert_close(logprobs, found.log_softmax(-1).gather(1, TARGETS[:, None])[:, 0])
+
+
+def test_a_full_kl_that_is_recomputed_in_another_thread_casts_no_weight_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As autograd does on an accelerator, in whose thread no `casting` is on."""
+    model = LanguageModel(build_architecture("llama"), precision=Precision.BF16)
+    cast: list[torch.Size] = []
+    plain = products.operand
+
+    def operand(tensor: Tensor) -> Tensor:
+        cast.append(tensor.shape)
+        return plain(tensor)
+
+    monkeypatch.setattr(products, "operand", operand)
+    hidden = torch.randn(9, model.head.weight.shape[1], requires_grad=True)
+    with casting():
+        divergence = full_kl(hidden, model.head, hidden.detach() + 1, model.head, chunk_tokens=3).sum()
+        backward = threading.Thread(target=divergence.backward)
+        backward.start()
+        backward.join(timeout=60)
+    assert hidden.grad is not None
+    assert cast.count(model.head.weight.shape) == 1

@@ -9,8 +9,12 @@ from pydantic import ValidationError
 
 from builders import tiny_language_model, tiny_tokenizer
 from proximo.config.ppo.options import PPOConfig
+from proximo.config.run import RunConfig
+from proximo.errors import ConfigError
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.precision import placement
+from proximo.models.precision.placement import Precision
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
@@ -160,3 +164,17 @@ def test_places_that_cannot_be_are_refused_before_anything_is_loaded(
     recipe = changed(recipe_of("ppo", make_inputs(tmp_path)), changes)
     with pytest.raises(ValidationError, match=message):
         PPORecipe.model_validate(recipe)
+
+
+def test_a_role_has_the_precision_of_its_own_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` is bf16 on a CUDA device, also where the rest of the run is on a CPU; tf32 is for CUDA alone."""
+    monkeypatch.setattr(models, "resolve_device", torch.device)
+    monkeypatch.setattr(placement, "_has_bf16", lambda device: device.startswith("cuda"))
+    on_cpu = models.prepare_device(RunConfig(folder=str(tmp_path), device="cpu", precision="auto"))
+    assert on_cpu.precision is Precision.FLOAT32
+    assert on_cpu.on("cuda:0").precision is Precision.BF16
+    assert on_cpu.on(None).precision is Precision.FLOAT32
+    with placement.without_tf32():
+        on_cuda = models.prepare_device(RunConfig(folder=str(tmp_path), device="cuda", precision="tf32"))
+    with pytest.raises(ConfigError, match="tf32 is for CUDA devices, and the device is cpu"):
+        on_cuda.on("cpu")

@@ -1,5 +1,6 @@
 """A trainer with an engine that somebody else wrote: it gets the weights when they change, and its word is checked."""
 
+import time
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from proximo.dataflow.executor import LocalExecutor, Outcome
 from proximo.dataflow.graph import Graph
 from proximo.errors import ConfigError, TrainingError
 from proximo.models.language import LanguageModel
+from proximo.models.precision.placement import Precision
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rollout.engine import Holding, fingerprint
+from proximo.rollout.local import LocalEngine
 
 PROMPTS = ["ab", "cde", "f", "gh"]
 
@@ -144,3 +147,57 @@ def test_the_full_kl_wants_policy_and_reference_on_one_device(monkeypatch: pytes
     config = PPOConfig(kl={"estimator": "full"})
     with pytest.raises(ConfigError, match="policy is on cuda:0 and the reference on cuda:1: put both on one device"):
         PPOTrainer(policy, tiny_tokenizer(), reference=reference, config=config)
+
+
+def test_an_engine_never_writes_into_the_model_of_somebody_else() -> None:
+    """The reference of a run, and the policy of another trainer, whose engine two trainers share."""
+    reference = LanguageModel(tiny_language_model(seed=1))
+    before = {name: tensor.clone() for name, tensor in reference.model.state_dict().items()}
+    engine = LocalEngine(reference, tiny_tokenizer(), eos_token_ids=[1])
+    made = PPOTrainer(LanguageModel(tiny_language_model(seed=2)), tiny_tokenizer(), reference=reference, engine=engine)
+    made.generate(["ab"])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in reference.model.state_dict().items())
+    first = PPOTrainer(tiny_language_model(seed=3), tiny_tokenizer())
+    trained = {name: tensor.clone() for name, tensor in first.policy.model.state_dict().items()}
+    second = PPOTrainer(tiny_language_model(seed=4), tiny_tokenizer(), engine=first.roles.policy.engine)
+    second.generate(["ab"])
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in first.policy.model.state_dict().items())
+
+
+def test_a_float32_engine_under_a_bf16_learner_is_no_source_of_old_logprobs() -> None:
+    engine = LocalEngine(LanguageModel(tiny_language_model(seed=1)), tiny_tokenizer(), eos_token_ids=[1])
+    made = PPOTrainer(
+        LanguageModel(tiny_language_model(seed=1), precision=Precision.BF16), tiny_tokenizer(), engine=engine
+    )
+    assert engine.logprobs_are_the_learners
+    assert not made.sampled_logprobs_serve
+
+
+class _Refusing(ForeignEngine):
+    """Runs out of memory when it is sent weights for the second time."""
+
+    def load_weights(self, version: int, tensors: Any) -> None:
+        if version > 0:
+            raise MemoryError
+        super().load_weights(version, tensors)
+
+
+def test_a_step_whose_end_fails_is_named_and_not_counted() -> None:
+    made = trainer(engine=_Refusing(LanguageModel(tiny_language_model())), average_decay=0.5)
+    with pytest.raises(TrainingError, match="step 1: .*push_weights"):
+        made.train(PROMPTS, reward=count_a)
+    assert made.state.steps_done == 0
+
+
+class _Slow(ForeignEngine):
+    """Takes a while to load what it is sent."""
+
+    def load_weights(self, version: int, tensors: Any) -> None:
+        time.sleep(0.3)
+        super().load_weights(version, tensors)
+
+
+def test_the_seconds_of_a_step_hold_its_end() -> None:
+    made = trainer(engine=_Slow(LanguageModel(tiny_language_model())))
+    made.generate(PROMPTS)  # the first weights
+    assert made.train(PROMPTS, reward=count_a)[-1]["time/step_seconds"] > 0.3

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from proximo.algorithms import kl
 from proximo.errors import ModelError
+from proximo.models.precision.compute import keep_casts_in_recomputation
 from proximo.models.precision.products import add_product, narrow_linear, operand, product, weight_operand
 from proximo.native.decoding import linear
 from proximo.native.row_kernels import row_kernels_for
@@ -304,5 +305,9 @@ def full_kl(
 
     size = chunk_tokens or head.chunk_tokens
     pieces = zip(hidden.split(size), reference_hidden.split(size), strict=True)
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    options: dict[str, Any] = {
+        "use_reentrant": False,
+        "preserve_rng_state": False,
+        "context_fn": keep_casts_in_recomputation,
+    }
     return torch.cat([checkpoint(of_chunk, mine, other, **options) for mine, other in pieces])

@@ -7,6 +7,7 @@ from typing import Any
 from proximo.algorithms.scores import NOTHING_SEEN, RunningMoments
 from proximo.checkpoint.state import as_record
 from proximo.data.difficulty import FilterState
+from proximo.errors import CheckpointError
 from proximo.ppo.scores import NO_CONSTANT_STEPS, ConstantRewardSteps
 
 
@@ -36,6 +37,8 @@ class TrainState:
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], *, steps_done: int) -> "TrainState":
         """The state of a checkpoint. Raises CheckpointError if a required entry is missing."""
+        if missing := sorted({"kl_coefficient", "score_moments", "equal_steps"} - saved.keys()):
+            raise CheckpointError(f"the state of the checkpoint has no {', '.join(missing)}")
         difficulty = saved.get("difficulty")
         return cls(
             kl_coefficient=saved["kl_coefficient"],

@@ -24,6 +24,7 @@ from proximo.metrics.recorder import Recorder
 from proximo.metrics.values import Last, MetricValue
 from proximo.models.cpu.thread_split import run_overlapped
 from proximo.models.language import LanguageModel
+from proximo.models.precision.placement import Precision
 from proximo.models.scalar import ScalarModel
 from proximo.ppo.extra_calls import ExtraCall, calls_of, check_extra_calls, handlers_of, values_of
 from proximo.ppo.graph import absent_inputs, end_graph, step_graph
@@ -144,10 +145,11 @@ class PPOTrainer:
     def sampled_logprobs_serve(self) -> bool:
         """Whether the sampler's log-probs serve as old log-probs, so that no pass is needed to recompute them.
 
-        False if behaviour weights or rejection compare the two, since responses may then come from any sampler.
+        False if the engine or the policy rounds more than float32, and if behaviour weights or rejection compare the
+        two, since responses may then come from any sampler.
         """
         compared = self.config.policy_loss.needs_sampled_logprobs
-        exact = self.roles.policy.engine.logprobs_are_the_learners
+        exact = self.policy.precision is Precision.FLOAT32 and self.roles.policy.engine.logprobs_are_the_learners
         return exact and not (compared or self.config.rollout.reshapes_distribution)
 
     def generate(self, prompts: Sequence[PromptLike]) -> list[Response]:
@@ -228,7 +230,7 @@ class PPOTrainer:
             given_responses = {"responses": [s.response for s in scored], "scored": scored}
             inputs = given_responses if self.config.samples_per_prompt is None else {"candidates": scored}
         together = set(self.roles.calls_together).difference(call.name for call in extra)
-        outcome = self._run(graph, {"state": self.state} | inputs | absent_inputs(graph), together)
+        outcome = self._run(graph, inputs | absent_inputs(graph), state=self.state, together=together)
         step = StepOutcome(
             experience=outcome.values["experience"],
             raw_advantages=outcome.values["raw_advantages"],
@@ -241,7 +243,7 @@ class PPOTrainer:
             compares_groups=self.config.advantage.compares_groups,
             extra=values_of(self.extra_calls, graph, outcome.values),
         )
-        self.state = replace(
+        state = replace(
             self.state,
             kl_coefficient=self._next_coefficient(step),
             steps_done=self.state.steps_done + 1,
@@ -249,15 +251,18 @@ class PPOTrainer:
             return_moments=step.raw_advantages.spread.seen,
             equal_steps=self.state.equal_steps.after(step.sampled, task_reward=self.config.task_reward),
         )
-        self._run(end_graph(self.config), {"state": self.state})
-        return step
+        end = self._run(end_graph(self.config), {}, state=state)
+        self.state = state
+        return replace(step, seconds={**step.seconds, **end.seconds})
 
-    def _run(self, graph: Graph, inputs: Mapping[str, Any], together: Collection[str] = ()) -> Outcome:
-        step = self.state.steps_done + 1
-        own = driver_handlers(self.state, self.config, device=self.policy.device)
+    def _run(
+        self, graph: Graph, inputs: Mapping[str, Any], *, state: TrainState, together: Collection[str] = ()
+    ) -> Outcome:
+        step = self.state.steps_done + 1  # also while the end of a step runs with the state after it
+        own = driver_handlers(state, self.config, device=self.policy.device)
         return self.executor.run(
             graph,
-            inputs,
+            {"state": state, **inputs},
             groups=[self.roles.group],
             driver=own | handlers_of(self.extra_calls),
             together=together,

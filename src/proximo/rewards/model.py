@@ -15,6 +15,7 @@ from proximo.errors import ConfigError
 from proximo.metrics.values import MetricValue
 from proximo.models.batching import plan_batches
 from proximo.models.packing import Packed, pack
+from proximo.models.precision.compute import casting
 from proximo.models.pretrained.vocabulary import check_vocabulary
 from proximo.models.scalar import ScalarModel
 from proximo.records import Response, Scored, ScoreState
@@ -80,10 +81,11 @@ class ModelReward:
             if i not in refusals and (self.encoder is None or limit is None or length <= limit)
         ]
         scores: list[list[float]] = [[]] * len(sequences)
-        for batch in plan_batches([lengths[i] for i in readable], token_budget=self.tokens_per_microbatch):
-            packed = pack([sequences[readable[i]] for i in batch], device=self.model.device)
-            for index, sequence_scores in zip(batch, self._scores(packed), strict=True):
-                scores[readable[index]] = sequence_scores
+        with casting():
+            for batch in plan_batches([lengths[i] for i in readable], token_budget=self.tokens_per_microbatch):
+                packed = pack([sequences[readable[i]] for i in batch], device=self.model.device)
+                for index, sequence_scores in zip(batch, self._scores(packed), strict=True):
+                    scores[readable[index]] = sequence_scores
         scored = [
             self._scored(response, scores[i], refusals.get(i) or self._too_long(lengths[i]))
             for i, response in enumerate(responses)

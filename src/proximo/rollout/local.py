@@ -6,6 +6,7 @@ last position only. On an accelerator, a block of several tokens is decoded befo
 row wrote past the end of its response are then discarded, so responses do not depend on the size of the block.
 """
 
+import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,6 +68,7 @@ class LocalEngine:
         self._prefill_tokens = prefill_tokens
         self._version = 0
         self._loaded: frozenset[str] = frozenset()
+        self._has_own_copy = False
 
     @property
     def logprobs_are_the_learners(self) -> bool:
@@ -75,12 +77,20 @@ class LocalEngine:
 
     @torch.no_grad()
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """See `Engine.load_weights`. Tensors that are the learner's own are not copied."""
+        """See `Engine.load_weights`. Tensors that are the learner's own are not copied.
+
+        Others are copied into a copy of the model: the one that the engine was made with may be somebody's reference,
+        or the policy of another trainer.
+        """
         own = self._parameters()
         for name, tensor in tensors.items():
             if name not in own or own[name].shape != tensor.shape:
                 there = f"shape {tuple(own[name].shape)}" if name in own else "no tensor of that name"
                 raise ModelError(f"{name} has shape {tuple(tensor.shape)}, and in the engine's model {there}")
+        if not self._has_own_copy and any(own[name] is not tensor for name, tensor in tensors.items()):
+            model = copy.deepcopy(self._model.model).requires_grad_(False)
+            self._model, self._has_own_copy = LanguageModel(model, precision=self._model.precision), True
+            own = self._parameters()
         for name, tensor in tensors.items():
             if own[name] is not tensor:
                 own[name].copy_(tensor)

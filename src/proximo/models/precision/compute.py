@@ -39,6 +39,23 @@ def casting() -> Generator[None]:
         _CASTS.reset(token)
 
 
+def keep_casts_in_recomputation() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """The `context_fn` of a checkpoint: a recomputation uses the casts of its forward pass.
+
+    Autograd recomputes in a thread of the device, where no `casting` is on.
+    """
+    return nullcontext(), _using(_CASTS.get())
+
+
+@contextmanager
+def _using(casts: Casts | None) -> Generator[None]:
+    token = _CASTS.set(casts)
+    try:
+        yield
+    finally:
+        _CASTS.reset(token)
+
+
 def cast_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """A float32 weight in another dtype. The copy is cached inside `casting`."""
     casts = _CASTS.get()

@@ -49,9 +49,11 @@ def resolve_precision(name: str, *, device: str = "cpu", float32_head: bool = Fa
 
 
 def use_tf32(precision: Precision) -> None:
-    """Enable TF32 products on CUDA for this process, if `precision` is tf32."""
-    if precision is Precision.TF32:
-        torch.backends.cuda.matmul.allow_tf32 = True
+    """Let CUDA multiply in TF32 in this process if `precision` is tf32, and forbid it otherwise.
+
+    A pipeline runs its stages in one process, each with a precision of its own.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = precision is Precision.TF32
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Builds tokenizers, models and reward sources from the sections of a recipe."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,14 +41,20 @@ class DeviceSpec:
     seed: int
     compile: str = "none"
     """The torch.compile backend of trained models."""
+    resolve: Callable[[str], Precision] | None = None
+    """The precision of a role on another device; None if it is that of the run on every device."""
 
     def on(self, device: str | None) -> "DeviceSpec":
-        """The same on another device; None for this one. Raises ConfigError for a device that is not there."""
+        """The spec of a role on another device, with its precision there; None for this device.
+
+        Raises ConfigError if the device does not exist or cannot compute in the precision of the run.
+        """
         if device is None:
             return self
         resolved = resolve_device(device)
         check_compiler(self.compile, resolved)
-        return replace(self, device=resolved)
+        precision = self.precision if self.resolve is None else self.resolve(str(resolved))
+        return replace(self, device=resolved, precision=precision)
 
 
 def prepare_device(run: RunConfig) -> DeviceSpec:
@@ -57,10 +63,14 @@ def prepare_device(run: RunConfig) -> DeviceSpec:
         torch.set_num_threads(run.num_threads)
     device = resolve_device(run.device)
     check_compiler(run.compile, device)
-    float32_head = run.head_precision == "float32"
-    precision = resolve_precision(run.precision, device=str(device), float32_head=float32_head)
+    head = run.head_precision == "float32"
+
+    def resolve(name: str) -> Precision:
+        return resolve_precision(run.precision, device=name, float32_head=head)
+
+    precision = resolve(str(device))
     use_tf32(precision)
-    return DeviceSpec(device=device, precision=precision, seed=run.seed, compile=run.compile)
+    return DeviceSpec(device=device, precision=precision, seed=run.seed, compile=run.compile, resolve=resolve)
 
 
 def build_tokenizer(
