@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from proximo.errors import ConfigError, redacted
-from proximo.failures import disk_refused, memory_ran_out
+from proximo.system_errors import disk_refused, memory_ran_out
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from proximo.places import is_local
+from proximo.local_or_hub import is_local
 
 ANSWER_SECONDS = 5.0
 """How long the Hub may take to answer at all."""

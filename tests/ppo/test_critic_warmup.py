@@ -71,7 +71,7 @@ def test_a_policy_that_stands_still_does_not_lower_the_kl_coefficient() -> None:
 
 
 def test_the_graph_of_a_warmup_has_no_call_that_trains_the_policy() -> None:
-    names = [call.name for call in step_graph(PPOConfig(), sampled_serve=True, policy_learns=False).calls]
+    names = [call.name for call in step_graph(PPOConfig(), reuse_sampled=True, policy_learns=False).calls]
     assert "train_value" in names
     assert "train_policy" not in names
 

@@ -84,8 +84,8 @@ def test_what_its_log_probs_are_is_not_taken_for_the_learners() -> None:
     assert (sampled - own).abs().max() > 1e-3
     (line, *_) = made.train(PROMPTS, reward=count_a)
     assert line["first_minibatch/max_abs_log_ratio"] < 1e-5
-    assert not made.sampled_logprobs_serve
-    assert trainer().sampled_logprobs_serve
+    assert not made.reuses_sampled_logprobs
+    assert trainer().reuses_sampled_logprobs
 
 
 def test_it_samples_from_the_policy_as_it_is_by_then() -> None:
@@ -170,7 +170,7 @@ def test_a_float32_engine_under_a_bf16_learner_is_no_source_of_old_logprobs() ->
         LanguageModel(tiny_language_model(seed=1), precision=Precision.BF16), tiny_tokenizer(), engine=engine
     )
     assert engine.logprobs_are_the_learners
-    assert not made.sampled_logprobs_serve
+    assert not made.reuses_sampled_logprobs
 
 
 class _Refusing(ForeignEngine):

@@ -194,8 +194,8 @@ def test_without_kl_there_is_no_reference() -> None:
 
 def test_the_policy_computes_the_old_logprobs_where_more_than_temperature_shaped_the_samples() -> None:
     plain, shaped = trainer(), trainer(rollout={"max_new_tokens": 6, "top_k": 5})
-    assert plain.sampled_logprobs_serve
-    assert not shaped.sampled_logprobs_serve
+    assert plain.reuses_sampled_logprobs
+    assert not shaped.reuses_sampled_logprobs
     (line, _) = shaped.train(PROMPTS, reward=count_a)
     assert line["first_minibatch/max_abs_log_ratio"] < 1e-4
 

@@ -86,12 +86,12 @@ def test_the_graph_shows_the_shared_calls() -> None:
         graph = step_graph(PPOConfig(), shares_trunk=True, **options)
         return {call.name for call in graph.calls} - {"generate", "score", "experience", "reference_logprobs"}
 
-    assert names(sampled_serve=True) == {"sampled_logprobs", "values", "train_policy_and_value"}
-    assert names(sampled_serve=False) == {"policy_logprobs_and_values", "train_policy_and_value"}
-    assert names(sampled_serve=True, policy_learns=False) == {"sampled_logprobs", "values", "train_value"}
-    assert names(sampled_serve=False, policy_learns=False) == {"policy_logprobs_and_values", "train_value"}
+    assert names(reuse_sampled=True) == {"sampled_logprobs", "values", "train_policy_and_value"}
+    assert names(reuse_sampled=False) == {"policy_logprobs_and_values", "train_policy_and_value"}
+    assert names(reuse_sampled=True, policy_learns=False) == {"sampled_logprobs", "values", "train_value"}
+    assert names(reuse_sampled=False, policy_learns=False) == {"policy_logprobs_and_values", "train_value"}
     groups = PPOConfig(advantage="group_centred", responses_per_prompt=2)
-    calls = step_graph(groups, sampled_serve=False, shares_trunk=True).calls
+    calls = step_graph(groups, reuse_sampled=False, shares_trunk=True).calls
     assert {call.name for call in calls} >= {"policy_logprobs", "train_policy"}
 
 

@@ -128,7 +128,7 @@ def test_so_many_responses_grow_at_once_as_the_section_allows() -> None:
     ],
 )
 def test_what_was_sampled_serves_as_it_is_only_where_the_policy_alone_shaped_it(options: Any, serve: bool) -> None:
-    assert trainer(**options).sampled_logprobs_serve is serve
+    assert trainer(**options).reuses_sampled_logprobs is serve
 
 
 TEMPERATURE = 0.6

@@ -24,7 +24,7 @@ from proximo.checkpoint.manifest import (
 )
 from proximo.checkpoint.state import SavedState
 from proximo.errors import CheckpointError
-from proximo.failures import disk_refused
+from proximo.system_errors import disk_refused
 
 LATEST = "latest"
 BEST = "best"

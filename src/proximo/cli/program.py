@@ -13,7 +13,7 @@ import typer
 
 from proximo.cli import chat, configuration, doctor, pass_rates, planning, recipes, serving, training, using
 from proximo.errors import ConfigError, ProximoError, redacted
-from proximo.failures import disk_refused, memory_ran_out
+from proximo.system_errors import disk_refused, memory_ran_out
 from proximo.trainer_kinds import register
 
 INTERRUPTED = 130

@@ -13,7 +13,7 @@ from proximo.callables import IMPORT_PATH
 from proximo.cli.working_directory import functions_of_the_working_directory
 from proximo.config.functions import function_problem
 from proximo.errors import RunFolderError, UserError
-from proximo.places import is_hub_name, is_local, not_there
+from proximo.local_or_hub import is_hub_name, is_local, not_there
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder; for a pipeline, its last stage is used.")]
 CheckpointName = Annotated[

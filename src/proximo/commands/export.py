@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from proximo.checkpoint import atomic
 from proximo.commands.hub import check_pushable, push_folder
 from proximo.errors import CheckpointError, RunFolderError
-from proximo.failures import disk_refused
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merged_copy
 from proximo.models.pretrained.sources import ModelSource, adapter_base
@@ -24,6 +23,7 @@ from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import HEAD_FILE
 from proximo.run.checkpoint_lookup import find_model, find_run
 from proximo.run.model_card import SCALAR_ROLES, write_card
+from proximo.system_errors import disk_refused
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

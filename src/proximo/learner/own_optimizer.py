@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from proximo.callables import calling_problem, place_of, said
 from proximo.errors import ConfigError, TrainingError
-from proximo.failures import memory_ran_out
+from proximo.system_errors import memory_ran_out
 
 
 def constant(update: int, num_updates: int) -> float:

@@ -18,8 +18,8 @@ from transformers import (
 )
 
 from proximo.errors import ModelError
-from proximo.failures import memory_ran_out
 from proximo.hub_access import within_reach
+from proximo.local_or_hub import TOKENIZER_FILES
 from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.precision.placement import Precision
@@ -36,7 +36,7 @@ from proximo.models.probe import probe_language_model, probe_scalar_model
 from proximo.models.quantised import carry_flags, loading_options, settle_products
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model, scalar_over
 from proximo.models.sharing.trunk import HEAD_FILE, load_head
-from proximo.places import TOKENIZER_FILES
+from proximo.system_errors import memory_ran_out
 
 
 def load_language_model(

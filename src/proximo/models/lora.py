@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from proximo.errors import ModelError
-from proximo.failures import memory_ran_out
 from proximo.models.pretrained.damage import misspelt_key
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import why_unread
 from proximo.models.quantised import is_quantised
+from proximo.system_errors import memory_ran_out
 
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Files of adapter weights. peft would search the Hub if a folder had neither."""

@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedConfig
 
 from proximo.config.run import ModelConfig, ScalarModelConfig, TokenizerConfig
 from proximo.errors import ModelError
+from proximo.local_or_hub import is_local
 from proximo.models.dropout import disable_dropout
 from proximo.models.freezing import freeze_layers
 from proximo.models.language import LanguageModel
@@ -25,7 +26,6 @@ from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import vocabulary_size
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.shared_base import base_alone
-from proximo.places import is_local
 from proximo.run.build.models import build_tokenizer, lora_options
 from proximo.run.stage_results import stage_result
 

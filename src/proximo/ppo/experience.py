@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proximo.algorithms import advantages as estimators
 from proximo.algorithms import kl
-from proximo.algorithms import scores as shaping
+from proximo.algorithms import scores as score_shaping
 from proximo.algorithms.advantages import standardised_in_groups
 from proximo.algorithms.masking import masked_mean, masked_variance, rescale, standardise
 from proximo.algorithms.return_spread import ReturnSpread, return_spread
@@ -134,10 +134,10 @@ def shape_scores(
     raw = [_raw_score(s, config) if has else 0.0 for s, has in zip(scored, have_score.tolist(), strict=True)]
     # float64, so that the result is rounded to float32 only once, at the end.
     values = torch.tensor(raw, dtype=torch.float64)
-    values = shaping.shift_and_scale(values, bias=options.bias, scale=options.scale)
+    values = score_shaping.shift_and_scale(values, bias=options.bias, scale=options.scale)
     if options.normalise != "none":
-        moments = shaping.update_moments(moments, values[counted])
-        values = shaping.scale_by_moments(values, moments, subtract_mean=options.normalise == "standardise")
+        moments = score_shaping.update_moments(moments, values[counted])
+        values = score_shaping.scale_by_moments(values, moments, subtract_mean=options.normalise == "standardise")
     # Token rewards are scaled by the same factor as the scores, without bias and mean, which belong to the whole.
     factor = options.scale / ((moments.deviation or 1.0) if options.normalise != "none" else 1.0)
     factors = torch.where(have_score, factor, 0.0)
@@ -191,7 +191,7 @@ def _penalised(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Apply the configured penalties. Returns the results of `algorithms/scores.py::penalise`."""
     options = config.score
-    return shaping.penalise(
+    return score_shaping.penalise(
         values,
         torch.tensor(lengths),
         torch.tensor([s.response.finish.terminated for s in scored], dtype=torch.bool),

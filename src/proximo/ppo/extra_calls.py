@@ -50,7 +50,7 @@ class ExtraCall:
 def check_extra_calls(extras: Sequence[ExtraCall], config: PPOConfig) -> None:
     """Raises ConfigError if the calls do not fit into the graph of a step. The message lists the step's values."""
     _check_functions(extras)
-    graphs = [step_graph(config, sampled_serve=serve) for serve in (True, False)]
+    graphs = [step_graph(config, reuse_sampled=serve) for serve in (True, False)]
     own = {call.name: call for graph in graphs for call in graph.calls}
     for extra in extras:
         if extra.name in OWN_CALLS and extra.name not in own:
@@ -62,7 +62,7 @@ def check_extra_calls(extras: Sequence[ExtraCall], config: PPOConfig) -> None:
             )
     try:
         for serve in (True, False):
-            step_graph(config, sampled_serve=serve, extra=calls_of(extras))
+            step_graph(config, reuse_sampled=serve, extra=calls_of(extras))
     except ValueError as error:
         there = sorted({*graphs[0].inputs, *(value for call in graphs[0].calls for value in call.writes)})
         raise ConfigError(

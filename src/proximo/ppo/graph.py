@@ -16,7 +16,7 @@ OWN_CALLS = (
 def step_graph(
     config: PPOConfig,
     *,
-    sampled_serve: bool,
+    reuse_sampled: bool,
     given: str = "prompts",
     policy_learns: bool = True,
     shares_trunk: bool = False,
@@ -24,7 +24,7 @@ def step_graph(
 ) -> Graph:
     """The graph of one step. With `given="scored"` the inputs are scored responses instead of prompts.
 
-    `sampled_serve`: the sampler's log-probs serve as old log-probs (float32, and only the temperature shaped the
+    `reuse_sampled`: the sampler's log-probs serve as old log-probs (float32, and only the temperature shaped the
     distribution); otherwise the policy recomputes them. `policy_learns`: False during critic warm-up. `shares_trunk`:
     the value model is a head on the policy's trunk, so calls that need both take one pass. `extra`: user-defined calls;
     those that read or replace something that this step does not have are left out. The input `state` is the run's
@@ -36,7 +36,7 @@ def step_graph(
     passes = ("old_logprobs", "reference_logprobs", "full_kl", "values")
     made = ("experience", "raw_advantages", "shaped_scores")
     calls = [Call(name="experience", role=None, reads=("scored", *passes), writes=made)]
-    if sampled_serve:
+    if reuse_sampled:
         calls.append(Call(name="sampled_logprobs", role=None, reads=("responses",), writes=("old_logprobs",)))
     elif shares_trunk:
         both = Call(
@@ -79,7 +79,7 @@ def step_graph(
         )
     if not config.uses_critic:
         absent.append("values")
-    elif sampled_serve or not shares_trunk:
+    elif reuse_sampled or not shares_trunk:
         calls.append(Call(name="values", role="value", reads=("responses",), writes=("values",)))
     if config.uses_critic and not (shares_trunk and policy_learns):
         calls.append(Call(name="train_value", role="value", reads=("experience", "state"), writes=("value_report",)))

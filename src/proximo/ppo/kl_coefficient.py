@@ -9,7 +9,7 @@ from proximo.config.ppo.options import KLConfig
 from proximo.errors import ConfigError
 from proximo.ppo.counted import counted_responses, sequence_kl
 from proximo.records import Experience
-from proximo.run.user_code import telling
+from proximo.run.user_code import user_errors_named
 
 
 def first_coefficient(config: KLConfig, controller: KLController | None) -> float:
@@ -42,7 +42,7 @@ def adapted_coefficient(
     if not observed:
         return coefficient
     if controller is not None:
-        with telling("the method update of kl_controller", controller.update):
+        with user_errors_named("the method update of kl_controller", controller.update):
             moved = controller.update(observed)
         return _checked(moved)
     if config.target is None:

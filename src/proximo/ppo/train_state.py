@@ -20,7 +20,7 @@ class TrainState:
     steps_done: int = 0
     score_moments: RunningMoments = NOTHING_SEEN
     return_moments: RunningMoments = NOTHING_SEEN
-    equal_steps: ConstantRewardSteps = NO_CONSTANT_STEPS
+    constant_reward_steps: ConstantRewardSteps = NO_CONSTANT_STEPS
     difficulty: FilterState | None = None
     """State of the difficulty filter; None in a run without one."""
 
@@ -30,14 +30,14 @@ class TrainState:
             "kl_coefficient": self.kl_coefficient,
             "score_moments": asdict(self.score_moments),
             "return_moments": asdict(self.return_moments),
-            "equal_steps": asdict(self.equal_steps),
+            "constant_reward_steps": asdict(self.constant_reward_steps),
             "difficulty": None if self.difficulty is None else self.difficulty.to_json(),
         }
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any], *, steps_done: int) -> "TrainState":
         """The state of a checkpoint. Raises CheckpointError if a required entry is missing."""
-        if missing := sorted({"kl_coefficient", "score_moments", "equal_steps"} - saved.keys()):
+        if missing := sorted({"kl_coefficient", "score_moments", "constant_reward_steps"} - saved.keys()):
             raise CheckpointError(f"the state of the checkpoint has no {', '.join(missing)}")
         difficulty = saved.get("difficulty")
         return cls(
@@ -45,6 +45,6 @@ class TrainState:
             steps_done=steps_done,
             score_moments=as_record(RunningMoments, saved["score_moments"]),
             return_moments=as_record(RunningMoments, saved.get("return_moments", {})),
-            equal_steps=as_record(ConstantRewardSteps, saved["equal_steps"]),
+            constant_reward_steps=as_record(ConstantRewardSteps, saved["constant_reward_steps"]),
             difficulty=None if difficulty is None else FilterState.from_json(difficulty),
         )

@@ -53,7 +53,7 @@ from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.rollout.engine import Engine
 from proximo.run.memory import check_release, memory_advice
-from proximo.run.user_code import tell_step
+from proximo.run.user_code import call_on_step
 
 
 class PPOTrainer:
@@ -142,7 +142,7 @@ class PPOTrainer:
         return self.roles.policy.version
 
     @property
-    def sampled_logprobs_serve(self) -> bool:
+    def reuses_sampled_logprobs(self) -> bool:
         """Whether the sampler's log-probs serve as old log-probs, so that no pass is needed to recompute them.
 
         False if the engine or the policy rounds more than float32, and if behaviour weights or rejection compare the
@@ -209,7 +209,7 @@ class PPOTrainer:
             rows = rows_at(self.state.steps_done * size, size, num_rows=len(known), seed=self.seed)
             history.append(self._line(self.run_step(prompts=[known[row] for row in rows])))
             if on_step is not None:
-                tell_step(on_step, self.state.steps_done, history[-1])
+                call_on_step(on_step, self.state.steps_done, history[-1])
         return history
 
     def run_step(
@@ -222,8 +222,8 @@ class PPOTrainer:
         """
         given = "prompts" if scored is None else "scored"
         learns = self.state.steps_done >= self.config.critic_warmup_steps
-        serve, extra = self.sampled_logprobs_serve, calls_of(self.extra_calls)
-        modes = {"sampled_serve": serve, "policy_learns": learns, "shares_trunk": self.roles.shares_trunk}
+        serve, extra = self.reuses_sampled_logprobs, calls_of(self.extra_calls)
+        modes = {"reuse_sampled": serve, "policy_learns": learns, "shares_trunk": self.roles.shares_trunk}
         graph = step_graph(self.config, given=given, **modes, extra=extra)
         inputs: dict[str, Any] = {"prompts": prompts}
         if scored is not None:
@@ -249,7 +249,9 @@ class PPOTrainer:
             steps_done=self.state.steps_done + 1,
             score_moments=outcome.values["shaped_scores"].moments,
             return_moments=step.raw_advantages.spread.seen,
-            equal_steps=self.state.equal_steps.after(step.sampled, task_reward=self.config.task_reward),
+            constant_reward_steps=self.state.constant_reward_steps.after(
+                step.sampled, task_reward=self.config.task_reward
+            ),
         )
         end = self._run(end_graph(self.config), {}, state=state)
         self.state = state

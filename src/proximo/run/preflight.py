@@ -26,7 +26,7 @@ from proximo.config.schema.base import Section
 from proximo.config.sinks import FunctionSinkConfig
 from proximo.data.readers.file_text import refuse_other_than_text
 from proximo.errors import ConfigError, DataError
-from proximo.places import TOKENIZER_FILES, is_local, not_there
+from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
 from proximo.run.environment_secrets import secret_problem
 from proximo.sandbox.packages import package_problem
 

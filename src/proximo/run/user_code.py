@@ -8,10 +8,10 @@ from typing import Any
 
 from proximo.callables import place_of, said
 from proximo.errors import ProximoError, TrainingError
-from proximo.failures import disk_refused, memory_ran_out
 from proximo.records import Response, Scored, ScoreState
 from proximo.rewards.dense import as_number, is_list
 from proximo.rewards.source import RewardSource
+from proximo.system_errors import disk_refused, memory_ran_out
 
 
 def ask(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
@@ -22,7 +22,7 @@ def ask(source: RewardSource, responses: Sequence[Response]) -> list[Scored]:
     what = f"reward source {source.name!r}"
     if type(source).__module__.startswith("proximo."):
         return source.score(responses)
-    with telling(what, source.score):
+    with user_errors_named(what, source.score):
         scored = source.score(responses)
     if not is_list(scored) or len(scored) != len(responses):
         came = len(scored) if is_list(scored) else f"a {type(scored).__name__}"
@@ -58,7 +58,7 @@ def _identity(response: Response) -> tuple[str, int, tuple[int, ...]]:
 
 
 @contextmanager
-def telling(what: str, function: Any) -> Generator[None]:
+def user_errors_named(what: str, function: Any) -> Generator[None]:
     """Inside, an exception of user-defined code becomes a TrainingError that names the code and the line.
 
     Proximo's own errors, out-of-memory errors and disk errors pass through unchanged.
@@ -71,7 +71,7 @@ def telling(what: str, function: Any) -> Generator[None]:
         raise TrainingError(f"{what} raised {said(error)} ({place_of(error, function)})") from error
 
 
-def tell_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int, metrics: Mapping[str, float]) -> None:
+def call_on_step(on_step: Callable[[int, Mapping[str, float]], Any], number: int, metrics: Mapping[str, float]) -> None:
     """Call `on_step`. Its exceptions may be meant to end the loop, so they pass through, with a note of origin."""
     try:
         on_step(number, metrics)

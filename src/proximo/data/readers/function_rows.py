@@ -7,7 +7,7 @@ from typing import Any
 from proximo.callables import calling_problem, place_of, said
 from proximo.data.rows import Row, nearest
 from proximo.errors import DataError, ProximoError
-from proximo.failures import memory_ran_out
+from proximo.system_errors import memory_ran_out
 from proximo.working_directory import kept_working_directory
 
 

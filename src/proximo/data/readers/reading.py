@@ -19,7 +19,7 @@ from proximo.data.readers.split import DataPhase, phase_indices
 from proximo.data.readers.table_rows import disk_rows, hub_rows, parquet_rows
 from proximo.data.rows import Row, nearest
 from proximo.errors import ConfigError, DataError
-from proximo.places import is_local
+from proximo.local_or_hub import is_local
 
 _FORMATS: dict[str, Format] = {
     ".json": "json",

@@ -15,12 +15,12 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from proximo.errors import ModelError
-from proximo.failures import memory_ran_out
 from proximo.hub_access import within_reach
+from proximo.local_or_hub import is_local, not_there
 from proximo.models.pretrained.damage import GENERATION, damage_in, misspelt_key, overlooked_damage_in
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.quantised import Quantisation
-from proximo.places import is_local, not_there
+from proximo.system_errors import memory_ran_out
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose past is keys and values of single tokens."""

@@ -8,11 +8,11 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.errors import ModelError
-from proximo.failures import memory_ran_out
 from proximo.hub_access import within_reach
+from proximo.local_or_hub import TOKENIZER_FILES, is_local, not_there
 from proximo.models.pretrained.randomness import own_randomness
 from proximo.models.pretrained.sources import first_part, refuse_overlooked, why_unread
-from proximo.places import TOKENIZER_FILES, is_local, not_there
+from proximo.system_errors import memory_ran_out
 
 
 def load_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedTokenizerBase:

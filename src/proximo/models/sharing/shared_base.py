@@ -12,13 +12,13 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from transformers import PreTrainedModel
 
 from proximo.errors import ModelError
+from proximo.local_or_hub import is_local
 from proximo.models.backbone import base_of
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions, load_adapter
 from proximo.models.pretrained.sources import ModelSource, adapter_base, read_adapter_config
 from proximo.models.quantised import beside_weights, carry_flags
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
-from proximo.places import is_local
 
 
 def base_alone(model: LanguageModel) -> LanguageModel:

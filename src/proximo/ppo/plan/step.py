@@ -144,7 +144,7 @@ def ppo_costs(
     """Name of a call -> its cost in one step, in the order of the graph. `texts`: lengths of the PTX texts."""
     config = recipe.ppo
     serve = models["policy"].precision is Precision.FLOAT32 and not config.rollout.reshapes_distribution
-    calls = step_graph(config, sampled_serve=serve, shares_trunk=_shares_trunk(models)).calls
+    calls = step_graph(config, reuse_sampled=serve, shares_trunk=_shares_trunk(models)).calls
     possible = _inference_calls(recipe, models, lengths) | _training_calls(recipe, models, optimized, lengths, texts)
     step_costs = {call.name: possible[call.name]() for call in calls if call.name in possible}
     overlapped = overlaps_updates(

@@ -114,7 +114,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         engine=engine or built_in_engine(policy, tokenizer, config),
         seed=seed,
         texts=make_text_loss(texts, policy, tokenizer, config=config, seed=seed),
-        neighbour=critic,
+        concurrent_model=critic,
         on_finished=reward_worker.begin,
     )
     reference_worker = value_worker = average = None
@@ -122,7 +122,9 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         reference_engine = built_in_engine(reference, tokenizer, config) if config.evaluate_reference else None
         reference_worker = ReferenceWorker(reference, config, engine=reference_engine)
     if critic is not None:
-        value_worker = ValueWorker(critic, value_learner, config, seed=seed, is_on_trunk=shares_trunk, neighbour=policy)
+        value_worker = ValueWorker(
+            critic, value_learner, config, seed=seed, is_on_trunk=shares_trunk, concurrent_model=policy
+        )
     if config.average_decay is not None:
         copy = policy.frozen_copy()
         average = AverageWorker(copy, config, engine=built_in_engine(copy, tokenizer, config))

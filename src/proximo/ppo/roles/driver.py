@@ -37,7 +37,7 @@ def driver_handlers(state: TrainState, config: PPOConfig, *, device: torch.devic
         return [s.response for s in scored], scored
 
     def check_scores(sampled: Sequence[Scored]) -> None:
-        equal = state.equal_steps.after(sampled, task_reward=config.task_reward)
+        equal = state.constant_reward_steps.after(sampled, task_reward=config.task_reward)
         check_constant_rewards(equal, config.guards, step=state.steps_done + 1)
 
     return {

@@ -61,15 +61,15 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         engine: Engine,
         seed: int,
         texts: TextLoss | None = None,
-        neighbour: ScalarModel | None = None,
+        concurrent_model: ScalarModel | None = None,
         on_finished: Callable[[Response], None] | None = None,
         check_first: bool = True,
     ) -> None:
         """Args beyond those of a worker.
 
-        `texts`: PTX texts for every update. `neighbour`: the model that may be trained concurrently. `on_finished`:
-        called with each response of a step as soon as it is complete. `check_first`: check the first minibatch of each
-        step against the limits of update/invariants.py.
+        `texts`: PTX texts for every update. `concurrent_model`: the model that may be trained at the same time.
+        `on_finished`: called with each response of a step as soon as it is complete. `check_first`: check the first
+        minibatch of each step against the limits of update/invariants.py.
         """
         super().__init__(model, learner)
         self.config = config
@@ -80,7 +80,7 @@ class PolicyWorker(RoleWorker[LanguageModel]):
             model,
             config,
             seed=seed,
-            neighbour=neighbour,
+            concurrent_model=concurrent_model,
             prepare=lambda batches: add_m2po_mask(batches, model, config),
         )
         self.on_finished = on_finished

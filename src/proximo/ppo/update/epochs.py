@@ -32,16 +32,16 @@ class Epochs:
         config: PPOConfig,
         *,
         seed: int,
-        neighbour: LanguageModel | ScalarModel | None,
+        concurrent_model: LanguageModel | ScalarModel | None,
         prepare: Callable[[list[Microbatch]], list[Microbatch]] = lambda batches: batches,
     ) -> None:
-        """`neighbour`: the model that may be trained concurrently. `prepare`: applied to a minibatch's micro-batches
-        before its update.
+        """`concurrent_model`: the model that may be trained at the same time. `prepare`: applied to the micro-batches
+        of a minibatch before its update.
         """
         self.model = model
         self.config = config
         self.seed = seed
-        self.neighbour = neighbour
+        self.concurrent_model = concurrent_model
         self.prepare = prepare
 
     def take(
@@ -62,7 +62,7 @@ class Epochs:
         clean = {name: torch.where(experience.mask, column, 0.0) for name, column in columns.items()}
         plan = plan_updates(experience, self.config, seed=self.seed, step=step)
         taken: UpdateLog[Statistics] = UpdateLog(num_planned=len(plan))
-        beside = num_overlapped_updates(len(plan), self.model, self.neighbour, experience)
+        beside = num_overlapped_updates(len(plan), self.model, self.concurrent_model, experience)
         budget, device = self.config.tokens_per_microbatch, self.model.device
         refusal = guard.refusal if guard is not None else lambda _: None
         with learner.training():

@@ -117,7 +117,7 @@ def _objective(logprobs: Tensor, batch: Microbatch, config: PolicyLossConfig) ->
     if config.objective == "sapo":
         return objectives.sapo(*given, gate_positive=config.gate_positive, gate_negative=config.gate_negative)
     if config.objective == "m2po":
-        return objectives.m2po(*given, batch.columns["trusted"])
+        return objectives.m2po(*given, batch.columns["m2po_mask"])
     if config.objective == "cispo":
         return objectives.cispo(*given, clip_low=clip_low, clip_high=clip_high)
     if config.objective == "gmpo":
@@ -151,7 +151,7 @@ def _sampled_logprobs(experience: Experience) -> Tensor:
 
 @torch.no_grad()
 def add_m2po_mask(batches: Sequence[Microbatch], policy: LanguageModel, config: PPOConfig) -> list[Microbatch]:
-    """Add M2PO's token mask to the micro-batches of a minibatch, as a column `trusted` of 1 and 0.
+    """Add M2PO's token mask to the micro-batches of a minibatch, as a column `m2po_mask` of 1 and 0.
 
     Returns the micro-batches unchanged for other objectives.
 
@@ -166,10 +166,10 @@ def add_m2po_mask(batches: Sequence[Microbatch], policy: LanguageModel, config: 
         for batch in batches
     ]
     masks = [batch.mask for batch in batches]
-    trusted = within_second_moment(
+    m2po_mask = within_second_moment(
         torch.cat(log_ratios), torch.cat(masks), limit=config.policy_loss.max_second_moment
     ).split([len(mask) for mask in masks])
     return [
-        replace(batch, columns=batch.columns | {"trusted": part.to(ratios.dtype)})
-        for batch, part, ratios in zip(batches, trusted, log_ratios, strict=True)
+        replace(batch, columns=batch.columns | {"m2po_mask": part.to(ratios.dtype)})
+        for batch, part, ratios in zip(batches, m2po_mask, log_ratios, strict=True)
     ]

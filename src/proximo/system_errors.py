@@ -1,4 +1,4 @@
-"""What the system means by an error that a library raised: memory that ran out, a disk that refuses. Raises nothing."""
+"""Classifies errors of libraries as what the system reported: out of memory, or a disk that refuses. Raises nothing."""
 
 import errno
 import re

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from proximo.places import is_hub_name, is_local, nearest_path, not_there
+from proximo.local_or_hub import is_hub_name, is_local, nearest_path, not_there
 
 LOCAL = {
     "models/sft": "there",

@@ -1,6 +1,6 @@
-"""Whether a name means a folder of this machine or one on the Hugging Face Hub. Opens neither.
+"""Decides whether a name is a local folder or a repository on the Hugging Face Hub. Opens neither.
 
-A mistyped folder must not be looked up on the Hub, which takes long and tells nothing.
+A mistyped folder must not be looked up on the Hub: that takes long, and the answer says nothing about the folder.
 """
 
 import difflib
