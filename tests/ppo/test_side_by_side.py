@@ -80,7 +80,7 @@ def steps(made: PPOTrainer, count: int = 2) -> tuple[dict[str, torch.Tensor], li
 
 def test_they_learn_the_same_and_a_repetition_has_the_same_bits(two_threads: None, lanes: dict[str, str]) -> None:
     together, metrics = steps(trainer())
-    assert lanes == {"train_policy": "MainThread", "train_value": "second-piece"}
+    assert lanes == {"train_policy": "MainThread", "train_value": "second-task"}
     again, _ = steps(trainer())
     assert all(torch.equal(together[name], again[name]) for name in together)
     lanes.clear()
@@ -113,7 +113,7 @@ def test_every_kind_of_update_has_the_same_bits_again(variant: str, two_threads:
         return trainer(policy=policy, **VARIANTS.get(variant, {}))
 
     (first, history), (second, again) = steps(made()), steps(made())
-    assert lanes == {"train_policy": "MainThread", "train_value": "second-piece"}
+    assert lanes == {"train_policy": "MainThread", "train_value": "second-task"}
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert history[-1]["value/loss"] == again[-1]["value/loss"]
 
@@ -238,7 +238,7 @@ def test_the_cost_of_updates_counts_matrices_of_the_layers_and_the_output_layer_
 
 def noting_threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     """Lane -> how many threads each of its updates had."""
-    threads: dict[str, list[int]] = {"MainThread": [], "second-piece": []}
+    threads: dict[str, list[int]] = {"MainThread": [], "second-task": []}
     original = Learner.update
 
     def noting(self: Learner, *given: Any, **more: Any) -> Any:
@@ -256,9 +256,9 @@ def test_a_larger_value_model_takes_its_last_updates_with_all_threads_though_the
     large = scalar_from_language_model(LanguageModel(tiny_language_model(num_hidden_layers=6)), HeadStart.ZERO)
     options = {"epochs_per_step": 4, "minibatch_responses": 1, "guards": {"target_kl": 1e-9}}
     steps(trainer(value=large, **options), count=1)
-    beside = threads["second-piece"].count(1)
+    beside = threads["second-task"].count(1)
     assert 4 <= beside <= 12
-    assert threads["second-piece"] == [1] * beside + [2] * (16 - beside)
+    assert threads["second-task"] == [1] * beside + [2] * (16 - beside)
     assert len(threads["MainThread"]) < 16
     assert set(threads["MainThread"]) == {1}
 
@@ -271,7 +271,7 @@ def test_in_a_run_the_last_updates_of_the_policy_have_all_threads(
     first, _ = steps(trainer(**options), count=1)
     beside = threads["MainThread"].count(1)
     assert 8 <= beside <= 15
-    assert threads == {"MainThread": [1] * beside + [2] * (16 - beside), "second-piece": [1] * 16}
+    assert threads == {"MainThread": [1] * beside + [2] * (16 - beside), "second-task": [1] * 16}
     again, _ = steps(trainer(**options), count=1)
     assert all(torch.equal(first[name], again[name]) for name in first)
     alone, _ = steps(trainer(overlap_updates=False, **options), count=1)
