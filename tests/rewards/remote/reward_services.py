@@ -92,7 +92,8 @@ class ScriptedService:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, daemon=True)
+        self._accepting.start()
 
     def _accept(self) -> None:
         while True:
@@ -118,6 +119,7 @@ class ScriptedService:
 
     def __exit__(self, *_: object) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for the next connection
+        self._accepting.join(timeout=10)  # so that a connection that just came is among those that are closed
         for each in (self._listener, *self._open):
             each.close()
 
