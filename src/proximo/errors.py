@@ -71,6 +71,10 @@ class TrainingError(ProximoError, RuntimeError):
     """The run cannot go on: an invariant broke, or too many failures were counted."""
 
 
+class RankError(ProximoError, RuntimeError):
+    """Another rank of the run failed, is missing, or has other numbers; the message names it."""
+
+
 class CheckpointError(ProximoError, RuntimeError):
     """A checkpoint is damaged, or does not fit the run that asked for it."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
+from proximo.config.devices import DevicesConfig
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.run import ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section
@@ -39,6 +40,9 @@ class TrainerRecipe(Recipe):
     """What to change when memory runs out. None of it changes the results."""
     may_change: ClassVar[tuple[str, ...]] = ()
     """Keys of this recipe that may change on resume, since they do not affect the steps already taken."""
+
+    devices: DevicesConfig = DevicesConfig()
+    """The ranks of the run, and how its models lie on them."""
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         return {"": self}

@@ -4,7 +4,9 @@ Legend: T packed tokens, B rows of a decode step, D width.
 """
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int64
@@ -29,6 +31,11 @@ from proximo.models.packing import Packed
 from proximo.models.precision.compute import Compute, Products, cast_weight, computing
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.transformers_logging import quiet_transformers
+
+if TYPE_CHECKING:  # FSDP takes a second to import, and one rank does not need it
+    from proximo.distributed.sharding import Sharding
+
+Result = TypeVar("Result")
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
@@ -86,6 +93,8 @@ class Backbone:
         """The layers of passes with gradients: `layers` itself, or a compiled view of it."""
         self.precision = precision
         self._products = Products(layers)
+        self.sharding: Sharding | None = None
+        """None for a model whose tensors are whole on this rank."""
         self.position_limit = position_limit(base.config)
 
     @property
@@ -97,6 +106,22 @@ class Backbone:
     def path(self) -> FastPath:
         """The implementation of passes on the device of the weights."""
         return fast_path(self.device.type, self.precision)
+
+    def run_pass(self, run: Callable[[], Result]) -> Result:
+        """Run a pass, or several, with every weight of the model at hand. On ranks, all of them have to call it.
+
+        Code that reads weights, such as that of an output layer, runs inside. The result is a tensor, or a tuple.
+        """
+        return run() if self.sharding is None else self.sharding.run(run)
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Inside, all weights are whole, plain tensors, and passes without gradients need no other rank."""
+        return nullcontext() if self.sharding is None else self.sharding.gathered()
+
+    def release(self) -> None:
+        """Free gathered weights after the last pass of a call."""
+        if self.sharding is not None:
+            self.sharding.release()
 
     @property
     def is_compiled(self) -> bool:

@@ -20,6 +20,25 @@ def plan_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int]
         num_batches += 1
 
 
+def plan_share(lengths: Sequence[int], *, token_budget: int, rank: int, num_ranks: int) -> list[list[int]]:
+    """The batches of one rank: as many on each rank, since ranks meet in every pass. An empty batch is a pass over
+    nothing, for a rank without a batch of its own.
+
+    All ranks together have every index once, in balanced batches within the budget.
+    """
+    if num_ranks == 1:
+        return plan_batches(lengths, token_budget=token_budget)
+    if not lengths:
+        return []
+    rounds = max(1, -(-sum(lengths) // (token_budget * num_ranks)))
+    while True:
+        batches = _fill(lengths, rounds * num_ranks)
+        fits = all(len(batch) <= 1 or sum(lengths[i] for i in batch) <= token_budget for batch in batches)
+        if fits or rounds * num_ranks >= len(lengths):
+            return [sorted(batch) for batch in batches[rank::num_ranks]]
+        rounds += 1
+
+
 def _fill(lengths: Sequence[int], num_batches: int) -> list[list[int]]:
     batches: list[list[int]] = [[] for _ in range(num_batches)]
     loads = [0] * num_batches

@@ -1,0 +1,110 @@
+"""The ranks that run one program together. A world of one process is the identity: it imports and waits for nothing.
+
+Every rank calls the same methods in the same order. Values travel between ranks of one run, which trust each other: as
+pickles, on the addresses of their process group.
+"""
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Value = TypeVar("Value")
+
+
+class World:
+    """The ranks of this process's group. This class is one process alone; `process_group.py` has several."""
+
+    rank: int = 0
+    size: int = 1
+
+    def __init__(self) -> None:
+        self.seconds_waited = 0.0
+        """Time in collectives of this class since the start, which includes the wait for slower ranks."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0, which alone has effects outside: files, logs, rewards, users' functions."""
+        return self.rank == 0
+
+    def gather(self, value: Value, *, what: str) -> list[Value]:
+        """The value of every rank, in the order of ranks, on every rank. `what` names the wait in messages."""
+        del what
+        return [value]
+
+    def gather_rows(self, rows: Tensor, *, what: str) -> Tensor:
+        """The rows [n, ...] of all ranks, concatenated in the order of ranks, on the CPU. Ranks may have other n."""
+        del what
+        return rows.cpu()
+
+    def add_up(self, tensors: Sequence[Tensor], *, what: str) -> None:
+        """Replace each tensor by its sum over all ranks, in place; every rank gets the same bits."""
+        del tensors, what
+
+    def once(self, run: Callable[[], Value], *, what: str) -> Value:
+        """Run an effect on rank 0 alone. Every rank gets its result; an exception ends the run of every rank.
+
+        There is no deadline for the effect itself, as on one device, but the others notice if rank 0 dies meanwhile.
+        """
+        del what
+        return run()
+
+    def barrier(self, *, what: str) -> None:
+        """Wait until all ranks are here."""
+        del what
+
+    def send_to_first(self, channel: str, message: bytes) -> None:
+        """Leave a message for rank 0, without waiting. Rank 0 reads it by `received`."""
+        raise RuntimeError(f"a world of one rank has no other one to send {len(message)} bytes of {channel} to")
+
+    def received(self, channel: str) -> list[bytes]:
+        """Messages of other ranks that have arrived on rank 0 and were not read yet, without waiting."""
+        del channel
+        return []
+
+    @contextmanager
+    def _waiting(self) -> Generator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds_waited += time.perf_counter() - start
+
+
+_worlds: list[World] = [World()]
+
+
+def current() -> World:
+    """The world of this process."""
+    return _worlds[-1]
+
+
+@contextmanager
+def using(world: World) -> Generator[World]:
+    """Inside, `world` is the world of this process."""
+    _worlds.append(world)
+    try:
+        yield world
+    finally:
+        _worlds.remove(world)
+
+
+def checksum(tensors: Sequence[Tensor]) -> int:
+    """A number that changes with every bit of the tensors; in 64 bits, so that two changes may cancel each other."""
+    total = 0
+    for tensor in tensors:
+        raw = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+        cut = len(raw) // 8 * 8
+        number = raw[:cut].view(torch.int64).sum() + raw[cut:].sum(dtype=torch.int64)
+        total = (total * 1_000_003 + int(number)) & 0xFFFF_FFFF_FFFF_FFFF
+    return total
+
+
+def differing_ranks(digests: Sequence[Any]) -> list[int]:
+    """The ranks whose digest is not the most frequent one; of equally frequent ones, that of the lowest rank."""
+    counts = [digests.count(digest) for digest in digests]
+    common = digests[counts.index(max(counts))]
+    return [rank for rank, digest in enumerate(digests) if digest != common]
