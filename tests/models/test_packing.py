@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from proximo.models.packing import pack, pack_responses
+from architectures import ARCHITECTURES, build_architecture
+from proximo.models.language import LanguageModel
+from proximo.models.packing import pack, pack_nothing, pack_responses
 
 
 def test_sequences_lie_end_to_end_and_positions_begin_anew():
@@ -87,3 +89,16 @@ def test_a_long_batch_is_as_it_is_by_definition():
     assert batch.packed.token_ids[batch.predictors + 1].tolist() == batch.targets.tolist()
     assert batch.packed.position_ids.tolist() == [*range(12), *range(1), *range(13)]
     assert {each.dtype for each in (batch.predictors, batch.targets, batch.value_positions)} == {torch.int64}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_pass_over_nothing_gives_every_weight_a_gradient_of_zero(architecture: str):
+    model = LanguageModel(build_architecture(architecture))
+    batch = pack_nothing("cpu")
+    tokens = model.response_logprobs(batch, entropy=True)
+    assert tokens.entropy is not None
+    (tokens.logprobs.sum() + tokens.entropy.sum()).backward()
+    assert batch.value_positions.numel() == 0
+    # Of mixtures of experts, those that no token is sent to have none.
+    given = {name: weight.grad for name, weight in model.model.named_parameters() if "experts" not in name}
+    assert all(gradient is not None and not gradient.any() for gradient in given.values())

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from proximo.algorithms.losses import sft_loss
 from proximo.data.examples import TextExample
-from proximo.models.batching import plan_batches
+from proximo.models.batching import plan_own_share
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack
+from proximo.models.packing import PackedResponses, pack, pack_nothing
 
 
 def text_batches(examples: Sequence[TextExample], *, token_budget: int, device: torch.device) -> list[PackedResponses]:
-    """Balanced batches that together hold every example once."""
-    plan = plan_batches([len(example.token_ids) for example in examples], token_budget=token_budget)
+    """This rank's share of balanced batches, which on all ranks together hold every example once."""
+    plan = plan_own_share([len(example.token_ids) for example in examples], token_budget=token_budget)
     return [pack_examples([examples[i] for i in indices], device=device) for indices in plan]
 
 
@@ -24,7 +24,9 @@ def text_nats(model: LanguageModel, batch: PackedResponses) -> Tensor:
 
 
 def pack_examples(examples: Sequence[TextExample], *, device: torch.device) -> PackedResponses:
-    """Pack whole examples; the counted tokens are the targets."""
+    """Pack whole examples; the counted tokens are the targets. Without an example there is nothing to predict."""
+    if not examples:
+        return pack_nothing(device)
     packed = pack([example.token_ids for example in examples], device=device)
     flags = torch.tensor([flag for example in examples for flag in example.loss_mask], dtype=torch.bool, device=device)
     positions = flags.nonzero().squeeze(1)

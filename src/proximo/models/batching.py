@@ -1,6 +1,8 @@
-"""Plans balanced batches of sequences under a token budget. Works on lengths only."""
+"""Plans balanced batches of sequences under a token budget, for one process or for a rank. Works on lengths only."""
 
 from collections.abc import Sequence
+
+from proximo.distributed.world import current
 
 
 def plan_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int]]:
@@ -37,6 +39,12 @@ def plan_share(lengths: Sequence[int], *, token_budget: int, rank: int, num_rank
         if fits or rounds * num_ranks >= len(lengths):
             return [sorted(batch) for batch in batches[rank::num_ranks]]
         rounds += 1
+
+
+def plan_own_share(lengths: Sequence[int], *, token_budget: int) -> list[list[int]]:
+    """`plan_share` for the rank of this process."""
+    world = current()
+    return plan_share(lengths, token_budget=token_budget, rank=world.rank, num_ranks=world.size)
 
 
 def _fill(lengths: Sequence[int], num_batches: int) -> list[list[int]]:

@@ -109,6 +109,12 @@ def pack_responses(
     )
 
 
+def pack_nothing(device: torch.device | str) -> PackedResponses:
+    """One token and no response: the pass of a rank without a batch, beside the others' passes."""
+    one = pack_responses([[0]], [[]], device=device)
+    return replace(one, response_lengths=(), value_positions=one.predictors)
+
+
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copy a tensor to a device. Copies from the host to CUDA are asynchronous, from pinned memory."""
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu" and torch.cuda.is_available():
