@@ -37,8 +37,10 @@ class ProcessGroupWorld(World):
         super().__init__()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store = store
+        self.timeout_seconds = timeout_seconds
         self.timeout = timedelta(seconds=timeout_seconds)
         self.records = dist.new_group(backend="gloo", timeout=self.timeout)
+        self._aside = dist.new_group(backend="gloo", timeout=self.timeout)
         self.position = 0
         """Number of waits that this rank has entered."""
         self.waits_for = "the start"
@@ -50,6 +52,14 @@ class ProcessGroupWorld(World):
         values: list[Any] = [None] * self.size
         with self.waiting(what):
             dist.all_gather_object(values, value, group=self.records)
+        return values
+
+    def gather_aside(self, value: Value, *, what: str) -> list[Value]:
+        values: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(values, value, group=self._aside)
+        except (RuntimeError, dist.DistError) as error:
+            raise RankError(f"waiting for the other ranks ({what}) failed: {error}") from error
         return values
 
     def gather_rows(self, rows: Tensor, *, what: str) -> Tensor:

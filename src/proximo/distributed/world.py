@@ -4,6 +4,7 @@ Every rank calls the same methods in the same order. Values travel between ranks
 pickles, on the addresses of their process group.
 """
 
+import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,8 @@ class World:
 
     rank: int = 0
     size: int = 1
+    timeout_seconds: float = math.inf
+    """How long a rank waits for the others."""
 
     def __init__(self) -> None:
         self.seconds_waited = 0.0
@@ -34,6 +37,10 @@ class World:
         """The value of every rank, in the order of ranks, on every rank. `what` names the wait in messages."""
         del what
         return [value]
+
+    def gather_aside(self, value: Value, *, what: str) -> list[Value]:
+        """As `gather`, for one background thread: it does not meet the waits of the main thread."""
+        return self.gather(value, what=what)
 
     def gather_rows(self, rows: Tensor, *, what: str) -> Tensor:
         """The rows [n, ...] of all ranks, concatenated in the order of ranks, on the CPU. Ranks may have other n."""
