@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from builders import CHARACTERS
-from proximo.config import data, run, sinks
+from proximo.config import data, devices, run, sinks
 from proximo.config.ppo import losses
 from proximo.config.ppo import options as ppo
 from proximo.config.ppo import ptx as ppo_ptx
@@ -587,6 +587,23 @@ SHOWN_ELSEWHERE = {
         (section, "device"): ("ppo/test_devices_of_roles.py", "test_a_recipe_puts_each_role_on_its_device")
         for section in (run.RoleModelConfig, run.RoleScalarModelConfig, rewards.ModelRewardConfig)
     },
+    # Of several ranks.
+    **{
+        (section, name): (
+            "config/test_devices.py",
+            "test_what_cannot_lie_on_several_ranks_is_refused_where_their_number_is_known",
+        )
+        for section in (devices.DevicesConfig, devices.RoleDevicesConfig)
+        for name in ("num", "shard", "shard_size", "offload")
+    },
+    (devices.DevicesConfig, "reduce_gradients"): (
+        "config/test_devices.py",
+        "test_keys_of_devices_that_do_nothing_are_told",
+    ),
+    (devices.DevicesConfig, "timeout_seconds"): (
+        "config/test_devices.py",
+        "test_stages_of_a_pipeline_run_on_the_same_ranks_and_choose_how_their_models_lie",
+    ),
     (run.RunConfig, "device"): ("models/test_placement.py", "test_auto_takes_the_fastest_that_is_there"),
     (ppo.PPOConfig, "overlap_updates"): (
         "ppo/test_side_by_side.py",

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from proximo.config.data import DataConfig
+from proximo.config.devices import DevicesConfig
+from proximo.config.placed_roles import unused_devices_keys
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.run import OptimizerConfig
 from proximo.config.schema.base import Section
@@ -11,7 +13,12 @@ from proximo.trainer_kinds import trainer_of
 
 def ineffective_keys(recipe: Recipe) -> list[str]:
     """One sentence per ineffective key, with its full path and the reason."""
-    return [sentence for prefix, stage in recipe.given_stages() for sentence in _ineffective(stage, prefix)]
+    shared = recipe.devices if "" not in recipe.stages() else DevicesConfig()
+    return [
+        sentence
+        for prefix, stage in recipe.given_stages()
+        for sentence in (*_ineffective(stage, prefix), *_ineffective_in_devices(stage, shared, prefix))
+    ]
 
 
 def _ineffective(recipe: TrainerRecipe, prefix: str) -> Iterator[str]:
@@ -25,6 +32,11 @@ def _ineffective(recipe: TrainerRecipe, prefix: str) -> Iterator[str]:
     for key, optimizer in recipe.optimizers().items():
         yield from _ineffective_in_optimizer(optimizer, f"{prefix}{key}.")
     yield from trainer_of(recipe).ineffective_keys(recipe, prefix)
+
+
+def _ineffective_in_devices(recipe: TrainerRecipe, shared: DevicesConfig, prefix: str) -> Iterator[str]:
+    for key, reason in unused_devices_keys(recipe, shared):
+        yield f"{prefix}devices.{key} has no effect: {reason}"
 
 
 def nothing_evaluated(data: DataConfig, key: str) -> str | None:

@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
-from proximo.config.devices import DevicesConfig
+from pydantic import model_validator
+
+from proximo.config.devices import ROLES, DevicesConfig
+from proximo.config.placed_roles import PlacedRole, devices_problem
 from proximo.config.rewards.kinds import RewardSourceConfig
 from proximo.config.run import ModelConfig, OptimizerConfig, RunConfig, ScalarModelConfig, TokenizerConfig
 from proximo.config.schema.base import Section
@@ -15,6 +18,14 @@ class Recipe(Section):
 
     run: RunConfig
     """Run folder, device, seed, checkpoints and logging."""
+    devices: DevicesConfig = DevicesConfig()
+    """The ranks of the run, and how its models lie on them."""
+
+    @model_validator(mode="after")
+    def _lies_on_ranks(self) -> Self:
+        if self.devices.num is not None and (problem := devices_problem(self, self.devices.num)):
+            raise ValueError(problem)
+        return self
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         """Key of a stage -> its trainer recipe, in the order of execution; None for a stage that is left out.
@@ -40,9 +51,6 @@ class TrainerRecipe(Recipe):
     """What to change when memory runs out. None of it changes the results."""
     may_change: ClassVar[tuple[str, ...]] = ()
     """Keys of this recipe that may change on resume, since they do not affect the steps already taken."""
-
-    devices: DevicesConfig = DevicesConfig()
-    """The ranks of the run, and how its models lie on them."""
 
     def stages(self) -> "Mapping[str, TrainerRecipe | None]":
         return {"": self}
@@ -75,6 +83,16 @@ class TrainerRecipe(Recipe):
             for name, value in section
             if isinstance(value, OptimizerConfig)
         }
+
+    def placed_roles(self) -> tuple[PlacedRole, ...]:
+        """The models that the run has, as roles of the section `devices`."""
+        optimizers = self.optimizers()
+        return tuple(
+            PlacedRole(role=key, key=key, model=section)
+            if key in ROLES and key != "model"
+            else PlacedRole(role="model", key=key, model=section, trains=True, optimizers=optimizers)
+            for key, section in self.models().items()
+        )
 
     def reward_sources(self) -> tuple[RewardSourceConfig, ...]:
         """The reward sources of the recipe; empty if the trainer has none."""

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, ValidationError, model_validator
 
 from proximo.config.data import PromptDataConfig, TextDataConfig
+from proximo.config.placed_roles import PlacedRole
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.trunk import trunk_problem
 from proximo.config.recipe import (
@@ -110,9 +111,7 @@ class PPORecipe(TrainerRecipe):
     def _each_role_in_its_place(self) -> Self:
         scorers = {f"reward.{i}": each for i, each in enumerate(self.reward) if isinstance(each, ModelRewardConfig)}
         shared = {name: scorer.device for name, scorer in scorers.items() if scorer.share_base}
-        on_adapter = self.value.init_from == "policy" and self.value.lora is not None and self.policy.lora is not None
-        on_reward = self.value.init_from == "reward" and bool(scorers) and next(iter(scorers.values())).share_base
-        if self.value.init_from == "trunk" or on_adapter or on_reward:
+        if self._shares_weights(self.value):
             shared["value"] = self.value.device
         for name, device in shared.items():
             if device is not None:
@@ -185,6 +184,38 @@ class PPORecipe(TrainerRecipe):
     def sections(self) -> dict[str, Section]:
         sections = super().sections()
         return sections if self.ppo.uses_critic else {key: s for key, s in sections.items() if key != "value"}
+
+    def placed_roles(self) -> tuple[PlacedRole, ...]:
+        optimizers, ppo = self.optimizers(), self.ppo
+        trained = {key: each for key, each in optimizers.items() if key == "ppo.policy_optimizer"}
+        roles = [PlacedRole(role="policy", key="policy", model=self.policy, trains=True, optimizers=trained)]
+        if ppo.kl.apply_to != "none":
+            base = "policy" if self.policy.lora is not None else None
+            leader = "policy" if ppo.kl.reference_every_steps is not None else None
+            roles.append(
+                PlacedRole(role="reference", key="reference", model=self.reference, shares=base, follows=leader)
+            )
+        if ppo.uses_critic:
+            own = {key: each for key, each in optimizers.items() if key == "ppo.value_optimizer"}
+            base = "policy" if self._shares_weights(self.value) else None
+            value = PlacedRole(role="value", key="value", model=self.value, trains=True, optimizers=own, shares=base)
+            roles.append(value)
+        for index, source in enumerate(self.reward):
+            if isinstance(source, ModelRewardConfig):
+                base = "policy" if source.share_base else None
+                roles.append(PlacedRole(role="reward", key=f"reward.{index}", shares=base))
+        if ppo.average_decay is not None:
+            roles.append(PlacedRole(role="average", key="ppo.average_decay", follows="policy"))
+        return tuple(roles)
+
+    def _shares_weights(self, value: RoleScalarModelConfig) -> bool:
+        """Whether the critic runs on the policy's weights: as a head on its trunk, or as an adapter on its base."""
+        if value.init_from == "policy":
+            return value.lora is not None and self.policy.lora is not None
+        scorers = [source for source in self.reward if isinstance(source, ModelRewardConfig)]
+        return value.init_from == "trunk" or (
+            value.init_from == "reward" and bool(scorers) and next(iter(scorers)).share_base
+        )
 
     def optimizers(self) -> dict[str, OptimizerConfig]:
         optimizers = super().optimizers()

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from pydantic import model_validator
 
+from proximo.config.devices import DevicesConfig
 from proximo.config.recipe import Recipe, TrainerRecipe
 from proximo.config.rewards.sources import ModelRewardConfig
 from proximo.config.run import RunConfig
@@ -44,12 +45,38 @@ class StagedRecipe(Recipe):
             stages[name] = {**data[name], "run": {**shared, **given, "folder": folder}}
         return {**data, **stages}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _share_devices(cls, data: Any) -> Any:
+        """Give every stage the pipeline's `devices`, with its own overrides."""
+        if not isinstance(data, dict) or not isinstance(data.get("devices"), dict):
+            return data
+        shared, stages = data["devices"], {}
+        for name in cls.stage_names():
+            if isinstance(data.get(name), dict):
+                stages[name] = {**data[name], "devices": {**shared, **(data[name].get("devices") or {})}}
+        return {**data, **stages}
+
+    @model_validator(mode="after")
+    def _one_world(self) -> Self:
+        for prefix, stage in self.given_stages():
+            for name in ("num", "timeout_seconds"):
+                given, shared = getattr(stage.devices, name), getattr(self.devices, name)
+                if given != shared:
+                    raise ValueError(
+                        f"{prefix}devices.{name} is {given}, but all stages run on the ranks of the pipeline: set "
+                        f"devices.{name} instead"
+                    )
+        return self
+
 
 class PipelineRecipe(StagedRecipe):
     """`proximo pipeline`: the three steps; `run` of a stage gives what differs from the pipeline's `run`."""
 
     run: RunConfig
     """Shared by all stages; each stage writes to its own folder below `run.folder`: sft, reward, ppo."""
+    devices: DevicesConfig = DevicesConfig()
+    """Shared by all stages; `devices` of a stage gives what differs."""
     sft: SFTRecipe | None = None
     """First step; null skips it."""
     reward: RewardRecipe | None = None

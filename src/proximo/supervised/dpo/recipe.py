@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from proximo.config.data import PreferenceDataConfig
+from proximo.config.placed_roles import PlacedRole
 from proximo.config.recipe import (
     TrainerRecipe,
     check_one_pass,
@@ -76,6 +77,11 @@ class DPORecipe(TrainerRecipe):
         longest, budget = 2 * self.dpo.pairs_per_step * self.data.max_tokens, self.dpo.tokens_per_microbatch
         check_one_pass(self.dpo.optimizer, longest=longest, budget=budget, section="dpo", rows="dpo.pairs_per_step")
         return self
+
+    def placed_roles(self) -> tuple[PlacedRole, ...]:
+        trained, *_ = super().placed_roles()
+        base = "model" if self.model.lora is not None else None
+        return trained, PlacedRole(role="reference", key="reference", model=self.reference, shares=base)
 
     def longest_sequence(self) -> dict[str, int]:
         return {"data.max_tokens": self.data.max_tokens}
