@@ -44,11 +44,16 @@ class PairTask(SupervisedTask[Model, PreferencePair, Config], Generic[Model, Con
         held_out = self.held_out[:num_rows]
         if not held_out:
             return None
+
+        def measured(numbered: tuple[list[int], Batch]) -> tuple[list[int], float, PairMeasures]:
+            indices, batch = numbered
+            value, part = self.loss(batch, num_pairs=len(held_out))
+            return indices, value.item(), part
+
         scores: dict[int, tuple[float, float]] = {}
         loss, parts = 0.0, []
-        for indices, batch in self.batches(held_out):
-            value, part = self.loss(batch, num_pairs=len(held_out))
-            loss += value.item()
+        for indices, value, part in self.results_of(self.batches(held_out), measured):
+            loss += value
             parts.append(part)
             scores |= dict(zip(indices, zip(part.scores.chosen, part.scores.rejected, strict=True), strict=True))
         total = reduce(add, parts)

@@ -3,8 +3,9 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from proximo.checkpoint.store import Checkpoint, Writer
 from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
+from proximo.distributed.world import current
 from proximo.errors import TrainingError
 from proximo.learner.update import Learner, UpdateResult
 from proximo.metrics.values import Last, Max, Mean, MetricValue, Sum
@@ -26,6 +28,8 @@ MAX_CONSECUTIVE_SKIPS = 8
 """The run stops after this many consecutive updates with a non-finite loss or gradient: the model has diverged."""
 Model = TypeVar("Model", LanguageModel, ScalarModel)
 Example = TypeVar("Example")
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
 
 
 class SupervisedConfig(Protocol):
@@ -108,8 +112,7 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         start = time.perf_counter()
         size = self.examples_per_step
         indices = rows_at((step - 1) * size, size, num_rows=len(self.examples), seed=self.seed)
-        # The i-th micro-batch of an update adds i to this seed, so updates are 65,536 seeds apart.
-        seed = (self.seed << 32) + step * 65_536 if self.dropout else None
+        seed = self._dropout_seed(step) if self.dropout else None
         result, metrics, num_tokens = self.learn([self.examples[i] for i in indices], seed=seed)
         seconds = time.perf_counter() - start
         skipped, group = result.refusal is not None, self.metric_group
@@ -124,6 +127,21 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
             "memory/peak_mib": Max(peak_memory_mib(self.model.device)),
         }
         return Record(metrics=metrics | shared)
+
+    def _dropout_seed(self, step: int) -> int:
+        # The i-th micro-batch of an update adds i to this seed, so updates are 65,536 seeds apart. Ranks share them.
+        world = current()
+        return (self.seed << 32) + step * 65_536 + world.rank * (65_536 // world.size)
+
+    def results_of(self, batches: Sequence[Batch], run: Callable[[Batch], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """What passes of the model give for the batches of all ranks, in their order. Each rank runs its own.
+
+        `run`: a pass over a batch; its tuple travels between the ranks, so it holds plain values.
+        """
+        backbone = self.model.backbone
+        results = [backbone.run_pass(partial(run, batch)) for batch in batches]
+        backbone.release()
+        return [result for part in current().gather(results, what="the evaluation") for result in part]
 
     def _stop_if_diverged(self, step: int, result: UpdateResult) -> None:
         self.num_skipped_in_a_row = 0 if result.refusal is None else self.num_skipped_in_a_row + 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from proximo.algorithms.masking import select, sum_of_response_means, sum_per_to
 from proximo.algorithms.objectives import TokenLosses, within_second_moment
 from proximo.config.ppo.losses import PolicyLossConfig
 from proximo.config.ppo.options import PPOConfig
+from proximo.distributed.world import current
 from proximo.metrics.values import Mean, MetricValue
 from proximo.models.heads import token_logprobs
 from proximo.models.language import LanguageModel
@@ -156,20 +158,30 @@ def add_m2po_mask(batches: Sequence[Microbatch], policy: LanguageModel, config: 
     Returns the micro-batches unchanged for other objectives.
 
     The second moment is taken over the whole minibatch under the current policy, so that the mask does not depend on
-    the micro-batches. It costs one more forward pass per update.
+    the micro-batches, nor on the number of ranks. It costs one more forward pass per update.
     """
     if config.policy_loss.objective != "m2po":
         return list(batches)
     temperature = config.rollout.temperature
-    log_ratios = [
-        policy.response_logprobs(batch.packed, temperature=temperature).logprobs - batch.columns["old_logprobs"]
-        for batch in batches
-    ]
+
+    def log_ratios_of(batch: Microbatch) -> Tensor:
+        logprobs = policy.response_logprobs(batch.packed, temperature=temperature).logprobs
+        return logprobs - batch.columns["old_logprobs"]
+
+    log_ratios = [policy.backbone.run_pass(partial(log_ratios_of, batch)) for batch in batches]
     masks = [batch.mask for batch in batches]
-    m2po_mask = within_second_moment(
+    m2po_mask = _within_second_moment(
         torch.cat(log_ratios), torch.cat(masks), limit=config.policy_loss.max_second_moment
     ).split([len(mask) for mask in masks])
     return [
-        replace(batch, columns=batch.columns | {"m2po_mask": part.to(ratios.dtype)})
+        replace(batch, columns=batch.columns | {"m2po_mask": part.to(ratios)})
         for batch, part, ratios in zip(batches, m2po_mask, log_ratios, strict=True)
     ]
+
+
+def _within_second_moment(log_ratios: Tensor, mask: Tensor, *, limit: float) -> Tensor:
+    """`within_second_moment` over the tokens of all ranks: this rank's part of it, [T] bool on the CPU."""
+    world, what = current(), "the log-ratios of M2PO"
+    counts = world.gather(len(mask), what=what)
+    all_ratios, all_masks = (world.gather_rows(rows, what=what) for rows in (log_ratios, mask))
+    return within_second_moment(all_ratios, all_masks, limit=limit).split(counts)[world.rank]

@@ -12,6 +12,7 @@ from proximo.config.ppo.ptx import PTXConfig
 from proximo.data.examples import ExampleOptions, TextExample, load_text_examples
 from proximo.data.order import rows_at
 from proximo.data.rows import Row
+from proximo.distributed.world import current
 from proximo.errors import ConfigError, DataError
 from proximo.learner.text_batches import text_batches, text_nats
 from proximo.learner.update import Learner, UpdateResult
@@ -38,12 +39,13 @@ class TextLoss:
         self.seed = seed
         self.token_budget = token_budget
 
-    def batches(self, update: int) -> list[PackedResponses]:
-        """Micro-batches of the texts of an update, counted from 0, in the order of their epoch."""
+    def batches(self, update: int) -> tuple[list[PackedResponses], int]:
+        """This rank's micro-batches of the texts of an update, counted from 0, and the targets of all ranks."""
         size = self.examples_per_update
         rows = rows_at(update * size, size, num_rows=len(self.examples), seed=self.seed)
         examples = [self.examples[row] for row in rows]
-        return text_batches(examples, token_budget=self.token_budget, device=self.policy.device)
+        batches = text_batches(examples, token_budget=self.token_budget, device=self.policy.device)
+        return batches, sum(example.num_targets for example in examples)
 
 
 class JointUpdates:
@@ -70,8 +72,7 @@ class JointUpdates:
 
         The gradient norm is that of the sum. A skipped update leaves its texts to the next one.
         """
-        batches = self.texts.batches(self.learner.updates_done)
-        num_tokens = sum(batch.targets.numel() for batch in batches)
+        batches, num_tokens = self.texts.batches(self.learner.updates_done)
         text_losses: list[Tensor] = []
 
         def joint(batch: Any) -> tuple[Tensor, Statistics | None]:
@@ -83,7 +84,8 @@ class JointUpdates:
 
         result = self.learner.update([*microbatches, *batches], joint, guard=lambda parts: guard(_without_texts(parts)))
         # After the update, so that the losses are not waited for between micro-batches.
-        nats = [loss.item() for loss in text_losses]
+        own_nats = [loss.item() for loss in text_losses]
+        nats = [loss for part in current().gather(own_nats, what="the losses of PTX texts") for loss in part]
         if result.refusal is None:
             self._nats += sum(nats)
             self._num_tokens += num_tokens

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,9 +12,9 @@ from proximo.algorithms.direct_preference import dpo_loss, implicit_rewards, ipo
 from proximo.algorithms.segments import segment_sum
 from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import Mean, MetricValue
-from proximo.models.batching import plan_batches
+from proximo.models.batching import plan_own_share
 from proximo.models.language import LanguageModel
-from proximo.models.packing import PackedResponses, pack_responses
+from proximo.models.packing import PackedResponses, pack_nothing, pack_responses
 from proximo.supervised.dpo.recipe import DPOConfig
 from proximo.supervised.pair_scores import PairMeasures, pair_scores
 from proximo.supervised.pair_task import PairTask
@@ -65,33 +66,36 @@ class DPOTask(PairTask[LanguageModel, DPOConfig, PairBatch]):
 
     def batches(self, pairs: Sequence[PreferencePair]) -> list[tuple[list[int], PairBatch]]:
         """Micro-batches with the reference's log-probs."""
-        plan = plan_batches([pair.num_tokens for pair in pairs], token_budget=self.config.tokens_per_microbatch)
+        plan = plan_own_share([pair.num_tokens for pair in pairs], token_budget=self.config.tokens_per_microbatch)
         batches = []
         for indices in plan:
-            members = [pairs[i] for i in indices]
-            answers = pack_responses(
-                [pair.prompt_token_ids for pair in (*members, *members)],
-                [*(pair.chosen_token_ids for pair in members), *(pair.rejected_token_ids for pair in members)],
-                device=self.model.device,
-            )
+            answers = self._answers([pairs[i] for i in indices])
             with torch.no_grad():
-                reference = answer_logprobs(self.reference, answers)
-            batch = PairBatch(answers=answers, num_pairs=len(members), reference_logprobs=reference)
+                reference = self.reference.backbone.run_pass(partial(answer_logprobs, self.reference, answers))
+            batch = PairBatch(answers=answers, num_pairs=len(indices), reference_logprobs=reference)
             batches.append((indices, batch))
+        self.reference.backbone.release()
         return batches
+
+    def _answers(self, pairs: Sequence[PreferencePair]) -> PackedResponses:
+        if not pairs:
+            return pack_nothing(self.model.device)
+        return pack_responses(
+            [pair.prompt_token_ids for pair in (*pairs, *pairs)],
+            [*(pair.chosen_token_ids for pair in pairs), *(pair.rejected_token_ids for pair in pairs)],
+            device=self.model.device,
+        )
 
     def loss(self, batch: PairBatch, *, num_pairs: int) -> tuple[Tensor, PairMeasures]:
         logprobs = answer_logprobs(self.model, batch.answers)
-        ratios = (logprobs - batch.reference_logprobs).split(batch.num_pairs)
+        ratios = (logprobs - batch.reference_logprobs).tensor_split(2)
         beta = self.config.beta
         if self.config.loss == "ipo":
             per_pair = ipo_loss(*ratios, beta=beta)
         else:
             per_pair = dpo_loss(*ratios, beta=beta, label_smoothing=self.config.label_smoothing)
         rewards = [implicit_rewards(half.detach(), beta=beta) for half in ratios]
-        measures = PairMeasures(
-            scores=pair_scores(*rewards), logprobs=pair_scores(*logprobs.detach().split(batch.num_pairs))
-        )
+        measures = PairMeasures(scores=pair_scores(*rewards), logprobs=pair_scores(*logprobs.detach().tensor_split(2)))
         return per_pair.sum() / num_pairs, measures
 
 

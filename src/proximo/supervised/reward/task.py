@@ -10,8 +10,8 @@ from torch import Tensor
 from proximo.algorithms.preference import TokenScores, bradley_terry, divergence_window
 from proximo.data.preferences import PreferencePair
 from proximo.metrics.values import MetricValue
-from proximo.models.batching import plan_batches
-from proximo.models.packing import Packed, pack
+from proximo.models.batching import plan_own_share
+from proximo.models.packing import Packed, pack, pack_nothing
 from proximo.models.scalar import ScalarModel
 from proximo.supervised.pair_scores import PairMeasures, pair_metrics, pair_scores
 from proximo.supervised.pair_task import PairTask
@@ -23,6 +23,7 @@ class PairBatch:
     """A micro-batch of pairs, packed: all chosen sequences, then all rejected ones."""
 
     packed: Packed
+    """Of no pair, one token that is not scored."""
     num_pairs: int
     scored: Tensor
     """[num_scored] increasing flat indices of the tokens that the loss reads, the last of each sequence among them."""
@@ -50,7 +51,10 @@ class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
         sequences = [pair_sequences(pair) for pair in pairs]
         lengths = [len(chosen) + len(rejected) for chosen, rejected in sequences]
         batches = []
-        for indices in plan_batches(lengths, token_budget=self.config.tokens_per_microbatch):
+        for indices in plan_own_share(lengths, token_budget=self.config.tokens_per_microbatch):
+            if not indices:
+                batches.append((indices, self._batch_of_nothing()))
+                continue
             chosen, rejected = zip(*(sequences[i] for i in indices), strict=True)
             margins, row_margins = None, [pairs[i].margin for i in indices]
             if any(margin is not None for margin in row_margins):
@@ -63,15 +67,19 @@ class RewardTask(PairTask[ScalarModel, RewardTrainingConfig, PairBatch]):
             batches.append((indices, batch))
         return batches
 
+    def _batch_of_nothing(self) -> PairBatch:
+        nothing = pack_nothing(self.model.device)
+        return PairBatch(packed=nothing.packed, num_pairs=0, scored=nothing.predictors, margins=None)
+
     def loss(self, batch: PairBatch, *, num_pairs: int) -> tuple[Tensor, PairMeasures]:
         scores = self.model.token_scores(batch.packed, batch.scored)
         if self.config.loss == "divergence_window":
             # Tokens before the divergence get score 0: the loss ignores them.
             scores = scores.new_zeros(batch.packed.num_tokens).index_copy(0, batch.scored, scores)
-            chosen, rejected = scores[batch.packed.last_indices].split(batch.num_pairs)
+            chosen, rejected = scores[batch.packed.last_indices[: 2 * batch.num_pairs]].tensor_split(2)
             per_pair = divergence_window(*_token_scores(batch, scores))
         else:
-            chosen, rejected = scores.split(batch.num_pairs)
+            chosen, rejected = scores.tensor_split(2)
             per_pair = bradley_terry(chosen, rejected, margin=batch.margins, centring=self.config.score_centring)
         return per_pair.sum() / num_pairs, PairMeasures(scores=pair_scores(chosen.detach(), rejected.detach()))
 
@@ -100,10 +108,10 @@ def _divergence_indices(chosen: Sequence[Sequence[int]], rejected: Sequence[Sequ
 
 
 def _token_scores(batch: PairBatch, scores: Tensor) -> tuple[TokenScores, TokenScores]:
-    lengths = batch.packed.lengths
+    lengths = batch.packed.lengths[: 2 * batch.num_pairs]
     halves = lengths[: batch.num_pairs], lengths[batch.num_pairs :]
     cut = sum(halves[0])
-    ids = batch.packed.token_ids
+    ids, scores = batch.packed.token_ids[: sum(lengths)], scores[: sum(lengths)]
     return (
         TokenScores(token_ids=ids[:cut], scores=scores[:cut], lengths=halves[0]),
         TokenScores(token_ids=ids[cut:], scores=scores[cut:], lengths=halves[1]),

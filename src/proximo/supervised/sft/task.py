@@ -59,7 +59,7 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
         held_out = self.held_out[:num_rows]
         if not held_out:
             return None
-        nats = sum(self._loss(batch, 1)[0].item() for batch in self.batches(held_out))
+        nats = sum(nats for (nats,) in self.results_of(self.batches(held_out), self._nats))
         count = sum(example.num_targets for example in held_out)
         metrics: dict[str, MetricValue] = {
             "evaluation/loss": Mean(nats, count),
@@ -74,3 +74,6 @@ class SFTTask(SupervisedTask[LanguageModel, TextExample, SFTConfig]):
 
     def _loss(self, batch: PackedResponses, count: int) -> tuple[Tensor, None]:
         return text_nats(self.model, batch) / count, None
+
+    def _nats(self, batch: PackedResponses) -> tuple[float]:
+        return (text_nats(self.model, batch).item(),)
