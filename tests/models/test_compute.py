@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from architectures import build_architecture, random_sequences
 from builders import tiny_language_model, tiny_tokenizer
 from dtype_traces import DtypeTrace
+from proximo.distributed.world import World
 from proximo.learner.update import stepping_in_backward
 from proximo.models.attention import varlen
 from proximo.models.attention.cache import PromptCache, RowCache
@@ -193,7 +194,7 @@ def test_weights_that_step_in_the_backward_pass_move_as_they_would_after_it() ->
             gradients(model, batch())
             optimizer.step()
             continue
-        with casting(), stepping_in_backward(optimizer, model.model.parameters()):
+        with casting(), stepping_in_backward(optimizer, dict(model.model.named_parameters()), World()):
             model.response_logprobs(batch()).logprobs.square().sum().backward()
     pairs = zip(after.model.parameters(), within.model.parameters(), strict=True)
     assert all(a.equal(b) for a, b in pairs)

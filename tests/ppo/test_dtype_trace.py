@@ -68,8 +68,9 @@ def test_nothing_is_cast_twice(counts: dict[str, DtypeTrace]) -> None:
 
 
 def test_weights_are_cast_once_in_each_call(counts: dict[str, DtypeTrace]) -> None:
-    """7 matrices in each of 2 layers."""
+    """7 matrices in each of 2 layers. The reference, a copy that the trainer made, is stored in bf16."""
     of_weights = {(32, 32), (64, 32), (32, 64)}
-    for call in ("policy_logprobs", "reference_logprobs", "values", "train_policy", "train_value", "generate"):
+    wanted = dict.fromkeys(("policy_logprobs", "values", "train_policy", "train_value", "generate"), 14)
+    for call, number in {**wanted, "reference_logprobs": 0}.items():
         casts = counts[call].casts.items()
-        assert sum(count for key, count in casts if key[2] in of_weights and key[-1] == HALF) == 14, call
+        assert sum(count for key, count in casts if key[2] in of_weights and key[-1] == HALF) == number, call

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from proximo.distributed.world import World
+from proximo.distributed.world import World, on_host
 from proximo.errors import RankError
 
 Value = TypeVar("Value")
@@ -51,7 +51,7 @@ class ProcessGroupWorld(World):
     def gather(self, value: Value, *, what: str) -> list[Value]:
         values: list[Any] = [None] * self.size
         with self.waiting(what):
-            dist.all_gather_object(values, value, group=self.records)
+            dist.all_gather_object(values, on_host(value), group=self.records)
         return values
 
     def gather_aside(self, value: Value, *, what: str) -> list[Value]:

@@ -8,12 +8,15 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+
+from proximo.distributed.world import World
+from proximo.errors import ConfigError
 
 Result = TypeVar("Result")
 
@@ -46,7 +49,8 @@ class _Root(nn.Module):
 class Sharding:
     """A sharded model: runs its passes, and decides when its parameters are whole and its gradients are summed."""
 
-    def __init__(self, root: _Root, options: ShardingOptions) -> None:
+    def __init__(self, root: _Root, options: ShardingOptions, *, num_copies: int) -> None:
+        self._num_copies = num_copies
         self._root: Any = root
         self._units = [module for module in root.modules() if isinstance(module, FSDPModule)]
         self._options = options
@@ -57,6 +61,11 @@ class Sharding:
         if self._is_gathered:
             return run()
         return self._root(run)
+
+    @property
+    def num_copies(self) -> int:
+        """Number of ranks that hold the same shard: above 1 in hybrid sharding."""
+        return self._num_copies
 
     def begin_microbatch(self, *, is_last: bool) -> None:
         """Call before each micro-batch of an update: gradients are summed over ranks in the last one."""
@@ -87,11 +96,26 @@ class Sharding:
             self.release()
 
 
-def make_mesh(device: torch.device, *, size: int, shard_size: int | None) -> DeviceMesh:
-    """A mesh over all ranks; of two dimensions where models are replicated over groups of `shard_size` ranks."""
-    if shard_size is None or shard_size == size:
-        return init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-    return init_device_mesh(device.type, (size // shard_size, shard_size), mesh_dim_names=("replicate", "shard"))
+_meshes: WeakKeyDictionary[World, dict[tuple[str, int], DeviceMesh]] = WeakKeyDictionary()
+
+
+def mesh_of(world: World, device: torch.device, *, shard_size: int | None) -> DeviceMesh:
+    """The mesh over all ranks; of two dimensions where models are replicated over groups of `shard_size` ranks.
+
+    Raises ConfigError if the ranks cannot be divided so.
+    """
+    size = world.size if shard_size is None else shard_size
+    if world.size % size:
+        raise ConfigError(
+            f"devices.shard_size {size} must divide the number of ranks, which is {world.size}: take a divisor, or "
+            "leave it out"
+        )
+    meshes = _meshes.setdefault(world, {})
+    if (device.type, size) not in meshes:
+        one_copy = size == world.size
+        shape, names = ((size,), ("shard",)) if one_copy else ((world.size // size, size), ("replicate", "shard"))
+        meshes[device.type, size] = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    return meshes[device.type, size]
 
 
 def shard(
@@ -124,14 +148,4 @@ def shard(
         if isinstance(module, FSDPModule):  # neither call recurses
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    return Sharding(root, options)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """A tensor that is not sharded, gathered if it is. Every rank has to call it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor on this rank: its shard, or itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return Sharding(root, options, num_copies=mesh.size(0) if mesh.ndim == 2 else 1)

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -97,6 +98,29 @@ def using(world: World) -> Generator[World]:
         yield world
     finally:
         _worlds.remove(world)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a tensor, gathered if it is sharded; then every rank has to call it."""
+    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if gather is None else gather()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor on this rank: its shard, or all of it."""
+    part: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if part is None else part()
+
+
+def on_host(value: Any) -> Any:
+    """A copy of a record, a tuple or a list with every tensor in it moved to the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, tuple | list):
+        return type(value)(on_host(each) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: on_host(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 def checksum(tensors: Sequence[Tensor]) -> int:

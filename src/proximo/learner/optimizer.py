@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from proximo.algorithms.schedules import Schedule, learning_rate_factor
+from proximo.distributed.world import whole
 from proximo.learner.low_memory import LowMemoryKind, make_low_memory
 
 
@@ -61,6 +62,6 @@ def make_optimizer(parameters: dict[str, nn.Parameter], options: OptimizerOption
 
 
 def gradient_norm(parameters: dict[str, nn.Parameter]) -> Tensor:
-    """Euclidean norm over all gradients, as a scalar on their device; 0 where there is none."""
+    """Euclidean norm over all gradients, those of all shards, as a scalar on their device; 0 where there is none."""
     gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-    return torch.nn.utils.get_total_norm(gradients) if gradients else torch.zeros(())
+    return whole(torch.nn.utils.get_total_norm(gradients)) if gradients else torch.zeros(())

@@ -1,19 +1,23 @@
 """One update: gradients accumulated over micro-batches, guarded, clipped, applied. Knows no loss: it is passed in."""
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from proximo.distributed.world import World, current, local
 from proximo.errors import TrainingError
 from proximo.learner.optimizer import OptimizerOptions, gradient_norm, trainable_parameters
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.precision.compute import casting
+
+if TYPE_CHECKING:  # FSDP takes a second to import, and one rank does not need it
+    from proximo.distributed.sharding import Sharding
 
 Batch = TypeVar("Batch")
 Statistics = TypeVar("Statistics")
@@ -26,7 +30,7 @@ class UpdateResult(Generic[Statistics]):
     loss: float
     """Sum of the micro-batches' losses: each is already divided by the count of the whole update."""
     statistics: tuple[Statistics, ...]
-    """One entry per micro-batch; they are sums, so the caller adds them up."""
+    """One entry per micro-batch, of all ranks; they are sums, so the caller adds them up."""
     gradient_norm: float
     """L2 norm of the gradient before clipping."""
     learning_rate: float
@@ -47,11 +51,25 @@ class Learner:
     `num_updates` is the length of the run's schedule. The model is in train mode during the gradient pass, since
     activation checkpointing of transformers is inactive in eval mode, and in eval mode at all other times but between
     updates that `training` encloses.
+
+    On several ranks each gives its own micro-batches, as many as every other rank. Losses, statistics and gradients are
+    then those of all ranks, so that every rank takes the same decision.
     """
 
-    def __init__(self, module: nn.Module, options: OptimizerOptions | OwnOptimizer, *, num_updates: int) -> None:
-        """Raises ConfigError where an optimizer that was brought does not hold the model's trainable parameters."""
+    def __init__(
+        self,
+        module: nn.Module,
+        options: OptimizerOptions | OwnOptimizer,
+        *,
+        num_updates: int,
+        sharding: "Sharding | None" = None,
+    ) -> None:
+        """`sharding`: that of the model; None for a model that is whole on each rank.
+
+        Raises ConfigError where an optimizer that was brought does not hold the model's trainable parameters.
+        """
         self.module = module
+        self.sharding = sharding
         self.options = options
         self.num_updates = num_updates
         self.parameters = trainable_parameters(module)
@@ -103,6 +121,7 @@ class Learner:
             total, statistics, norm, refusal = self._step_in_backward(microbatches[0], loss, guard, seed)
         else:
             total, statistics = self._accumulate(microbatches, loss, seed)
+            self._add_up_gradients()
             norm = float(gradient_norm(self.parameters))
             refusal = self._non_finite(total, norm) or guard(statistics)
             if refusal is None:
@@ -127,18 +146,42 @@ class Learner:
         loss: Callable[[Batch], tuple[Tensor, Statistics]],
         seed: int | None,
     ) -> tuple[float, list[Statistics]]:
-        losses, statistics = [], []
+        losses, statistics, world = [], [], current()
         with self.training(), casting():
             for index, microbatch in enumerate(microbatches):
                 if seed is not None:
-                    torch.manual_seed(seed + index)
-                value, part = loss(microbatch)
+                    torch.manual_seed(seed + index * world.size + world.rank)
+                if self.sharding is not None:
+                    self.sharding.begin_microbatch(is_last=index == len(microbatches) - 1)
+                value, part = self._pass(loss, microbatch)
                 statistics.append(part)
                 losses.append(value.detach())
-                if _is_at_hand(value) and not math.isfinite(value.item()):
+                # On several ranks the others are in the backward pass already, and wait for this one there.
+                if world.size == 1 and _is_at_hand(value) and not math.isfinite(value.item()):
                     break
                 value.backward()
-        return sum(torch.stack(losses).tolist()) if losses else 0.0, statistics
+        mine = torch.stack(losses).tolist() if losses else []
+        return _of_all_ranks(mine, statistics, world)
+
+    def _pass(self, loss: Callable[[Batch], tuple[Tensor, Statistics]], microbatch: Batch) -> tuple[Tensor, Statistics]:
+        return loss(microbatch) if self.sharding is None else self.sharding.run(lambda: loss(microbatch))
+
+    def _add_up_gradients(self) -> None:
+        """Sum the gradients of a model that is whole on each rank. FSDP has summed those of a sharded one."""
+        world = current()
+        if world.size == 1 or self.sharding is not None:
+            return
+        with_gradient = set[str]().union(
+            *world.gather(
+                {name for name, parameter in self.parameters.items() if parameter.grad is not None},
+                what="which parameters have a gradient",
+            )
+        )
+        for name in with_gradient:
+            if self.parameters[name].grad is None:
+                self.parameters[name].grad = torch.zeros_like(self.parameters[name])
+        gradients = [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        world.add_up(gradients, what="the sum of gradients")
 
     def _step_in_backward(
         self,
@@ -148,19 +191,25 @@ class Learner:
         seed: int | None,
     ) -> tuple[float, list[Statistics], float, str | None]:
         """Loss, statistics, gradient norm and refusal; what can refuse the update is asked before the backward pass."""
+        world = current()
         with self.training(), casting():
             if seed is not None:
-                torch.manual_seed(seed)
-            value, part = loss(microbatch)
-            total = value.item()
-            refusal = self._non_finite(total, 0.0) or guard([part])
+                torch.manual_seed(seed + world.rank)
+            if self.sharding is not None:
+                self.sharding.begin_microbatch(is_last=True)
+            value, part = self._pass(loss, microbatch)
+            total, statistics = _of_all_ranks([value.item()], [part], world)
+            refusal = self._non_finite(total, 0.0) or guard(statistics)
             norms: list[Tensor] = []
             if refusal is None:
-                with stepping_in_backward(self.optimizer, self.parameters.values()) as norms:
+                whole_gradients = world if self.sharding is None else World()
+                with stepping_in_backward(self.optimizer, self.parameters, whole_gradients) as norms:
                     value.backward()
         norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+        if self.sharding is not None:
+            norm = math.sqrt(sum(world.gather(norm**2, what="the gradient norm")) / self.sharding.num_copies)
         self._non_finite(total, norm)
-        return total, [part], norm, refusal
+        return total, statistics, norm, refusal
 
     def _apply(self, norm: float) -> None:
         limit = self.options.max_gradient_norm
@@ -184,11 +233,22 @@ class Learner:
         )
 
 
+def _of_all_ranks(
+    losses: Sequence[float], statistics: Sequence[Statistics], world: World
+) -> tuple[float, list[Statistics]]:
+    """The sum of the losses and all statistics, in the order of ranks."""
+    shares = world.gather((list(losses), list(statistics)), what="losses and statistics of an update")
+    return sum(loss for share, _ in shares for loss in share), [part for _, share in shares for part in share]
+
+
 @contextmanager
-def stepping_in_backward(optimizer: Optimizer, parameters: Iterable[nn.Parameter]) -> Generator[list[Tensor]]:
+def stepping_in_backward(
+    optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], world: World
+) -> Generator[list[Tensor]]:
     """Inside, a backward pass steps every parameter that it reaches, and frees its gradient.
 
-    Yields a list that fills with the norm of each gradient. A parameter is stepped once, when all that it did in the
+    Yields a list that fills with the norm of each gradient, or of this rank's shard of it. `world`: the ranks whose
+    gradients are to be summed first. A parameter is stepped once, when all that it did in the
     forward pass has been accounted for; that nothing reads it afterwards is checked by autograd's version counters.
     The optimizer looks through all of its parameters at each step and finds one gradient.
     """
@@ -196,11 +256,12 @@ def stepping_in_backward(optimizer: Optimizer, parameters: Iterable[nn.Parameter
 
     def step(parameter: Tensor) -> None:
         assert parameter.grad is not None, "the hook runs after the gradient was added"
-        norms.append(torch.linalg.vector_norm(parameter.grad))
+        world.add_up([parameter.grad], what="the sum of a gradient in the backward pass")
+        norms.append(torch.linalg.vector_norm(local(parameter.grad)))
         optimizer.step()
         parameter.grad = None
 
-    handles = [parameter.register_post_accumulate_grad_hook(step) for parameter in parameters]
+    handles = [parameter.register_post_accumulate_grad_hook(step) for parameter in parameters.values()]
     try:
         yield norms
     finally:

@@ -4,8 +4,8 @@ Legend: T packed tokens, B rows of a decode step, D width.
 """
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -36,6 +36,22 @@ if TYPE_CHECKING:  # FSDP takes a second to import, and one rank does not need i
     from proximo.distributed.sharding import Sharding
 
 Result = TypeVar("Result")
+
+
+class IdlePlace:
+    """The memory of the host, where a model lies while no call uses it."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.device = device
+        self._model = model
+
+    def enter(self) -> None:
+        """Move the weights to the host."""
+        self._model.to("cpu")
+
+    def leave(self) -> None:
+        """Move the weights to the device."""
+        self._model.to(self.device)
 
 
 def base_of(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
@@ -95,12 +111,15 @@ class Backbone:
         self._products = Products(layers)
         self.sharding: Sharding | None = None
         """None for a model whose tensors are whole on this rank."""
+        self.idle_place: IdlePlace | None = None
+        """Where the weights lie while nothing uses them; None for the device itself."""
+        self._num_users = 0
         self.position_limit = position_limit(base.config)
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.layers.device
+        return self.layers.device if self.idle_place is None else self.idle_place.device
 
     @property
     def path(self) -> FastPath:
@@ -114,14 +133,26 @@ class Backbone:
         """
         return run() if self.sharding is None else self.sharding.run(run)
 
-    def gathered(self) -> AbstractContextManager[None]:
-        """Inside, all weights are whole, plain tensors, and passes without gradients need no other rank."""
-        return nullcontext() if self.sharding is None else self.sharding.gathered()
+    @contextmanager
+    def at_work(self) -> Generator[None]:
+        """Around every use of the model on ranks. Afterwards weights that were gathered for it are freed."""
+        self._num_users += 1
+        if self._num_users == 1 and self.idle_place is not None:
+            self.idle_place.leave()
+        try:
+            yield
+        finally:
+            self._num_users -= 1
+            if self._num_users == 0 and self.sharding is not None:
+                self.sharding.release()
+            if self._num_users == 0 and self.idle_place is not None:
+                self.idle_place.enter()
 
-    def release(self) -> None:
-        """Free gathered weights after the last pass of a call."""
-        if self.sharding is not None:
-            self.sharding.release()
+    @contextmanager
+    def gathered(self) -> Generator[None]:
+        """Inside, all weights are whole, plain tensors, and passes without gradients need no other rank."""
+        with self.at_work(), nullcontext() if self.sharding is None else self.sharding.gathered():
+            yield
 
     @property
     def is_compiled(self) -> bool:

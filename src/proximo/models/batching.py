@@ -22,29 +22,26 @@ def plan_batches(lengths: Sequence[int], *, token_budget: int) -> list[list[int]
         num_batches += 1
 
 
-def plan_share(lengths: Sequence[int], *, token_budget: int, rank: int, num_ranks: int) -> list[list[int]]:
-    """The batches of one rank: as many on each rank, since ranks meet in every pass. An empty batch is a pass over
-    nothing, for a rank without a batch of its own.
+def plan_shares(lengths: Sequence[int], *, token_budget: int, num_ranks: int) -> list[list[list[int]]]:
+    """The batches of every rank: as many for each, since ranks meet in every pass.
 
-    All ranks together have every index once, in balanced batches within the budget.
+    Together they hold every index once, in balanced batches within the budget. An empty batch is a pass over nothing.
     """
     if num_ranks == 1:
-        return plan_batches(lengths, token_budget=token_budget)
-    if not lengths:
-        return []
-    rounds = max(1, -(-sum(lengths) // (token_budget * num_ranks)))
+        return [plan_batches(lengths, token_budget=token_budget)]
+    rounds = -(-sum(lengths) // (token_budget * num_ranks))
     while True:
-        batches = _fill(lengths, rounds * num_ranks)
+        batches = [sorted(batch) for batch in _fill(lengths, rounds * num_ranks)]
         fits = all(len(batch) <= 1 or sum(lengths[i] for i in batch) <= token_budget for batch in batches)
         if fits or rounds * num_ranks >= len(lengths):
-            return [sorted(batch) for batch in batches[rank::num_ranks]]
+            return [batches[rank::num_ranks] for rank in range(num_ranks)]
         rounds += 1
 
 
 def plan_own_share(lengths: Sequence[int], *, token_budget: int) -> list[list[int]]:
-    """`plan_share` for the rank of this process."""
+    """The batches of this process's rank, as `plan_shares` plans them."""
     world = current()
-    return plan_share(lengths, token_budget=token_budget, rank=world.rank, num_ranks=world.size)
+    return plan_shares(lengths, token_budget=token_budget, num_ranks=world.size)[world.rank]
 
 
 def _fill(lengths: Sequence[int], num_batches: int) -> list[list[int]]:

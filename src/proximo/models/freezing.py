@@ -29,5 +29,8 @@ def decoder_layers(base: PreTrainedModel) -> nn.ModuleList:
     depth = base.config.get_text_config().num_hidden_layers
     stacks = [module for module in base.modules() if isinstance(module, nn.ModuleList) and len(module) == depth]
     if not stacks:
-        raise ModelError(f"the layers of a {base.config.model_type} model are not known: leave frozen_layers out")
+        raise ModelError(
+            f"the layers of a {base.config.model_type} model are not known: leave frozen_layers out, and replicate the "
+            "model on ranks"
+        )
     return stacks[0]

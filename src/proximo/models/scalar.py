@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
+from proximo.distributed.world import whole
 from proximo.errors import ModelError
 from proximo.models.backbone import Backbone, base_of, checkpoint_activations
 from proximo.models.heads import wide_dtype
@@ -105,7 +106,7 @@ class ScalarModel:
     @property
     def head_is_zero(self) -> bool:
         """True if all weights of the head are 0, and therefore all scores."""
-        return not any(tensor.any() for tensor in self.trained_head())
+        return not any(whole(tensor).any() for tensor in self.trained_head())
 
     @torch.no_grad()
     def scale_head(self, factor: float) -> None:

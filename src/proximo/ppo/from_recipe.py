@@ -47,6 +47,7 @@ from proximo.run.build.models import (
     prepare_device,
     reads_alike,
 )
+from proximo.run.build.sharding import shard_model
 from proximo.run.memory import check_release
 from proximo.run.resume_fingerprint import inputs_fingerprint
 
@@ -93,8 +94,10 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         source or build(config, policy=policy, own=own)
         for config, source, own in zip(configs, early, owns, strict=True)
     ]
-    gold = all_sources.pop() if recipe.gold else None
-    sources = [(config.weight, source) for config, source in zip(recipe.reward, all_sources, strict=True)]
+    gold = all_sources[-1] if recipe.gold else None
+    sources = [
+        (config.weight, source) for config, source in zip(recipe.reward, all_sources[: len(recipe.reward)], strict=True)
+    ]
     reward = WeightedReward(sources)
     # A reward model with its own tokenizer has other lengths; it checks each response itself.
     scorers = {s.name: s.model for _, s in sources if isinstance(s, ModelReward) and s.encoder is None}
@@ -111,6 +114,11 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         max_response_tokens=0,
         section="ptx_data",
     )
+    unsaved = _unsaved_models(recipe, policy, reference, value, sources)
+    fingerprint = inputs_fingerprint(rows, tokenizer, unsaved) | dict(data.texts.inputs)
+    # After fingerprints were taken, which are of the weights on disk.
+    frozen = [source.model for source in all_sources if isinstance(source, ModelReward)]
+    _prepare_frozen(recipe, frozen, reference, beside=[m.model for m in (policy, value) if m is not None])
     trainer = PPOTrainer(
         policy,
         tokenizer,
@@ -120,9 +128,8 @@ def _build_task(recipe: PPORecipe, started: ExitStack) -> PPOTask:
         ptx=data.texts.examples,
         config=recipe.ppo,
         seed=recipe.run.seed,
+        devices=recipe.devices,
     )
-    fingerprint = inputs_fingerprint(rows, tokenizer, _unsaved_models(trainer, sources)) | dict(data.texts.inputs)
-    _narrow_frozen_roles(trainer, [source for _, source in sources] + ([gold] if gold else []))
     return PPOTask(
         trainer,
         data.prompts,
@@ -144,18 +151,22 @@ def _check_device_options(recipe: PPORecipe, *, policy: DeviceSpec, value: Devic
         check_optimizer(recipe.ppo.value_optimizer, value.device)
 
 
-def _narrow_frozen_roles(trainer: PPOTrainer, sources: Sequence[RewardSource]) -> None:
-    """Store frozen models in bf16, under bf16.
+def _prepare_frozen(
+    recipe: PPORecipe,
+    rewards: Sequence[ScalarModel],
+    reference: LanguageModel | None,
+    *,
+    beside: Sequence[nn.Module],
+) -> None:
+    """Store frozen models in bf16, under bf16, and shard reward models over the ranks.
 
-    Called after fingerprints were taken, which are of the weights on disk.
+    `beside`: trained models, whose tensors a frozen one may share.
     """
-    frozen: list[LanguageModel | ScalarModel] = [source.model for source in sources if isinstance(source, ModelReward)]
-    reference = trainer.roles.reference
-    if reference is not None and trainer.config.kl.reference_every_steps is None:
-        frozen.append(reference.model)
-    trained = [worker.model.model for worker in trainer.roles.workers if worker.learner is not None]
-    for model in frozen:
-        narrow_frozen(model, beside=trained)
+    for model in rewards:
+        narrow_frozen(model, beside=beside)
+        shard_model(model, recipe.devices, role="reward", beside=beside)
+    if reference is not None and recipe.ppo.kl.reference_every_steps is None:
+        narrow_frozen(reference, beside=beside)
 
 
 def _check_rows(sources: Sequence[RewardSource | None], rows: Sequence[Row], prompts: Sequence[Prompt]) -> None:
@@ -237,16 +248,21 @@ def _sharing_note(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSour
     return [f"one copy of the base serves the policy and {', '.join(shared)}"] if shared else []
 
 
-def _unsaved_models(trainer: PPOTrainer, sources: Sequence[tuple[float, RewardSource]]) -> dict[str, nn.Module]:
+def _unsaved_models(
+    recipe: PPORecipe,
+    policy: LanguageModel,
+    reference: LanguageModel | None,
+    value: ScalarModel | None,
+    sources: Sequence[tuple[float, RewardSource]],
+) -> dict[str, nn.Module]:
     """Models that no checkpoint of this run holds: reference, bases of adapters, reward models."""
     models: dict[str, nn.Module] = {s.name: s.model.model for _, s in sources if isinstance(s, ModelReward)}
-    roles = trainer.roles
-    if trainer.policy.has_adapter:  # its base is the reference
-        models["policy_base"] = trainer.policy.model
-    elif roles.reference is not None:
-        models["reference"] = roles.reference.model.model
-    if roles.value is not None and roles.value.model.has_adapter:
-        models["value_base"] = roles.value.model.model
+    if policy.has_adapter:  # its base is the reference
+        models["policy_base"] = policy.model
+    elif recipe.ppo.kl.apply_to != "none":
+        models["reference"] = (policy if reference is None else reference).model
+    if value is not None and value.has_adapter:
+        models["value_base"] = value.model
     return models
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.algorithms.controllers import KLController
+from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
@@ -76,6 +77,7 @@ class PPOTrainer:
             are updated concurrently if a CPU has enough threads.
         extra_calls: user-defined calls in the graph of every step (docs/dataflow.md).
         optimizers: custom optimizers for "policy" and "value", which replace those of the configuration.
+        devices: how the models lie on several ranks (docs/scale.md). Nothing on one.
         kl_controller: controls the KL coefficient instead of `config.kl`. After each step that trains the policy, it
             gets the KL of each counted response.
 
@@ -101,6 +103,7 @@ class PPOTrainer:
         extra_calls: Sequence[ExtraCall] = (),
         optimizers: Mapping[str, OwnOptimizer] | None = None,
         kl_controller: KLController | None = None,
+        devices: DevicesConfig | None = None,
     ) -> None:
         check_config(config)
         check_tokenizer(tokenizer)
@@ -126,6 +129,7 @@ class PPOTrainer:
             engine=engine,
             texts=ptx,
             optimizers=optimizers,
+            devices=devices,
         )
         self.executor = executor or LocalExecutor(side_by_side=run_overlapped)
         self.kl_controller = kl_controller

@@ -6,6 +6,7 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.trunk import trunk_problem
 from proximo.data.examples import TextExample
@@ -14,6 +15,7 @@ from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.cpu.thread_split import operators_are_watched
 from proximo.models.dropout import disable_dropout
 from proximo.models.language import LanguageModel
+from proximo.models.narrowing import narrow_frozen
 from proximo.models.quantised import is_quantised
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_from_language_model
 from proximo.models.sharing.shared_base import base_alone
@@ -30,6 +32,7 @@ from proximo.ppo.update.ptx import make_text_loss
 from proximo.rewards.source import RewardSource
 from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
+from proximo.run.build.sharding import shard_model
 from proximo.run.build.stop_token_ids import ending_ids
 
 
@@ -91,20 +94,29 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
     engine: Engine | None = None,
     texts: Sequence[TextExample | str] | None = None,
     optimizers: Mapping[str, OwnOptimizer] | None = None,
+    devices: DevicesConfig | None = None,
 ) -> Roles:
     """The workers that the configuration needs. Creates reference, critic and engine if they are None.
+
+    On several ranks the models are sharded as `devices` says, after all copies of them were made.
 
     Raises ConfigError if losses or optimizers do not fit a shared trunk, or the full KL would need models on different
     devices.
     """
+    own_reference = reference is None
     reference = _reference(reference, policy, config)
     critic = _critic(value, policy, config, seed=seed)
+    copy = None if config.average_decay is None else policy.frozen_copy()
     for model in (policy, critic):
         if model is not None:
             disable_dropout(model.model)
     shares_trunk = critic is not None and is_on_trunk(critic, policy)
     if problem := trunk_problem(config, shares_trunk=shares_trunk):
         raise ConfigError(problem)
+    trained = [model.model for model in (policy, critic) if model is not None]
+    if reference is not None and own_reference and config.kl.reference_every_steps is None:
+        narrow_frozen(reference, beside=trained)
+    _shard(devices or DevicesConfig(), policy=policy, value=critic, reference=reference, average=copy)
     learner, value_learner = make_learners(policy, critic, config, optimizers, shares_trunk=shares_trunk)
     reward_worker = RewardWorker(reward, tokenizer, config)
     policy_worker = PolicyWorker(
@@ -125,8 +137,7 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         value_worker = ValueWorker(
             critic, value_learner, config, seed=seed, is_on_trunk=shares_trunk, concurrent_model=policy
         )
-    if config.average_decay is not None:
-        copy = policy.frozen_copy()
+    if copy is not None:
         average = AverageWorker(copy, config, engine=built_in_engine(copy, tokenizer, config))
     return Roles(
         policy=policy_worker,
@@ -135,6 +146,17 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         value=value_worker,
         average=average,
     )
+
+
+def _shard(devices: DevicesConfig, *, policy: LanguageModel, **others: LanguageModel | ScalarModel | None) -> None:
+    """Shard the models of the roles, those that share the policy's layers together with it."""
+    given = {role: model for role, model in others.items() if model is not None}
+    on_trunk = next((m for m in given.values() if isinstance(m, ScalarModel) and is_on_trunk(m, policy)), None)
+    models = {"policy": policy, **{role: model for role, model in given.items() if model is not on_trunk}}
+    shared = {role: [other.model for other in models.values() if other is not model] for role, model in models.items()}
+    for role, model in models.items():
+        trunk_head = on_trunk if model is policy else None
+        shard_model(model, devices, role=role, on_trunk=trunk_head, beside=shared[role])
 
 
 def _reference(reference: LanguageModel | None, policy: LanguageModel, config: PPOConfig) -> LanguageModel | None:

@@ -42,13 +42,16 @@ def make_learners(
         trained,
         own.get("policy") or optimizer_options(policy_options),
         num_updates=(config.num_steps - config.critic_warmup_steps) * updates_per_step,
+        sharding=policy.backbone.sharding,
     )
     if value is None or (trunk_head is not None and not config.critic_warmup_steps):
         return learner, None
     options = own.get("value") or optimizer_options(config.value_optimizer)
     if trunk_head is not None:
-        return learner, Learner(trunk_head, options, num_updates=config.critic_warmup_steps * updates_per_step)
-    return learner, Learner(value.model, options, num_updates=config.num_steps * updates_per_step)
+        num_updates = config.critic_warmup_steps * updates_per_step
+        return learner, Learner(trunk_head, options, num_updates=num_updates, sharding=policy.backbone.sharding)
+    num_updates, sharding = config.num_steps * updates_per_step, value.backbone.sharding
+    return learner, Learner(value.model, options, num_updates=num_updates, sharding=sharding)
 
 
 def _check_own(own: Mapping[str, OwnOptimizer], trained: Sequence[str], config: PPOConfig) -> None:

@@ -1,12 +1,14 @@
 """Inference passes of a model over the responses of a step, in batches within the token budget."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from proximo.config.ppo.options import PPOConfig
-from proximo.models.batching import plan_batches
+from proximo.distributed.world import current
+from proximo.models.batching import plan_shares
 from proximo.models.language import LanguageModel
 from proximo.models.packing import PackedResponses
 from proximo.models.precision.compute import casting
@@ -27,15 +29,21 @@ def over_batches(
     """Apply `run` to balanced batches, and return its rows in the order of the responses, on the CPU.
 
     `extra`: rows per response in addition to one per token. Results are copied to the CPU once at the end, so that no
-    batch waits for the previous one.
+    batch waits for the previous one. On several ranks each computes its share, and every rank gets all rows.
     """
+    world = current()
     lengths = [len(r.prompt.token_ids) + len(r.token_ids) for r in responses]
-    plan = plan_batches(lengths, token_budget=config.tokens_per_microbatch)
-    with casting():
-        results = [run(pack_members(responses, indices, device=model.device)) for indices in plan]
-    order = [index for indices in plan for index in indices]
+    plans = plan_shares(lengths, token_budget=config.tokens_per_microbatch, num_ranks=world.size)
+    results = []
+    with casting(), model.backbone.at_work():
+        for indices in plans[world.rank]:
+            batch = pack_members(responses, indices, device=model.device)
+            rows = model.backbone.run_pass(partial(run, batch))
+            results.append(rows if indices else rows[:0])
+    rows = world.gather_rows(torch.cat(results), what="what a model gives for the responses")
+    order = [index for plan in plans for indices in plan for index in indices]
     sizes = [len(responses[index].token_ids) + extra for index in order]
-    pieces = dict(zip(order, torch.cat(results).cpu().split(sizes), strict=True))
+    pieces = dict(zip(order, rows.split(sizes), strict=True))
     return torch.cat([pieces[index] for index in range(len(responses))])
 
 

@@ -1,6 +1,7 @@
 """The policy of a PPO run: sampling through its engine, log-probs, and updates."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
 from operator import add
@@ -105,7 +106,8 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
     def push_weights(self) -> tuple[()]:
         """Send the current weights to the engine. Raises TrainingError if it does not hold them afterwards."""
-        push_weights(self.engine, self.version, dict(self.model.trainable_parameters()))
+        with self.model.backbone.gathered():
+            push_weights(self.engine, self.version, dict(self.model.trainable_parameters()))
         return ()
 
     def generate(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
@@ -174,7 +176,8 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
         guard, updates = self._guard(experience, state, lambda part: part), self._updates()
         columns = policy_columns(experience, self.config.policy_loss)
-        taken = self.epochs.take(updates, learned, columns, loss, step=state.steps_done, guard=guard)
+        with nullcontext() if reference is None else reference.model.backbone.at_work():
+            taken = self.epochs.take(updates, learned, columns, loss, step=state.steps_done, guard=guard)
         return (self._report(taken, updates, experience, state),)
 
     def train_with_value(
@@ -201,7 +204,8 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
         guard, updates = self._guard(experience, state, lambda part: part.policy), self._updates()
         columns = policy_columns(experience, self.config.policy_loss) | value.columns(experience)
-        taken = self.epochs.take(updates, learned, columns, loss, step=state.steps_done, guard=guard)
+        with nullcontext() if reference is None else reference.model.backbone.at_work():
+            taken = self.epochs.take(updates, learned, columns, loss, step=state.steps_done, guard=guard)
         of_policy, of_value = policy_share(taken), value_share(taken)
         value_loss = {"value/loss": update_metrics("value", of_value, taken.num_tokens)["value/loss"]}
         return (

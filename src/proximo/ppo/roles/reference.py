@@ -56,7 +56,12 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
             divergence = full_kl(hidden, learner.head, own, self.model.head, temperature=temperature)
             return torch.stack([tokens.logprobs, divergence], dim=-1)
 
-        logprobs, divergences = over_batches(responses, run, self.model, self.config).unbind(-1)
+        def run_with_both(batch: PackedResponses) -> Tensor:
+            return learner.backbone.run_pass(lambda: run(batch))
+
+        with learner.backbone.at_work():
+            both = over_batches(responses, run_with_both, self.model, self.config)
+        logprobs, divergences = both.unbind(-1)
         return logprobs, divergences
 
     def full_kl(self, policy: LanguageModel, hidden: Tensor, batch: PackedResponses) -> Tensor:
@@ -65,7 +70,9 @@ class ReferenceWorker(RoleWorker[LanguageModel]):
         `hidden`: [N, D] states of the policy.
         """
         temperature = self.config.rollout.temperature
-        return full_kl(hidden, policy.head, self._hidden(batch), self.model.head, temperature=temperature)
+        return self.model.backbone.run_pass(
+            lambda: full_kl(hidden, policy.head, self._hidden(batch), self.model.head, temperature=temperature)
+        )
 
     def follow(self, state: TrainState, *, policy: RoleWorker[LanguageModel]) -> tuple[()]:
         """Move towards the policy by `kl.reference_decay`, every `kl.reference_every_steps` steps."""

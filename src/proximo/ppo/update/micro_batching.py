@@ -9,8 +9,8 @@ from torch import Tensor
 from proximo.config.ppo.options import PPOConfig
 from proximo.errors import TrainingError
 from proximo.learner.minibatches import plan_minibatches
-from proximo.models.batching import plan_batches
-from proximo.models.packing import PackedResponses, pack_responses, send
+from proximo.models.batching import plan_own_share
+from proximo.models.packing import PackedResponses, pack_nothing, pack_responses, send
 from proximo.ppo.update.microbatch import Microbatch
 from proximo.records import Experience, Response
 
@@ -41,19 +41,25 @@ def cut_minibatch(
     token_budget: int,
     device: torch.device,
 ) -> list[Microbatch]:
-    """Split a minibatch into micro-batches of whole responses within the token budget. `columns`: name -> [T]."""
+    """Split a minibatch into micro-batches of whole responses within the token budget. `columns`: name -> [T].
+
+    On several ranks these are this rank's micro-batches. One without responses is a pass over nothing.
+    """
     responses = [scored.response for scored in experience.scored]
     sizes, ends = experience.lengths, list(accumulate(experience.lengths))
     lengths = [len(responses[i].prompt.token_ids) + sizes[i] for i in minibatch]
-    plan = plan_batches(lengths, token_budget=token_budget)
+    plan = plan_own_share(lengths, token_budget=token_budget)
     chosen = [[minibatch[i] for i in indices] for indices in plan]
     # Indexing is several times as fast as splitting every column into all its responses.
     source = experience.mask.device
-    token_indices = [
-        torch.cat([torch.arange(ends[i] - sizes[i], ends[i], device=source) for i in members]) for members in chosen
-    ]
+
+    def indices_of(members: Sequence[int]) -> Tensor:
+        nothing = torch.arange(0, device=source)
+        return torch.cat([nothing, *(torch.arange(ends[i] - sizes[i], ends[i], device=source) for i in members)])
+
+    token_indices = [indices_of(members) for members in chosen]
     masks = [experience.mask[indices] for indices in token_indices]
-    num_update_tokens = int(sum(mask.sum() for mask in masks))
+    num_update_tokens = int(experience.mask[indices_of(minibatch)].sum())
     return [
         Microbatch(
             packed=pack_members(responses, members, device=device),
@@ -67,6 +73,8 @@ def cut_minibatch(
 
 
 def pack_members(responses: Sequence[Response], indices: Sequence[int], *, device: torch.device) -> PackedResponses:
-    """Pack the selected responses with their prompts."""
+    """Pack the selected responses with their prompts; none of them as a sequence of one token without a response."""
+    if not indices:
+        return pack_nothing(device)
     chosen = [responses[i] for i in indices]
     return pack_responses([r.prompt.token_ids for r in chosen], [r.token_ids for r in chosen], device=device)

@@ -1,0 +1,75 @@
+"""Shards models over the ranks of the run, as the section `devices` says."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from proximo.config.devices import DevicesConfig
+from proximo.distributed.world import current
+from proximo.errors import ConfigError
+from proximo.models.backbone import IdlePlace
+from proximo.models.freezing import decoder_layers
+from proximo.models.language import LanguageModel
+from proximo.models.scalar import ScalarModel
+
+
+def shard_model(
+    model: LanguageModel | ScalarModel,
+    devices: DevicesConfig,
+    *,
+    role: str,
+    on_trunk: ScalarModel | None = None,
+    beside: Sequence[nn.Module] = (),
+) -> None:
+    """Shard a model in place, if its role is sharded and there are several ranks; let it lie on the host when idle.
+
+    Called after copies of the model were made and before its optimizer is. `on_trunk`: a value model on its layers.
+    `beside`: models that may use the same tensors. Raises ConfigError for a model that would take the tensors of
+    another one to the host.
+    """
+    world = current()
+    trains = any(parameter.requires_grad for parameter in model.model.parameters())
+    if world.size > 1 and devices.shard_of(role) != "replicate":
+        _shard(model, devices, role=role, on_trunk=on_trunk)
+    if devices.offload_of(role) == "idle" and not trains:
+        _check_own_tensors(model, beside, role=role)
+        model.backbone.idle_place = IdlePlace(model.model, model.device)
+        model.backbone.idle_place.enter()
+
+
+def _shard(
+    model: LanguageModel | ScalarModel, devices: DevicesConfig, *, role: str, on_trunk: ScalarModel | None
+) -> None:
+    from proximo.distributed.sharding import ShardingOptions, mesh_of, shard  # takes a second, on several ranks only
+
+    narrow = {id(weight) for weight in model.backbone.matrices} if model.precision.is_half else set[int]()
+    matrices = [
+        module
+        for module in model.backbone.layers.modules()
+        if narrow & {id(p) for p in module.parameters(recurse=False)}
+    ]
+    modules = [model.model, *([] if on_trunk is None else [on_trunk.base.get_submodule("score")])]
+    model.backbone.sharding = shard(
+        modules,
+        layers=list(decoder_layers(model.base)),
+        matrices=matrices,
+        mesh=mesh_of(current(), model.device, shard_size=devices.shard_size),
+        options=ShardingOptions(
+            keeps_gathered=devices.shard_of(role) == "grads",
+            reduces_each_microbatch=devices.reduce_gradients == "microbatch",
+            offload=devices.offload_of(role) == "always",
+            matrix_dtype=torch.bfloat16 if narrow else None,
+        ),
+    )
+    if on_trunk is not None:
+        on_trunk.backbone.sharding = model.backbone.sharding
+
+
+def _check_own_tensors(model: LanguageModel | ScalarModel, beside: Sequence[nn.Module], *, role: str) -> None:
+    others = {id(parameter) for module in beside for parameter in module.parameters()}
+    if any(id(parameter) in others for parameter in model.model.parameters()):
+        raise ConfigError(
+            f"devices.{role}.offload idle would take weights to the host that other models use at the same time, since "
+            f"the {role} model shares them: set devices.{role}.offload to none"
+        )

@@ -1,0 +1,150 @@
+"""PPO on one, two and three ranks gives the same losses, gradients, statistics and weights, however models lie."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from builders import tiny_language_model, tiny_tokenizer
+from distributed.ranks import Ranks
+from proximo.config.devices import DevicesConfig
+from proximo.config.ppo.options import PPOConfig
+from proximo.distributed.world import whole
+from proximo.models import fast_path
+from proximo.models.language import LanguageModel
+from proximo.models.lora import LoRAOptions
+from proximo.ppo.trainer import PPOTrainer
+
+NUM_STEPS = 20
+PROMPTS = ["ab", "cdefgh", "i", "jkl"]
+
+
+def plain_paths() -> None:
+    """The modules of transformers on a CPU too, as a sharded model runs."""
+    for key, path in list(fast_path.PATHS.items()):
+        fast_path.PATHS[key] = replace(path, layers=None, decoder=None)
+
+
+def config(**options: Any) -> PPOConfig:
+    base: dict[str, Any] = {
+        "num_steps": NUM_STEPS,
+        "prompts_per_step": 4,
+        "responses_per_prompt": 2,
+        # The last minibatch of an epoch has two responses: fewer than three ranks.
+        "minibatch_responses": 3,
+        "epochs_per_step": 1,
+        "policy_optimizer": {"learning_rate": 1e-3},
+        "guards": {"max_skipped_fraction": 1.0},
+    }
+    return PPOConfig(**(base | options))
+
+
+GROUPS = {"advantage": {"estimator": "group_standardised"}}
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation": {"tokens_per_microbatch": 14},
+    "value_normalised": {"value_loss": {"normalise": "exponential"}},
+    "groups": GROUPS,
+    "m2po": GROUPS | {"policy_loss": {"objective": "m2po"}},
+    "full_kl": {"kl": {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}},
+    "full_kl_reward": {"kl": {"estimator": "full", "coefficient": 0.1}},
+    "follows": {"kl": {"reference_every_steps": 2, "reference_decay": 0.5}, "average_decay": 0.9},
+    "guards": {"guards": {"target_kl": 1e-4, "max_skipped_fraction": 1.0}, "epochs_per_step": 2},
+}
+
+
+def run_case(name: str, devices: dict[str, Any], num_steps: int, dtype: torch.dtype = torch.float64) -> dict[str, Any]:
+    """The metrics of every step and the weights at the end of one case, on every rank."""
+    plain_paths()
+    options, lora, trunk = dict(CASES.get(name, {})), name.startswith("lora"), name == "trunk"
+    if name == "ptx":
+        options |= {"ptx": {"coefficient": 0.5, "examples_per_update": 2}}
+    policy = LanguageModel(tiny_language_model(dtype=dtype, seed=3))
+    if lora:
+        policy = policy.with_adapter(LoRAOptions(rank=2, alpha=4.0, seed=1))
+    trainer = PPOTrainer(
+        policy,
+        tiny_tokenizer(),
+        value="trunk" if trunk else None,
+        ptx=["abcabc", "de", "fghi"] if name == "ptx" else None,
+        config=config(**options),
+        devices=DevicesConfig(**devices),
+    )
+    lines = []
+    for step in range(num_steps):
+        random = np.random.default_rng(step)
+        prompts = [prompt for prompt in PROMPTS for _ in range(2)]
+        responses = [random.integers(6, 60, size=random.integers(1, 9)).tolist() for _ in prompts]
+        line = trainer.step(prompts, responses, random.normal(size=len(prompts)).tolist())
+        timed = ("time/", "throughput/", "memory/")
+        lines.append({key: value for key, value in line.items() if not key.startswith(timed)})
+    weights = {
+        f"{worker.role}.{name}": whole(weight).detach().clone()
+        for worker in trainer.roles.workers
+        for name, weight in worker.model.model.named_parameters()
+    }
+    return {"lines": lines, "weights": weights}
+
+
+def differences(found: dict[str, Any], wanted: dict[str, Any]) -> tuple[float, float]:
+    """Largest relative difference of a metric, and of a weight."""
+    metrics = 0.0
+    for line, other in zip(found["lines"], wanted["lines"], strict=True):
+        assert line.keys() == other.keys()
+        for key, value in other.items():
+            metrics = max(metrics, abs(line[key] - value) / max(abs(value), 1e-2))
+    weights = [
+        float((found["weights"][name] - weight).abs().max() / weight.abs().max().clamp(min=1e-2))
+        for name, weight in wanted["weights"].items()
+    ]
+    return metrics, max(weights)
+
+
+@cache
+def on_one_rank(name: str, num_steps: int) -> dict[str, Any]:
+    return run_case(name, {}, num_steps)
+
+
+def check(ranks: Ranks, name: str, devices: dict[str, Any], num_steps: int) -> None:
+    results = ranks.run(run_case, name, devices, num_steps)
+    for found in results:
+        metrics, weights = differences(found, on_one_rank(name, num_steps))
+        assert metrics < 1e-9
+        assert weights < 1e-9
+        assert found["lines"] == results[0]["lines"]
+
+
+FULL, GRADS, WHOLE = {"shard": "full"}, {"shard": "grads"}, {"shard": "replicate"}
+EACH = {
+    "plain": FULL | {"offload": "always"},
+    "accumulation": FULL | {"reduce_gradients": "microbatch"},
+    "value_normalised": GRADS,
+    "groups": WHOLE,
+    "full_kl": FULL,
+    "full_kl_reward": GRADS,
+    "follows": FULL,
+    "guards": WHOLE,
+    "trunk": FULL,
+    "lora": FULL,
+}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_two_ranks_compute_what_one_rank_computes(two: Ranks, name: str) -> None:
+    check(two, name, EACH[name], 4)
+
+
+@pytest.mark.parametrize("devices", [FULL, GRADS, WHOLE], ids=lambda devices: devices["shard"])
+def test_three_ranks_compute_what_one_rank_computes(three: Ranks, devices: dict[str, Any]) -> None:
+    """Twenty steps; the last minibatch of each has two responses, so that one rank has none."""
+    check(three, "accumulation", devices, 20)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("devices", [FULL, GRADS, WHOLE, FULL | {"offload": "always"}], ids=str)
+@pytest.mark.parametrize("name", EACH)
+def test_every_case_lies_on_ranks_in_every_way(two: Ranks, name: str, devices: dict[str, Any]) -> None:
+    check(two, name, devices, 20)
