@@ -123,6 +123,8 @@ EACH = {
     "accumulation": FULL | {"reduce_gradients": "microbatch"},
     "value_normalised": GRADS,
     "groups": WHOLE,
+    "m2po": GRADS,
+    "ptx": FULL,
     "full_kl": FULL,
     "full_kl_reward": GRADS,
     "follows": FULL,

@@ -91,6 +91,8 @@ class Learner:
             self._enclosed -= 1
             if self._enclosed == 0:
                 self.module.eval()
+                if self.sharding is not None:
+                    self.sharding.release()
 
     def update(
         self,

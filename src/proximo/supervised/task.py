@@ -139,8 +139,8 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         `run`: a pass over a batch; its tuple travels between the ranks, so it holds plain values.
         """
         backbone = self.model.backbone
-        results = [backbone.run_pass(partial(run, batch)) for batch in batches]
-        backbone.release()
+        with backbone.at_work():
+            results = [backbone.run_pass(partial(run, batch)) for batch in batches]
         return [result for part in current().gather(results, what="the evaluation") for result in part]
 
     def _stop_if_diverged(self, step: int, result: UpdateResult) -> None:

@@ -65,7 +65,7 @@ class Epochs:
         beside = num_overlapped_updates(len(plan), self.model, self.concurrent_model, experience)
         budget, device = self.config.tokens_per_microbatch, self.model.device
         refusal = guard.refusal if guard is not None else lambda _: None
-        with learner.training(), self.model.backbone.at_work():
+        with learner.training():
             for number, members in enumerate(plan):
                 check_peer()
                 if number == beside:

@@ -68,13 +68,12 @@ class DPOTask(PairTask[LanguageModel, DPOConfig, PairBatch]):
         """Micro-batches with the reference's log-probs."""
         plan = plan_own_share([pair.num_tokens for pair in pairs], token_budget=self.config.tokens_per_microbatch)
         batches = []
-        for indices in plan:
-            answers = self._answers([pairs[i] for i in indices])
-            with torch.no_grad():
+        with torch.no_grad(), self.reference.backbone.at_work():
+            for indices in plan:
+                answers = self._answers([pairs[i] for i in indices])
                 reference = self.reference.backbone.run_pass(partial(answer_logprobs, self.reference, answers))
-            batch = PairBatch(answers=answers, num_pairs=len(indices), reference_logprobs=reference)
-            batches.append((indices, batch))
-        self.reference.backbone.release()
+                batch = PairBatch(answers=answers, num_pairs=len(indices), reference_logprobs=reference)
+                batches.append((indices, batch))
         return batches
 
     def _answers(self, pairs: Sequence[PreferencePair]) -> PackedResponses:
