@@ -85,7 +85,12 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         self.device = str(model.device)
         self.num_steps = max(1, math.ceil(config.num_epochs * len(self.examples) / self.examples_per_step))
         self.learners = {
-            self.role: Learner(model.model, optimizer_options(config.optimizer), num_updates=self.num_steps)
+            self.role: Learner(
+                model.model,
+                optimizer_options(config.optimizer),
+                num_updates=self.num_steps,
+                sharding=model.backbone.sharding,
+            )
         }
         self.notes: Sequence[str] = (*inputs.notes, *schedule_notes(self.learners))
         self.num_skipped_in_a_row = 0
@@ -112,7 +117,8 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
         start = time.perf_counter()
         size = self.examples_per_step
         indices = rows_at((step - 1) * size, size, num_rows=len(self.examples), seed=self.seed)
-        seed = self._dropout_seed(step) if self.dropout else None
+        # Each micro-batch of each rank adds to this seed, so updates are 65,536 seeds apart.
+        seed = (self.seed << 32) + step * 65_536 if self.dropout else None
         result, metrics, num_tokens = self.learn([self.examples[i] for i in indices], seed=seed)
         seconds = time.perf_counter() - start
         skipped, group = result.refusal is not None, self.metric_group
@@ -127,11 +133,6 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
             "memory/peak_mib": Max(peak_memory_mib(self.model.device)),
         }
         return Record(metrics=metrics | shared)
-
-    def _dropout_seed(self, step: int) -> int:
-        # The i-th micro-batch of an update adds i to this seed, so updates are 65,536 seeds apart. Ranks share them.
-        world = current()
-        return (self.seed << 32) + step * 65_536 + world.rank * (65_536 // world.size)
 
     def results_of(self, batches: Sequence[Batch], run: Callable[[Batch], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
         """What passes of the model give for the batches of all ranks, in their order. Each rank runs its own.

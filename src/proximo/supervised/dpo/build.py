@@ -20,6 +20,7 @@ from proximo.run.build.models import (
     check_readers,
     prepare_device,
 )
+from proximo.run.build.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.supervised.dpo.recipe import DPORecipe
 from proximo.supervised.dpo.task import DPOTask
@@ -46,6 +47,8 @@ def build_task(recipe: DPORecipe) -> DPOTask:
         check_lengths(model.base.config, role=role, max_prompt_tokens=pairs.longest, max_response_tokens=0)
     fingerprint = inputs_fingerprint(rows, tokenizer, _unsaved_models(policy, reference))
     narrow_frozen(reference, beside=[policy.model])
+    shard_model(policy, recipe.devices, role="model", beside=[reference.model])
+    shard_model(reference, recipe.devices, role="reference", beside=[policy.model])
     inputs = TaskInputs(
         model=policy,
         tokenizer=tokenizer,

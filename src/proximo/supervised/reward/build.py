@@ -7,6 +7,7 @@ from proximo.models.scalar import HeadStart
 from proximo.run.build.conversion import check_optimizer
 from proximo.run.build.data import read_split, token_cache
 from proximo.run.build.models import build_scalar_model, build_tokenizer, check_readers, prepare_device
+from proximo.run.build.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.supervised.pair_data import SplitPairs, load_pairs
 from proximo.supervised.reward.recipe import RewardRecipe
@@ -30,6 +31,8 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
     check_lengths(model.base.config, role="reward", max_prompt_tokens=pairs.longest, max_response_tokens=0)
     if not recipe.reward.dropout:
         disable_dropout(model.model)
+    fingerprint = inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {})
+    shard_model(model, recipe.devices, role="model")
     return RewardTask(
         TaskInputs(
             model=model,
@@ -38,7 +41,7 @@ def build_task(recipe: RewardRecipe) -> RewardTask:
             held_out=pairs.held_out,
             config=recipe.reward,
             seed=recipe.run.seed,
-            fingerprint=inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {}),
+            fingerprint=fingerprint,
             notes=(
                 *(f"data: {rows.description}", f"training pairs: {pairs.report}"),
                 *(*_unused_margins(recipe, pairs), *cache.notes),

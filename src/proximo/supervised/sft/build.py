@@ -9,6 +9,7 @@ from proximo.models.dropout import disable_dropout
 from proximo.run.build.conversion import check_optimizer, example_options
 from proximo.run.build.data import read_split, token_cache
 from proximo.run.build.models import build_language_model, build_tokenizer, check_readers, prepare_device
+from proximo.run.build.sharding import shard_model
 from proximo.run.resume_fingerprint import inputs_fingerprint
 from proximo.supervised.sft.recipe import SFTRecipe
 from proximo.supervised.sft.task import SFTTask
@@ -36,6 +37,8 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
     check_lengths(model.base.config, role="policy", max_prompt_tokens=longest, max_response_tokens=0)
     if not recipe.sft.dropout:
         disable_dropout(model.model)
+    fingerprint = inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {})
+    shard_model(model, recipe.devices, role="model")
     inputs = TaskInputs(
         model=model,
         tokenizer=tokenizer,
@@ -43,7 +46,7 @@ def build_task(recipe: SFTRecipe) -> SFTTask:
         held_out=held_out,
         config=recipe.sft,
         seed=recipe.run.seed,
-        fingerprint=inputs_fingerprint(rows, tokenizer, {"base": model.model} if model.has_adapter else {}),
+        fingerprint=fingerprint,
         notes=(f"data: {rows.description}", f"training examples: {report}", *cache.notes),
     )
     return SFTTask(inputs, held_out_characters=held_out_characters)
