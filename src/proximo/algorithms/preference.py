@@ -73,7 +73,7 @@ def _held(sequences: TokenScores, width: int) -> tuple[Tensor, Tensor, Tensor]:
     """([N, width] token ids, scores, whether the sequence still runs); after its end, its last entry again."""
     device = sequences.scores.device
     last = last_indices(sequences.lengths, device=device)
-    lengths = torch.tensor(sequences.lengths, device=device)
+    lengths = torch.tensor(sequences.lengths, dtype=torch.long, device=device)
     positions = torch.arange(width, device=device)
     index = torch.minimum((last - lengths + 1)[:, None] + positions, last[:, None])
     return sequences.token_ids[index], sequences.scores[index], positions < lengths[:, None]
