@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from proximo.distributed.world import World
 from proximo.errors import ConfigError
@@ -149,3 +151,15 @@ def shard(
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     return Sharding(root, options, num_copies=mesh.size(0) if mesh.ndim == 2 else 1)
+
+
+@torch.no_grad()
+def part_of_sharded(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], bool] | None:
+    """This rank's shard, where it begins in the whole tensor, and whether no rank before has the same; None for a
+    tensor that is not sharded."""
+    if not isinstance(tensor, DTensor):
+        return None
+    _, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    coordinates = tensor.device_mesh.get_coordinate() or []
+    copies = [at for at, placement in zip(coordinates, tensor.placements, strict=True) if placement.is_replicate()]
+    return tensor.to_local(), tuple(offsets), not any(copies)

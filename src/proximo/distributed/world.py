@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # the checkpoint store, which asks for the world, loads no torch
+    from torch import Tensor
 
 Value = TypeVar("Value")
 
@@ -43,12 +43,12 @@ class World:
         """As `gather`, for one background thread: it does not meet the waits of the main thread."""
         return self.gather(value, what=what)
 
-    def gather_rows(self, rows: Tensor, *, what: str) -> Tensor:
+    def gather_rows(self, rows: "Tensor", *, what: str) -> "Tensor":
         """The rows [n, ...] of all ranks, concatenated in the order of ranks, on the CPU. Ranks may have other n."""
         del what
         return rows.cpu()
 
-    def add_up(self, tensors: Sequence[Tensor], *, what: str) -> None:
+    def add_up(self, tensors: Sequence["Tensor"], *, what: str) -> None:
         """Replace each tensor by its sum over all ranks, in place; every rank gets the same bits."""
         del tensors, what
 
@@ -100,21 +100,23 @@ def using(world: World) -> Generator[World]:
         _worlds.remove(world)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def whole(tensor: "Tensor") -> "Tensor":
     """The whole of a tensor, gathered if it is sharded; then every rank has to call it."""
-    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    gather: "Callable[[], Tensor] | None" = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: "Tensor") -> "Tensor":
     """The part of a tensor on this rank: its shard, or all of it."""
-    part: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    part: "Callable[[], Tensor] | None" = getattr(tensor, "to_local", None)
     return tensor if part is None else part()
 
 
 def on_host(value: Any) -> Any:
     """A copy of a record, a tuple or a list with every tensor in it moved to the CPU."""
-    if isinstance(value, Tensor):
+    import torch
+
+    if isinstance(value, torch.Tensor):
         return value.detach().cpu()
     if isinstance(value, tuple | list):
         return type(value)(on_host(each) for each in value)
@@ -123,8 +125,10 @@ def on_host(value: Any) -> Any:
     return value
 
 
-def checksum(tensors: Sequence[Tensor]) -> int:
+def checksum(tensors: Sequence["Tensor"]) -> int:
     """A number that changes with every bit of the tensors; in 64 bits, so that two changes may cancel each other."""
+    import torch
+
     total = 0
     for tensor in tensors:
         raw = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

@@ -1,0 +1,196 @@
+"""Named tensors as one safetensors file of each rank, and an index: exact bits, no pickle. Not when they are saved.
+
+The files are those of torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True), so that its
+reader takes them too; the index adds whole shapes, also of what no rank had a part of. Writing takes no collective, and
+reading no other rank: any number of ranks, or one process without torch.distributed, reads its part of every tensor.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from proximo.distributed.world import current
+from proximo.errors import CheckpointError
+
+INDEX = "shards.json"
+"""Beside the files of the ranks: which tensors there are. A folder that has it holds shards."""
+_OFFSETS = "DCP_SHARDING_INFO"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalPart:
+    """What of a tensor lies on this rank."""
+
+    tensor: Tensor
+    offsets: tuple[int, ...]
+    """Where it begins in the whole tensor, one number for each dimension."""
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    is_first_copy: bool
+    """Whether no rank before this one has the same part."""
+
+
+def local_part(tensor: Tensor) -> LocalPart:
+    """The part of a tensor on this rank: its shard, which may be empty, or all of a tensor that is not sharded."""
+    world = current()
+    if world.size > 1:
+        from proximo.distributed.sharding import part_of_sharded
+
+        part = part_of_sharded(tensor)
+        if part is not None:
+            local, offsets, is_first_copy = part
+            return LocalPart(tensor=local, offsets=offsets, shape=tuple(tensor.shape), is_first_copy=is_first_copy)
+    shape = tuple(tensor.shape)
+    return LocalPart(tensor=tensor.detach(), offsets=(0,) * len(shape), shape=shape, is_first_copy=world.leads)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank has a part of it only."""
+    if current().size == 1:
+        return False
+    from proximo.distributed.sharding import part_of_sharded
+
+    return part_of_sharded(tensor) is not None
+
+
+class CapturedShards:
+    """Copies of this rank's parts of tensors in the memory of the host: what a save writes while training goes on."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, metadata: Mapping[str, Any] | None = None) -> None:
+        """`metadata`: JSON for the index."""
+        parts = {name: local_part(tensor) for name, tensor in tensors.items()}
+        described = {name: {"dtype": _name(part.tensor.dtype), "shape": part.shape} for name, part in parts.items()}
+        self._index = {"num_ranks": current().size, "metadata": dict(metadata or {}), "tensors": described}
+        self._file = f"rank-{current().rank:05d}.safetensors"
+        ours = {name: part for name, part in parts.items() if part.is_first_copy and part.tensor.numel()}
+        self._copies = {name: _host_copy(part.tensor) for name, part in ours.items()}
+        self._offsets = {name: {"saved_offsets": part.offsets} for name, part in ours.items()}
+
+    def write_index(self, folder: Path) -> None:
+        """Make the folder, with the index in it: for one rank, before any calls `write`."""
+        folder.mkdir()
+        (folder / INDEX).write_text(json.dumps(self._index, indent=1), encoding="utf-8")
+
+    def write(self, folder: Path) -> Path:
+        """Write this rank's file, and free the copies."""
+        path = folder / self._file
+        metadata = {"format": "pt", "DCP_VERSION": "1.0", _OFFSETS: json.dumps(self._offsets)}
+        save_file(self._copies, path, metadata=metadata)
+        self._copies = {}
+        return path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Piece:
+    file: Any
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedTensor:
+    """A tensor in the files of several ranks, of which any part can be read."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: list[_Piece] = field(default_factory=list, repr=False)
+
+    def dim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+    def read(self, offsets: Sequence[int] | None = None, shape: Sequence[int] | None = None) -> Tensor:
+        """The part that begins at `offsets` and has `shape`, by default all, on the CPU."""
+        offsets = (0,) * len(self.shape) if offsets is None else tuple(offsets)
+        shape = self.shape if shape is None else tuple(shape)
+        result = torch.empty(shape, dtype=self.dtype)
+        ends = [offset + length for offset, length in zip(offsets, shape, strict=True)]
+        for piece in self.pieces:
+            first = [max(pair) for pair in zip(offsets, piece.offsets, strict=True)]
+            last = [min(end, o + n) for end, o, n in zip(ends, piece.offsets, piece.shape, strict=True)]
+            if any(begin >= end for begin, end in zip(first, last, strict=True)):
+                continue
+            source = tuple(slice(b - o, e - o) for b, e, o in zip(first, last, piece.offsets, strict=True))
+            target = tuple(slice(b - o, e - o) for b, e, o in zip(first, last, offsets, strict=True))
+            if piece.shape:
+                result[target] = piece.file.get_slice(self.name)[source]
+            else:
+                result.copy_(piece.file.get_tensor(self.name))
+        return result
+
+
+class SavedShards(Mapping[str, SavedTensor]):
+    """The tensors in a folder of `CapturedShards`, by name. Reads headers at first, and numbers when asked."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises CheckpointError where the folder lacks a part of a tensor, or cannot be read."""
+        try:
+            index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+            self.metadata: dict[str, Any] = index["metadata"]
+            self._tensors = {
+                name: SavedTensor(name=name, dtype=getattr(torch, each["dtype"]), shape=tuple(each["shape"]))
+                for name, each in index["tensors"].items()
+            }
+            for rank in range(index["num_ranks"]):
+                self._add(folder / f"rank-{rank:05d}.safetensors")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+            raise CheckpointError(f"the shards in {folder} cannot be read: {error}") from error
+        for tensor in self._tensors.values():
+            found = sum(prod(piece.shape) for piece in tensor.pieces)
+            if found != prod(tensor.shape):
+                raise CheckpointError(
+                    f"the shards in {folder} hold {found} of the {prod(tensor.shape)} numbers of {tensor.name}"
+                )
+
+    def _add(self, path: Path) -> None:
+        file = safe_open(path, framework="pt")
+        offsets = json.loads(file.metadata()[_OFFSETS])
+        for name in file.keys():  # noqa: SIM118 (it is no mapping)
+            piece = _Piece(
+                file=file,
+                offsets=tuple(offsets[name]["saved_offsets"]),
+                shape=tuple(file.get_slice(name).get_shape()),
+            )
+            self._tensors[name].pieces.append(piece)
+
+    def __getitem__(self, name: str) -> SavedTensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+@torch.no_grad()
+def fill(target: Tensor, saved: Tensor | SavedTensor) -> None:
+    """Copy a whole tensor into one of the same shape, of which this rank may have a part only."""
+    part = local_part(target)
+    if isinstance(saved, SavedTensor):
+        part.tensor.copy_(saved.read(part.offsets, part.tensor.shape))
+        return
+    shape = part.tensor.shape
+    part.tensor.copy_(saved[tuple(slice(o, o + n) for o, n in zip(part.offsets, shape, strict=True))])
+
+
+def is_shards(path: Path) -> bool:
+    """Whether a path is a folder that `CapturedShards` wrote."""
+    return (path / INDEX).is_file()
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
