@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.store import Checkpoint, CheckpointStore
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.store import CheckpointStore
 
 EFFECTS = ("_make_folder", "_write_file", "_sync", "_rename", "_delete")
 

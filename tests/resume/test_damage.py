@@ -12,7 +12,8 @@ import pytest
 
 from proximo.checkpoint.manifest import MANIFEST, read_manifest
 from proximo.checkpoint.run_folder import CHECKPOINTS
-from proximo.checkpoint.store import STATE, CheckpointStore
+from proximo.checkpoint.store import CheckpointStore
+from proximo.checkpoint.writers import STATE
 from proximo.cli import main
 from proximo.errors import CheckpointError
 from proximo.run import loop

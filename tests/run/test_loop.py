@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from proximo.checkpoint import atomic
-from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.writers import Writer
 from proximo.config.run import RunConfig
 from proximo.config.schema.base import AbsentMeans
 from proximo.errors import DataError, RunFolderError, TrainingError

@@ -7,6 +7,7 @@ name that begins with `TEMPORARY_PREFIX`; `clear_temporaries` removes what a cra
 
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 TEMPORARY_PREFIX = ".partial-"
@@ -54,6 +55,14 @@ def fsync_tree(folder: Path) -> None:
             Path(root, name).chmod(mode)
             _sync(Path(root, name))
         _sync(Path(root))
+
+
+def sync_files(files: Sequence[Path]) -> None:
+    """Sync files and the folders that they are in."""
+    for path in files:
+        _sync(path)
+    for folder in sorted({path.parent for path in files}):
+        _sync(folder)
 
 
 def publish_folder(temporary: Path, final: Path) -> None:

@@ -50,14 +50,21 @@ class OtherFormatError(DamagedError):
     """A manifest is whole, but of a format that this version does not read; the message says what to do."""
 
 
-def describe_folder(folder: Path, *, step: int, metric: float | None) -> Manifest:
-    """The manifest of the files that lie below `folder` now."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    files = {
-        path.relative_to(folder).as_posix(): FileEntry(num_bytes=path.stat().st_size, sha256=digest)
-        for path, digest in zip(paths, _sha256_of(paths), strict=True)
-    }
-    return Manifest(step=step, metric=metric, files=files)
+def describe_folder(
+    folder: Path, *, step: int, metric: float | None, known: Mapping[str, FileEntry] | None = None
+) -> Manifest:
+    """The manifest of the files that lie below `folder` now. `known`: files that need not be hashed again."""
+    known = known or {}
+    paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    others = [name for name in paths if name not in known]
+    hashed = dict(zip(others, describe_files([paths[name] for name in others]), strict=True))
+    return Manifest(step=step, metric=metric, files={name: known.get(name) or hashed[name] for name in paths})
+
+
+def describe_files(paths: Sequence[Path]) -> list[FileEntry]:
+    """Size and hash of each."""
+    sizes = [path.stat().st_size for path in paths]
+    return [FileEntry(num_bytes=n, sha256=sha) for n, sha in zip(sizes, _sha256_of(paths), strict=True)]
 
 
 def read_manifest(folder: Path) -> Manifest:

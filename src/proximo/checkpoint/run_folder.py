@@ -17,7 +17,7 @@ from typing import IO, Any, Literal, Self
 from proximo.checkpoint import atomic
 from proximo.checkpoint.earlier_run import ASIDE, FAILED_START, kept_aside, move_aside, put_back
 from proximo.checkpoint.manifest import MANIFEST
-from proximo.checkpoint.store import saved_steps
+from proximo.checkpoint.reading import saved_steps
 from proximo.errors import RunFolderError
 
 Resume = Literal["never", "must", "auto"]

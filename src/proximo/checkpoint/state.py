@@ -4,6 +4,7 @@ What a later version adds to its state needs a default: `state.get(name, default
 What it cannot do without, and does not find, is refused with the reason.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Never, TypeVar
 
@@ -33,3 +34,14 @@ def as_record(record_type: Callable[..., Record], saved: Mapping[str, Any]) -> R
         return record_type(**saved)
     except TypeError as error:
         raise CheckpointError(f"the state of the checkpoint does not fit ({error}): {_ANOTHER_VERSION}") from error
+
+
+def encode_state(state: Mapping[str, Any]) -> bytes:
+    """The state as JSON text. Raises TypeError where it would not come back as it is."""
+    text = json.dumps(state, indent=1, allow_nan=False)
+    if json.loads(text) != state:
+        raise TypeError(
+            "the state of a checkpoint must come back from JSON as it went in: keys must be strings, and "
+            "sequences lists (a tuple would come back as a list)"
+        )
+    return (text + "\n").encode()

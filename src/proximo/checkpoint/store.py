@@ -5,53 +5,41 @@ lets the pointer file `latest` name it. Whatever a crash leaves behind is comple
 next save clears away.
 """
 
-import json
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from proximo.checkpoint import atomic
+from proximo.checkpoint.background import Background
 from proximo.checkpoint.manifest import (
     MANIFEST,
     DamagedError,
+    FileEntry,
     OtherFormatError,
     describe_folder,
     read_manifest,
-    verify_folder,
 )
-from proximo.checkpoint.state import SavedState
+from proximo.checkpoint.ranks_files import check_all_seen, written_by_ranks
+from proximo.checkpoint.reading import (
+    STEP_NAME,
+    Checkpoint,
+    first_complete,
+    folder_of,
+    left_by_failed_save,
+    open_checkpoint,
+    saved_steps,
+)
+from proximo.checkpoint.state import encode_state
+from proximo.checkpoint.writers import STATE, Captured, RankWriter, Writer, captured, check_names
+from proximo.distributed.world import current
 from proximo.errors import CheckpointError
 from proximo.system_errors import disk_refused
 
 LATEST = "latest"
 BEST = "best"
-STATE = "state.json"
-_STEP_NAME = re.compile(r"step-(\d{6,})")
-
-Writer = Callable[[Path], None]
-"""Makes a file or a folder at the path that it is given; nothing is there yet, its parent folder is."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Checkpoint:
-    """One complete checkpoint on disk."""
-
-    step: int
-    folder: Path
-    state: Mapping[str, Any]
-    """What was given as `state` when it was saved."""
-    metric: float | None
-
-    def path(self, name: str) -> Path:
-        """The file or folder that the writer called `name` made; CheckpointError where there was no such writer."""
-        path = self.folder / name
-        if not path.exists():
-            held = ", ".join(sorted(entry.name for entry in self.folder.iterdir()))
-            raise CheckpointError(f"the checkpoint {self.folder} has no {name!r}; it holds {held}")
-        return path
 
 
 class CheckpointStore:
@@ -69,10 +57,16 @@ class CheckpointStore:
         self.folder = folder
         self._keep_last = keep_last
         self._sign = 1.0 if best == "highest" else -1.0
+        self._pending: Background | None = None
 
     def save(
-        self, step: int, writers: Mapping[str, Writer], state: Mapping[str, Any], *, metric: float | None = None
-    ) -> Checkpoint:
+        self,
+        step: int,
+        writers: Mapping[str, Writer | RankWriter],
+        state: Mapping[str, Any],
+        *,
+        metric: float | None = None,
+    ) -> Checkpoint | None:
         """Write a checkpoint and make it the latest.
 
         Each writer is called with the path of its name (relative, "/" between folders). `state` is JSON. A metric that
@@ -80,23 +74,37 @@ class CheckpointStore:
         gives back the checkpoint that is there, another state is an error. Checkpoints of later steps belong to a
         course of the run that was given up, and go. Raises CheckpointError where the disk refuses; what was there
         before, if anything, is then still complete.
+
+        On several ranks all call it at the same step, and rank 0 alone writes but for the parts of a `RankWriter`:
+        those are copied now and written in the background, and None is returned. The next save waits for that, and so
+        does `finish`.
         """
+        self.finish()
         metric = metric if metric is not None and math.isfinite(metric) else None
-        encoded = _encode_state(state)
-        _check_names(writers)
-        saved = self._saved_before(step, state, metric)
+        check_names(writers)
+        encoded = encode_state(state)
+        what = f"the save of step {step}"
+        saved = current().once(lambda: self._saved_before(step, state, metric), what=what)
         if saved is not None:
             return saved
-        try:
-            self._write(step, writers, encoded, metric)
-            self.tidy()
-        except Exception as error:
-            if not disk_refused(error):
-                raise
-            raise CheckpointError(
-                f"the checkpoint of step {step} could not be written to {self.folder}: {error}. {self._left()}"
-            ) from error
-        return self._read(step, parts=())
+        parts = captured(writers)
+        temporary = current().once(lambda: self._begin(step, parts, encoded), what=what)
+        shared = {name: part.each for name, part in parts.items() if part.each is not None}
+        if not shared:
+            return current().once(lambda: self._publish(step, temporary, metric, {}), what=what)
+
+        def publish(files: Mapping[str, FileEntry]) -> None:
+            self._publish(step, temporary, metric, files)
+
+        work = partial(written_by_ranks, temporary, shared, publish, step=step)
+        self._pending = Background(work, what=what)
+        return None
+
+    def finish(self) -> None:
+        """Wait for the save that is under way, if there is one. Raises on every rank what went wrong with it."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.finish(timeout_seconds=current().timeout_seconds)
 
     def tidy(self) -> None:
         """Remove what is not to be kept, and whatever a crash left unfinished: the end of each save.
@@ -150,7 +158,7 @@ class CheckpointStore:
         return saved_steps(self.folder)
 
     def _folder_of(self, step: int) -> Path:
-        return self.folder / f"step-{step:06d}"
+        return folder_of(self.folder, step)
 
     def _saved_before(self, step: int, state: Mapping[str, Any], metric: float | None) -> Checkpoint | None:
         if self._latest_step() != step:
@@ -163,24 +171,47 @@ class CheckpointStore:
             )
         return latest
 
-    def _write(self, step: int, writers: Mapping[str, Writer], state: bytes, metric: float | None) -> None:
-        atomic.make_folder(self.folder)
-        atomic.clear_temporaries(self.folder)
-        final = self._folder_of(step)
-        temporary = atomic.temporary_beside(final)
-        atomic.make_folder(temporary)
-        for name, writer in writers.items():
-            path = temporary / name
-            atomic.make_folder(path.parent)
-            writer(path)
-            if not path.exists():
-                raise ValueError(f"the writer {name!r} of the checkpoint of step {step} wrote nothing at its path")
-        atomic.write_bytes(temporary / STATE, state)
-        atomic.fsync_tree(temporary)
-        manifest = describe_folder(temporary, step=step, metric=metric)
-        atomic.write_bytes(temporary / MANIFEST, manifest.encode())
-        atomic.publish_folder(temporary, final)
-        self._point_to(step)
+    def _begin(self, step: int, parts: Mapping[str, Captured], state: bytes) -> Path:
+        """Write what one process writes under a temporary name, which is returned."""
+        with self._refused_by_disk(step):
+            atomic.make_folder(self.folder)
+            atomic.clear_temporaries(self.folder)
+            temporary = atomic.temporary_beside(self._folder_of(step))
+            atomic.make_folder(temporary)
+            for name, part in parts.items():
+                path = temporary / name
+                atomic.make_folder(path.parent)
+                part.first(path)
+                if not path.exists():
+                    raise ValueError(f"the writer {name!r} of the checkpoint of step {step} wrote nothing at its path")
+            atomic.write_bytes(temporary / STATE, state)
+            return temporary
+
+    def _publish(
+        self, step: int, temporary: Path, metric: float | None, files_of_ranks: Mapping[str, FileEntry]
+    ) -> Checkpoint:
+        """Give a checkpoint whose parts are all written its manifest, its name and the pointers."""
+        with self._refused_by_disk(step):
+            check_all_seen(temporary, files_of_ranks)
+            atomic.fsync_tree(temporary)
+            manifest = describe_folder(temporary, step=step, metric=metric, known=files_of_ranks)
+            atomic.write_bytes(temporary / MANIFEST, manifest.encode())
+            atomic.publish_folder(temporary, self._folder_of(step))
+            self._point_to(step)
+            self.tidy()
+        return self._read(step, parts=())
+
+    @contextmanager
+    def _refused_by_disk(self, step: int) -> Generator[None]:
+        try:
+            yield
+        except Exception as error:
+            if not disk_refused(error):
+                raise
+            raise CheckpointError(
+                f"the checkpoint of step {step} could not be written to {self.folder}: {error}. "
+                f"{left_by_failed_save(self.folder)}"
+            ) from error
 
     def _point_to(self, latest: int) -> None:
         best = self._best_step()
@@ -199,7 +230,7 @@ class CheckpointStore:
         if not path.is_file():  # the first save was stopped between its last two effects
             return max(self.steps(), default=None)
         content = path.read_bytes()
-        name = _STEP_NAME.fullmatch(content.decode("utf-8", "replace").strip())
+        name = STEP_NAME.fullmatch(content.decode("utf-8", "replace").strip())
         if name is None:
             raise CheckpointError(
                 f"{path} must name a checkpoint such as step-000100, it says {content[:40]!r}. {self._advice(None)}"
@@ -218,18 +249,6 @@ class CheckpointStore:
                 measured.append((self._sign * metric, -step))
         return -max(measured)[1] if measured else None
 
-    def _left(self) -> str:
-        """What a save that failed leaves to go on from."""
-        if self.steps():  # what has its name is complete
-            return (
-                "The latest complete checkpoint is untouched: make room, or mend the disk, and go on from it with "
-                "--resume"
-            )
-        return (
-            "It would have been the first one, so there is none to go on from: make room, or mend the disk, and start "
-            "again with --resume=auto or --overwrite"
-        )
-
     def _prune(self, latest: int) -> None:
         steps = [step for step in self.steps() if step <= latest]
         kept = set(steps if self._keep_last is None else steps[-self._keep_last :])
@@ -241,7 +260,7 @@ class CheckpointStore:
 
     def _read(self, step: int, *, parts: Collection[str] | None) -> Checkpoint:
         try:
-            return _open(self._folder_of(step), step=step, parts=parts)
+            return open_checkpoint(self.folder, step, parts=parts)
         except OtherFormatError as other:
             raise CheckpointError(f"the checkpoint of step {step} cannot be read: {other}") from other
         except DamagedError as damage:
@@ -252,58 +271,17 @@ class CheckpointStore:
     def _advice(self, damaged: int | None) -> str:
         """What to do: the newest older one that is complete can be gone on from, a newer one only used."""
         steps = self.steps()[::-1]
-        older = self._complete(step for step in steps if damaged is None or step < damaged)
+        older = first_complete(self.folder, (step for step in steps if damaged is None or step < damaged))
         if older is not None:
             return (
                 f"{older} is complete: write {older} into {self.folder / LATEST} to resume from there, or give "
                 f"--checkpoint {older} to a command that only reads the run"
             )
         latest = self._latest_step()
-        if latest is not None and latest != damaged and self._complete([latest]) is not None:
+        if latest is not None and latest != damaged and first_complete(self.folder, [latest]) is not None:
             return (
                 f"The latest, of step {latest}, is complete: --resume goes on from it, and --checkpoint latest reads it"
             )
         again = "No older checkpoint is complete: the run can only start again, with --overwrite"
-        newer = self._complete(step for step in steps if damaged is not None and step > damaged)
+        newer = first_complete(self.folder, (step for step in steps if damaged is not None and step > damaged))
         return again if newer is None else f"{again}; {newer} is complete, and --checkpoint {newer} reads it"
-
-    def _complete(self, steps: Iterable[int]) -> str | None:
-        """The name of the first that is whole."""
-        for step in steps:
-            try:
-                _open(self._folder_of(step), step=step, parts=None)
-            except DamagedError:  # look further
-                continue
-            return self._folder_of(step).name
-        return None
-
-
-def saved_steps(folder: Path) -> tuple[int, ...]:
-    """The steps with a checkpoint in a folder of checkpoints, ascending, damaged ones too."""
-    names = (_STEP_NAME.fullmatch(path.name) for path in folder.glob("step-*"))
-    return tuple(sorted(int(name[1]) for name in names if name is not None))
-
-
-def _open(folder: Path, *, step: int, parts: Collection[str] | None) -> Checkpoint:
-    manifest = verify_folder(folder, parts=None if parts is None else (STATE, *parts))
-    if manifest.step != step:
-        raise DamagedError(f"{folder} holds the checkpoint of step {manifest.step}: it was renamed")
-    state = json.loads((folder / STATE).read_bytes(), object_hook=SavedState)
-    return Checkpoint(step=step, folder=folder, state=state, metric=manifest.metric)
-
-
-def _encode_state(state: Mapping[str, Any]) -> bytes:
-    text = json.dumps(state, indent=1, allow_nan=False)
-    if json.loads(text) != state:
-        raise TypeError(
-            "the state of a checkpoint must come back from JSON as it went in: keys must be strings, and "
-            "sequences lists (a tuple would come back as a list)"
-        )
-    return (text + "\n").encode()
-
-
-def _check_names(writers: Mapping[str, Writer]) -> None:
-    for name in writers:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or str(path) != name or name in (STATE, MANIFEST, "."):
-            raise ValueError(f"{name!r} cannot name a part of a checkpoint: it must be a plain relative path")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
+from proximo.distributed.shard_files import CapturedShards, SavedShards, SavedTensor, fill
 from proximo.errors import CheckpointError
 
 TENSOR = "tensor"
@@ -56,9 +57,15 @@ def optimizer_state(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]
 
 
 def load_optimizer_state(
-    optimizer: Optimizer, named_parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, layout: Layout
+    optimizer: Optimizer,
+    named_parameters: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor | SavedTensor],
+    *,
+    layout: Layout,
 ) -> None:
     """Put back what `optimizer_state` took, as copies on the devices where the optimizer wants them, in the same bits.
+
+    Of a sharded parameter each rank takes its part of the whole tensors.
 
     `Optimizer.load_state_dict` is not used: it goes by position, and rounds the state to the type of the parameter.
     Raises CheckpointError, before anything is changed, where the names are not those of the optimizer's parameters, a
@@ -89,8 +96,21 @@ def write_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[
     write_tensors(path, tensors, metadata={_LAYOUT: json.dumps(layout)})
 
 
+def capture_optimizer(optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> CapturedShards:
+    """A copy of this rank's part of the state, to be written while the optimizer goes on."""
+    tensors, layout = optimizer_state(optimizer, named_parameters)
+    return CapturedShards(tensors, metadata={_LAYOUT: layout})
+
+
 def read_optimizer(path: Path, optimizer: Optimizer, named_parameters: Mapping[str, Tensor]) -> None:
-    """Put the state from a file of `write_optimizer` into an optimizer. Raises as `load_optimizer_state`."""
+    """Put the state from a file of `write_optimizer`, or a folder of shards, into an optimizer.
+
+    Raises as `load_optimizer_state`.
+    """
+    if path.is_dir():
+        shards = SavedShards(path)
+        load_optimizer_state(optimizer, named_parameters, shards, layout=shards.metadata[_LAYOUT])
+        return
     tensors = read_tensors(path)
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
@@ -139,7 +159,7 @@ def _check_names(wanted: set[str], present: set[str], *, what: str) -> None:
         )
 
 
-def _check_shape(tensor: Tensor, parameter: Tensor, *, name: str, field: str) -> None:
+def _check_shape(tensor: Tensor | SavedTensor, parameter: Tensor, *, name: str, field: str) -> None:
     if tensor.dim() and tensor.shape != parameter.shape:
         raise CheckpointError(
             f"the optimizer state of the checkpoint does not fit the model: {field} of {name} has shape "
@@ -154,7 +174,10 @@ def _parameters_with_step_on_device(optimizer: Optimizer) -> set[Tensor]:
     return {parameter for group in groups for parameter in group["params"]}
 
 
-def _copy_like(tensor: Tensor, parameter: Tensor, *, on_cpu: bool) -> Tensor:
-    if tensor.shape == parameter.shape and not on_cpu:  # the parameter's strides too
-        return torch.empty_like(parameter, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
+def _copy_like(saved: Tensor | SavedTensor, parameter: Tensor, *, on_cpu: bool) -> Tensor:
+    if saved.shape == parameter.shape and not on_cpu:  # the parameter's strides too, and its shards
+        restored = torch.empty_like(parameter, dtype=saved.dtype, requires_grad=False)
+        fill(restored, saved)
+        return restored
+    tensor = saved.read() if isinstance(saved, SavedTensor) else saved
     return tensor.to("cpu" if on_cpu else parameter.device, copy=True)

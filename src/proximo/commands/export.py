@@ -16,7 +16,8 @@ from proximo.commands.hub import check_pushable, push_folder
 from proximo.errors import CheckpointError, RunFolderError
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merged_copy
-from proximo.models.pretrained.sources import ModelSource, adapter_base
+from proximo.models.pretrained.sharded import assemble, holds_shards
+from proximo.models.pretrained.sources import ModelSource, adapter_base, read_config
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
@@ -113,8 +114,13 @@ def _writer(source: Path, *, merge: bool) -> Callable[[Path, Path, torch.dtype |
 
 def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     loader: Any = AutoModelForSequenceClassification if source.name in SCALAR_ROLES else AutoModelForCausalLM
+    if holds_shards(source):
+        model = assemble(loader, read_config(ModelSource(path=str(source))), source, dtype=dtype)
+    else:
+        with quiet_transformers():
+            model = loader.from_pretrained(source, dtype=dtype or "auto")
     with quiet_transformers():
-        loader.from_pretrained(source, dtype=dtype or "auto").save_pretrained(target)
+        model.save_pretrained(target)
 
 
 def _write_from_trunk(source: Path, target: Path, dtype: torch.dtype | None) -> None:

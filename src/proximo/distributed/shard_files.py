@@ -61,6 +61,18 @@ def is_sharded(tensor: Tensor) -> bool:
     return part_of_sharded(tensor) is not None
 
 
+def gather_whole(tensors: Mapping[str, Tensor], *, what: str) -> dict[str, Tensor]:
+    """Whole copies of small tensors on the CPU of every rank, which all have to call it."""
+    parts = {name: local_part(tensor) for name, tensor in tensors.items()}
+    ours = {name: (part.offsets, part.tensor.cpu()) for name, part in parts.items() if part.is_first_copy}
+    result = {name: torch.empty(part.shape, dtype=part.tensor.dtype) for name, part in parts.items()}
+    for of_rank in current().gather(ours, what=what):
+        for name, (offsets, piece) in of_rank.items():
+            place = tuple(slice(o, o + n) for o, n in zip(offsets, piece.shape, strict=True))
+            result[name][place] = piece
+    return result
+
+
 class CapturedShards:
     """Copies of this rank's parts of tensors in the memory of the host: what a save writes while training goes on."""
 

@@ -17,13 +17,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from proximo.errors import ModelError
+from proximo.errors import CheckpointError, ModelError
 from proximo.hub_access import within_reach
 from proximo.local_or_hub import TOKENIZER_FILES
 from proximo.models.language import LanguageModel
 from proximo.models.lora import load_adapter
 from proximo.models.precision.placement import Precision
 from proximo.models.pretrained.randomness import own_randomness
+from proximo.models.pretrained.sharded import assemble, holds_shards
 from proximo.models.pretrained.sources import ModelSource, adapter_base, first_part, read_config, why_unread
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import (
@@ -193,6 +194,8 @@ def _fit_to_tokenizer(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBa
 def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, device: torch.device) -> PreTrainedModel:
     """Load a checkpoint. Raises ModelError for missing, unexpected and mismatched weights."""
     kind = source.quantisation
+    if source.path is not None and holds_shards(Path(source.path)):
+        return _assembled_model(loader, source, config).to(device)
     options = {} if kind is None else loading_options(kind, device)
     try:
         with quiet_transformers(), within_reach(source.path or ""):
@@ -220,6 +223,19 @@ def _saved_model(loader: Any, source: ModelSource, config: PreTrainedConfig, dev
         return model.eval().to(device)
     settle_products(model, Precision.FLOAT32)  # for the probe
     return model.eval()
+
+
+def _assembled_model(loader: Any, source: ModelSource, config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a checkpoint that several ranks wrote."""
+    if source.quantisation is not None:
+        raise ModelError(
+            f"the weights of {source.name} lie in one file for each rank and cannot be read with quantisation "
+            f"{source.quantisation}: export them first with `proximo export`"
+        )
+    try:
+        return assemble(loader, copy.deepcopy(config), Path(source.path or ""), dtype=torch.float32)
+    except CheckpointError as error:
+        raise ModelError(f"the weights of {source.name} cannot be read: {error}") from error
 
 
 def _is_classifier(config: PreTrainedConfig) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.data.difficulty import DifficultyFilter
 from proximo.data.order import rows_at
 from proximo.metrics.report.sample_pairs import round_robin
@@ -104,7 +105,7 @@ class PPOTask:
         metrics = evaluation.metrics | _gold_metric("evaluation/gold", gold) | self._gold_statistics()
         return Record(metrics=metrics, samples=samples)
 
-    def writers(self) -> Mapping[str, Writer]:
+    def writers(self) -> Mapping[str, Writer | RankWriter]:
         """Writers of all roles: models and optimizers, the policy's average, and a moving reference."""
         ppo = self.ppo
         return {name: write for worker in ppo.roles.workers for name, write in worker.writers(ppo.tokenizer).items()}

@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.run_folder import CHECKPOINTS, is_run_folder, settle_run
-from proximo.checkpoint.store import Checkpoint, CheckpointStore
+from proximo.checkpoint.store import CheckpointStore
 from proximo.errors import RunFolderError
 from proximo.run.preflight import MODEL_FILES, VALUE_HEAD, Input
 from proximo.trainer_kinds import trainer_kinds

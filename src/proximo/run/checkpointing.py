@@ -3,16 +3,20 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from proximo.checkpoint.store import Checkpoint, Writer
-from proximo.checkpoint.tensors import read_optimizer, write_optimizer
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.tensors import capture_optimizer, read_optimizer, write_optimizer
+from proximo.checkpoint.writers import Captured, RankWriter, Writer
+from proximo.distributed.shard_files import CapturedShards, is_sharded, is_shards
 from proximo.learner.low_memory import page_state
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
-from proximo.models.pretrained.saving import load_weights, save_pretrained
+from proximo.models.pretrained.saving import load_weights, save_pretrained, whole_adapter
+from proximo.models.pretrained.sharded import SHARDS, save_configs, saved_tensors
 from proximo.models.scalar import ScalarModel
-from proximo.models.sharing.trunk import load_head, save_head
+from proximo.models.sharing.trunk import load_head, save_head, whole_head, write_head
 
 
 def writers_for(
@@ -21,33 +25,89 @@ def writers_for(
     tokenizer: PreTrainedTokenizerBase,
     *,
     head: ScalarModel | None = None,
-) -> dict[str, Writer]:
+) -> dict[str, Writer | RankWriter]:
     """One folder per role in Hugging Face layout with tokenizer and template, one file per optimizer.
+
+    Of a model that lies on several ranks each writes its part of weights and optimizer. Adapters and heads are gathered.
 
     `head`: a value model on the policy's trunk; its folder `value` gets the head and the tokenizer only.
     """
 
-    def head_writer(model: ScalarModel) -> Writer:
-        def write(path: Path) -> None:
-            save_head(model, path)
-            tokenizer.save_pretrained(path)
-
-        return write
-
-    def model_writer(model: LanguageModel | ScalarModel) -> Writer:
-        def write(path: Path) -> None:
-            save_pretrained(model.model, path)
-            tokenizer.save_pretrained(path)
-
-        return write
-
-    def optimizer_writer(learner: Learner) -> Writer:
-        return lambda path: write_optimizer(path, learner.optimizer, learner.parameters)
-
-    writers = {role: model_writer(model) for role, model in models.items()}
+    writers = {role: _model_writer(model, tokenizer) for role, model in models.items()}
     if head is not None:
-        writers["value"] = head_writer(head)
-    return writers | {f"optimizer/{role}.safetensors": optimizer_writer(learner) for role, learner in learners.items()}
+        writers["value"] = _head_writer(head, tokenizer)
+    for role, learner in learners.items():
+        if any(map(is_sharded, learner.parameters.values())):
+            writers[_shards_of(role)] = _sharded_optimizer_writer(learner)
+        else:
+            writers[_file_of(role)] = _optimizer_writer(learner)
+    return writers
+
+
+def _model_writer(model: LanguageModel | ScalarModel, tokenizer: PreTrainedTokenizerBase) -> Writer | RankWriter:
+    model.backbone.release()
+    inner = model.model
+    if not any(map(is_sharded, inner.parameters())):
+        return _with_tokenizer(lambda path: save_pretrained(inner, path), tokenizer)
+    if isinstance(inner, PeftModel):
+        return RankWriter(capture=lambda: _gathered_adapter(inner, tokenizer))
+    return RankWriter(capture=lambda: _captured_model(inner, tokenizer))
+
+
+def _head_writer(model: ScalarModel, tokenizer: PreTrainedTokenizerBase) -> Writer | RankWriter:
+    model.backbone.release()
+    if not any(map(is_sharded, model.trained_head())):
+        return _with_tokenizer(lambda path: save_head(model, path), tokenizer)
+
+    def capture() -> Captured:
+        head = whole_head(model)
+        return Captured(first=_with_tokenizer(lambda path: write_head(head, path), tokenizer))
+
+    return RankWriter(capture=capture)
+
+
+def _gathered_adapter(model: PeftModel, tokenizer: PreTrainedTokenizerBase) -> Captured:
+    """An adapter is small: it is gathered, and written as on one rank."""
+    adapter = whole_adapter(model)
+    return Captured(first=_with_tokenizer(lambda path: save_pretrained(model, path, adapter=adapter), tokenizer))
+
+
+def _captured_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Captured:
+    shards = CapturedShards(saved_tensors(model))
+
+    def begin(path: Path) -> None:
+        save_configs(model, path)
+        shards.write_index(path / SHARDS)
+
+    return Captured(first=_with_tokenizer(begin, tokenizer), each=lambda path: shards.write(path / SHARDS))
+
+
+def _with_tokenizer(write: Writer, tokenizer: PreTrainedTokenizerBase) -> Writer:
+    def write_both(path: Path) -> None:
+        write(path)
+        tokenizer.save_pretrained(path)
+
+    return write_both
+
+
+def _optimizer_writer(learner: Learner) -> Writer:
+    return lambda path: write_optimizer(path, learner.optimizer, learner.parameters)
+
+
+def _sharded_optimizer_writer(learner: Learner) -> RankWriter:
+    def capture() -> Captured:
+        shards = capture_optimizer(learner.optimizer, learner.parameters)
+        return Captured(first=shards.write_index, each=shards.write)
+
+    return RankWriter(capture=capture)
+
+
+def _file_of(role: str) -> str:
+    return f"optimizer/{role}.safetensors"
+
+
+def _shards_of(role: str) -> str:
+    return f"optimizer/{role}"
 
 
 def restore_models(
@@ -57,13 +117,20 @@ def restore_models(
     *,
     head: ScalarModel | None = None,
 ) -> None:
-    """Restore weights, optimizer states and the learners' update counts, bit for bit."""
+    """Restore weights, optimizer states and the learners' update counts, bit for bit.
+
+    The checkpoint may be of another number of ranks than those of the models now.
+    """
+    for model in models.values():
+        model.backbone.release()
     if head is not None:
         load_head(head, checkpoint.path("value"))
     for role, model in models.items():
         load_weights(model.model, checkpoint.path(role))
     for role, learner in learners.items():
-        read_optimizer(checkpoint.path(f"optimizer/{role}.safetensors"), learner.optimizer, learner.parameters)
+        shards = checkpoint.folder / _shards_of(role)
+        saved = shards if is_shards(shards) else checkpoint.path(_file_of(role))
+        read_optimizer(saved, learner.optimizer, learner.parameters)
         page_state(learner.optimizer)
         learner.updates_done = checkpoint.state["task"]["updates"][role]
 

@@ -11,9 +11,10 @@ from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, relocatable, relocated
 from proximo.checkpoint.interruption import Interruption
 from proximo.checkpoint.logs import cut_back
+from proximo.checkpoint.reading import Checkpoint
 from proximo.checkpoint.run_folder import EndState, RunFolder, open_run
 from proximo.checkpoint.schedule import SaveSchedule
-from proximo.checkpoint.store import Checkpoint, CheckpointStore
+from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.saved import read_saved
 from proximo.errors import ProximoError, RunFolderError

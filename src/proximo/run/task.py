@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.run.logs import Record
 
 
@@ -28,7 +29,7 @@ class Task(Protocol):
         """Evaluate on held-out data, or on its first `num_rows` rows; None if there is none."""
         ...
 
-    def writers(self) -> Mapping[str, Writer]:
+    def writers(self) -> Mapping[str, Writer | RankWriter]:
         """Name -> writer of each file or folder of a checkpoint, apart from the state."""
         ...
 

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.run import OptimizerConfig
 from proximo.data.order import rows_at
 from proximo.distributed.world import current
@@ -153,7 +154,7 @@ class SupervisedTask(ABC, Generic[Model, Example, Config]):
                 "lower it, and start again"
             )
 
-    def writers(self) -> Mapping[str, Writer]:
+    def writers(self) -> Mapping[str, Writer | RankWriter]:
         """Writers of the model and its optimizer, by folder of the checkpoint."""
         return writers_for({self.role: self.model}, self.learners, self.tokenizer)
 

@@ -1,28 +1,36 @@
 """Saves weights to a Hugging Face folder and loads them back. Not atomic: the checkpoint store takes care of that."""
 
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
+from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from torch import Tensor
 from transformers import PreTrainedModel
 
+from proximo.distributed.shard_files import SavedShards, fill, gather_whole, is_sharded
 from proximo.errors import CheckpointError
+from proximo.models.pretrained.sharded import SHARDS, holds_shards, load_tensors
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 
 CARD_WRITER = "create_or_update_model_card"
 """A method of peft's models."""
 
 
-def save_pretrained(model: PreTrainedModel | PeftModel, folder: Path) -> None:
-    """Save for `from_pretrained`: the whole model, or only the adapter (with a scalar head, if there is one)."""
+def save_pretrained(
+    model: PreTrainedModel | PeftModel, folder: Path, *, adapter: Mapping[str, Tensor] | None = None
+) -> None:
+    """Save for `from_pretrained`: the whole model, or only the adapter (with a scalar head, if there is one).
+
+    `adapter`: what `whole_adapter` gathered, of a model that lies on several ranks.
+    """
     with quiet_transformers():
         if isinstance(model, PeftModel):
             with _without_card(model):
                 # "auto" would ask the Hub whether the base's vocabulary has changed.
-                model.save_pretrained(str(folder), save_embedding_layers=False)
+                model.save_pretrained(str(folder), save_embedding_layers=False, state_dict=adapter)
             _settle_adapter_config(folder / "adapter_config.json")
         else:
             model.save_pretrained(folder)
@@ -42,23 +50,26 @@ def _without_card(model: PeftModel) -> Generator[None]:
 def load_weights(model: PreTrainedModel | PeftModel, folder: Path) -> None:
     """Copy weights that `save_pretrained` wrote back into `model`, bit for bit and in place.
 
-    Raises CheckpointError where they are another model's; then nothing has been changed.
+    Of a sharded model each rank takes its part. Raises CheckpointError where they are another model's; then nothing
+    has been changed.
     """
     if isinstance(model, PeftModel):
         _load_adapter_weights(model, folder)
         return
+    if holds_shards(folder):
+        load_tensors(model, SavedShards(folder / SHARDS), folder)
+        return
     with quiet_transformers():
         # Through transformers, because some architectures are stored under other names and shapes than they run with.
         saved_model = type(model).from_pretrained(folder, dtype=model.dtype)
-    saved, current = dict(saved_model.named_parameters()), dict(model.named_parameters())
-    wrong = [name for name in saved.keys() | current.keys() if _shape(saved, name) != _shape(current, name)]
-    if wrong:
-        raise CheckpointError(
-            f"the weights in {folder} are not those of the {type(model).__name__} in use: {len(wrong)} differ in name "
-            f"or shape, such as {min(wrong)}"
-        )
-    for name, weight in current.items():
-        weight.copy_(saved[name])
+    load_tensors(model, dict(saved_model.named_parameters()), folder)
+
+
+def whole_adapter(model: PeftModel) -> dict[str, Tensor]:
+    """The tensors of an adapter, gathered from the ranks, which all have to call it; by their names in the model."""
+    state = model.state_dict()
+    adapter = {id(tensor) for tensor in _adapter_tensors(model, state).values()}
+    return gather_whole({name: t for name, t in state.items() if id(t) in adapter}, what="gathering an adapter")
 
 
 def _settle_adapter_config(config_file: Path) -> None:
@@ -79,12 +90,29 @@ def _settle_adapter_config(config_file: Path) -> None:
 def _load_adapter_weights(model: PeftModel, folder: Path) -> None:
     saved = load_peft_weights(str(folder), device="cpu")
     wanted = model.state_dict()
+    if any(map(is_sharded, wanted.values())):
+        _fill_adapter(_adapter_tensors(model, wanted), saved, folder)
+        return
     result = set_peft_model_state_dict(model, saved)
     missing = [name for name in result.missing_keys if name in wanted and "lora_" in name]
     wrong = [*result.unexpected_keys, *missing]
     if wrong:
-        raise CheckpointError(f"{folder} holds the weights of another adapter than the one in use, such as {wrong[0]}")
+        raise CheckpointError(_other_adapter(folder, wrong[0]))
 
 
-def _shape(tensors: dict[str, torch.nn.Parameter], name: str) -> tuple[int, ...] | None:
-    return tuple(tensors[name].shape) if name in tensors else None
+def _adapter_tensors(model: PeftModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of `state`, which is the model's, that belong to the adapter, by their names in its file."""
+    return get_peft_model_state_dict(model, state_dict=state, save_embedding_layers=False)
+
+
+def _fill_adapter(tensors: dict[str, Tensor], saved: dict[str, Tensor], folder: Path) -> None:
+    shapes = [{name: tuple(t.shape) for name, t in each.items()} for each in (tensors, saved)]
+    wrong = sorted(name for name, _ in shapes[0].items() ^ shapes[1].items())
+    if wrong:
+        raise CheckpointError(_other_adapter(folder, wrong[0]))
+    for name, tensor in tensors.items():
+        fill(tensor, saved[name])
+
+
+def _other_adapter(folder: Path, name: str) -> str:
+    return f"{folder} holds the weights of another adapter than the one in use, such as {name}"

@@ -1,11 +1,14 @@
 """A value head on the policy's own layers, so that both share one trunk. Separate value models are in scalar.py."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from proximo.distributed.shard_files import fill, gather_whole
 from proximo.errors import CheckpointError, ModelError
 from proximo.models.language import LanguageModel
 from proximo.models.scalar import HeadStart, ScalarModel, scalar_over
@@ -41,9 +44,19 @@ def refuse_half_shared(value: ScalarModel, policy: LanguageModel) -> None:
 
 def save_head(model: ScalarModel, folder: Path) -> None:
     """Write the head alone to a new folder."""
+    write_head(_head(model), folder)
+
+
+def write_head(head: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a head whose tensors are whole to a new folder."""
     folder.mkdir()
-    tensors = {name: tensor.detach().contiguous() for name, tensor in _head(model).items()}
+    tensors = {name: tensor.detach().contiguous() for name, tensor in head.items()}
     save_file(tensors, folder / HEAD_FILE, metadata={"format": "pt"})
+
+
+def whole_head(model: ScalarModel) -> dict[str, Tensor]:
+    """The head's tensors, gathered from the ranks, which all have to call it."""
+    return gather_whole(_head(model), what="gathering a value head")
 
 
 @torch.no_grad()
@@ -57,7 +70,7 @@ def load_head(model: ScalarModel, folder: Path) -> None:
     if {name: t.shape for name, t in saved.items()} != {name: t.shape for name, t in current.items()}:
         raise CheckpointError(f"{folder} holds the value head of a model of another width than the one in use")
     for name, tensor in current.items():
-        tensor.copy_(saved[name])
+        fill(tensor, saved[name])
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from proximo.algorithms.losses import ValueStatistics
-from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.config.ppo.options import PPOConfig
 from proximo.dataflow.executor import Handler
 from proximo.learner.update import Learner
@@ -106,7 +107,7 @@ class ValueWorker(RoleWorker[ScalarModel]):
     def _saved_head(self) -> ScalarModel | None:
         return self.model if self.is_on_trunk else None
 
-    def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer]:
+    def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer | RankWriter]:
         return writers_for(self.saved_models, self.learners, tokenizer, head=self._saved_head)
 
     def state(self) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from proximo.checkpoint.store import Checkpoint, Writer
+from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.writers import RankWriter, Writer
 from proximo.dataflow.executor import Handler
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
@@ -53,7 +54,7 @@ class RoleWorker(ABC, Generic[Model]):
         """Role -> learner; empty for a role without one."""
         return {} if self.learner is None else {self.role: self.learner}
 
-    def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer]:
+    def writers(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Writer | RankWriter]:
         """Name -> writer of this role's models and optimizer into a checkpoint."""
         return writers_for(self.saved_models, self.learners, tokenizer)
 

@@ -1,0 +1,77 @@
+"""One checkpoint on disk, compared with its manifest, and which ones there are. Not which to keep."""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proximo.checkpoint.manifest import DamagedError, verify_folder
+from proximo.checkpoint.state import SavedState
+from proximo.checkpoint.writers import STATE
+from proximo.errors import CheckpointError
+
+STEP_NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """One complete checkpoint on disk."""
+
+    step: int
+    folder: Path
+    state: Mapping[str, Any]
+    """What was given as `state` when it was saved."""
+    metric: float | None
+
+    def path(self, name: str) -> Path:
+        """The file or folder that the writer called `name` made; CheckpointError where there was no such writer."""
+        path = self.folder / name
+        if not path.exists():
+            held = ", ".join(sorted(entry.name for entry in self.folder.iterdir()))
+            raise CheckpointError(f"the checkpoint {self.folder} has no {name!r}; it holds {held}")
+        return path
+
+
+def folder_of(checkpoints: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies in a folder of checkpoints."""
+    return checkpoints / f"step-{step:06d}"
+
+
+def saved_steps(folder: Path) -> tuple[int, ...]:
+    """The steps with a checkpoint in a folder of checkpoints, ascending, damaged ones too."""
+    names = (STEP_NAME.fullmatch(path.name) for path in folder.glob("step-*"))
+    return tuple(sorted(int(name[1]) for name in names if name is not None))
+
+
+def open_checkpoint(checkpoints: Path, step: int, *, parts: Collection[str] | None) -> Checkpoint:
+    """The checkpoint of a step, compared with its manifest as `verify_folder` does. Raises DamagedError."""
+    folder = folder_of(checkpoints, step)
+    manifest = verify_folder(folder, parts=None if parts is None else (STATE, *parts))
+    if manifest.step != step:
+        raise DamagedError(f"{folder} holds the checkpoint of step {manifest.step}: it was renamed")
+    state = json.loads((folder / STATE).read_bytes(), object_hook=SavedState)
+    return Checkpoint(step=step, folder=folder, state=state, metric=manifest.metric)
+
+
+def first_complete(checkpoints: Path, steps: Iterable[int]) -> str | None:
+    """The name of the first checkpoint that is whole, every hash compared."""
+    for step in steps:
+        try:
+            return open_checkpoint(checkpoints, step, parts=None).folder.name
+        except DamagedError:  # look further
+            continue
+    return None
+
+
+def left_by_failed_save(checkpoints: Path) -> str:
+    """What a save that failed leaves to go on from."""
+    if saved_steps(checkpoints):  # what has its name is complete
+        return (
+            "The latest complete checkpoint is untouched: make room, or mend the disk, and go on from it with --resume"
+        )
+    return (
+        "It would have been the first one, so there is none to go on from: make room, or mend the disk, and start "
+        "again with --resume=auto or --overwrite"
+    )
