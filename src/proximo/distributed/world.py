@@ -102,13 +102,13 @@ def using(world: World) -> Generator[World]:
 
 def whole(tensor: "Tensor") -> "Tensor":
     """The whole of a tensor, gathered if it is sharded; then every rank has to call it."""
-    gather: "Callable[[], Tensor] | None" = getattr(tensor, "full_tensor", None)
+    gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def local(tensor: "Tensor") -> "Tensor":
     """The part of a tensor on this rank: its shard, or all of it."""
-    part: "Callable[[], Tensor] | None" = getattr(tensor, "to_local", None)
+    part: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
     return tensor if part is None else part()
 
 

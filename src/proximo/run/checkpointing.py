@@ -28,7 +28,8 @@ def writers_for(
 ) -> dict[str, Writer | RankWriter]:
     """One folder per role in Hugging Face layout with tokenizer and template, one file per optimizer.
 
-    Of a model that lies on several ranks each writes its part of weights and optimizer. Adapters and heads are gathered.
+    Of a model that lies on several ranks each writes its part of weights and optimizer; adapters and heads are
+    gathered.
 
     `head`: a value model on the policy's trunk; its folder `value` gets the head and the tokenizer only.
     """
@@ -45,7 +46,6 @@ def writers_for(
 
 
 def _model_writer(model: LanguageModel | ScalarModel, tokenizer: PreTrainedTokenizerBase) -> Writer | RankWriter:
-    model.backbone.release()
     inner = model.model
     if not any(map(is_sharded, inner.parameters())):
         return _with_tokenizer(lambda path: save_pretrained(inner, path), tokenizer)
@@ -55,7 +55,6 @@ def _model_writer(model: LanguageModel | ScalarModel, tokenizer: PreTrainedToken
 
 
 def _head_writer(model: ScalarModel, tokenizer: PreTrainedTokenizerBase) -> Writer | RankWriter:
-    model.backbone.release()
     if not any(map(is_sharded, model.trained_head())):
         return _with_tokenizer(lambda path: save_head(model, path), tokenizer)
 
@@ -121,8 +120,6 @@ def restore_models(
 
     The checkpoint may be of another number of ranks than those of the models now.
     """
-    for model in models.values():
-        model.backbone.release()
     if head is not None:
         load_head(head, checkpoint.path("value"))
     for role, model in models.items():
