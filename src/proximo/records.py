@@ -75,7 +75,7 @@ class Passes:
     """What the model passes over a batch gave: the inputs of `make_experience` beside the scores."""
 
     old_logprobs: Tensor
-    """[T] float32."""
+    """[T] float32: the policy's log-probs at the start of the step."""
     reference_logprobs: Tensor | None = None
     """[T] float32."""
     full_kl: Tensor | None = None

@@ -12,7 +12,8 @@ from builders import tiny_language_model, tiny_tokenizer
 from distributed.ranks import Ranks
 from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
-from proximo.distributed.world import whole
+from proximo.distributed.world import current, whole
+from proximo.errors import RankError
 from proximo.models import fast_path
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
@@ -143,6 +144,36 @@ def test_two_ranks_compute_what_one_rank_computes(two: Ranks, name: str) -> None
 def test_three_ranks_compute_what_one_rank_computes(three: Ranks, devices: dict[str, Any]) -> None:
     """Twenty steps; the last minibatch of each has two responses, so that one rank has none."""
     check(three, "accumulation", devices, 20)
+
+
+def flip_one_bit(what: str) -> str:
+    """The message of the step in which a number of rank 1 has another last bit."""
+    plain_paths()
+    trainer = PPOTrainer(
+        LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config(), devices=DevicesConfig(**WHOLE)
+    )
+    handlers, wrong = trainer.roles.value.values, current().rank == 1
+
+    def values(responses: Any) -> Any:
+        (found,) = handlers(responses)
+        if wrong:
+            found.view(torch.int32)[0] ^= 1
+        return (found,)
+
+    if what == "a value":
+        trainer.roles.value.values = values
+    elif wrong:
+        next(trainer.policy.model.parameters()).data.view(torch.int32)[0, 0] ^= 1
+    try:
+        trainer.step(["a", "b"], [[9, 8, 7], [6, 5]], [1.0, 0.0])
+    except RankError as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("what", ["a value", "a weight"])
+def test_one_other_bit_on_a_rank_is_found_in_that_step(two: Ranks, what: str) -> None:
+    assert all("rank 1 has other numbers than rank 0" in message for message in two.run(flip_one_bit, what))
 
 
 @pytest.mark.soak

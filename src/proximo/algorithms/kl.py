@@ -49,7 +49,7 @@ def k3(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*sh
 
 
 def absolute(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """|d| per token."""
+    """|d| of each token, where d is the difference of log-probs: an estimate that is biased upwards."""
     return (logprobs - reference_logprobs).abs()
 
 

@@ -21,7 +21,7 @@ class SavedState(dict[str, Any]):
     """A mapping that refuses with CheckpointError where it lacks what is asked for by `[]`."""
 
     def __missing__(self, key: str) -> Never:
-        """Raises CheckpointError."""
+        """Raises CheckpointError that names the missing entry."""
         raise CheckpointError(f"the state of the checkpoint has no {key!r}: {_ANOTHER_VERSION}")
 
 

@@ -62,7 +62,7 @@ class Dialogue:
         self._turns: tuple[Message, ...] = ()
 
     def reset(self) -> None:
-        """Clear the conversation."""
+        """Forget all messages of the conversation."""
         self._turns = ()
 
     def answer(self, text: str) -> Answer:

@@ -59,7 +59,7 @@ class FilterState:
 
     @property
     def out(self) -> frozenset[int]:
-        """All removed prompts."""
+        """All prompts that the filter has removed so far."""
         return frozenset(self.too_easy) | frozenset(self.too_hard)
 
     def to_json(self) -> dict[str, Any]:

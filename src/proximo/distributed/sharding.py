@@ -65,6 +65,11 @@ class Sharding:
         return self._root(run)
 
     @property
+    def module(self) -> nn.Module:
+        """The module that holds all shards, for moving them to another device."""
+        return self._root
+
+    @property
     def num_copies(self) -> int:
         """Number of ranks that hold the same shard: above 1 in hybrid sharding."""
         return self._num_copies

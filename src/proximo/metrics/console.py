@@ -101,7 +101,7 @@ class _ResilientConsole(Console):
 
 
 class QuietProgress:
-    """Shows only warnings."""
+    """The view of `--quiet`: shows only warnings."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -35,7 +35,7 @@ class Recorder:
         self._values[name] = value if earlier is None else combine(earlier, value)
 
     def record_all(self, values: Mapping[str, MetricValue]) -> None:
-        """Add several values."""
+        """Add several values, by the names of their metrics."""
         for name, value in values.items():
             self.record(name, value)
 

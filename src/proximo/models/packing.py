@@ -56,7 +56,7 @@ class PackedResponses:
     predictors: Int64[Tensor, "responded"]
     """Flat index of the hidden state before each response token."""
     targets: Int64[Tensor, "responded"]
-    """The response tokens."""
+    """The response tokens, in the order of `predictors`."""
     value_positions: Int64[Tensor, "states"]
     """For each response, its predictors and then its last token."""
     response_lengths: tuple[int, ...]

@@ -19,6 +19,7 @@ from proximo.data.examples import TextExample
 from proximo.data.order import rows_at
 from proximo.dataflow.executor import Executor, LocalExecutor, Outcome
 from proximo.dataflow.graph import Graph
+from proximo.distributed.world import current
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.learner.update import Learner
 from proximo.metrics.recorder import Recorder
@@ -45,6 +46,7 @@ from proximo.ppo.inputs.parts import as_seed, as_source, check_config, check_tok
 from proximo.ppo.inputs.token_ids import Mask
 from proximo.ppo.kl_coefficient import adapted_coefficient, first_coefficient
 from proximo.ppo.roles.build import make_roles
+from proximo.ppo.roles.digest import step_digest
 from proximo.ppo.roles.driver import driver_handlers
 from proximo.ppo.step_metrics import StepOutcome, step_metrics
 from proximo.ppo.train_state import TrainState
@@ -258,6 +260,9 @@ class PPOTrainer:
             ),
         )
         end = self._run(end_graph(self.config), {}, state=state)
+        if (world := current()).size > 1:
+            digest = step_digest(step.experience, state, self.roles)
+            world.agree(digest, what=f"the records and weights of step {state.steps_done}")
         self.state = state
         return replace(step, seconds={**step.seconds, **end.seconds})
 

@@ -66,7 +66,7 @@ class ProcessFunctionReward:
         return taken.metrics(self.name) if taken.num_responses else {}
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process of the function."""
         self._pool.close()
 
     def _scored(self, responses: Sequence[Response], outcome: WorkResult) -> list[Scored]:

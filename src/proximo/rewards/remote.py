@@ -137,7 +137,7 @@ class RemoteReward:
         return taken.metrics(self.name) if taken.num_responses else {}
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections to the service."""
         self._requests.close()
 
     def _work(self, call: "_Call") -> None:

@@ -121,7 +121,7 @@ class VerifierReward:
         return taken.metrics(self.name) if taken.num_responses else {}
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the worker processes."""
         self._pool.close()
 
     def _collect(self, requests: Mapping[bytes, bytes]) -> dict[bytes, Work]:

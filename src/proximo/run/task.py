@@ -22,7 +22,7 @@ class Task(Protocol):
     best_is_lowest: bool
 
     def step(self, step: int) -> Record:
-        """Take one step."""
+        """Take one step, and return its metrics and samples."""
         ...
 
     def evaluate(self, num_rows: int | None = None) -> Record | None:

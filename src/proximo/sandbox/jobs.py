@@ -90,7 +90,7 @@ class Outcome:
 
 
 class Job(Protocol):
-    """A running program."""
+    """A running program, as the caller of the sandbox sees it."""
 
     name: int
     """The number by which its runner identifies it."""

@@ -68,7 +68,7 @@ class TemplateRenderer:
         return reply["text"]
 
     def close(self) -> None:
-        """End the process."""
+        """End the process that renders templates."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -26,7 +26,7 @@ CALIBRATED_FROM_PAIRS = 50
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tile:
-    """One headline figure."""
+    """One headline figure at the top of the report."""
 
     label: str
     unit: str

@@ -10,6 +10,7 @@ from proximo.config.devices import DevicesConfig
 from proximo.config.ppo.options import PPOConfig
 from proximo.config.ppo.trunk import trunk_problem
 from proximo.data.examples import TextExample
+from proximo.distributed.world import current
 from proximo.errors import ConfigError
 from proximo.learner.own_optimizer import OwnOptimizer
 from proximo.models.cpu.thread_split import operators_are_watched
@@ -69,7 +70,12 @@ class Roles:
 
     @property
     def calls_together(self) -> tuple[str, ...]:
-        """Calls that may run concurrently now; none while a profiler, dispatch mode or autocast is active."""
+        """Calls that may run concurrently now; none while a profiler, dispatch mode or autocast is active.
+
+        None on several ranks either: two threads would meet the other ranks in an order of their own.
+        """
+        if current().size > 1:
+            return ()
         trained = [worker for worker in (self.policy, self.value) if worker is not None]
         allowed = overlaps_updates(
             self.policy.config,

@@ -17,7 +17,7 @@ OPENING = re.compile(r"(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<tag>[\w+-]*)\}?[ \t
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block."""
+    """A fenced block of a response, with its language."""
 
     tag: str
     """The language in lower case; empty if none is given."""

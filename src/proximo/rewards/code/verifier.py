@@ -129,7 +129,7 @@ class CodeVerifier:
         return _nothing(self._options.incorrect_score, "not graded within answer_seconds")
 
     def close(self) -> None:
-        """Ends the sandbox."""
+        """Ends the sandbox and the programs in it."""
         self._runner.close()
 
     def _prompt(self, metadata: Mapping[str, Any], asked: str | Sequence[Mapping[str, Any]]) -> str:

@@ -39,7 +39,7 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A parsed expression."""
+    """A parsed expression, with its exact value and what it was made of."""
 
     value: Fraction | None
     """The exact value; None for a division by 0."""

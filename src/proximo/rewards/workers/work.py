@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Done:
-    """The worker answered."""
+    """The outcome of a request that the worker answered."""
 
     value: Any
     seconds: float

@@ -34,7 +34,8 @@ def shard_model(
         _shard(model, devices, role=role, on_trunk=on_trunk)
     if devices.offload_of(role) == "idle" and not trains:
         _check_own_tensors(model, beside, role=role)
-        model.backbone.idle_place = IdlePlace(model.model, model.device)
+        sharding = model.backbone.sharding
+        model.backbone.idle_place = IdlePlace(model.model if sharding is None else sharding.module, model.device)
         model.backbone.idle_place.enter()
 
 

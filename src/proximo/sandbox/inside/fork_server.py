@@ -33,7 +33,7 @@ FOLDER_LOOK_SECONDS = 0.01
 
 @dataclass(kw_only=True, slots=True)
 class Child:
-    """A running program."""
+    """A running program, as the fork server sees it."""
 
     name: int
     slot: int
