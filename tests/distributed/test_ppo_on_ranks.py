@@ -17,6 +17,8 @@ from proximo.errors import RankError
 from proximo.models import fast_path
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
+from proximo.models.scalar import HeadStart
+from proximo.models.sharing.shared_base import value_on_base
 from proximo.ppo.trainer import PPOTrainer
 
 NUM_STEPS = 20
@@ -44,6 +46,7 @@ def config(**options: Any) -> PPOConfig:
 
 
 GROUPS = {"advantage": {"estimator": "group_standardised"}}
+EARLY = {"max_gradient_norm": None, "non_finite_gradient": "stop", "in_backward": True}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "accumulation": {"tokens_per_microbatch": 14},
@@ -53,6 +56,9 @@ CASES: dict[str, dict[str, Any]] = {
     "full_kl": {"kl": {"estimator": "full", "apply_to": "loss", "coefficient": 0.1}},
     "full_kl_reward": {"kl": {"estimator": "full", "coefficient": 0.1}},
     "follows": {"kl": {"reference_every_steps": 2, "reference_decay": 0.5}, "average_decay": 0.9},
+    "in_backward": {
+        **{f"{role}_optimizer": {"learning_rate": 1e-3, **EARLY} for role in ("policy", "value")},
+    },
     "guards": {"guards": {"target_kl": 1e-4, "max_skipped_fraction": 1.0}, "epochs_per_step": 2},
 }
 
@@ -63,13 +69,18 @@ def run_case(name: str, devices: dict[str, Any], num_steps: int, dtype: torch.dt
     options, lora, trunk = dict(CASES.get(name, {})), name.startswith("lora"), name == "trunk"
     if name == "ptx":
         options |= {"ptx": {"coefficient": 0.5, "examples_per_update": 2}}
-    policy = LanguageModel(tiny_language_model(dtype=dtype, seed=3))
+    policy = LanguageModel(tiny_language_model(dtype=dtype, seed=3, tie_word_embeddings=name == "tied"))
     if lora:
         policy = policy.with_adapter(LoRAOptions(rank=2, alpha=4.0, seed=1))
+    value: Any = "trunk" if trunk else None
+    if name == "lora on one base":
+        value = value_on_base(policy, LoRAOptions(rank=2, alpha=4.0, seed=2), HeadStart.ZERO)
+    if name == "checkpointed layers":
+        policy.use_activation_checkpointing()
     trainer = PPOTrainer(
         policy,
         tiny_tokenizer(),
-        value="trunk" if trunk else None,
+        value=value,
         ptx=["abcabc", "de", "fghi"] if name == "ptx" else None,
         config=config(**options),
         devices=DevicesConfig(**devices),
@@ -132,6 +143,10 @@ EACH = {
     "guards": WHOLE,
     "trunk": FULL,
     "lora": FULL,
+    "lora on one base": FULL,
+    "tied": FULL,
+    "checkpointed layers": FULL,
+    "in_backward": FULL,
 }
 
 
@@ -144,6 +159,33 @@ def test_two_ranks_compute_what_one_rank_computes(two: Ranks, name: str) -> None
 def test_three_ranks_compute_what_one_rank_computes(three: Ranks, devices: dict[str, Any]) -> None:
     """Twenty steps; the last minibatch of each has two responses, so that one rank has none."""
     check(three, "accumulation", devices, 20)
+
+
+def gradients_of_first_update(devices: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Role and parameter -> whole gradient of the first update of one step in float32."""
+    plain_paths()
+    policy = LanguageModel(tiny_language_model(seed=3))
+    made = config(minibatch_responses=8, tokens_per_microbatch=20)
+    trainer = PPOTrainer(policy, tiny_tokenizer(), config=made, devices=DevicesConfig(**devices))
+    found: dict[str, torch.Tensor] = {}
+    for role, learner in trainer.learners.items():
+
+        def keep(norm: float, role: str = role, learner: Any = learner) -> None:
+            for name, parameter in learner.parameters.items():
+                found[f"{role}.{name}"] = whole(parameter.grad).clone()
+
+        learner._apply = keep
+    trainer.step(["ab", "cdefgh", "i"], [[9, 8, 7], [6, 5], [20, 21, 22, 23, 24, 25, 26]], [1.0, 0.0, 0.5])
+    return found
+
+
+@pytest.mark.parametrize("devices", [FULL, GRADS, WHOLE], ids=lambda devices: devices["shard"])
+def test_gradients_in_float32_differ_in_rounding_alone(two: Ranks, devices: dict[str, Any]) -> None:
+    wanted = gradients_of_first_update({})
+    for found in two.run(gradients_of_first_update, devices):
+        assert found.keys() == wanted.keys()
+        for name, gradient in wanted.items():
+            assert (found[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
 def flip_one_bit(what: str) -> str:
@@ -174,6 +216,33 @@ def flip_one_bit(what: str) -> str:
 @pytest.mark.parametrize("what", ["a value", "a weight"])
 def test_one_other_bit_on_a_rank_is_found_in_that_step(two: Ranks, what: str) -> None:
     assert all("rank 1 has other numbers than rank 0" in message for message in two.run(flip_one_bit, what))
+
+
+def step_with_a_broken_loss(devices: dict[str, Any]) -> tuple[dict[str, float], bool]:
+    """The metrics of a step in which the loss of rank 1 is not a number, and whether a weight moved."""
+    plain_paths()
+    trainer = PPOTrainer(
+        LanguageModel(tiny_language_model()), tiny_tokenizer(), config=config(), devices=DevicesConfig(**devices)
+    )
+    worker = trainer.roles.policy
+    loss = worker._loss
+
+    def broken(*given: Any) -> Any:
+        value, statistics = loss(*given)
+        return value * (float("nan") if current().rank == 1 else 1.0), statistics
+
+    worker._loss = broken
+    before = {name: whole(weight).clone() for name, weight in worker.model.model.named_parameters()}
+    line = trainer.step(["a", "b", "c"], [[9, 8, 7], [6, 5], [7]], [1.0, 0.0, 0.5])
+    moved = any(not torch.equal(whole(weight), before[name]) for name, weight in worker.model.model.named_parameters())
+    return {key: line[key] for key in ("policy/skipped_updates", "value/skipped_updates")}, moved
+
+
+@pytest.mark.parametrize("devices", [FULL, WHOLE], ids=lambda devices: devices["shard"])
+def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_by_all(two: Ranks, devices: dict[str, Any]) -> None:
+    for line, moved in two.run(step_with_a_broken_loss, devices):
+        assert line == {"policy/skipped_updates": 1, "value/skipped_updates": 0}
+        assert not moved
 
 
 @pytest.mark.soak

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from proximo.distributed.world import World, on_host
+from proximo.distributed.world import World, differing_ranks, on_host
 from proximo.errors import RankError
 
 Value = TypeVar("Value")
@@ -102,6 +102,19 @@ class ProcessGroupWorld(World):
     def barrier(self, *, what: str) -> None:
         with self.waiting(what):
             dist.barrier(group=self.records)
+
+    def agree(self, digest: Any, *, what: str) -> None:
+        digests = self.gather(digest, what=what)
+        differing = differing_ranks(digests)
+        if not differing:
+            return
+        common = next(rank for rank in range(self.size) if rank not in differing)
+        names = ", ".join(str(rank) for rank in differing)
+        raise RankError(
+            f"{what}: rank {names} has other numbers than rank {common} ({digests[differing[0]]} and "
+            f"{digests[common]}). Ranks must have the same bits: their software, processors or memory differ, or this "
+            "is a mistake of Proximo"
+        )
 
     def send_to_first(self, channel: str, message: bytes) -> None:
         self._num_sent += 1

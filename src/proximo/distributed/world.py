@@ -64,6 +64,10 @@ class World:
         """Wait until all ranks are here."""
         del what
 
+    def agree(self, digest: Any, *, what: str) -> None:
+        """Compare a digest of what all ranks must have in the same bits. Raises RankError that names who differs."""
+        del digest, what
+
     def send_to_first(self, channel: str, message: bytes) -> None:
         """Leave a message for rank 0, without waiting. Rank 0 reads it by `received`."""
         raise RuntimeError(f"a world of one rank has no other one to send {len(message)} bytes of {channel} to")
