@@ -93,13 +93,20 @@ class Sharding:
             yield
             return
         self.release()
+        with torch.no_grad():  # FSDP wants its first pass to be the root's
+            self._root(lambda: None)
         for unit in self._units:
             unit.unshard()
+        # Else each layer would give its parameters up after a pass, and the next one would wait for other ranks.
+        self._root.set_reshard_after_forward(False)
         self._is_gathered = True
         try:
             yield
         finally:
             self._is_gathered = False
+            for unit in self._units:
+                keeps = unit is self._root or self._options.keeps_gathered
+                unit.set_reshard_after_forward(not keeps, recurse=False)
             self.release()
 
 
