@@ -7,6 +7,7 @@ from proximo.algorithms.kl import k1
 from proximo.algorithms.pass_at_k import pass_at_k
 from proximo.config.ppo.options import PPOConfig
 from proximo.metrics.values import Mean, MetricValue, Sum
+from proximo.models.language import LanguageModel
 from proximo.ppo.counted import task_reward_of
 from proximo.ppo.roles.build import Roles
 from proximo.ppo.roles.passes import logprobs_of
@@ -18,6 +19,7 @@ from proximo.records import Prompt, Scored
 from proximo.rewards.source import RewardSource
 from proximo.rewards.statistics import statistics_of
 from proximo.rollout.engine import Engine
+from proximo.rollout.on_ranks import sampling_with
 from proximo.rollout.sampling import RandomKey
 from proximo.run.user_code import ask
 
@@ -46,19 +48,20 @@ def evaluate_policy(
     size = config.evaluation_samples_per_prompt
     roles.policy.push_weights()
 
-    def answered(engine: Engine, where: str) -> list[Scored]:
-        responses = engine.generate(
-            prompts,
-            num_samples=size,
-            options=sampling_options(config, greedy=config.evaluate_greedy),
-            key=RandomKey(seed=seed, purpose="evaluation", step=0),
-            on_finished=eager_begin(reward),
-        )
+    def answered(engine: Engine, model: LanguageModel, where: str) -> list[Scored]:
+        with sampling_with(engine, model):
+            responses = engine.generate(
+                prompts,
+                num_samples=size,
+                options=sampling_options(config, greedy=config.evaluate_greedy),
+                key=RandomKey(seed=seed, purpose="evaluation", step=0),
+                on_finished=eager_begin(reward),
+            )
         scored = ask(reward, responses)
         check_scored_fraction(scored, config.guards, where=where)
         return scored
 
-    scored = answered(roles.evaluated.engine, "evaluation")
+    scored = answered(roles.evaluated.engine, roles.evaluated.model, "evaluation")
     responses = [s.response for s in scored]
     divergences: list[float | None] = [None] * len(responses)
     if roles.reference is not None:
@@ -75,7 +78,7 @@ def evaluate_policy(
         metrics["evaluation/task_reward"] = Mean.of(task_reward_of(s, config.task_reward) for s in scored if s.valid)
     opponents: list[Scored | None] = [None] * len(scored)
     if roles.reference is not None and roles.reference.engine is not None:
-        opponents = list(answered(roles.reference.engine, "evaluation, the reference's answers"))
+        opponents = list(answered(roles.reference.engine, roles.reference.model, "evaluation, the reference's answers"))
         metrics |= _duel_metrics(scored, opponents)
     return Evaluation(scored=tuple(scored), kl=tuple(divergences), reference=tuple(opponents), metrics=metrics)
 

@@ -64,3 +64,8 @@ class ClosableSource(Protocol):
     def close(self) -> None:
         """Ends everything that the source started."""
         ...
+
+
+def is_eager(source: RewardSource) -> bool:
+    """Whether the source can start scoring a response early, or one of the sources that it sums up can."""
+    return isinstance(source, EagerSource) and getattr(source, "is_eager", True)

@@ -9,7 +9,7 @@ from proximo.metrics.values import MetricValue
 from proximo.records import Prompt, Response, Scored, ScoreState
 from proximo.rewards.concurrent import score_concurrently
 from proximo.rewards.dense import is_list, weighted_sum
-from proximo.rewards.source import CheckingSource, ClosableSource, EagerSource, MeasuredSource, RewardSource
+from proximo.rewards.source import CheckingSource, ClosableSource, EagerSource, MeasuredSource, RewardSource, is_eager
 
 
 class WeightedReward:
@@ -27,6 +27,11 @@ class WeightedReward:
         for pair in sources:
             _check_pair(pair)
         self.sources = tuple(sources)
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether one of the sources is an `EagerSource`."""
+        return any(is_eager(source) for _, source in self.sources)
 
     def begin(self, response: Response) -> None:
         """Starts the response on every source that is an `EagerSource`."""

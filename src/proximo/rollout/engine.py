@@ -76,16 +76,21 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     """Hex digest of the names, shapes, dtypes and at most 64 evenly spaced entries of each tensor.
 
     It is cheap enough to compute in every step, and an optimizer step changes it. A change of a few single entries may
-    go unnoticed.
+    go unnoticed. Of a sharded tensor it reads this rank's part.
     """
     digest, sampled = hashlib.sha256(), dict[torch.dtype, list[Tensor]]()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        flat = tensor.reshape(-1)
+        flat = _on_this_rank(tensor).reshape(-1)
         sampled.setdefault(tensor.dtype, []).append(flat[:: -(-len(flat) // _SAMPLED) or 1])
     for numbers in sampled.values():
         digest.update(torch.cat(numbers).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _on_this_rank(tensor: Tensor) -> Tensor:
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)  # of a DTensor, which is not imported
+    return tensor if to_local is None else to_local()
 
 
 def push_weights(engine: Engine, version: int, tensors: Mapping[str, Tensor]) -> None:

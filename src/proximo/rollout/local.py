@@ -75,6 +75,10 @@ class LocalEngine:
         """True in float32, where engine and learner compute the same log-probs."""
         return self._model.precision is Precision.FLOAT32
 
+    def samples_from(self, model: LanguageModel) -> bool:
+        """Whether this model's own tensors are those that it samples with."""
+        return self._model is model
+
     @torch.no_grad()
     def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """See `Engine.load_weights`. Tensors that are the learner's own are not copied.

@@ -12,7 +12,7 @@ Legend: B rows, V vocabulary, F tokens that end a response.
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import NoneType
 
 import torch
@@ -114,17 +114,28 @@ class RandomKey:
     """Such as `rollout` or `evaluation`. Different purposes get independent draws."""
     step: int | None = None
     """Training step; None if all steps use the same draws, as in evaluation."""
+    first_prompt: int = 0
+    prompt_stride: int = 1
+    """The prompts of a call are every `prompt_stride`-th of the batch, from `first_prompt` on. Draws are functions of
+    their indices in the batch."""
+
+    def of_share(self, rank: int, num_ranks: int) -> "RandomKey":
+        """The key for the prompts rank, rank + num_ranks, ... of the batch."""
+        return replace(self, first_prompt=rank, prompt_stride=num_ranks)
 
     def stream(self, prompt_index: int, sample_index: int) -> int:
         """Signed 64-bit number of one response. Its draws are a function of it and the token position."""
-        return int.from_bytes(self._digest(prompt_index, sample_index), "little", signed=True)
+        return int.from_bytes(self._digest(self._in_batch(prompt_index), sample_index), "little", signed=True)
 
     def limit(self, prompt_index: int, options: SamplingOptions) -> int:
         """Length limit in tokens of the responses to a prompt, the same for all its samples, uniform in the range."""
         if options.random_limit_min is None:
             return options.max_new_tokens
-        drawn = int.from_bytes(self._digest(prompt_index, "limit"), "little")
+        drawn = int.from_bytes(self._digest(self._in_batch(prompt_index), "limit"), "little")
         return options.random_limit_min + drawn % (options.max_new_tokens - options.random_limit_min + 1)
+
+    def _in_batch(self, prompt_index: int) -> int:
+        return self.first_prompt + prompt_index * self.prompt_stride
 
     def _digest(self, *indices: int | str) -> bytes:
         text = repr((self.seed, self.purpose, self.step, *indices))

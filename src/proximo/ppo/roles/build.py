@@ -25,7 +25,7 @@ from proximo.ppo.roles.learners import make_learners
 from proximo.ppo.roles.moving_average import AverageWorker
 from proximo.ppo.roles.policy import PolicyWorker
 from proximo.ppo.roles.reference import ReferenceWorker
-from proximo.ppo.roles.reward import RewardWorker
+from proximo.ppo.roles.reward import RewardWorker, eager_begin
 from proximo.ppo.roles.value import ValueWorker
 from proximo.ppo.roles.worker import RoleWorker
 from proximo.ppo.update.overlap import BOTH_UPDATES, overlaps_updates
@@ -34,6 +34,7 @@ from proximo.rewards.source import RewardSource
 from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
 from proximo.run.build.sharding import shard_model
+from proximo.rollout.on_ranks import on_ranks
 from proximo.run.build.stop_token_ids import ending_ids
 
 
@@ -129,11 +130,11 @@ def make_roles(  # noqa: PLR0913 - every part can be replaced by the caller
         policy,
         learner,
         config,
-        engine=engine or built_in_engine(policy, tokenizer, config),
+        engine=built_in_engine(policy, tokenizer, config) if engine is None else on_ranks(engine),
         seed=seed,
         texts=make_text_loss(texts, policy, tokenizer, config=config, seed=seed),
         concurrent_model=critic,
-        on_finished=reward_worker.begin,
+        on_finished=lambda: eager_begin(reward_worker.source),
     )
     reference_worker = value_worker = average = None
     if reference is not None:
@@ -188,7 +189,7 @@ def _critic(
     return scalar_from_language_model(policy, HeadStart.ZERO, seed=seed) if value is None else value
 
 
-def built_in_engine(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> LocalEngine:
-    """The built-in engine, which uses the model's own tensors."""
+def built_in_engine(model: LanguageModel, tokenizer: PreTrainedTokenizerBase, config: PPOConfig) -> Engine:
+    """The built-in engine, which uses the model's own tensors, on all ranks."""
     endings = ending_ids(model.base, tokenizer)
-    return LocalEngine(model, tokenizer, eos_token_ids=endings, max_num_seqs=config.rollout.max_num_seqs)
+    return on_ranks(LocalEngine(model, tokenizer, eos_token_ids=endings, max_num_seqs=config.rollout.max_num_seqs))

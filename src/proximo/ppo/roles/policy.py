@@ -41,7 +41,8 @@ from proximo.ppo.update.policy_loss import (
 from proximo.ppo.update.ptx import JointUpdates, TextLoss
 from proximo.ppo.update.reports import AT_REST, Report, UpdateLog, policy_metrics, update_metrics
 from proximo.records import Experience, Prompt, Response
-from proximo.rollout.engine import Engine, push_weights
+from proximo.rollout.engine import Engine
+from proximo.rollout.on_ranks import push_to, sampling_with
 from proximo.rollout.sampling import RandomKey, SamplingOptions
 
 Statistics = TypeVar("Statistics")
@@ -63,14 +64,14 @@ class PolicyWorker(RoleWorker[LanguageModel]):
         seed: int,
         texts: TextLoss | None = None,
         concurrent_model: ScalarModel | None = None,
-        on_finished: Callable[[Response], None] | None = None,
+        on_finished: Callable[[], Callable[[Response], None] | None] = lambda: None,
         check_first: bool = True,
     ) -> None:
         """Args beyond those of a worker.
 
         `texts`: PTX texts for every update. `concurrent_model`: the model that may be trained at the same time.
-        `on_finished`: called with each response of a step as soon as it is complete. `check_first`: check the first
-        minibatch of each step against the limits of update/invariants.py.
+        `on_finished`: gives, at each rollout, the callback for responses that are complete, if there is one.
+        `check_first`: check the first minibatch of each step against the limits of update/invariants.py.
         """
         super().__init__(model, learner)
         self.config = config
@@ -106,27 +107,28 @@ class PolicyWorker(RoleWorker[LanguageModel]):
 
     def push_weights(self) -> tuple[()]:
         """Send the current weights to the engine. Raises TrainingError if it does not hold them afterwards."""
-        with self.model.backbone.gathered():
-            push_weights(self.engine, self.version, dict(self.model.trainable_parameters()))
+        push_to(self.engine, self.model, version=self.version)
         return ()
 
     def generate(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
         """Sample the configured number of responses to each prompt."""
-        self.push_weights()
-        responses = self.engine.generate(
-            prompts,
-            num_samples=self.config.sampled_per_prompt,
-            options=sampling_options(self.config),
-            key=self._key(state),
-            on_finished=self.on_finished,
-        )
+        with sampling_with(self.engine, self.model):
+            self.push_weights()
+            responses = self.engine.generate(
+                prompts,
+                num_samples=self.config.sampled_per_prompt,
+                options=sampling_options(self.config),
+                key=self._key(state),
+                on_finished=self.on_finished(),
+            )
         return (responses,)
 
     def generate_greedy(self, prompts: Sequence[Prompt], state: TrainState) -> tuple[list[Response]]:
         """The greedy response to each prompt."""
-        self.push_weights()
         options = sampling_options(self.config, greedy=True)
-        return (self.engine.generate(prompts, num_samples=1, options=options, key=self._key(state)),)
+        with sampling_with(self.engine, self.model):
+            self.push_weights()
+            return (self.engine.generate(prompts, num_samples=1, options=options, key=self._key(state)),)
 
     def _key(self, state: TrainState) -> RandomKey:
         return RandomKey(seed=self.seed, purpose="rollout", step=state.steps_done)

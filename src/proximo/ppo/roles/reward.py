@@ -12,7 +12,7 @@ from proximo.ppo.reference_answers import answer_responses
 from proximo.ppo.scores import check_scored_fraction
 from proximo.ppo.train_state import TrainState
 from proximo.records import Response, Scored, ScoreState
-from proximo.rewards.source import EagerSource, RewardSource
+from proximo.rewards.source import EagerSource, RewardSource, is_eager
 from proximo.run.user_code import ask
 
 
@@ -31,11 +31,6 @@ class RewardWorker:
     def handlers(self) -> Mapping[str, Handler]:
         """See `dataflow/executor.py::Worker`."""
         return {"score": self.score}
-
-    def begin(self, response: Response) -> None:
-        """Let an eager source start scoring a response that is complete."""
-        if (begin := eager_begin(self.source)) is not None:
-            begin(response)
 
     def score(
         self, state: TrainState, responses: Sequence[Response], greedy: Sequence[Response] = ()
@@ -73,7 +68,7 @@ class RewardWorker:
 
 def eager_begin(source: RewardSource | None) -> Callable[[Response], None] | None:
     """The callback for complete responses, if the source is eager; else None."""
-    return source.begin if isinstance(source, EagerSource) else None
+    return source.begin if isinstance(source, EagerSource) and is_eager(source) else None
 
 
 def _with_answer(scored: Scored, answer: Scored) -> Scored:
