@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from proximo.distributed.world import local
 from proximo.errors import TrainingError
 from proximo.records import Prompt, Response
 from proximo.rollout.sampling import RandomKey, SamplingOptions
@@ -81,16 +82,11 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> str:
     digest, sampled = hashlib.sha256(), dict[torch.dtype, list[Tensor]]()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype};".encode())
-        flat = _on_this_rank(tensor).reshape(-1)
+        flat = local(tensor).reshape(-1)
         sampled.setdefault(tensor.dtype, []).append(flat[:: -(-len(flat) // _SAMPLED) or 1])
     for numbers in sampled.values():
         digest.update(torch.cat(numbers).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def _on_this_rank(tensor: Tensor) -> Tensor:
-    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)  # of a DTensor, which is not imported
-    return tensor if to_local is None else to_local()
 
 
 def push_weights(engine: Engine, version: int, tensors: Mapping[str, Tensor]) -> None:

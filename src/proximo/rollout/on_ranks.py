@@ -1,32 +1,20 @@
-"""Engines on several ranks. The built-in one samples a share of the prompts on each; another one runs on rank 0."""
+"""The engines of a run as all its ranks use them, and the weights that they sample with."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from proximo import errors
-from proximo.distributed.world import World, current
-from proximo.errors import ProximoError, RankError, TrainingError
+from proximo.distributed.world import current
 from proximo.models.language import LanguageModel
-from proximo.records import Prompt, Response
-from proximo.rollout.engine import Engine, Holding, push_weights
+from proximo.rollout.engine import Engine, push_weights
+from proximo.rollout.first_rank_engine import FirstRankEngine
 from proximo.rollout.local import LocalEngine
-from proximo.rollout.response_bytes import from_bytes, to_bytes
-from proximo.rollout.sampling import RandomKey, SamplingOptions
-
-POLL_SECONDS = 0.02
-"""Rank 0 looks this often for responses that ended on other ranks, while it samples its own and afterwards."""
-CHANNEL = "responses"
-_END = b"all"
-"""The message of a rank that has sampled all its responses, or failed."""
+from proximo.rollout.ranks_engine import RanksEngine
 
 
 def on_ranks(engine: Engine) -> Engine:
-    """The engine as all ranks of this world use it; the engine itself in a world of one. Every rank has to call it."""
+    """The engine as all ranks of this world use it; the engine itself in a world of one. Every rank has to call it.
+
+    The built-in one samples a share on each rank. Another one is called on rank 0 alone.
+    """
     world = current()
     if world.size == 1 or isinstance(engine, RanksEngine | FirstRankEngine):
         return engine
@@ -38,271 +26,12 @@ def push_to(engine: Engine, model: LanguageModel, *, version: int) -> None:
     if isinstance(engine, FirstRankEngine):
         engine.push(version, model)
         return
-    with weights_for(engine, model):
+    # An engine that samples from the model's own tensors copies none, so that they need not be whole.
+    shares = isinstance(engine, RanksEngine) and engine.own.samples_from(model)
+    with nullcontext() if shares else model.backbone.gathered():
         push_weights(engine, version, dict(model.trainable_parameters()))
 
 
 def sampling_with(engine: Engine, model: LanguageModel) -> AbstractContextManager[None]:
-    """Inside, the engine may sample: where it reads the weights of `model`, and these are sharded, they are whole."""
+    """Inside, the engine may sample: the weights of `model` are whole where it reads them."""
     return nullcontext() if isinstance(engine, FirstRankEngine) else model.backbone.gathered()
-
-
-def weights_for(engine: Engine, model: LanguageModel) -> AbstractContextManager[None]:
-    """Inside, the engine may be given the tensors of `model`. One that uses these tensors itself gets no others."""
-    shares = isinstance(engine, RanksEngine) and engine.own.samples_from(model)
-    return nullcontext() if shares else model.backbone.gathered()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Share:
-    """What one rank sampled, or why it could not."""
-
-    responses: bytes = b""
-    error: str | None = None
-    kind: str = ""
-    """Name of the exception's class."""
-
-
-class RanksEngine:
-    """The built-in engine of each rank: rank r samples the responses to the prompts r, r + n, ... of n ranks.
-
-    The ranks meet when all have sampled, not between two tokens. Draws are those of one rank, since they are functions
-    of the prompt's index in the whole batch.
-    """
-
-    def __init__(self, own: LocalEngine, world: World) -> None:
-        self.own = own
-        self.world = world
-
-    @property
-    def logprobs_are_the_learners(self) -> bool:
-        """See `Engine.logprobs_are_the_learners`."""
-        return self.own.logprobs_are_the_learners
-
-    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """See `Engine.load_weights`. Each rank loads its own engine."""
-        self.own.load_weights(version, tensors)
-
-    def holds(self) -> Holding | None:
-        """See `Engine.holds`. Where tensors are sharded, the fingerprint is that of this rank's parts."""
-        return self.own.holds()
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        num_samples: int,
-        options: SamplingOptions,
-        key: RandomKey,
-        on_finished: Callable[[Response], None] | None = None,
-    ) -> list[Response]:
-        """See `Engine.generate`. All ranks give the same arguments and get the same responses.
-
-        `on_finished` is called on rank 0 alone, with the responses of all ranks. Every rank raises where one does.
-        """
-        if not prompts:  # refused by the built-in engine, on every rank
-            return self.own.generate(prompts, num_samples=num_samples, options=options, key=key)
-        rank, size = self.world.rank, self.world.size
-        begun = None if on_finished is None else _Begun(self.world, prompts, on_finished)
-        own: list[Response] = []
-        failure: Exception | None = None
-        try:
-            if share := prompts[rank::size]:
-                own = self.own.generate(
-                    share,
-                    num_samples=num_samples,
-                    options=options,
-                    key=key.of_share(rank, size),
-                    on_finished=None if begun is None else begun.ended,
-                )
-        except Exception as error:  # raised below, when the others know of it
-            failure = error
-        if begun is not None:
-            failure = begun.wait_for_others(failure)
-        if failure is not None:
-            mine = _Share(error=str(failure), kind=type(failure).__name__)
-        else:
-            indices = [index for index in range(rank, len(prompts), size) for _ in range(num_samples)]
-            mine = _Share(responses=to_bytes(zip(indices, own, strict=True)))
-        shares = self.world.gather(mine, what="responses of all ranks")
-        if failure is not None:
-            raise failure
-        for number, share in enumerate(shares):
-            if share.error is not None:
-                raise _raised_elsewhere(number, share)
-        known = own if begun is None else [*own, *begun.records]
-        return _in_order(shares, prompts, num_samples, known)
-
-
-def _in_order(
-    shares: Sequence[_Share], prompts: Sequence[Prompt], num_samples: int, known: Sequence[Response]
-) -> list[Response]:
-    """The responses of all ranks by prompt and sample. Those that this rank has as records stay the same objects."""
-    records: dict[tuple[int, int, tuple[int, ...]], list[Response]] = {}
-    for response in known:
-        records.setdefault(_identity(response), []).append(response)
-    found: list[list[Response]] = [[] for _ in prompts]
-    for share in shares:
-        for index, response in from_bytes(share.responses, prompts):
-            same = records.get(_identity(response))
-            found[index].append(same.pop() if same else response)
-    assert all(len(responses) == num_samples for responses in found), "each prompt is sampled on one rank"
-    return [response for responses in found for response in responses]
-
-
-def _identity(response: Response) -> tuple[int, int, tuple[int, ...]]:
-    return id(response.prompt), response.sample_index, response.token_ids
-
-
-def _raised_elsewhere(rank: int, share: _Share) -> Exception:
-    """An error of the class that the rank raised, if it is one of Proximo's."""
-    known = getattr(errors, share.kind, None)
-    if isinstance(known, type) and issubclass(known, ProximoError):
-        return known(f"rank {rank}: {share.error}")
-    return RankError(f"rank {rank}: {share.kind}: {share.error}")
-
-
-class _Begun:
-    """Hands each response to a callback on rank 0 as it ends, on whichever rank."""
-
-    def __init__(self, world: World, prompts: Sequence[Prompt], callback: Callable[[Response], None]) -> None:
-        self._world = world
-        self._prompts = prompts
-        # Equal prompts of a batch are one object, and the callback needs no more than that.
-        self._indices = {id(prompt): index for index, prompt in reversed(list(enumerate(prompts)))}
-        self._callback = callback
-        self._num_ended = 0
-        self._last_look = 0.0
-        self.records: list[Response] = []
-        """On rank 0: the responses of other ranks, as the callback got them."""
-
-    def ended(self, response: Response) -> None:
-        """Call with each response of this rank when it ends."""
-        if not self._world.leads:
-            self._world.send_to_first(CHANNEL, to_bytes([(self._indices[id(response.prompt)], response)]))
-            return
-        self._callback(response)
-        if time.monotonic() - self._last_look > POLL_SECONDS:
-            self._look()
-
-    def wait_for_others(self, failure: Exception | None) -> Exception | None:
-        """Call when this rank has sampled, or failed. Returns the failure, or that of the callback.
-
-        On rank 0 it returns when all other ranks have called it, so that no message is left for the next call. Raises
-        RankError if nothing comes from them for too long.
-        """
-        if not self._world.leads:
-            self._world.send_to_first(CHANNEL, _END)
-            return failure
-        with self._world.waiting("responses of the other ranks"):
-            deadline = time.monotonic() + self._world.timeout_seconds
-            while self._num_ended < self._world.size - 1:
-                if failure is not None:
-                    self._callback = _ignore
-                try:
-                    has_news = self._look()
-                except Exception as error:
-                    failure, has_news = error, True
-                if has_news:
-                    deadline = time.monotonic() + self._world.timeout_seconds
-                elif time.monotonic() > deadline:
-                    raise RankError(
-                        f"{self._num_ended} of {self._world.size - 1} other ranks have sampled their responses, and "
-                        f"nothing came from the rest for {self._world.timeout_seconds:g} s"
-                    )
-                else:
-                    time.sleep(POLL_SECONDS)
-        return failure
-
-    def _look(self) -> bool:
-        """Hand over what has come from other ranks. False if nothing has."""
-        self._last_look = time.monotonic()
-        messages = self._world.received(CHANNEL)
-        self._num_ended += messages.count(_END)
-        for message in (each for each in messages if each != _END):
-            for _, response in from_bytes(message, self._prompts):
-                self.records.append(response)
-                self._callback(response)
-        return bool(messages)
-
-
-def _ignore(response: Response) -> None:
-    del response
-
-
-class FirstRankEngine:
-    """An engine of the user's on several ranks: rank 0 alone calls it, and all get its responses."""
-
-    def __init__(self, own: Engine, world: World) -> None:
-        self.own = own
-        self.world = world
-        self._exact = world.once(lambda: bool(own.logprobs_are_the_learners), what="the engine's precision")
-
-    @property
-    def logprobs_are_the_learners(self) -> bool:
-        """See `Engine.logprobs_are_the_learners`; read once on rank 0."""
-        return self._exact
-
-    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """See `Engine.load_weights`. Rank 0 loads its tensors, which must be whole."""
-        self.world.once(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
-
-    def push(self, version: int, model: LanguageModel) -> None:
-        """See `push_weights`. Sharded tensors are gathered one by one, and stay on the host of rank 0."""
-        tensors = {name: self._whole(tensor, model) for name, tensor in model.trainable_parameters()}
-        self.world.once(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
-
-    def holds(self) -> Holding | None:
-        """See `Engine.holds`."""
-        return self.world.once(self.own.holds, what="what the engine holds")
-
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        *,
-        num_samples: int,
-        options: SamplingOptions,
-        key: RandomKey,
-        on_finished: Callable[[Response], None] | None = None,
-    ) -> list[Response]:
-        """See `Engine.generate`. Every rank gets the responses of rank 0."""
-        kept: list[Response] = []
-
-        def run() -> bytes:
-            kept[:] = self.own.generate(
-                prompts, num_samples=num_samples, options=options, key=key, on_finished=on_finished
-            )
-            return to_bytes(_numbered(kept, prompts, num_samples))
-
-        message = self.world.once(run, what="responses of the engine")
-        sent = [response for _, response in from_bytes(message, prompts)]
-        return [own if _is_sent_exactly(own) else copy for own, copy in zip(kept, sent, strict=True)] if kept else sent
-
-    def _whole(self, tensor: Tensor, model: LanguageModel) -> Tensor:
-        """The whole tensor on rank 0; elsewhere one that is not used."""
-        if model.backbone.sharding is None:
-            return tensor
-        from proximo.distributed.sharding import whole  # here, since it imports FSDP, which one rank does not need
-
-        gathered = whole(tensor.detach())
-        return gathered.cpu() if self.world.leads else tensor
-
-
-def _is_sent_exactly(response: Response) -> bool:
-    return response.logprobs.dtype == torch.float32 and response.logprobs.device.type == "cpu"
-
-
-def _numbered(responses: Sequence[Response], prompts: Sequence[Prompt], num_samples: int) -> list[tuple[int, Response]]:
-    """Each response with the index of its prompt. Raises TrainingError unless they are ordered by prompt."""
-    if len(responses) != len(prompts) * num_samples:
-        raise TrainingError(
-            f"the engine must give {num_samples} responses to each of {len(prompts)} prompts, it gave {len(responses)}"
-        )
-    for number, response in enumerate(responses):
-        asked = prompts[number // num_samples]
-        if response.prompt.id != asked.id:
-            raise TrainingError(
-                f"the engine must order its responses by prompt: response {number} is to prompt "
-                f"{response.prompt.id!r}, not {asked.id!r}"
-            )
-    return [(number // num_samples, response) for number, response in enumerate(responses)]

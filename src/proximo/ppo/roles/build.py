@@ -33,8 +33,8 @@ from proximo.ppo.update.ptx import make_text_loss
 from proximo.rewards.source import RewardSource
 from proximo.rollout.engine import Engine
 from proximo.rollout.local import LocalEngine
-from proximo.run.build.sharding import shard_model
 from proximo.rollout.on_ranks import on_ranks
+from proximo.run.build.sharding import shard_model
 from proximo.run.build.stop_token_ids import ending_ids
 
 

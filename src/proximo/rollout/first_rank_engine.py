@@ -1,0 +1,90 @@
+"""An engine of the user's on several ranks: rank 0 alone calls it."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from proximo.distributed.world import World, local, whole
+from proximo.errors import TrainingError
+from proximo.models.language import LanguageModel
+from proximo.records import Prompt, Response
+from proximo.rollout.engine import Engine, Holding, push_weights
+from proximo.rollout.response_bytes import from_bytes, to_bytes
+from proximo.rollout.sampling import RandomKey, SamplingOptions
+
+
+class FirstRankEngine:
+    """An engine of the user's on several ranks: rank 0 alone calls it, and all get its responses."""
+
+    def __init__(self, own: Engine, world: World) -> None:
+        self.own = own
+        self.world = world
+        self._exact = world.once(lambda: bool(own.logprobs_are_the_learners), what="the engine's precision")
+
+    @property
+    def logprobs_are_the_learners(self) -> bool:
+        """See `Engine.logprobs_are_the_learners`; read once on rank 0."""
+        return self._exact
+
+    def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        """See `Engine.load_weights`. Rank 0 loads its tensors, which must be whole."""
+        self.world.once(lambda: self.own.load_weights(version, tensors), what="loading weights into the engine")
+
+    def push(self, version: int, model: LanguageModel) -> None:
+        """See `push_weights`. Sharded tensors are gathered one by one, and stay on the host of rank 0."""
+        tensors = {name: self._whole(tensor) for name, tensor in model.trainable_parameters()}
+        self.world.once(lambda: push_weights(self.own, version, tensors), what="pushing weights to the engine")
+
+    def holds(self) -> Holding | None:
+        """See `Engine.holds`."""
+        return self.world.once(self.own.holds, what="what the engine holds")
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        num_samples: int,
+        options: SamplingOptions,
+        key: RandomKey,
+        on_finished: Callable[[Response], None] | None = None,
+    ) -> list[Response]:
+        """See `Engine.generate`. Every rank gets the responses of rank 0."""
+        kept: list[Response] = []
+
+        def run() -> bytes:
+            kept[:] = self.own.generate(
+                prompts, num_samples=num_samples, options=options, key=key, on_finished=on_finished
+            )
+            return to_bytes(_numbered(kept, prompts, num_samples))
+
+        message = self.world.once(run, what="responses of the engine")
+        sent = [response for _, response in from_bytes(message, prompts)]
+        return [own if _is_sent_exactly(own) else copy for own, copy in zip(kept, sent, strict=True)] if kept else sent
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        """The whole tensor on rank 0; elsewhere one that is not used."""
+        if tensor is local(tensor):
+            return tensor
+        gathered = whole(tensor.detach())
+        return gathered.cpu() if self.world.leads else tensor
+
+
+def _is_sent_exactly(response: Response) -> bool:
+    return response.logprobs.dtype == torch.float32 and response.logprobs.device.type == "cpu"
+
+
+def _numbered(responses: Sequence[Response], prompts: Sequence[Prompt], num_samples: int) -> list[tuple[int, Response]]:
+    """Each response with the index of its prompt. Raises TrainingError unless they are ordered by prompt."""
+    if len(responses) != len(prompts) * num_samples:
+        raise TrainingError(
+            f"the engine must give {num_samples} responses to each of {len(prompts)} prompts, it gave {len(responses)}"
+        )
+    for number, response in enumerate(responses):
+        asked = prompts[number // num_samples]
+        if response.prompt.id != asked.id:
+            raise TrainingError(
+                f"the engine must order its responses by prompt: response {number} is to prompt "
+                f"{response.prompt.id!r}, not {asked.id!r}"
+            )
+    return [(number // num_samples, response) for number, response in enumerate(responses)]
