@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # the checkpoint store, which asks for the world, loads no torch
+    import torch
     from torch import Tensor
 
 Value = TypeVar("Value")
@@ -22,6 +23,8 @@ class World:
 
     rank: int = 0
     size: int = 1
+    device: "torch.device | None" = None
+    """Where the models of this rank go once they were built on the host; None for where they are."""
     timeout_seconds: float = math.inf
     """How long a rank waits for the others."""
 

@@ -62,8 +62,8 @@ def _from_policy(recipe: PPORecipe, policy: LanguageModel, *, device_spec: Devic
         )
         return finish_scalar_model(model, config.model_copy(update={"lora": None}), device_spec=device_spec)
     model = scalar_from_language_model(policy, HeadStart.ZERO, seed=device_spec.seed)
-    if model.device != device_spec.device:
-        model.model.to(device_spec.device)
+    if model.device != device_spec.loading_device:
+        model.model.to(device_spec.loading_device)
     return finish_scalar_model(model, config, device_spec=device_spec)
 
 

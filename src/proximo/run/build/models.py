@@ -14,6 +14,7 @@ from proximo.config.run import LoRAConfig, ModelConfig, RunConfig, ScalarModelCo
 from proximo.data.templates.chat import check_syntax, end_of_turn_ids
 from proximo.data.tokenise import TextEncoder
 from proximo.data.tokenizer_training import train_tokenizer
+from proximo.distributed.world import current
 from proximo.errors import ConfigError, ModelError
 from proximo.models.compilation import check_compiler
 from proximo.models.freezing import freeze_layers
@@ -44,6 +45,11 @@ class DeviceSpec:
     resolve: Callable[[str], Precision] | None = None
     """The precision of a role on another device; None if it is that of the run on every device."""
 
+    @property
+    def loading_device(self) -> torch.device:
+        """Where models are loaded and copied: on several ranks the host, since a device may hold a shard only."""
+        return torch.device("cpu") if current().size > 1 else self.device
+
     def on(self, device: str | None) -> "DeviceSpec":
         """The spec of a role on another device, with its precision there; None for this device.
 
@@ -70,6 +76,8 @@ def prepare_device(run: RunConfig) -> DeviceSpec:
 
     precision = resolve(str(device))
     use_tf32(precision)
+    if (world := current()).size > 1:
+        world.device = device
     return DeviceSpec(device=device, precision=precision, seed=run.seed, compile=run.compile, resolve=resolve)
 
 
@@ -124,7 +132,9 @@ def build_language_model(
     source = model_source(config, seed=device_spec.seed)
     if config.lora is not None:
         refuse_second_adapter(source, role=role)
-    model = load_language_model(source, device=device_spec.device, precision=device_spec.precision, tokenizer=tokenizer)
+    # A quantised base is packed on its device, and never sharded.
+    place = device_spec.loading_device if source.quantisation is None else device_spec.device
+    model = load_language_model(source, device=place, precision=device_spec.precision, tokenizer=tokenizer)
     resize_vocabulary(model.base, vocabulary_size(tokenizer))
     if isinstance(model.model, PeftModel):
         # An earlier adapter is part of this stage's start, and therefore of its reference.
@@ -178,7 +188,7 @@ def build_scalar_model(
     model = load_scalar_model(
         source,
         fresh_head=fresh_head,
-        device=device_spec.device,
+        device=device_spec.loading_device if source.quantisation is None else device_spec.device,
         precision=device_spec.precision,
         seed=device_spec.seed,
         tokenizer=tokenizer,
@@ -237,7 +247,8 @@ def build_reward_source(
     else:
         source = ModelSource(path=config.path, revision=config.revision)
         device_spec = device_spec.on(config.device)
-        model = load_scalar_model(source, fresh_head=None, device=device_spec.device, precision=device_spec.precision)
+        place = device_spec.loading_device
+        model = load_scalar_model(source, fresh_head=None, device=place, precision=device_spec.precision)
     model.model.requires_grad_(False)
     return ModelReward(
         model,

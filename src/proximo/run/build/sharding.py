@@ -22,25 +22,35 @@ def shard_model(
     on_trunk: ScalarModel | None = None,
     beside: Sequence[nn.Module] = (),
 ) -> None:
-    """Shard a model in place, if its role is sharded and there are several ranks; let it lie on the host when idle.
+    """Put a model on the device of this rank: a shard of it, if its role is sharded; on the host while idle, if asked.
 
     Called after copies of the model were made and before its optimizer is. `on_trunk`: a value model on its layers.
     `beside`: models that may use the same tensors. Raises ConfigError for a model that would take the tensors of
     another one to the host.
     """
     world = current()
+    device = world.device or model.device
     trains = any(parameter.requires_grad for parameter in model.model.parameters())
     if world.size > 1 and devices.shard_of(role) != "replicate":
-        _shard(model, devices, role=role, on_trunk=on_trunk)
+        _shard(model, devices, device, role=role, on_trunk=on_trunk)
+    elif model.device != device:
+        model.model.to(device)
+        if on_trunk is not None:
+            on_trunk.model.to(device)
     if devices.offload_of(role) == "idle" and not trains:
         _check_own_tensors(model, beside, role=role)
         sharding = model.backbone.sharding
-        model.backbone.idle_place = IdlePlace(model.model if sharding is None else sharding.module, model.device)
+        model.backbone.idle_place = IdlePlace(model.model if sharding is None else sharding.module, device)
         model.backbone.idle_place.enter()
 
 
 def _shard(
-    model: LanguageModel | ScalarModel, devices: DevicesConfig, *, role: str, on_trunk: ScalarModel | None
+    model: LanguageModel | ScalarModel,
+    devices: DevicesConfig,
+    device: torch.device,
+    *,
+    role: str,
+    on_trunk: ScalarModel | None,
 ) -> None:
     from proximo.distributed.sharding import ShardingOptions, mesh_of, shard  # takes a second, on several ranks only
 
@@ -55,7 +65,7 @@ def _shard(
         modules,
         layers=list(decoder_layers(model.base)),
         matrices=matrices,
-        mesh=mesh_of(current(), model.device, shard_size=devices.shard_size),
+        mesh=mesh_of(current(), device, shard_size=devices.shard_size),
         options=ShardingOptions(
             keeps_gathered=devices.shard_of(role) == "grads",
             reduces_each_microbatch=devices.reduce_gradients == "microbatch",
