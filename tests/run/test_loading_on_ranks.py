@@ -60,4 +60,9 @@ def test_an_idle_model_lies_on_the_host_between_its_uses(monkeypatch: pytest.Mon
     with model.backbone.at_work(), model.backbone.at_work():
         moves.append("at work")
     assert moves == ["cpu", "cuda:1", "at work", "cpu"]
+
+
+def test_passes_run_on_the_device_while_the_weights_are_elsewhere() -> None:
+    model = LanguageModel(tiny_language_model())
+    model.backbone.home = torch.device("cuda", 1)
     assert model.device == torch.device("cuda", 1)

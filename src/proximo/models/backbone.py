@@ -111,6 +111,8 @@ class Backbone:
         self._products = Products(layers)
         self.sharding: Sharding | None = None
         """None for a model whose tensors are whole on this rank."""
+        self.home: torch.device | None = None
+        """Where passes run; None for where the weights are. Shards may lie on the host."""
         self.idle_place: IdlePlace | None = None
         """Where the weights lie while nothing uses them; None for the device itself."""
         self._num_users = 0
@@ -118,8 +120,8 @@ class Backbone:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.layers.device if self.idle_place is None else self.idle_place.device
+        """Where passes run."""
+        return self.layers.device if self.home is None else self.home
 
     @property
     def path(self) -> FastPath:

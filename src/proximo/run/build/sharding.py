@@ -33,6 +33,7 @@ def shard_model(
     trains = any(parameter.requires_grad for parameter in model.model.parameters())
     if world.size > 1 and devices.shard_of(role) != "replicate":
         _shard(model, devices, device, role=role, on_trunk=on_trunk)
+        model.backbone.home = device
     elif model.device != device:
         model.model.to(device)
         if on_trunk is not None:
@@ -40,6 +41,7 @@ def shard_model(
     if devices.offload_of(role) == "idle" and not trains:
         _check_own_tensors(model, beside, role=role)
         sharding = model.backbone.sharding
+        model.backbone.home = device
         model.backbone.idle_place = IdlePlace(model.model if sharding is None else sharding.module, device)
         model.backbone.idle_place.enter()
 
@@ -74,7 +76,7 @@ def _shard(
         ),
     )
     if on_trunk is not None:
-        on_trunk.backbone.sharding = model.backbone.sharding
+        on_trunk.backbone.sharding, on_trunk.backbone.home = model.backbone.sharding, device
 
 
 def _check_own_tensors(model: LanguageModel | ScalarModel, beside: Sequence[nn.Module], *, role: str) -> None:
