@@ -74,6 +74,10 @@ class TrainingError(ProximoError, RuntimeError):
 class RankError(ProximoError, RuntimeError):
     """Another rank of the run failed, is missing, or has other numbers; the message names it."""
 
+    def __init__(self, message: str, *, exit_status: int = 1) -> None:
+        super().__init__(message)
+        self.exit_status = exit_status
+
 
 class CheckpointError(ProximoError, RuntimeError):
     """A checkpoint is damaged, or does not fit the run that asked for it."""

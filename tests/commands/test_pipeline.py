@@ -16,8 +16,8 @@ from proximo.errors import ConfigError, RunFolderError
 from proximo.models.packing import pack
 from proximo.models.sharing.shared_base import base_alone
 from proximo.ppo.recipe import PPORecipe
-from proximo.run import loop
 from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
 
 REVIEWS = "proximo.data.reviews.review_rows"
 TINY = {
@@ -70,7 +70,7 @@ def recipe(folder: Path, *, lora: bool = False, **ppo: Any) -> PipelineRecipe:
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
     monkeypatch.setattr(pipeline, "write_pipeline_report", lambda folder: folder / "report.html")
 
 
@@ -78,7 +78,7 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipeline") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+        patch.setattr(journal, "write_report", lambda folder: folder / "report.html")
         patch.setattr(pipeline, "write_pipeline_report", lambda folder: folder / "report.html")
         assert pipeline.run_pipeline(recipe(folder), RunOptions(quiet=True)) == 0
     return folder

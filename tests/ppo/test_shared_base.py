@@ -27,10 +27,10 @@ from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.trainer import PPOTrainer
 from proximo.rewards.model import ModelReward
-from proximo.run import loop
 from proximo.run.checkpoint_lookup import find_checkpoint
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
 from tiny_runs import LORA, changed, make_inputs, recipe_of
 
 PROMPTS = ["ab", "cde", "f", "gh"]
@@ -158,7 +158,7 @@ def test_with_a_policy_that_trains_in_full_nothing_is_shared() -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
     return make_inputs(tmp_path)
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from proximo.run import loop
+from proximo.run.reporting import journal
 
 
 @pytest.fixture
 def no_report_no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots take longer than tiny runs, and a killed process loses nothing that was not synced: only power does."""
-    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
     monkeypatch.setattr("os.fsync", lambda descriptor: None)

@@ -24,7 +24,7 @@ from proximo.checkpoint.logs import JsonLines
 from proximo.checkpoint.store import CheckpointStore
 from proximo.cli import main as proximo
 from proximo.ppo.task import PPOTask
-from proximo.run import loop
+from proximo.run.reporting import journal
 from proximo.supervised.reward.task import RewardTask
 from proximo.supervised.sft.task import SFTTask
 
@@ -130,7 +130,7 @@ def child(job: dict[str, Any]) -> Never:
     output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    loop.write_report = lambda folder: folder / "report.html"  # slow, and nothing is read back from it
+    journal.write_report = lambda folder: folder / "report.html"  # slow, and nothing is read back from it
     kill = dict(job["kill"] or {"at": None})
     death = Death(Path(job["note"]))
     match kill.pop("at"):

@@ -16,9 +16,9 @@ from proximo.checkpoint.store import CheckpointStore
 from proximo.checkpoint.writers import STATE
 from proximo.cli import main
 from proximo.errors import CheckpointError
-from proximo.run import loop
 from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path
 from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
 from run_outcomes import assert_same_outcome, outcome
 from tiny_runs import changed, make_inputs, recipe_of, run
 
@@ -37,7 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the inputs and the run of PPO, of which the fourth and the fifth step are kept."""
     place = make_inputs(tmp_path_factory.mktemp("damage"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+        patch.setattr(journal, "write_report", lambda folder: folder / "report.html")
         assert run("ppo", recipe(place), RunOptions(quiet=True)) == 0
     return place
 
@@ -99,7 +99,7 @@ def test_two_hundred_flips_of_every_file_are_found_before_it_is_used(finished: P
 def test_the_commands_refuse_and_following_their_advice_gives_the_same_bits(
     name: str, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
     folder = finished / "run"
     expected = outcome(folder)
     kept = shutil.copytree(folder, tmp_path / "kept")

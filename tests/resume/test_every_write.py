@@ -11,8 +11,8 @@ from disk_states import Camera, Picture
 
 from proximo.checkpoint import atomic
 from proximo.checkpoint.logs import JsonLines
-from proximo.run import loop
 from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
 from run_outcomes import assert_same_outcome, outcome, read_lines
 from tiny_runs import KINDS, NUM_STEPS, SAVED_STEPS, Kind, changed, make_inputs, recipe_of, run
 
@@ -114,7 +114,7 @@ def test_a_run_killed_before_its_report_gets_it_when_resumed(tmp_path: Path, mon
     report = place / "run" / "report.html"
     run("sft", recipe, AUTO)
     assert not report.exists()
-    monkeypatch.setattr(loop, "write_report", write_report)
+    monkeypatch.setattr(journal, "write_report", write_report)
     assert run("sft", recipe, AUTO) == 0
     assert report.read_text() == str(NUM_STEPS + 1)
 

@@ -17,10 +17,10 @@ from proximo.models.pretrained.sources import ModelSource
 from proximo.ppo.from_recipe import build_task
 from proximo.ppo.recipe import PPORecipe
 from proximo.rollout.sampling import SamplingOptions
-from proximo.run import loop
 from proximo.run.checkpoint_lookup import find_checkpoint
 from proximo.run.loop import run_trainer
 from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
 from proximo.supervised.sft.recipe import SFTRecipe
 
 LORA = {"rank": 2, "alpha": 4.0}
@@ -30,7 +30,7 @@ FUNCTION = FunctionRewardConfig(kind="function", function="proximo.data.reviews.
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
     tiny_language_model().save_pretrained("base")
     tiny_tokenizer().save_pretrained("base")
     rows = [{"prompt": "ab", "response": "cd"}] * 4

@@ -17,10 +17,10 @@ from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.metrics.report.page import write_report
 from proximo.metrics.values import Mean
 from proximo.ppo.recipe import PPORecipe
-from proximo.run import loop
 from proximo.run.logs import Record
 from proximo.run.loop import run_task
 from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
 from proximo.supervised.sft.recipe import SFTRecipe
 
 
@@ -72,7 +72,7 @@ class Counting:
 def no_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plots take most of the time of a run of five steps."""
     if "one_line_per_step" not in request.node.name:
-        monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+        monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
 
 
 @pytest.fixture(autouse=True)
@@ -325,7 +325,7 @@ def test_the_plain_lines_of_every_process_stay_in_the_log(tmp_path: Path) -> Non
 def test_what_ended_a_run_stands_in_its_log_and_on_top_of_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "write_report", write_report)
+    monkeypatch.setattr(journal, "write_report", write_report)
     task = Counting()
     task.step = lambda step: 1 // 0
     with pytest.raises(ZeroDivisionError):
@@ -344,7 +344,7 @@ def test_a_report_that_cannot_be_written_hides_no_failure(tmp_path: Path, monkey
     def refuse(folder: Path) -> Path:
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(loop, "write_report", refuse)
+    monkeypatch.setattr(journal, "write_report", refuse)
     with pytest.raises(ZeroDivisionError):
         start(tmp_path / "run", Counting(fails=ZeroDivisionError()))
 

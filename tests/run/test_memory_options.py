@@ -20,9 +20,9 @@ from proximo.models.backbone import Backbone
 from proximo.ppo import from_recipe, trainer
 from proximo.ppo.recipe import PPORecipe
 from proximo.ppo.roles import driver
-from proximo.run import loop
 from proximo.run.memory import release_cache
 from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
 from proximo.supervised.dpo import build as dpo
 from proximo.supervised.dpo.recipe import DPORecipe
 from proximo.supervised.reward import build as reward
@@ -58,7 +58,9 @@ def with_optimizers(kind: Kind, options: dict[str, Any], **others: Any) -> dict[
 def test_a_run_in_the_backward_ends_with_the_weights_of_an_ordinary_one(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")  # plots take longer than the runs
+    monkeypatch.setattr(
+        journal, "write_report", lambda folder: folder / "report.html"
+    )  # plots take longer than the runs
     found = []
     for name, options in (("ordinary", FREE), ("early", EARLY)):
         place = make_inputs(tmp_path / name)

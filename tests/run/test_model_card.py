@@ -13,9 +13,9 @@ from proximo.commands import hub
 from proximo.models.language import LanguageModel
 from proximo.models.lora import LoRAOptions
 from proximo.models.pretrained.saving import save_pretrained
-from proximo.run import loop
 from proximo.run.model_card import CARD, write_final_cards
 from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
 from run_outcomes import read_lines
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run
 
@@ -24,7 +24,7 @@ QUIET = RunOptions(quiet=True)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
     place = make_inputs(tmp_path / "private-folder-of-mine")
     monkeypatch.chdir(place)
     return place

@@ -40,7 +40,8 @@ def open_album(run: TrackedRun) -> Album:
 @pytest.fixture(autouse=True)
 def empty_album(monkeypatch: pytest.MonkeyPatch) -> None:
     Album.told = []
-    monkeypatch.setattr("proximo.run.loop.write_report", lambda folder: folder)  # it takes longer than the run
+    # It takes longer than the run.
+    monkeypatch.setattr("proximo.run.reporting.journal.write_report", lambda folder: folder)
 
 
 @pytest.fixture

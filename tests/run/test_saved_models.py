@@ -6,15 +6,15 @@ import pytest
 
 from proximo.commands.pipeline.run import whole_result
 from proximo.errors import CheckpointError, RunFolderError
-from proximo.run import loop
 from proximo.run.checkpoint_lookup import find_checkpoint, find_model, language_model_path, verify_model
 from proximo.run.options import RunOptions
+from proximo.run.reporting import journal
 from tiny_runs import LORA, changed, make_inputs, recipe_of, run
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(loop, "write_report", lambda folder: folder / "report.html")
+    monkeypatch.setattr(journal, "write_report", lambda folder: folder / "report.html")
     return make_inputs(tmp_path)
 
 

@@ -66,7 +66,8 @@ def open_nothing(run: TrackedRun) -> object:
 @pytest.fixture(autouse=True)
 def empty_book(monkeypatch: pytest.MonkeyPatch) -> None:
     Book.opened, Book.lines, Book.closed, Book.fails_at, Book.dies_at = [], [], 0, (), None
-    monkeypatch.setattr("proximo.run.loop.write_report", lambda folder: folder)  # it takes longer than the run
+    # It takes longer than the run.
+    monkeypatch.setattr("proximo.run.reporting.journal.write_report", lambda folder: folder)
 
 
 @pytest.fixture(scope="module")

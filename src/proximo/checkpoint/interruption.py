@@ -13,6 +13,8 @@ import contextlib
 import os
 import signal
 import threading
+import time
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -30,8 +32,21 @@ class Interruption:
     does with SIGHUP), nothing is changed.
     """
 
-    def __init__(self, *, grace_seconds: float = 25.0) -> None:
+    def __init__(
+        self,
+        *,
+        grace_seconds: float = 25.0,
+        repeat_seconds: float = 0.0,
+        before_leaving: Callable[[int], None] | None = None,
+    ) -> None:
+        """`repeat_seconds`: a signal that comes again so soon is taken for the same one, from another sender.
+
+        `before_leaving` is called with the exit status before the process ends at once.
+        """
         self._grace_seconds = grace_seconds
+        self._repeat_seconds = repeat_seconds
+        self._before_leaving = before_leaving
+        self._came_at = 0.0
         self._signal: int | None = None
         self._process = os.getpid()
         self._previous: dict[int, Any] = {}
@@ -78,8 +93,11 @@ class Interruption:
             os.kill(os.getpid(), number)
             return
         if self._signal is not None:
+            if time.monotonic() - self._came_at < self._repeat_seconds:
+                return
             self._leave("a second signal: leaving at once; the last checkpoint is complete")
         self._signal = number
+        self._came_at = time.monotonic()
         self._signalled.put(True)
         _say(
             f"{signal.Signals(number).name}: ending this step (at most {self._grace_seconds:g} s), then saving and "
@@ -96,6 +114,8 @@ class Interruption:
 
     def _leave(self, reason: str) -> None:
         _say(reason)
+        if self._before_leaving is not None:
+            self._before_leaving(self.exit_status)
         os._exit(self.exit_status)
 
 

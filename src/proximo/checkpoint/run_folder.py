@@ -36,6 +36,8 @@ TRACKERS = "trackers"
 REPORT = "report.html"
 OUTCOME = "outcome.json"
 LOG = "log.txt"
+RANKS = "ranks"
+"""Tracebacks of single ranks, which their processes write themselves; everything else is written by rank 0."""
 MERGED = "merged"
 """Models of a stage with their adapters added in, for the stages that start from them."""
 REPLACED = (
@@ -50,6 +52,7 @@ REPLACED = (
     REPORT,
     OUTCOME,
     LOG,
+    RANKS,
     MERGED,
 )
 """What a start replaces of an earlier run: what a run writes, the checkpoints first. Anything else is the user's."""

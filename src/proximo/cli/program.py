@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         _register_installed_trainers()
         training.add_to(app)  # a second time, for trainers registered by installed packages
         command = typer.main.get_command(app)
-        status = command.main(args=arguments, prog_name="proximo", standalone_mode=False)
+        status = command.main(args=arguments, prog_name="proximo", standalone_mode=False, obj=arguments)
     except ProximoError as error:
         return _refuse(str(error), error.exit_status)
     except typer.TyperException as error:

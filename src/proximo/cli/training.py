@@ -1,5 +1,6 @@
 """The training commands, one per registered trainer, and `proximo pipeline`."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -7,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from proximo.cli.collection import imports_without_collection
+from proximo.cli.ranks import check_ranks, num_ranks, run_rank
 from proximo.cli.working_directory import functions_of_the_working_directory
+from proximo.distributed.place import LAUNCHED, find_place
 from proximo.errors import ConfigError
 from proximo.run.options import RunOptions
 from proximo.trainer_kinds import recipe_kinds
 
 if TYPE_CHECKING:  # importing the schemas would slow down --help
     from proximo.config.loader import LoadedRecipe
+    from proximo.config.recipe import Recipe
 
 RecipeName = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
 Overrides = Annotated[
@@ -52,6 +56,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _command(kind: str) -> Callable[..., int]:
     def command(
+        context: typer.Context,
         recipe: RecipeName,
         overrides: Overrides = None,
         *,
@@ -63,8 +68,10 @@ def _command(kind: str) -> Callable[..., int]:
     ) -> int:
         if "auto" in (recipe, *(overrides or ())) and resume == "must":
             raise ConfigError("use --resume or --resume=auto, with an equals sign and without a space")
-        with functions_of_the_working_directory():
-            loaded = checked(kind, recipe, overrides or ())
+        place = find_place()
+
+        def prepare() -> tuple["Recipe", RunOptions]:
+            loaded = checked(kind, recipe, overrides or (), quiet=LAUNCHED in os.environ)
             options = RunOptions(
                 resume=_resume(resume, overwrite=overwrite),
                 overwrite=overwrite,
@@ -72,27 +79,57 @@ def _command(kind: str) -> Callable[..., int]:
                 quiet=quiet,
                 recipe_text=loaded.text,
             )
-            from proximo.commands.dry_run import describe
-            from proximo.commands.preflight_warnings import device_problem, find_warnings
-            from proximo.run.folders import check_folders
+            check_ranks(loaded.recipe, place)
+            if not dry_run:
+                _check_start(loaded.recipe, options)
+            return loaded.recipe, options
 
+        with functions_of_the_working_directory():
             if dry_run:
-                for warning in find_warnings(loaded.recipe):
-                    print(f"note: {warning}", file=sys.stderr)
-                print(describe(loaded.recipe))
-                return 0
-            if problem := device_problem(loaded.recipe.run.device):
-                raise ConfigError(f"run.device is {loaded.recipe.run.device}, but {problem}: say auto or cpu")
-            check_folders(loaded.recipe, resume=options.resume, overwrite=overwrite)
-            with imports_without_collection():
-                from proximo.commands.pipeline.run import run_recipe
-            return run_recipe(loaded.recipe, options)
+                return _describe(prepare()[0]) if place is None or place.rank == 0 else 0
+            if place is not None:
+                return run_rank(place, prepare, run=_run)
+            given, options = prepare()
+            if (num := num_ranks(given)) > 1:
+                from proximo.distributed.launch import launch
+
+                return launch([sys.executable, "-P", "-m", "proximo", *context.obj], num=num)
+            return _run(given, options)
 
     return command
 
 
-def checked(kind: str, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
-    """Load a recipe and run all checks that need no model and no data set. Prints notes about ineffective keys."""
+def _check_start(recipe: "Recipe", options: RunOptions) -> None:
+    from proximo.commands.preflight_warnings import device_problem
+    from proximo.run.folders import check_folders
+
+    if problem := device_problem(recipe.run.device):
+        raise ConfigError(f"run.device is {recipe.run.device}, but {problem}: say auto or cpu")
+    check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
+
+
+def _describe(recipe: "Recipe") -> int:
+    """Print what `--dry-run` shows."""
+    from proximo.commands.dry_run import describe
+    from proximo.commands.preflight_warnings import find_warnings
+
+    for warning in find_warnings(recipe):
+        print(f"note: {warning}", file=sys.stderr)
+    print(describe(recipe))
+    return 0
+
+
+def _run(recipe: "Recipe", options: RunOptions) -> int:
+    with imports_without_collection():
+        from proximo.commands.pipeline.run import run_recipe
+    return run_recipe(recipe, options)
+
+
+def checked(kind: str, recipe: str, overrides: Sequence[str], *, quiet: bool = False) -> "LoadedRecipe":
+    """Load a recipe and run all checks that need no model and no data set.
+
+    Prints notes about ineffective keys, unless `quiet`.
+    """
     from proximo.config.ineffective_keys import ineffective_keys
     from proximo.config.loader import load_recipe
     from proximo.run.optional_dependencies import check_extras_of
@@ -101,7 +138,7 @@ def checked(kind: str, recipe: str, overrides: Sequence[str]) -> "LoadedRecipe":
     loaded = load_recipe(kind, recipe, overrides)
     check_inputs(loaded.recipe)
     check_extras_of(loaded.recipe)
-    for sentence in ineffective_keys(loaded.recipe):
+    for sentence in () if quiet else ineffective_keys(loaded.recipe):
         print(f"note: {sentence}", file=sys.stderr)
     return loaded
 

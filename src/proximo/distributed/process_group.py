@@ -1,8 +1,11 @@
 """A world of several processes, over torch's process groups."""
 
+import json
+import re
+import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 from typing import Any, TypeVar
@@ -11,29 +14,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from proximo.distributed.watch import Position, Watch
 from proximo.distributed.world import World, differing_ranks, on_host
-from proximo.errors import RankError
+from proximo.errors import ProximoError, RankError
 
 Value = TypeVar("Value")
 BUCKET_BYTES = 64 * 2**20
 """Most bytes of gradients that are added up in one collective, and so the size of the copy that this takes."""
-LONGEST_WAIT_SECONDS = 5.0
+LONGEST_WAIT_SECONDS = 1.0
 """While rank 0 runs an effect, the others look after it this often."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Outcome:
-    """What an effect on rank 0 gave: its value, or what its exception said."""
-
-    value: Any = None
-    problem: str | None = None
+DONE, PROBLEM = "done", "problem"
+"""What rank 0 says of an effect: its value is about to be sent; or the problem follows."""
+TRANSPORT = re.compile(r"gloo|nccl|connection (closed|reset)|broken pipe|process group", re.IGNORECASE)
+"""Words of errors from collectives that are called elsewhere, such as those of sharded models."""
 
 
 class ProcessGroupWorld(World):
     """Ranks of torch's default process group, with a group of their own for records (gloo, on the CPU)."""
 
-    def __init__(self, store: dist.Store, *, timeout_seconds: float) -> None:
-        """`store`: shared by the ranks; its keys are this world's own. The default process group is initialised."""
+    def __init__(self, store: dist.Store, *, timeout_seconds: float, watch: Watch | None = None) -> None:
+        """`store`: shared by the ranks; its keys are this world's own. The default process group is initialised.
+
+        `watch` finds out who is missing where a wait fails.
+        """
         super().__init__()
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store = store
@@ -41,10 +44,12 @@ class ProcessGroupWorld(World):
         self.timeout = timedelta(seconds=timeout_seconds)
         self.records = dist.new_group(backend="gloo", timeout=self.timeout)
         self._aside = dist.new_group(backend="gloo", timeout=self.timeout)
-        self.position = 0
-        """Number of waits that this rank has entered."""
-        self.waits_for = "the start"
+        self.position = Position(0, "the start", waits=False)
+        """How far this rank came."""
+        self.watch = watch
         self._num_effects = 0
+        self._num_settled = 0
+        self._num_deleted = 0
         self._num_sent = 0
         self._num_read: dict[tuple[str, int], int] = {}
 
@@ -52,6 +57,7 @@ class ProcessGroupWorld(World):
         values: list[Any] = [None] * self.size
         with self.waiting(what):
             dist.all_gather_object(values, on_host(value), group=self.records)
+        self._num_settled = self._num_effects  # each rank had them before it came here
         return values
 
     def gather_aside(self, value: Value, *, what: str) -> list[Value]:
@@ -87,16 +93,19 @@ class ProcessGroupWorld(World):
         self._num_effects += 1
         key = f"effect/{self._num_effects}"
         if not self.leads:
-            outcome = self._outcome_of_first(key, what)
-            if outcome.problem is not None:
-                raise RankError(outcome.problem)
-            return outcome.value
+            return self._result_of_first(key, what)
         try:
             value = run()
         except BaseException as error:
-            self._publish(key, _Outcome(problem=f"rank 0: {type(error).__name__}: {error}"), what)
+            status = error.exit_status if isinstance(error, ProximoError) else 1
+            problem = json.dumps([f"rank 0: {type(error).__name__}: {error}", status])
+            with suppress(dist.DistError, RuntimeError):  # without waiting for the others, whatever became of them
+                self.store.set(key, PROBLEM + problem)
             raise
-        self._publish(key, _Outcome(value=value), what)
+        self._forget_effects()
+        self.store.set(key, DONE)
+        with self.waiting(what):
+            dist.broadcast_object_list([value], src=0, group=self.records)
         return value
 
     def barrier(self, *, what: str) -> None:
@@ -109,9 +118,9 @@ class ProcessGroupWorld(World):
         if not differing:
             return
         common = next(rank for rank in range(self.size) if rank not in differing)
-        names = ", ".join(str(rank) for rank in differing)
+        names = ", ".join(f"rank {rank}" if self.watch is None else self.watch.name_of(rank) for rank in differing)
         raise RankError(
-            f"{what}: rank {names} has other numbers than rank {common} ({digests[differing[0]]} and "
+            f"{what}: {names} has other numbers than rank {common} ({digests[differing[0]]} and "
             f"{digests[common]}). Ranks must have the same bits: their software, processors or memory differ, or this "
             "is a mistake of Proximo"
         )
@@ -131,20 +140,53 @@ class ProcessGroupWorld(World):
     @contextmanager
     def waiting(self, what: str) -> Generator[None]:
         """Around each collective: counts its time, and turns its failure into an error that names the rank."""
-        self.position += 1
-        self.waits_for = what
+        self._move_to(Position(self.position.number + 1, what, waits=True))
         with self._waiting():
             try:
                 yield
+            except RankError:
+                raise
             except (RuntimeError, dist.DistError) as error:
-                raise RankError(f"waiting for the other ranks ({what}) failed: {error}") from error
+                raise self._cause(what, error) from error
+        self._move_to(replace(self.position, waits=False))
 
-    def _publish(self, key: str, outcome: _Outcome, what: str) -> None:
-        self.store.set(key, "done")
-        with self.waiting(what):
-            dist.broadcast_object_list([outcome], src=0, group=self.records)
+    def _move_to(self, position: Position) -> None:
+        self.position = position
+        if self.watch is not None:
+            self.watch.position = position
 
-    def _outcome_of_first(self, key: str, what: str) -> _Outcome:
+    def explain(self, error: Exception) -> Exception:
+        told = isinstance(error, RankError) or not isinstance(error, RuntimeError | dist.DistError)
+        if told or not TRANSPORT.search(str(error)):
+            return error
+        explained = self._cause(self.position.waits_for, error)
+        explained.__cause__ = error
+        return explained
+
+    def when_stuck(self, tell: Callable[[str], None]) -> None:
+        if self.watch is not None:
+            self.watch.if_stuck = tell
+
+    def publish(self, error: BaseException) -> None:
+        if self.watch is not None:
+            self.watch.publish_error(error, self.traces)
+
+    def leave_at_once(self, status: int) -> None:
+        # In a thread, since the handler may have interrupted who holds the lock of the store's connection.
+        left = RankError(f"rank {self.rank} left at once", exit_status=status)
+        thread = threading.Thread(target=self.publish, args=(left,), daemon=True)
+        thread.start()
+        thread.join(timeout=1.0)
+
+    def speaks_for_first(self) -> bool:
+        return self.watch is not None and self.watch.speaks_for_first()
+
+    def _cause(self, what: str, error: Exception) -> RankError:
+        if self.watch is None:
+            return RankError(f"waiting for the other ranks ({what}) failed: {error}")
+        return self.watch.cause(what, error)
+
+    def _result_of_first(self, key: str, what: str) -> Any:
         wait = timedelta(seconds=LONGEST_WAIT_SECONDS)
         with self.waiting(what):
             while True:
@@ -152,10 +194,21 @@ class ProcessGroupWorld(World):
                     self.store.wait([key], wait)
                     break
                 except dist.DistStoreError:  # not yet: the effect has no deadline of its own
-                    continue
+                    if self.watch is not None and self.watch.failure is not None:
+                        raise
+            said = self.store.get(key).decode()
+            if said.startswith(PROBLEM):
+                problem, status = json.loads(said.removeprefix(PROBLEM))
+                raise RankError(problem, exit_status=status)
             received: list[Any] = [None]
             dist.broadcast_object_list(received, src=0, group=self.records)
         return received[0]
+
+    def _forget_effects(self) -> None:
+        """Delete the keys of effects that every rank has read."""
+        while self._num_deleted < self._num_settled:
+            self._num_deleted += 1
+            self.store.delete_key(f"effect/{self._num_deleted}")
 
 
 def _bytes(tensor: Tensor) -> Tensor:

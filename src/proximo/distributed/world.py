@@ -6,9 +6,11 @@ pickles, on the addresses of their process group.
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # the checkpoint store, which asks for the world, loads no torch
@@ -27,10 +29,17 @@ class World:
     """Where the models of this rank go once they were built on the host; None for where they are."""
     timeout_seconds: float = math.inf
     """How long a rank waits for the others."""
+    local_rank: int = 0
+    """Number among the ranks of this machine, and so the number of its CUDA device."""
+    local_size: int = 1
 
     def __init__(self) -> None:
         self.seconds_waited = 0.0
         """Time in collectives of this class since the start, which includes the wait for slower ranks."""
+        self.counts: Counter[str] = Counter()
+        """What this rank alone did since the start, such as `trained_tokens` and `sampled_tokens`."""
+        self.traces: Path | None = None
+        """The folder of the run for tracebacks of single ranks, once it is open."""
 
     @property
     def leads(self) -> bool:
@@ -70,6 +79,29 @@ class World:
     def agree(self, digest: Any, *, what: str) -> None:
         """Compare a digest of what all ranks must have in the same bits. Raises RankError that names who differs."""
         del digest, what
+
+    def explain(self, error: Exception) -> Exception:
+        """The error itself, or where it only followed from the failure of another rank, one that names that."""
+        return error
+
+    def publish(self, error: BaseException) -> None:
+        """Tell the other ranks that this one failed. What follows may take a while, and they end meanwhile."""
+        del error
+
+    def leave_at_once(self, status: int) -> None:
+        """Tell the other ranks that this process is about to end with a status, and that nothing more is to be said.
+
+        May be called in a signal handler.
+        """
+        del status
+
+    def speaks_for_first(self) -> bool:
+        """Whether rank 0 is gone, and this rank is to say so; true once, on one rank."""
+        return False
+
+    def when_stuck(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the reason where the run has failed, and ends while the main thread hangs."""
+        del tell
 
     def send_to_first(self, channel: str, message: bytes) -> None:
         """Leave a message for rank 0, without waiting. Rank 0 reads it by `received`."""

@@ -131,4 +131,54 @@ SPEED = (
     ),
 )
 
-RUN = (*PROGRESS, *FILTER, *TIME, *SPEED)
+COUNTED = {
+    "trained_tokens": "Tokens of the updates of this step",
+    "sampled_tokens": "Tokens that the rollout of this step generated",
+}
+
+RANKS = (
+    *(
+        metric
+        for name, what in COUNTED.items()
+        for metric in (
+            Metric(
+                name=f"ranks/{name}_min",
+                reduction=Last,
+                unit="tokens",
+                definition=f"{what}, on the rank with the fewest. As all of `ranks/`, only with several ranks.",
+            ),
+            Metric(
+                name=f"ranks/{name}_max",
+                reduction=Last,
+                unit="tokens",
+                definition=f"{what}, on the rank with the most.",
+            ),
+            Metric(
+                name=f"ranks/{name}_imbalance",
+                reduction=Last,
+                unit="ratio",
+                definition=f"{what}: the most of any rank, divided by the mean. 1 is even.",
+                better=Better.DOWN,
+            ),
+        )
+    ),
+    Metric(
+        name="ranks/waiting_share",
+        reduction=Last,
+        unit="fraction",
+        definition="Share of the time since the last step that a rank spent waiting for the others and exchanging "
+        "records and replicated gradients, as the mean over ranks. Collectives of sharded models are not in it.",
+        better=Better.DOWN,
+        repeatable=False,
+    ),
+    Metric(
+        name="ranks/longest_waiting_share",
+        reduction=Last,
+        unit="fraction",
+        definition="The same, of the rank that waited the longest.",
+        better=Better.DOWN,
+        repeatable=False,
+    ),
+)
+
+RUN = (*PROGRESS, *FILTER, *TIME, *SPEED, *RANKS)

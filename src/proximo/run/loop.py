@@ -1,39 +1,35 @@
 """The run around a trainer: steps, evaluations, logs, checkpoints, interruption, resume. Knows no algorithm."""
 
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proximo.checkpoint.environment import describe_environment
 from proximo.checkpoint.fingerprints import Fingerprints, check_fingerprints, relocatable, relocated
 from proximo.checkpoint.interruption import Interruption
-from proximo.checkpoint.logs import cut_back
 from proximo.checkpoint.reading import Checkpoint
-from proximo.checkpoint.run_folder import EndState, RunFolder, open_run
+from proximo.checkpoint.run_folder import CHECKPOINTS, RANKS, RunFolder, open_run
 from proximo.checkpoint.schedule import SaveSchedule
 from proximo.checkpoint.store import CheckpointStore
 from proximo.config.recipe import TrainerRecipe
 from proximo.config.saved import read_saved
-from proximo.errors import ProximoError, RunFolderError
-from proximo.metrics.console import LoggedProgress, ProgressInfo, ProgressView, open_progress
-from proximo.metrics.report.page import write_report
-from proximo.metrics.report.views import run_alarms
-from proximo.metrics.run_files import read_run
+from proximo.distributed.world import current
+from proximo.errors import RunFolderError
+from proximo.metrics.console import ProgressInfo, open_progress
 from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
 from proximo.native.library import why_no_kernels
 from proximo.run.checkpoint_lookup import verify_models
 from proximo.run.folders import check_folders
-from proximo.run.logs import Logs, Record
+from proximo.run.logs import Record
 from proximo.run.memory import memory_advice
-from proximo.run.model_card import write_final_cards
 from proximo.run.optional_dependencies import check_extras
 from proximo.run.options import RunOptions
 from proximo.run.preflight import inputs_of
-from proximo.run.progress_messages import progress_messages, progress_warnings
+from proximo.run.reporting.journal import Journal, RunJournal, finish_interrupted_end, shown
+from proximo.run.reporting.rank_metrics import RankMetrics
 from proximo.run.resume_fingerprint import function_sources
 from proximo.run.sinks import check_sinks
 from proximo.run.task import Task
@@ -56,6 +52,9 @@ MAY_CHANGE = (
 ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device")
 """Settings that may change on resume with `--allow-different-environment`, beside the devices of single models."""
 
+REPEAT_SECONDS = 2.0
+"""On several ranks, a signal that comes again so soon is the same one."""
+
 
 def run_trainer(recipe: TrainerRecipe, options: RunOptions) -> int:
     """Build the task of the recipe and run it to its end; returns the exit status."""
@@ -66,27 +65,68 @@ def run_task(build: Callable[[], Task], recipe: TrainerRecipe, options: RunOptio
     """Build the task and run it to its end in its folder; returns the exit status.
 
     Nothing in the folder is touched before the task is built, and an earlier run in it is kept until the new one has
-    taken a step, so that a mistake in data, models or a reward loses nothing.
+    taken a step, so that a mistake in data, models or a reward loses nothing. Every rank of a run calls it: all build
+    the task and take its steps, rank 0 alone writes the folder.
     """
+    world = current()
+    world.once(lambda: _check(recipe, options), what="the checks of the run folder and the inputs")
+    with kept_working_directory():
+        task = build()
+    with closing(task), ExitStack() as opened:
+        folders: list[RunFolder] = []
+
+        def open_folder() -> tuple[Path, bool]:
+            folder = opened.enter_context(
+                open_run(Path(recipe.run.folder), resume=options.resume, overwrite=options.overwrite)
+            )
+            folders.append(folder)
+            return folder.path, folder.resuming
+
+        path, resuming = world.once(open_folder, what="the run folder to open")
+        world.traces = path / RANKS
+        try:
+            return _Loop(path, task, recipe, options, resuming=resuming, folder=folders[0] if folders else None).run()
+        finally:
+            world.traces = None
+
+
+def _check(recipe: TrainerRecipe, options: RunOptions) -> None:
+    """Refuse what can be refused before anything is built."""
     check_folders(recipe, resume=options.resume, overwrite=options.overwrite)
     check_extras(recipe.run)
     check_sinks(recipe.run)
     verify_models(inputs_of(recipe))
-    with kept_working_directory():
-        task = build()
-    with (
-        closing(task),
-        open_run(Path(recipe.run.folder), resume=options.resume, overwrite=options.overwrite) as opened,
-    ):
-        return _Loop(opened, task, recipe, options).run()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Decision:
+    """What rank 0 decides at the end of a step, from clocks, signals and the line of the step."""
+
+    saves: bool
+    metric: float | None
+    """The metric that ranks the checkpoint, if there is one."""
+    exit_status: int | None
+    """To stop with, after a signal."""
 
 
 class _Loop:
-    """The part of a run between a start and its end or interruption."""
+    """The part of a run between a start and its end or interruption, on each rank."""
 
-    def __init__(self, folder: RunFolder, task: Task, recipe: TrainerRecipe, options: RunOptions) -> None:
+    def __init__(
+        self,
+        path: Path,
+        task: Task,
+        recipe: TrainerRecipe,
+        options: RunOptions,
+        *,
+        resuming: bool,
+        folder: RunFolder | None,
+    ) -> None:
+        """`folder`: the open run folder at `path`, on rank 0."""
         run = recipe.run
+        self.world = current()
         self.folder = folder
+        self.resuming = resuming
         self.task = task
         self.trainer = trainer_of(recipe)
         chosen = say_precision(run.precision, task.device)
@@ -94,7 +134,7 @@ class _Loop:
         self.run_config = run
         self.options = options
         self.store = CheckpointStore(
-            folder.checkpoints, keep_last=run.keep_last, best="lowest" if task.best_is_lowest else "highest"
+            path / CHECKPOINTS, keep_last=run.keep_last, best="lowest" if task.best_is_lowest else "highest"
         )
         self.num_log_lines: Mapping[str, int] = {}
         self.recipe = recipe
@@ -105,95 +145,114 @@ class _Loop:
             inputs=relocatable(task.inputs_fingerprint, options.pipeline_folder),
             environment=self.environment,
         )
+        self.rank_metrics = RankMetrics(self.world)
 
     def run(self) -> int:
         first = self._restore()
         last = self.task.num_steps
         if first >= last and first > 0:
-            return self._nothing_to_do(first)
-        self.folder.outcome.unlink(missing_ok=True)
-        self.folder.write_config(self.options.recipe_text, self.resolved)
-        self.folder.write_environment(self.environment)
-        deleted = list(self._cut_logs_back(first))
-        info = ProgressInfo(trainer=self.trainer, total_steps=last, first_step=first)
-        progress = LoggedProgress(info, self.folder.log, open_progress(info, quiet=self.options.quiet))
-        try:
-            if self.task.device == "cpu" and (reason := why_no_kernels()) is not None:
-                progress.log_only(f"{reason}\n")  # already shown while the models were built
-            for note in self.notes:
-                progress.note(note)
-            for warning in deleted:
-                progress.warn(warning)
-            with (
-                progress_warnings(progress),
-                progress_messages(progress),
-                Logs(self.folder, progress, self.run_config, self.resolved, info=info) as logs,
-            ):
-                status = self._steps(first, last, logs, progress)
-            self._end(progress, "stopped" if status else "finished")
-            return status
-        except Exception as error:
-            progress.log_only(traceback.format_exc())
-            with suppress(Exception):  # such as a full disk: report what ended the run instead
-                self._end(progress, "failed", reason=_reason(error))
-            raise
-        finally:
-            progress.close()
+            return self.world.once(lambda: self._nothing_to_do(first), what="the end of a finished run")
+        with self._open_journal(first, last) as journal:
+            try:
+                # Already shown while the models were built.
+                no_kernels = why_no_kernels() if self.task.device == "cpu" else None
+                journal.begin(notes=self.notes, log_only=[] if no_kernels is None else [no_kernels])
+                status = self._steps(first, last, journal)
+                self.store.finish()
+                journal.end("stopped" if status else "finished")
+                return status
+            except Exception as error:
+                known = self.world.explain(error)
+                self.world.publish(known)
+                journal.fail(known)
+                if known is not error:
+                    raise known from error
+                raise
 
-    def _end(self, progress: ProgressView, state: EndState, *, reason: str | None = None) -> None:
-        """Write the outcome, and the report unless the run is to be resumed."""
-        if state == "finished":
-            write_final_cards(self.folder.path)
-        self.folder.write_outcome(state, total_steps=self.task.num_steps, reason=reason)
-        if state == "stopped":
-            return
-        steps = f": {self.task.num_steps} steps" if state == "finished" else ""
-        report = self._shown(write_report(self.folder.path))
-        if (failed := self.folder.failed_start) is not None:
-            report = self._shown(failed / report.name)
-            kept = self._shown(self.folder.path)
-            progress.note(f"the run that was in {kept} is put back; what this one wrote is in {self._shown(failed)}")
-        progress.note(f"{state}{steps}, report in {report}")
-        for alarm in run_alarms(read_run(self.folder.path)):
-            progress.note(f"{alarm.severity}: {alarm.text}")
+    def _open_journal(self, first: int, last: int) -> Journal:
+        if self.folder is None:
+            return Journal()
+        journal = RunJournal(
+            self.folder,
+            ProgressInfo(trainer=self.trainer, total_steps=last, first_step=first),
+            self.recipe,
+            self.options,
+            resolved=self.resolved,
+            environment=self.environment,
+            num_log_lines=self.num_log_lines,
+        )
+        self.world.when_stuck(journal.is_stuck)
+        return journal
 
-    def _steps(self, first: int, last: int, logs: Logs, progress: ProgressView) -> int:
+    def _steps(self, first: int, last: int, journal: Journal) -> int:
         schedule = SaveSchedule(
             every_steps=self.run_config.save_every_steps, every_minutes=self.run_config.save_every_minutes
         )
-        if not self.folder.resuming:
-            self._log(logs, 0, self._evaluate(progress, 0))
-        with Interruption(grace_seconds=self.run_config.grace_seconds) as interruption:
+        if not self.resuming:
+            self._log(journal, 0, self._evaluate(journal, 0))
+        with ExitStack() as entered:
+            interruption = self._interruption()
+            if self.world.leads:
+                entered.enter_context(interruption)
             for step in range(first + 1, last + 1):
-                progress.phase("training")
+                journal.phase("training")
                 with kept_working_directory(), memory_advice(self.recipe.memory_settings, "training", step=step):
                     record = self.task.step(step)
-                metric = self._finish_step(logs, progress, step, record)
-                stopping = interruption.requested
-                if stopping:
-                    interruption.step_ended()
-                due = step == last or schedule.due(step)
-                if stopping or due:
-                    # A save caused by a signal must not become the best: an uninterrupted run would not have made it.
-                    self._save(logs, step, metric if due else None)
+                records = [record, self.rank_metrics.after_step(), self._evaluation_due(journal, step)]
+
+                def decide(step: int = step, records: Sequence[Record | None] = records) -> _Decision:
+                    return self._decide(journal, step, records, schedule, interruption)
+
+                decision = self.world.once(decide, what=f"the end of step {step}")
+                if decision.saves:
+                    self._save(journal, step, decision.metric)
                     schedule.saved()
-                if stopping:
-                    progress.note(f"stopped by a signal after step {step}; go on with --resume")
-                    return interruption.exit_status
+                if decision.exit_status is not None:
+                    self.store.finish()
+                    journal.note(f"stopped by a signal after step {step}; go on with --resume")
+                    return decision.exit_status
         return 0
 
-    def _finish_step(self, logs: Logs, progress: ProgressView, step: int, record: Record) -> float | None:
-        """Evaluate if it is due, write the step's line, and return the metric that ranks checkpoints."""
-        every = self.run_config.evaluate_every_steps
-        evaluation = None
-        if step == self.task.num_steps or (every is not None and step % every == 0):
-            evaluation = self._evaluate(progress, step)
-        metric = self._log(logs, step, record, evaluation)
-        self.folder.has_begun()
-        return metric
+    def _interruption(self) -> Interruption:
+        """Signals are heeded by rank 0. A scheduler sends one to all processes, and a launcher passes it on again."""
+        alone = self.world.size == 1
+        return Interruption(
+            grace_seconds=self.run_config.grace_seconds,
+            repeat_seconds=0.0 if alone else REPEAT_SECONDS,
+            before_leaving=self.world.leave_at_once,
+        )
 
-    def _evaluate(self, progress: ProgressView, step: int) -> Record | None:
-        progress.phase("evaluation")
+    def _evaluation_due(self, journal: Journal, step: int) -> Record | None:
+        every = self.run_config.evaluate_every_steps
+        if step == self.task.num_steps or (every is not None and step % every == 0):
+            return self._evaluate(journal, step)
+        return None
+
+    def _decide(
+        self,
+        journal: Journal,
+        step: int,
+        records: Sequence[Record | None],
+        schedule: SaveSchedule,
+        interruption: Interruption,
+    ) -> _Decision:
+        """Write the step's line, and decide on what follows."""
+        metric = self._log(journal, step, *records)
+        if self.folder is not None:
+            self.folder.has_begun()
+        stopping = interruption.requested
+        if stopping:
+            interruption.step_ended()
+        due = step == self.task.num_steps or schedule.due(step)
+        # A save caused by a signal must not become the best: an uninterrupted run would not have made it.
+        return _Decision(
+            saves=stopping or due,
+            metric=metric if due else None,
+            exit_status=interruption.exit_status if stopping else None,
+        )
+
+    def _evaluate(self, journal: Journal, step: int) -> Record | None:
+        journal.phase("evaluation")
         start = time.perf_counter()
         with kept_working_directory(), memory_advice(self.recipe.memory_settings, "evaluation", step=step):
             record = self.task.evaluate()
@@ -202,25 +261,34 @@ class _Loop:
         seconds = {"time/evaluate_seconds": Sum(time.perf_counter() - start)}
         return Record(metrics={**record.metrics, **seconds}, samples=record.samples)
 
-    def _log(self, logs: Logs, step: int, *records: Record | None) -> float | None:
+    def _log(self, journal: Journal, step: int, *records: Record | None) -> float | None:
         given = [record for record in records if record is not None]
         with kept_working_directory():  # user-defined sinks run here
-            line = logs.write(step, given)
+            line = journal.write(step, given)
         return None if self.task.best_metric is None else line.get(self.task.best_metric)
 
-    def _save(self, logs: Logs, step: int, metric: float | None) -> None:
-        logs.sync()
+    def _save(self, journal: Journal, step: int, metric: float | None) -> None:
+        journal.sync()
         state = {
             "task": dict(self.task.state()),
             "fingerprints": self.fingerprints.to_json(),
-            "num_log_lines": logs.num_lines,
+            "num_log_lines": journal.num_log_lines,
         }
         self.store.save(step, self.task.writers(), state, metric=metric)
 
     def _restore(self) -> int:
         """Steps already done: 0 for a new run."""
-        if not self.folder.resuming:
+        if not self.resuming:
             return 0
+        checkpoint, differences = self.world.once(self._load, what="the checkpoint to be verified")
+        self.num_log_lines = checkpoint.state["num_log_lines"]
+        self.notes.append(f"going on after step {checkpoint.step}")
+        self.notes += [f"resumed in another environment: {line}" for line in differences]
+        self.task.restore(checkpoint)
+        return checkpoint.step
+
+    def _load(self) -> tuple[Checkpoint, Sequence[str]]:
+        """The checkpoint to go on from, and how its environment differed."""
         checkpoint = self.store.load()
         other_environment = self.options.allow_different_environment
         elsewhere = (*ENVIRONMENT_SETTINGS, *(f"{key}.device" for key in self.recipe.sections()))
@@ -230,26 +298,7 @@ class _Loop:
             may_change=(*MAY_CHANGE, *self.recipe.may_change, *(elsewhere if other_environment else ())),
             allow_different_environment=other_environment,
         )
-        self.num_log_lines = checkpoint.state["num_log_lines"]
-        self.notes.append(f"going on after step {checkpoint.step}")
-        self.notes += [f"resumed in another environment: {line}" for line in differences]
-        self.task.restore(checkpoint)
-        return checkpoint.step
-
-    def _cut_logs_back(self, step: int) -> Iterator[str]:
-        """Cut each log back to `step`; yields a warning for each log that has lost lines since the checkpoint."""
-        for log in (self.folder.metrics, self.folder.samples):
-            found, saved = cut_back(log, step if self.folder.resuming else -1), self.num_log_lines.get(log.name, 0)
-            if found != saved:
-                yield (
-                    f"{self._shown(log)} has {found} lines up to step {step}, and had {saved} when the checkpoint was "
-                    "saved: it was changed since. The training goes on with the same bits; curves and report show "
-                    "what is left"
-                )
-
-    def _shown(self, path: Path) -> Path:
-        """A path inside the run folder, spelled as in the recipe."""
-        return Path(self.run_config.folder, path.relative_to(self.folder.path))
+        return checkpoint, differences
 
     def _saved_fingerprints(self, checkpoint: Checkpoint) -> Fingerprints:
         """The saved fingerprints, with defaults for settings that are newer than the checkpoint."""
@@ -260,28 +309,15 @@ class _Loop:
         return replace(saved, config=relocatable(known.model_dump(mode="json"), folder))
 
     def _nothing_to_do(self, step: int) -> int:
-        message = f"the run in {self._shown(self.folder.path)} is finished: step {step} of {self.task.num_steps}"
+        assert self.folder is not None
+        path = shown(self.folder, self.run_config.folder, self.folder.path)
+        message = f"the run in {path} is finished: step {step} of {self.task.num_steps}"
         if self.options.resume == "must":
             raise RunFolderError(
                 f"{message}, so --resume would train nothing; raise the number of steps, or use --resume=auto "
                 "where a finished run is fine"
             )
-        self._finish_interrupted_end()
+        self.store.tidy()
+        finish_interrupted_end(self.folder, total_steps=self.task.num_steps)
         open_progress(ProgressInfo(trainer=self.trainer, total_steps=step), quiet=self.options.quiet).note(message)
         return 0
-
-    def _finish_interrupted_end(self) -> None:
-        """Finish what a crash after the last checkpoint left undone: its save, model cards and report."""
-        self.store.tidy()
-        write_final_cards(self.folder.path)
-        if not self.folder.outcome.is_file():
-            self.folder.write_outcome("finished", total_steps=self.task.num_steps)
-        report, metrics = self.folder.report, self.folder.metrics
-        if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
-            write_report(self.folder.path)
-
-
-def _reason(error: Exception) -> str:
-    """One line. Proximo's own errors explain themselves; others are prefixed with their type."""
-    words = " ".join(str(error).split())
-    return words if isinstance(error, ProximoError) and words else f"{type(error).__name__}: {words}".rstrip(": ")

@@ -1,0 +1,99 @@
+"""A command that runs on several ranks: how many, and what is particular to each of their processes."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from proximo.checkpoint.interruption import SIGNALS
+from proximo.distributed.place import Place
+from proximo.errors import ConfigError, ProximoError
+
+if TYPE_CHECKING:
+    from proximo.config.recipe import Recipe
+    from proximo.run.options import RunOptions
+
+TIMEOUT_SECONDS = 600.0
+"""How long ranks wait for each other to say that there is no valid recipe."""
+
+
+def num_ranks(recipe: "Recipe") -> int:
+    """How many ranks the command is to start on this machine. The stages of a pipeline agree (pipeline/recipe.py)."""
+    return max((stage.devices.num or 1 for _, stage in recipe.given_stages()), default=1)
+
+
+def check_ranks(recipe: "Recipe", place: Place | None) -> None:
+    """Raises ConfigError if the recipe cannot run on the ranks that were started, or that it asks for."""
+    from proximo.config.placed_roles import devices_problem
+
+    wanted, size = num_ranks(recipe), num_ranks(recipe) if place is None else place.size
+    if place is not None and size != wanted and any(stage.devices.num for _, stage in recipe.given_stages()):
+        raise ConfigError(
+            f"devices.num is {wanted}, but {place.starter} started {size} ranks: set devices.num to {size}, or "
+            "remove it"
+        )
+    if size == 1:
+        return
+    for prefix, stage in recipe.given_stages():
+        for key, section in stage.sections().items():
+            device = getattr(section, "device", None)
+            numbered = key == "run" and (":" in str(device) or device == "mps")
+            if device is not None and (numbered or key != "run"):
+                raise ConfigError(
+                    f"{prefix}{key}.device is {device}, but each of {size} ranks has one device, the CUDA device of "
+                    f"its number or the CPU, for all its models: "
+                    f"{'say auto, cpu or cuda' if key == 'run' else 'remove it'}, or run on one rank"
+                )
+    if problem := devices_problem(recipe, size):
+        raise ConfigError(problem)
+
+
+def run_rank(
+    place: Place,
+    prepare: "Callable[[], tuple[Recipe, RunOptions]]",
+    *,
+    run: "Callable[[Recipe, RunOptions], int]",
+) -> int:
+    """Run one of several ranks; returns its exit status. Only rank 0 prints, unless it is gone."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is imported; the watch says it with names
+    if place.rank > 0:
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the process ends)
+    try:
+        return _join_and_run(place, prepare, run)
+    except BaseException as error:
+        if place.rank == 0:
+            raise
+        # Not through the interpreter's end: threads of torch's may still wait for ranks that are gone.
+        os._exit(error.exit_status if isinstance(error, ProximoError) else 1)
+
+
+def _join_and_run(
+    place: Place,
+    prepare: "Callable[[], tuple[Recipe, RunOptions]]",
+    run: "Callable[[Recipe, RunOptions], int]",
+) -> int:
+    prepared, problem, timeout = None, None, TIMEOUT_SECONDS
+    try:
+        prepared = prepare()
+        timeout = next(stage.devices.timeout_seconds for _, stage in prepared[0].given_stages())
+    except Exception as error:  # the others are told once this rank has joined them
+        problem = error
+    from proximo.distributed.join import join
+
+    with join(timeout_seconds=timeout, place=place) as world:
+        try:
+            if place.rank > 0:
+                for number in SIGNALS:  # heeded by rank 0
+                    signal.signal(number, signal.SIG_IGN)
+            if prepared is None:
+                raise problem or AssertionError
+            world.barrier(what="the checks of the recipe")
+            return run(*prepared)
+        except Exception as error:
+            known = world.explain(error)
+            if world.speaks_for_first():
+                os.write(2, f"error: {known}\n".encode())
+            if known is error:
+                raise
+            raise known from error

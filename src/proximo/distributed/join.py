@@ -1,0 +1,161 @@
+"""Join the ranks of a run: from `join` on, this process has a world of several."""
+
+import os
+import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from proximo.distributed.place import Place, find_place
+from proximo.distributed.world import World, current, using
+from proximo.errors import ConfigError, RankError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from proximo.distributed.process_group import ProcessGroupWorld
+    from proximo.distributed.watch import Watch
+
+LINGER_SECONDS = 5.0
+"""After a failure, how long the rank that serves the store waits for the others to read what happened."""
+
+
+@contextmanager
+def join(*, timeout_seconds: float = 600.0, place: Place | None = None) -> Generator[World]:
+    """Inside, this process is one rank of the run that torchrun, srun or `proximo` started; alone, nothing changes.
+
+        with proximo.join():
+            trainer = PPOTrainer(...)
+
+    An exception in one rank ends all: in the others the wait at hand raises a RankError that names the first.
+
+    Args:
+        timeout_seconds: how long a rank waits for the others.
+        place: which rank this is; None for what the environment says.
+
+    Raises ConfigError if the environment of the launcher is not complete, RankError if ranks do not come.
+    """
+    place = place or find_place()
+    if place is None:
+        yield current()
+        return
+    world, watch = _connect(place, timeout_seconds)
+    with using(world):
+        try:
+            world.barrier(what="all ranks to start")
+            yield world
+            watch.leave()
+            if world.leads:
+                watch.claims_message()  # there is none
+            world.barrier(what="all ranks to end")
+        except BaseException as error:
+            explained = world.explain(error) if isinstance(error, Exception) else error
+            world.publish(explained)
+            if place.hosts_store:
+                watch.linger(LINGER_SECONDS)
+            watch.stop()
+            if explained is not error:
+                raise explained from error
+            raise
+    watch.stop()
+    _destroy()
+
+
+def _connect(place: Place, timeout_seconds: float) -> "tuple[ProcessGroupWorld, Watch]":
+    _prepare(place)
+    import torch
+    import torch.distributed as dist
+
+    from proximo.distributed.process_group import ProcessGroupWorld
+    from proximo.distributed.watch import Watch
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, num_cores() // place.local_size))
+    backend = "gloo"
+    if torch.cuda.is_available() and place.local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(place.local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    timeout = timedelta(seconds=timeout_seconds)
+    served = _serve(place, timeout) if place.hosts_store else None
+
+    def connect() -> dist.Store:
+        store = dist.TCPStore(place.host, place.port, is_master=False, timeout=timeout)
+        return dist.PrefixStore(f"proximo/{place.attempt}", store)
+
+    try:
+        store, watched = connect(), connect()
+    except (dist.DistError, RuntimeError) as error:
+        raise RankError(
+            f"rank {place.rank} of {place.size} found no other rank within {timeout_seconds:g} s: nothing answers at "
+            f"{place.host}:{place.port} ({str(error).partition(chr(10))[0]})"
+        ) from error
+    watch = Watch(
+        watched,
+        rank=place.rank,
+        size=place.size,
+        timeout_seconds=timeout_seconds,
+        store_of="rank 0" if place.first_hosts_store else "the process that started the ranks",
+        served=served,
+    )
+    watch.start()
+    try:
+        dist.init_process_group(
+            backend, store=dist.PrefixStore("torch", store), rank=place.rank, world_size=place.size, timeout=timeout
+        )
+        world = ProcessGroupWorld(store, timeout_seconds=timeout_seconds, watch=watch)
+    except (dist.DistError, RuntimeError) as error:
+        raise watch.cause("all ranks to start", error) from error
+    world.local_rank, world.local_size = place.local_rank, place.local_size
+    return world, watch
+
+
+def _prepare(place: Place) -> None:
+    """Environment variables that torch reads."""
+    os.environ["LOCAL_RANK"] = str(place.local_rank)  # Slurm has another name for it
+    if place.one_machine:
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, loopback)
+
+
+def _serve(place: Place, timeout: timedelta) -> "dist.TCPStore":
+    """The store, which listens on the given address alone."""
+    from torch.distributed import TCPStore
+
+    try:
+        listener = listen(place)
+    except OSError as error:
+        raise ConfigError(
+            f"rank 0 cannot listen at {place.host}:{place.port} ({error}): MASTER_ADDR is to be an address of its "
+            "machine, and MASTER_PORT a port that is free"
+        ) from error
+    port = listener.getsockname()[1]
+    return TCPStore(
+        place.host, port, is_master=True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+def listen(place: Place) -> socket.socket:
+    """A socket on the address of the store."""
+    family, _, _, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0]
+    host = str(address[0])
+    if not place.one_machine and (host.startswith("127.") or host == "::1"):
+        host = ""  # this machine calls itself by a name that other machines resolve
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, place.port))
+    listener.listen(max(128, 2 * place.size))
+    return listener
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _destroy() -> None:
+    import torch.distributed as dist
+
+    dist.destroy_process_group()

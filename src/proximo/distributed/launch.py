@@ -1,0 +1,158 @@
+"""Starts the ranks of one machine as copies of a command, and waits for them.
+
+This process serves the store through which they find each other, so that the death of any rank leaves it; and it takes
+no part in the training.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from types import FrameType
+
+from proximo.distributed.failure import FAILURE, TOLD, Failure
+from proximo.distributed.place import LAUNCHED
+
+LOOPBACK = "127.0.0.1"
+END_SECONDS = 60.0
+"""After one rank failed, the others have so long to end by themselves: rank 0 writes the report of the run."""
+POLL_SECONDS = 0.05
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+INTERRUPT_SECONDS = 1.0
+"""A terminal sends SIGINT to all processes. It is passed on where rank 0 still lives after so long."""
+
+
+def launch(command: Sequence[str], *, num: int) -> int:
+    """Run `num` ranks of a command on this machine and return the exit status: of rank 0, else of one that failed."""
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, 0))
+        listener.listen(max(128, 4 * num))
+        port = listener.getsockname()[1]
+        ranks = _Ranks([_start(command, rank=rank, num=num, port=port) for rank in range(num)])
+        try:
+            return ranks.wait(listener)
+        finally:
+            ranks.kill()
+
+
+def _start(command: Sequence[str], *, rank: int, num: int, port: int) -> subprocess.Popen[bytes]:
+    environment = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(num),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        LAUNCHED: str(os.getpid()),
+    }
+    return subprocess.Popen(command, env={**_without_ranks(os.environ), **environment})
+
+
+def _without_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """So that no rank of Slurm's is taken for one of ours."""
+    return {name: value for name, value in environment.items() if not name.startswith("SLURM_STEP_")}
+
+
+class _Ranks:
+    """The processes of the ranks, and what they leave in the store."""
+
+    def __init__(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        self.processes = processes
+        self.signals: list[tuple[int, float]] = []
+        """Signals that came, and when they are due to be passed on."""
+
+    def wait(self, listener: socket.socket) -> int:
+        """Wait for all of them; returns the exit status of the run."""
+        previous = {number: signal.signal(number, self._on_signal) for number in FORWARDED if _is_heeded(number)}
+        try:
+            store = _Store(listener)
+            self._watch(store)
+            return self._status(store)
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def kill(self) -> None:
+        """End what is left."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        wait = INTERRUPT_SECONDS if number == signal.SIGINT else 0.0
+        self.signals.append((number, time.monotonic() + wait))
+
+    def _watch(self, store: "_Store") -> None:
+        running, num_forwarded, end = dict(enumerate(self.processes)), 0, float("inf")
+        while running:
+            for rank, process in list(running.items()):
+                if process.poll() is not None:
+                    del running[rank]
+                    if process.returncode:
+                        store.tell_end(rank, process)
+                        end = min(end, time.monotonic() + END_SECONDS)
+            for number, due in self.signals[num_forwarded:]:
+                if time.monotonic() >= due:
+                    num_forwarded += 1
+                    self.processes[0].send_signal(number)  # does nothing where it ended
+            if time.monotonic() > end:
+                self.kill()
+            time.sleep(POLL_SECONDS)
+
+    def _status(self, store: "_Store") -> int:
+        statuses = [process.returncode for process in self.processes]
+        status = _shell_status(statuses[0] or next((status for status in statuses if status), 0))
+        if status and not self.signals:
+            store.tell_if_nobody_did()
+        return status
+
+
+class _Store:
+    """The store, as far as this process uses it. The keys are those of the ranks (`failure.py`)."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        import torch.distributed as dist
+
+        port = listener.getsockname()[1]
+        served = dist.TCPStore(
+            LOOPBACK,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=30),
+            master_listen_fd=listener.detach(),
+        )
+        self._store = dist.PrefixStore("proximo/0", served)
+
+    def tell_end(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """Name a rank that ended, unless the ranks know already why they end."""
+        status = process.returncode
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        message = f"rank {rank} (process {process.pid} on {socket.gethostname()}) {how}"
+        failure = Failure(rank=rank, message=message, status=_shell_status(status))
+        self._store.compare_set(FAILURE, "", failure.encode())
+
+    def tell_if_nobody_did(self) -> None:
+        """Print why the run failed if no rank could."""
+        if self._store.compare_set(TOLD, "", "all") == b"all" and self._store.check([FAILURE]):
+            message = Failure.decode(self._store.get(FAILURE)).message
+            print(f"error: {message}", file=sys.stderr)
+
+
+def _shell_status(status: int) -> int:
+    """128 + the signal that ended a process, or its own status."""
+    return 128 - status if status < 0 else status
+
+
+def _is_heeded(number: int) -> bool:
+    """Python takes handlers in the main thread; a signal that who started us ignores (`nohup`) stays ignored."""
+    return threading.current_thread() is threading.main_thread() and signal.getsignal(number) is not signal.SIG_IGN

@@ -1,0 +1,186 @@
+"""What a run writes into its folder and shows on the console. Rank 0 keeps the journal; the other ranks' is empty."""
+
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from proximo.checkpoint.logs import cut_back
+from proximo.checkpoint.run_folder import EndState, RunFolder
+from proximo.config.recipe import TrainerRecipe
+from proximo.errors import ProximoError
+from proximo.metrics.console import LoggedProgress, ProgressInfo, open_progress
+from proximo.metrics.report.page import write_report
+from proximo.metrics.report.views import run_alarms
+from proximo.metrics.run_files import read_run
+from proximo.run.logs import Logs, Record
+from proximo.run.model_card import write_final_cards
+from proximo.run.options import RunOptions
+from proximo.run.reporting.progress_messages import progress_messages, progress_warnings
+
+
+class Journal:
+    """The journal of the ranks above 0: it writes and shows nothing."""
+
+    @property
+    def num_log_lines(self) -> Mapping[str, int]:
+        """File name -> number of lines written."""
+        return {}
+
+    def begin(self, *, notes: Sequence[str], log_only: Sequence[str]) -> None:
+        """Show the notes of the start; `log_only` goes to the log file alone."""
+
+    def note(self, message: str) -> None:
+        """Show a permanent line."""
+
+    def phase(self, name: str) -> None:
+        """Show the current phase of a step."""
+
+    def write(self, step: int, records: Sequence[Record]) -> Mapping[str, float]:
+        """Write the line of a step and return it."""
+        del step, records
+        return {}
+
+    def sync(self) -> None:
+        """Flush the logs to disk."""
+
+    def end(self, state: EndState) -> None:
+        """Write the outcome, and the report unless the run is to be resumed."""
+
+    def fail(self, error: Exception) -> None:
+        """Write what ended the run."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        """Close the files."""
+
+
+class RunJournal(Journal):
+    """The journal of a run from its start or resume on."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        info: ProgressInfo,
+        recipe: TrainerRecipe,
+        options: RunOptions,
+        *,
+        resolved: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        num_log_lines: Mapping[str, int],
+    ) -> None:
+        """`num_log_lines`: lines of each log when the checkpoint was saved that the run is resumed from."""
+        self._folder = folder
+        self._info = info
+        self._run = recipe.run
+        self._resolved = resolved
+        folder.outcome.unlink(missing_ok=True)
+        folder.write_config(options.recipe_text, resolved)
+        folder.write_environment(environment)
+        self._lost_lines = list(_cut_logs_back(folder, self._run.folder, info.first_step, num_log_lines))
+        self._progress = LoggedProgress(info, folder.log, open_progress(info, quiet=options.quiet))
+        self._opened = ExitStack()
+
+    @property
+    def num_log_lines(self) -> Mapping[str, int]:
+        return self._logs.num_lines
+
+    def begin(self, *, notes: Sequence[str], log_only: Sequence[str]) -> None:
+        for text in log_only:
+            self._progress.log_only(f"{text}\n")
+        for note in notes:
+            self._progress.note(note)
+        for warning in self._lost_lines:
+            self._progress.warn(warning)
+        self._opened.enter_context(progress_warnings(self._progress))
+        self._opened.enter_context(progress_messages(self._progress))
+        logs = Logs(self._folder, self._progress, self._run, self._resolved, info=self._info)
+        self._logs = self._opened.enter_context(logs)
+
+    def note(self, message: str) -> None:
+        self._progress.note(message)
+
+    def phase(self, name: str) -> None:
+        self._progress.phase(name)
+
+    def write(self, step: int, records: Sequence[Record]) -> Mapping[str, float]:
+        return self._logs.write(step, records)
+
+    def sync(self) -> None:
+        self._logs.sync()
+
+    def end(self, state: EndState) -> None:
+        self._opened.close()
+        self._end(state)
+
+    def fail(self, error: Exception) -> None:
+        self._opened.close()
+        self._progress.log_only("".join(traceback.format_exception(error)))
+        with suppress(Exception):  # such as a full disk: report what ended the run instead
+            self._end("failed", reason=_reason(error))
+
+    def is_stuck(self, reason: str) -> None:
+        """Write the outcome of a run whose main thread hangs, which was ended by another one."""
+        with suppress(Exception):
+            self._folder.write_outcome("failed", total_steps=self._info.total_steps, reason=" ".join(reason.split()))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        self._opened.close()
+        self._progress.close()
+
+    def _end(self, state: EndState, *, reason: str | None = None) -> None:
+        total = self._info.total_steps
+        if state == "finished":
+            write_final_cards(self._folder.path)
+        self._folder.write_outcome(state, total_steps=total, reason=reason)
+        if state == "stopped":
+            return
+        steps = f": {total} steps" if state == "finished" else ""
+        report = self._shown(write_report(self._folder.path))
+        if (failed := self._folder.failed_start) is not None:
+            report = self._shown(failed / report.name)
+            kept = self._shown(self._folder.path)
+            self.note(f"the run that was in {kept} is put back; what this one wrote is in {self._shown(failed)}")
+        self.note(f"{state}{steps}, report in {report}")
+        for alarm in run_alarms(read_run(self._folder.path)):
+            self.note(f"{alarm.severity}: {alarm.text}")
+
+    def _shown(self, path: Path) -> Path:
+        return shown(self._folder, self._run.folder, path)
+
+
+def finish_interrupted_end(folder: RunFolder, *, total_steps: int) -> None:
+    """Finish what a crash after the last checkpoint left undone: model cards, outcome and report."""
+    write_final_cards(folder.path)
+    if not folder.outcome.is_file():
+        folder.write_outcome("finished", total_steps=total_steps)
+    report, metrics = folder.report, folder.metrics
+    if not report.is_file() or report.stat().st_mtime < metrics.stat().st_mtime:
+        write_report(folder.path)
+
+
+def shown(folder: RunFolder, spelled: str, path: Path) -> Path:
+    """A path inside the run folder, spelled as in the recipe."""
+    return Path(spelled, path.relative_to(folder.path))
+
+
+def _cut_logs_back(folder: RunFolder, spelled: str, step: int, num_lines: Mapping[str, int]) -> Iterator[str]:
+    """Cut each log back to `step`; yields a warning for each log that has lost lines since the checkpoint."""
+    for log in (folder.metrics, folder.samples):
+        found, saved = cut_back(log, step if folder.resuming else -1), num_lines.get(log.name, 0)
+        if found != saved:
+            yield (
+                f"{shown(folder, spelled, log)} has {found} lines up to step {step}, and had {saved} when the "
+                "checkpoint was saved: it was changed since. The training goes on with the same bits; curves and "
+                "report show what is left"
+            )
+
+
+def _reason(error: Exception) -> str:
+    """One line. Proximo's own errors explain themselves; others are prefixed with their type."""
+    words = " ".join(str(error).split())
+    return words if isinstance(error, ProximoError) and words else f"{type(error).__name__}: {words}".rstrip(": ")

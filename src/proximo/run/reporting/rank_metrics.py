@@ -1,0 +1,50 @@
+"""Metrics that differ between the ranks of a run: their tokens, and how long they wait for each other."""
+
+import time
+from collections.abc import Sequence
+
+from proximo.distributed.world import World
+from proximo.metrics.values import Last, MetricValue
+from proximo.run.logs import Record
+
+COUNTS = ("trained_tokens", "sampled_tokens")
+"""What ranks count (`World.counts`)."""
+
+
+class RankMetrics:
+    """Gathers the ranks' numbers once per step. Nothing where there is one rank."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._start = time.perf_counter()
+        self._waited = world.seconds_waited
+        self._counted = dict(world.counts)
+
+    def after_step(self) -> Record | None:
+        """The metrics of the step that ended, the same on every rank; None for one rank."""
+        world = self._world
+        if world.size == 1:
+            return None
+        now = time.perf_counter()
+        waited, seconds = world.seconds_waited - self._waited, now - self._start
+        counted = {name: world.counts[name] - self._counted.get(name, 0) for name in COUNTS}
+        self._start, self._waited, self._counted = now, world.seconds_waited, dict(world.counts)
+        ranks = world.gather((waited / seconds, counted), what="the metrics of each rank")
+        metrics: dict[str, MetricValue] = {}
+        for name in COUNTS:
+            metrics |= _spread(f"ranks/{name}", [counts[name] for _, counts in ranks])
+        shares = [share for share, _ in ranks]
+        metrics["ranks/waiting_share"] = Last(sum(shares) / len(shares))
+        metrics["ranks/longest_waiting_share"] = Last(max(shares))
+        return Record(metrics=metrics)
+
+
+def _spread(name: str, counts: Sequence[int]) -> dict[str, MetricValue]:
+    """Least, most, and how much more than the mean the most is; nothing where no rank counted any."""
+    if not any(counts):
+        return {}
+    return {
+        f"{name}_min": Last(min(counts)),
+        f"{name}_max": Last(max(counts)),
+        f"{name}_imbalance": Last(max(counts) * len(counts) / sum(counts)),
+    }
