@@ -17,6 +17,7 @@ from proximo.errors import DataError, RunFolderError, TrainingError
 from proximo.metrics.report.page import write_report
 from proximo.metrics.values import Mean
 from proximo.ppo.recipe import PPORecipe
+from proximo.run import loop
 from proximo.run.logs import Record
 from proximo.run.loop import run_task
 from proximo.run.options import RunOptions
