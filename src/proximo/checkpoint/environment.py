@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from proximo.checkpoint.versions import installed_version
+from proximo.distributed.world import current
 from proximo.native.library import describe_kernels
 
 PACKAGES = ("proximo", "torch", "transformers", "tokenizers", "peft", "datasets", "safetensors", "numpy")
@@ -36,7 +37,7 @@ VARIABLES = (
 
 
 def describe_environment(*, device: str) -> dict[str, Any]:
-    """Versions, thread count, processor, kernels in C, variables and, for a CUDA device, the accelerator.
+    """Versions, threads, ranks, processor, kernels in C, variables and, for a CUDA device, the accelerator.
 
     JSON, the same on every call.
     """
@@ -49,6 +50,7 @@ def describe_environment(*, device: str) -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "kernels": describe_kernels() if torch.device(device).type == "cpu" else None,
         "num_threads": torch.get_num_threads(),
+        "num_ranks": current().size,
         "device": device,
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         "accelerator": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,

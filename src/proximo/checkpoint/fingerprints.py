@@ -30,7 +30,8 @@ class Fingerprints:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """The fingerprints that `to_json` wrote to a checkpoint."""
-        return cls(config=content["config"], inputs=content["inputs"], environment=content["environment"])
+        environment = {"num_ranks": 1} | content["environment"]  # an earlier version knew no other number
+        return cls(config=content["config"], inputs=content["inputs"], environment=environment)
 
 
 def check_fingerprints(
@@ -38,11 +39,13 @@ def check_fingerprints(
     current: Fingerprints,
     *,
     may_change: Collection[str] = (),
+    environment_settings: Collection[str] = (),
     allow_different_environment: bool = False,
 ) -> list[str]:
     """Raise RunFolderError that lists every field that differs, with both values.
 
     may_change: dotted paths of settings that may differ, including everything below them, such as "run.folder".
+    environment_settings: those that say where and on how many devices a run works, as what else is its environment.
     An input without a saved hash cannot be compared, and is not.
     Returns the differences of the environment, if they are allowed.
     """
@@ -51,14 +54,17 @@ def check_fingerprints(
         for difference in _differences(saved.config, current.config)
         if not _covered(difference.path, may_change)
     ]
-    config = [str(difference) for difference in changed]
+    of_environment = [each for each in changed if _covered(each.path, environment_settings)]
+    config = [str(difference) for difference in changed if difference not in of_environment]
     # Data is hashed in the order of its use, which these settings decide. If one of them changed, the hash differs even
     # for the same files, so only the setting is reported.
     reordered = any(difference.path == "run.seed" or difference.path.startswith("data.") for difference in changed)
     inputs = [
         line for line in changed_inputs(saved.inputs, current.inputs) if not (reordered and line.startswith("data."))
     ]
-    environment = [str(difference) for difference in _differences(saved.environment, current.environment)]
+    environment = [
+        str(difference) for difference in (*of_environment, *_differences(saved.environment, current.environment))
+    ]
     problems = []
     if config:
         problems.append(_listing("settings", config, "give them the saved values, or start a run in another folder"))

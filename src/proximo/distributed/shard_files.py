@@ -17,11 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from proximo.distributed.shard_names import INDEX, file_of_rank
 from proximo.distributed.world import current
 from proximo.errors import CheckpointError
 
-INDEX = "shards.json"
-"""Beside the files of the ranks: which tensors there are. A folder that has it holds shards."""
 _OFFSETS = "DCP_SHARDING_INFO"
 
 
@@ -81,7 +80,7 @@ class CapturedShards:
         parts = {name: local_part(tensor) for name, tensor in tensors.items()}
         described = {name: {"dtype": _name(part.tensor.dtype), "shape": part.shape} for name, part in parts.items()}
         self._index = {"num_ranks": current().size, "metadata": dict(metadata or {}), "tensors": described}
-        self._file = f"rank-{current().rank:05d}.safetensors"
+        self._file = file_of_rank(current().rank)
         ours = {name: part for name, part in parts.items() if part.is_first_copy and part.tensor.numel()}
         self._copies = {name: _host_copy(part.tensor) for name, part in ours.items()}
         self._offsets = {name: {"saved_offsets": part.offsets} for name, part in ours.items()}
@@ -153,7 +152,7 @@ class SavedShards(Mapping[str, SavedTensor]):
                 for name, each in index["tensors"].items()
             }
             for rank in range(index["num_ranks"]):
-                self._add(folder / f"rank-{rank:05d}.safetensors")
+                self._add(folder / file_of_rank(rank))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise CheckpointError(f"the shards in {folder} cannot be read: {error}") from error
         for tensor in self._tensors.values():
