@@ -30,8 +30,7 @@ class Fingerprints:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """The fingerprints that `to_json` wrote to a checkpoint."""
-        environment = {"num_ranks": 1} | content["environment"]  # an earlier version knew no other number
-        return cls(config=content["config"], inputs=content["inputs"], environment=environment)
+        return cls(config=content["config"], inputs=content["inputs"], environment=content["environment"])
 
 
 def check_fingerprints(

@@ -16,14 +16,13 @@ from proximo.commands.hub import check_pushable, push_folder
 from proximo.errors import CheckpointError, RunFolderError
 from proximo.models.loading import load_language_model, load_scalar_model
 from proximo.models.lora import load_adapter, merged_copy
-from proximo.models.pretrained.sharded import holds_shards
+from proximo.models.pretrained.sharded import assemble, holds_shards
 from proximo.models.pretrained.sources import ModelSource, adapter_base
 from proximo.models.pretrained.transformers_logging import quiet_transformers
 from proximo.models.pretrained.vocabulary import load_tokenizer, resize_vocabulary, vocabulary_size
 from proximo.models.scalar import HeadStart
 from proximo.models.sharing.trunk import HEAD_FILE
 from proximo.run.checkpoint_lookup import find_model, find_run
-from proximo.run.consolidation import assembled_model
 from proximo.run.model_card import SCALAR_ROLES, write_card
 from proximo.system_errors import disk_refused
 
@@ -115,7 +114,7 @@ def _writer(source: Path, *, merge: bool) -> Callable[[Path, Path, torch.dtype |
 
 def _write_whole(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     if holds_shards(source):
-        model = assembled_model(source, dtype=dtype)
+        model = assemble(source, dtype=dtype)
     else:
         loader: Any = AutoModelForSequenceClassification if source.name in SCALAR_ROLES else AutoModelForCausalLM
         with quiet_transformers():

@@ -233,7 +233,7 @@ def _assembled_model(loader: Any, source: ModelSource, config: PreTrainedConfig)
             f"{source.quantisation}: export them first with `proximo export`"
         )
     try:
-        return assemble(loader, copy.deepcopy(config), Path(source.path or ""), dtype=torch.float32)
+        return assemble(Path(source.path or ""), copy.deepcopy(config), loader=loader, dtype=torch.float32)
     except CheckpointError as error:
         raise ModelError(f"the weights of {source.name} cannot be read: {error}") from error
 

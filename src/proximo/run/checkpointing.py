@@ -7,14 +7,16 @@ from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from proximo.checkpoint.reading import Checkpoint
+from proximo.checkpoint.store import CheckpointStore
 from proximo.checkpoint.tensors import capture_optimizer, read_optimizer, write_optimizer
+from proximo.checkpoint.whole_parts import replace_shards
 from proximo.checkpoint.writers import Captured, RankWriter, Writer
 from proximo.distributed.shard_files import CapturedShards, is_sharded, is_shards
 from proximo.learner.low_memory import page_state
 from proximo.learner.update import Learner
 from proximo.models.language import LanguageModel
 from proximo.models.pretrained.saving import load_weights, save_pretrained, whole_adapter
-from proximo.models.pretrained.sharded import SHARDS, save_configs, saved_tensors
+from proximo.models.pretrained.sharded import SHARDS, assemble, holds_shards, save_configs, saved_tensors
 from proximo.models.scalar import ScalarModel
 from proximo.models.sharing.trunk import load_head, save_head, whole_head, write_head
 
@@ -135,3 +137,23 @@ def restore_models(
 def update_counts(learners: Mapping[str, Learner]) -> dict[str, int]:
     """Role -> optimizer steps taken: the position in each schedule."""
     return {role: learner.updates_done for role, learner in learners.items()}
+
+
+def consolidate(store: CheckpointStore) -> None:
+    """Make the models of the latest and of the best checkpoint whole, so that `from_pretrained` loads their folders.
+
+    Optimizers stay as the ranks wrote them. One process calls it when no save is under way. It takes memory of the host
+    for one model.
+    """
+    if not any(store.folder.glob(f"step-*/*/{SHARDS}")):
+        return
+    found = {each.step: each for each in (store.latest(), store.best()) if each is not None}
+    for checkpoint in found.values():
+        for folder in sorted(checkpoint.folder.iterdir()):
+            if holds_shards(folder):
+                _make_whole(checkpoint.folder, folder)
+
+
+def _make_whole(checkpoint: Path, folder: Path) -> None:
+    model = assemble(folder)
+    replace_shards(checkpoint, folder.name, SHARDS, lambda path: save_pretrained(model, path))

@@ -22,6 +22,7 @@ from proximo.metrics.values import Sum
 from proximo.models.precision.placement import say_precision
 from proximo.native.library import why_no_kernels
 from proximo.run.checkpoint_lookup import verify_models
+from proximo.run.checkpointing import consolidate
 from proximo.run.folders import check_folders
 from proximo.run.logs import Record
 from proximo.run.memory import memory_advice
@@ -45,11 +46,12 @@ MAY_CHANGE = (
     "run.tensorboard",
     "run.sinks",
     "run.token_cache",
+    "devices.timeout_seconds",
 )
 """Settings of every run that may change on resume: none of them affects the steps already taken. A trainer adds its own
 (`config/recipe.py::TrainerRecipe.may_change`).
 """
-ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device")
+ENVIRONMENT_SETTINGS = ("run.num_threads", "run.device", "devices")
 """Settings that may change on resume with `--allow-different-environment`, beside the devices of single models."""
 
 REPEAT_SECONDS = 2.0
@@ -159,6 +161,8 @@ class _Loop:
                 journal.begin(notes=self.notes, log_only=[] if no_kernels is None else [no_kernels])
                 status = self._steps(first, last, journal)
                 self.store.finish()
+                if status == 0:
+                    self.world.once(lambda: consolidate(self.store), what="the saved models to be made whole")
                 journal.end("stopped" if status else "finished")
                 return status
             except Exception as error:
@@ -290,13 +294,12 @@ class _Loop:
     def _load(self) -> tuple[Checkpoint, Sequence[str]]:
         """The checkpoint to go on from, and how its environment differed."""
         checkpoint = self.store.load()
-        other_environment = self.options.allow_different_environment
-        elsewhere = (*ENVIRONMENT_SETTINGS, *(f"{key}.device" for key in self.recipe.sections()))
         differences = check_fingerprints(
             self._saved_fingerprints(checkpoint),
             self.fingerprints,
-            may_change=(*MAY_CHANGE, *self.recipe.may_change, *(elsewhere if other_environment else ())),
-            allow_different_environment=other_environment,
+            may_change=(*MAY_CHANGE, *self.recipe.may_change),
+            environment_settings=(*ENVIRONMENT_SETTINGS, *(f"{key}.device" for key in self.recipe.sections())),
+            allow_different_environment=self.options.allow_different_environment,
         )
         return checkpoint, differences
 
@@ -306,7 +309,11 @@ class _Loop:
         known = read_saved(
             type(self.recipe), relocated(saved.config, folder), saved_by=saved.environment.get("proximo")
         )
-        return replace(saved, config=relocatable(known.model_dump(mode="json"), folder))
+        return replace(
+            saved,
+            config=relocatable(known.model_dump(mode="json"), folder),
+            environment={"num_ranks": 1, **saved.environment},  # earlier versions knew no other number
+        )
 
     def _nothing_to_do(self, step: int) -> int:
         assert self.folder is not None
@@ -318,6 +325,7 @@ class _Loop:
                 "where a finished run is fine"
             )
         self.store.tidy()
+        consolidate(self.store)
         finish_interrupted_end(self.folder, total_steps=self.task.num_steps)
         open_progress(ProgressInfo(trainer=self.trainer, total_steps=step), quiet=self.options.quiet).note(message)
         return 0

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 
 from proximo.distributed.shard_files import SavedShards, SavedTensor, fill, is_shards
@@ -63,12 +70,18 @@ def load_tensors(model: PreTrainedModel, saved: Mapping[str, Tensor | SavedTenso
 
 
 def assemble(
-    loader: Any, config: PreTrainedConfig, folder: Path, *, dtype: torch.dtype | None = None
+    folder: Path, config: PreTrainedConfig | None = None, *, loader: Any = None, dtype: torch.dtype | None = None
 ) -> PreTrainedModel:
-    """The whole model of a folder with shards, in eval mode on the CPU; `loader` is a class such as AutoModel.
+    """The whole model of a folder with shards, in eval mode on the CPU.
 
-    `dtype`: None for the saved one. Raises CheckpointError where the shards are not those of the configuration.
+    `config`: None for the saved one. `loader`: a class such as AutoModelForCausalLM, by default that of the saved
+    architecture. `dtype`: None for the saved one. Raises CheckpointError where the shards are another model's.
     """
+    if config is None:
+        config = AutoConfig.from_pretrained(folder)
+    if loader is None:
+        is_scalar = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+        loader = AutoModelForSequenceClassification if is_scalar else AutoModelForCausalLM
     kept = dtype or getattr(torch, str(config.dtype or "float32").removeprefix("torch."))
     with quiet_transformers(), own_randomness(torch.device("cpu")), no_init_weights():
         model = loader.from_config(config, dtype=kept)
